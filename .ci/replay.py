@@ -1,4 +1,4 @@
-"""Holds the figures of `cuvmm replay --json` to what the project promises.
+"""Checks the figures of `cuvmm replay --json` against the promises of the project.
 
 Usage: replay.py FIGURES SECONDS TRACE...
 """
@@ -21,17 +21,20 @@ def main(figures, seconds, *traces):
         if not fact:
             wrong.append(what)
 
-    hold(int(seconds) < MOST_SECONDS, f"took {seconds} s, of less than {MOST_SECONDS}")
+    hold(int(seconds) < MOST_SECONDS, f"took {seconds} s, must be less than {MOST_SECONDS} s")
     for name in ("static", "elastic"):
         policy = policies[name]
         done = policy["completed"] + policy["rejected"]
-        hold(policy["requests"] == asked, f"{name}: {policy['requests']} requests of {asked}")
+        hold(policy["requests"] == asked, f"{name}: {policy['requests']} requests, not {asked}")
         hold(done == asked, f"{name}: {done} of {asked} requests completed or rejected")
         hold(policy["wrong_stamps"] == 0, f"{name}: {policy['wrong_stamps']} wrong stamps")
         hold(policy["verified_stamps"] > 0, f"{name}: no stamp was verified")
         for model, part in policy["models"].items():
             done = part["completed"] + part["rejected"]
-            hold(part["requests"] == done, f"{name}, {model}: {done} of {part['requests']}")
+            hold(
+                part["requests"] == done,
+                f"{name}, {model}: {done} of {part['requests']} requests completed or rejected",
+            )
         print(
             f"{name}: {policy['completed']} completed, {policy['rejected']} rejected, "
             f"p99 {policy['ttft_p99_ms']:.0f} ms, {policy['verified_stamps']} stamps"

@@ -1,18 +1,18 @@
-/* Tells ThreadSanitizer what the standard library orders.
+/* Tells ThreadSanitizer about the synchronization inside the standard library.
  *
- * The standard library comes compiled without the sanitizer. What of it is inlined into our code
- * is watched; what is not, is not, and without these lines a lock that was taken after a wait
- * would order nothing, and each access under it would be reported as a race. The linker sends the
- * calls here (--wrap), and each wrapper adds exactly the order that the real function promises:
- * no more, so that no race is hidden.
+ * The standard library is compiled without the sanitizer. Only the parts of it that are inlined
+ * into other crates are instrumented. Without this file a lock taken after a wait would order
+ * nothing, and each access under it would be reported as a race. The linker redirects the calls
+ * here (--wrap), and each wrapper adds exactly the order that the real function promises, so that
+ * no race is hidden.
  *
- * The names, as the compiler mangles them, come from the script tsan beside this file. */
+ * The script `tsan` beside this file passes the mangled names. */
 
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
 
 typedef unsigned long word;
-/* Two registers: whatever a function returns that fits in them. */
+/* A return value of up to two registers. */
 struct answer {
     word low, high;
 };
@@ -31,7 +31,7 @@ struct answer {
         return answer;                                                                           \
     }
 
-/* A wait that gives the lock up and takes it again. */
+/* A wait that releases the lock and takes it again. */
 #define WAITS(name)                                                                              \
     struct answer REAL(name)(void *, void *, word, word, word, word);                            \
     struct answer WRAP(name)(void *condition, void *lock, word c, word d, word e, word f)        \
@@ -48,9 +48,9 @@ TAKES(RWLOCK_WRITE_CONTENDED)
 WAITS(CONDVAR_WAIT)
 WAITS(CONDVAR_WAIT_TIMEOUT)
 
-/* Whoever drops the last Arc of many counts down with the order "release", then says "acquire" in
- * a fence: what it then frees, the others have let go. The sanitizer takes no notice of fences, so
- * the fence is given the address of this thread's last count. */
+/* The thread that drops the last Arc decrements the count with order "release" and then executes an
+ * "acquire" fence, so that all other owners are done with the memory that it frees. The sanitizer
+ * ignores fences, so the fence acquires the address of this thread's last count. */
 static __thread volatile word *last_count;
 
 word __real___tsan_atomic64_fetch_sub(volatile word *, word, int);
@@ -69,10 +69,10 @@ void __wrap___tsan_atomic_thread_fence(int order)
     }
 }
 
-/* The first caller runs the initialisation and the others see it. Others read that it has run as
- * soon as the real function has written so, before that returns here: so the release is told of at
- * the end of the initialisation itself, which comes as a `&mut dyn FnMut(&OnceState)`. A copy of
- * its vtable has the function below in place of `call_mut`. The vtable begins with drop, size and
+/* The first caller runs the initialization, and other threads see its writes. Other threads can
+ * observe its completion before the real function returns to this wrapper, so the release has to
+ * happen at the end of the initialization itself, a `&mut dyn FnMut(&OnceState)`. A copy of its
+ * vtable has the function below in place of `call_mut`. The vtable begins with drop, size and
  * alignment; `call_once` and `call_mut` follow. */
 enum { CALL_MUT = 4, VTABLE = 5 };
 
@@ -101,8 +101,8 @@ struct answer WRAP(ONCE_CALL)(void *once, word b, void *captured, void **vtable,
     return answer;
 }
 
-/* The end of a scoped thread, which the owner of the scope waits for by reading a counter. The
- * counter is one of the three words of this structure. */
+/* The end of a scoped thread. The owner of the scope waits for it by reading a counter, one of the
+ * three words of this structure. */
 struct answer REAL(SCOPE_DECREMENT)(void *, word, word, word, word, word);
 struct answer WRAP(SCOPE_DECREMENT)(void *scope, word b, word c, word d, word e, word f)
 {

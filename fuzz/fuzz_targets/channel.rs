@@ -1,5 +1,5 @@
-//! A peer that says anything, to one who takes, one who gives and one who subscribes: no descriptor
-//! is left open, nothing stays mapped, and nobody waits for what will not come.
+//! A peer that sends arbitrary bytes, to an importer, an exporter and a subscriber: no descriptor
+//! is left open, nothing stays mapped, and no call waits forever.
 
 #![no_main]
 
@@ -46,9 +46,9 @@ fn listen(script: &[u8]) {
         words.speak(&mut peer, script);
         listens(channel);
     };
-    hears(&|mut channel| drop(channel.take(&how)));
-    hears(&|mut channel| drop(channel.give(&offer)));
-    hears(&|channel| drop(Subscriber::over(channel).attach("llama", &how)));
+    hears(&|mut channel| drop(channel.recv(&how)));
+    hears(&|mut channel| drop(channel.send(&offer)));
+    hears(&|channel| drop(Subscriber::from_channel(channel).attach("llama", &how)));
     assert!(begun.elapsed() < PROMPT);
     drop((words, offer, mine));
     for machine in [giver, taker] {

@@ -1,5 +1,5 @@
-//! Descriptions of shared memory against any bytes: they are refused, or consistent in themselves
-//! and written in the one form that there is.
+//! Descriptions of shared memory read from arbitrary bytes: they are refused, or consistent and
+//! written in the one canonical form.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The reader of request traces against any bytes: it gives rows, or one line that names a line of
-//! the input.
+//! The reader of request traces on arbitrary bytes: it returns rows, or one line that names a line
+//! of the input.
 
 #![no_main]
 

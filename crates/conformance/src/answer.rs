@@ -1,4 +1,4 @@
-//! What a case answers: a small stable text.
+//! Answers of cases: short stable texts.
 
 use std::fmt::{self, Display};
 
@@ -6,61 +6,61 @@ use cuvmm_driver::DriverError;
 
 /// The text of an answer: `CUDA_SUCCESS`, or `CUDA_SUCCESS, honoured 0`.
 ///
-/// It may hold result codes and values that are the same each time, but no address, time or size
-/// of the machine.
+/// It may contain result codes and values that are the same in every run, but no address, time or
+/// size that depends on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer(String);
 
-/// What a case function returns; an error is a step on the way to the question that failed, which
-/// becomes an answer of its own kind.
+/// The result of a case function. An error is that of a preparing step, before the call in
+/// question; it becomes an answer of its own kind.
 pub(crate) type Answered = Result<Answer, DriverError>;
 
 impl Answer {
-    /// The code of a call.
+    /// Creates the answer with the code of a call.
     #[must_use]
     pub(crate) fn code<T>(outcome: &Result<T, DriverError>) -> Self {
         Self(code(outcome))
     }
 
-    /// The code of a call among several.
+    /// Creates the answer with the named code of one of several calls.
     #[must_use]
     pub(crate) fn named<T>(name: &str, outcome: &Result<T, DriverError>) -> Self {
         Self(format!("{name} {}", code(outcome)))
     }
 
-    /// A value.
+    /// Creates the answer with a value.
     #[must_use]
     pub(crate) fn value(value: impl Display) -> Self {
         Self(value.to_string())
     }
 
-    /// A step before the question failed.
+    /// Creates the answer of a case whose preparing step failed.
     #[must_use]
     pub(crate) fn setup_failed(error: DriverError) -> Self {
         Self(format!("set-up failed: {error}"))
     }
 
-    /// The answer with a named value added.
+    /// Adds a named value.
     #[must_use]
     pub(crate) fn with(mut self, name: &str, value: impl Display) -> Self {
         self.0.push_str(&format!(", {name} {value}"));
         self
     }
 
-    /// The answer with the code of another call added.
+    /// Adds the code of another call.
     #[must_use]
     pub(crate) fn then<T>(self, name: &str, outcome: &Result<T, DriverError>) -> Self {
         let code = code(outcome);
         self.with(name, code)
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The text, owned.
+    /// Returns the text, owned.
     #[must_use]
     pub(crate) fn into_string(self) -> String {
         self.0
@@ -73,7 +73,7 @@ impl Display for Answer {
     }
 }
 
-/// The name of an outcome's result code.
+/// Returns the name of an outcome's result code.
 pub(crate) fn code<T>(outcome: &Result<T, DriverError>) -> String {
     match outcome {
         Ok(_) => "CUDA_SUCCESS".to_owned(),
@@ -82,7 +82,7 @@ pub(crate) fn code<T>(outcome: &Result<T, DriverError>) -> String {
     }
 }
 
-/// `1` for yes and `0` for no, as the recordings write it.
+/// Returns `1` for yes and `0` for no, as recordings write it.
 pub(crate) fn bit(yes: bool) -> u8 {
     u8::from(yes)
 }

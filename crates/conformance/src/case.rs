@@ -1,36 +1,36 @@
-//! One question to a driver.
+//! The type of a case.
 
 use cuvmm_driver::DriverError;
 
 use crate::{Answered, Bench};
 
-/// How a case wants to be run.
+/// The way in which a case must be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Manner {
-    /// In this process, with the others.
+    /// In this process, with the other cases.
     Here,
-    /// In a process of its own: the question may end the process or lose its context, or its
-    /// answer depends on what the process did before.
+    /// In a separate process: the case may end the process or lose its context, or its answer
+    /// depends on what the process did before.
     Isolated,
 }
 
-/// What a case needs that not every driver has.
+/// A requirement of a case that not every driver meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Need {
-    /// Memory that holds what was written: the model has none.
+    /// Memory that keeps its contents, which the model does not have.
     Memory,
-    /// A kernel that touches memory or runs for a while.
+    /// A kernel that accesses memory or runs for a while.
     Kernels,
-    /// Two devices that reach each other's memory.
+    /// Two devices that can access each other's memory.
     TwoDevices,
 }
 
-/// Something that is done at a bench and answers nothing.
+/// A step on a bench without an answer.
 type Act = fn(&mut Bench) -> Result<(), DriverError>;
 
-/// One question to a driver.
+/// One test of a driver's behavior, with a textual answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     name: &'static str,
@@ -44,7 +44,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case that runs anywhere.
+    /// Creates a case that runs anywhere.
     pub(crate) const fn new(
         name: &'static str,
         rule: &'static str,
@@ -63,62 +63,64 @@ impl Case {
         }
     }
 
-    /// The case, run in a process of its own.
+    /// Makes the case run in a separate process.
     pub(crate) const fn isolated(mut self) -> Self {
         self.manner = Manner::Isolated;
         self
     }
 
-    /// The case, run only when slow cases are asked for.
+    /// Makes the case run only together with the slow cases.
     pub(crate) const fn slow(mut self) -> Self {
         self.slow = true;
         self
     }
 
-    /// The case, skipped where one of the needs is not met.
+    /// Makes the case skipped where one of the needs is not met.
     pub(crate) const fn needing(mut self, needs: &'static [Need]) -> Self {
         self.needs = needs;
         self
     }
 
-    /// The case, asked after something that is done before memory is counted: what a driver takes
-    /// for itself at the first such thing, and keeps, is then not laid to the case.
+    /// Adds a step that runs before the case, and before memory is counted.
+    ///
+    /// Memory that a driver allocates for itself at the first such step, and keeps, is then not
+    /// counted as a leak of the case.
     pub(crate) const fn warmed_by(mut self, warm: Act) -> Self {
         self.warm = Some(warm);
         self
     }
 
-    /// The name, as recordings have it: `map.past_end`.
+    /// Returns the name in recordings: `map.past_end`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The rule of `docs/semantics.md` that the case belongs to.
+    /// Returns the rule of `docs/semantics.md` that the case belongs to.
     #[must_use]
     pub const fn rule(&self) -> &'static str {
         self.rule
     }
 
-    /// One sentence: what is asked.
+    /// Returns one sentence that describes the case.
     #[must_use]
     pub const fn about(&self) -> &'static str {
         self.about
     }
 
-    /// How the case wants to be run.
+    /// Returns the way in which the case must be run.
     #[must_use]
     pub const fn manner(&self) -> Manner {
         self.manner
     }
 
-    /// Whether the case takes many seconds, and is run only when slow cases are asked for.
+    /// Returns `true` if the case takes many seconds, and so runs only with the slow cases.
     #[must_use]
     pub const fn is_slow(&self) -> bool {
         self.slow
     }
 
-    /// What the case needs.
+    /// Returns the requirements of the case.
     #[must_use]
     pub const fn needs(&self) -> &'static [Need] {
         self.needs

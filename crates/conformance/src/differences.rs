@@ -1,28 +1,28 @@
-//! Where a backend may answer otherwise than a GPU, and why.
+//! The cases in which a backend may answer differently from a GPU, with reasons.
 //!
-//! At most ten, and none of them a rule that the library leans on. A difference that no longer
-//! differs is an error in the tests: this list only shrinks, or grows on purpose.
+//! There are at most ten, and the library depends on none of these rules. A listed case without a
+//! difference is an error in the tests, so the list only shrinks, or grows on purpose.
 
-/// One case that a backend may answer otherwise than the recordings.
+/// A case that a backend may answer differently from the recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deliberate {
     /// The case's name.
     pub case: &'static str,
-    /// Backends: `model`, `host`, or `fakecuda` for the real backend over the stand-in.
+    /// The backends: `model`, `host`, or `fakecuda` for the real backend over the stand-in.
     pub backends: &'static [&'static str],
-    /// Whether it shows on some machines and not on others.
+    /// `true` if the difference appears on some machines only.
     pub by_machine: bool,
-    /// Why it may.
+    /// The reason for the difference.
     pub why: &'static str,
 }
 
 const ALL: &[&str] = &["model", "host", "fakecuda"];
 const ON_MEMORY: &[&str] = &["host", "fakecuda"];
 
-const DIES: &str = "the real driver dies; a stand-in that killed its tests would be of no use, so \
-                    it answers INVALID_VALUE";
+const DIES: &str = "the real driver crashes; a stand-in that crashed its tests would be of no \
+                    use, so it returns INVALID_VALUE";
 
-/// All of them.
+/// All deliberate differences.
 pub const DELIBERATE: &[Deliberate] = &[
     Deliberate {
         case: "map.released_handle",
@@ -52,13 +52,13 @@ pub const DELIBERATE: &[Deliberate] = &[
         case: "managed.page_aligned",
         backends: ALL,
         by_machine: false,
-        why: "the stand-ins give each allocation pages of its own; the driver lets small ones share",
+        why: "the stand-ins give each allocation separate pages; the driver lets small ones share",
     },
     Deliberate {
         case: "export.fd_target",
         backends: ALL,
         by_machine: false,
-        why: "a descriptor of the stand-ins is a file of their own and no NVIDIA device",
+        why: "a descriptor of the stand-ins is an ordinary file and not an NVIDIA device",
     },
     Deliberate {
         case: "limit.mappings",

@@ -1,4 +1,4 @@
-//! Cases in a process of their own: starting it, and being it.
+//! Cases in a separate process: starting it, and the code that runs in it.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -13,10 +13,10 @@ use cuvmm_driver::Driver;
 
 use crate::{Answer, Bench, Case, KernelToucher, find};
 
-/// What stands before the answer on the line that a child prints.
+/// The text before the answer on the line that a child prints.
 const MARK: &str = "answer: ";
 
-/// How to start a process that answers one case.
+/// The command that starts a process for one case.
 #[derive(Clone, Debug)]
 pub struct Isolate {
     program: PathBuf,
@@ -25,8 +25,8 @@ pub struct Isolate {
 }
 
 impl Isolate {
-    /// A program, and what to pass it before the name of the case. It should call
-    /// [`run_in_own_process`].
+    /// Creates a command from a program and the arguments before the name of the case. The program
+    /// should call [`run_in_own_process`].
     #[must_use]
     pub fn new(
         program: impl Into<PathBuf>,
@@ -40,14 +40,15 @@ impl Isolate {
         }
     }
 
-    /// How long a child may take; by default two minutes.
+    /// Sets the time limit for a child process; default two minutes.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// The answer of a process that is asked one case; or why there is none. To die is an answer.
+    /// Runs one case in a process and returns its answer, or why there is none. A crash is an
+    /// answer.
     pub(crate) fn ask(&self, case: &Case) -> Result<String, String> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -58,7 +59,7 @@ impl Isolate {
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", self.program.display()))?;
         if let Err(reason) = wait(&mut child, self.patience) {
-            // It may have ended this moment, which is as well.
+            // The child may have ended meanwhile, which makes no difference.
             let _ = child.kill();
             let _ = child.wait();
             return Err(reason);
@@ -99,7 +100,7 @@ fn wait(child: &mut Child, patience: Duration) -> Result<(), String> {
     }
 }
 
-/// `died: SIGSEGV`, for a process that a signal ended.
+/// Returns `died: SIGSEGV`, for a process that a signal ended.
 fn death(status: ExitStatus) -> Option<String> {
     let name = match status.signal()? {
         4 => "SIGILL".to_owned(),
@@ -113,9 +114,10 @@ fn death(status: ExitStatus) -> Option<String> {
     Some(format!("died: {name}"))
 }
 
-/// Answers one case on standard output and ends this process, whatever the case did to it.
+/// Writes the answer of one case to standard output and ends this process, whatever state the case
+/// left.
 ///
-/// The case may kill the process or lose its context, so nothing of the caller runs afterwards.
+/// The case may kill the process or lose its context, so no code of the caller runs afterwards.
 pub fn run_in_own_process(
     driver: Arc<dyn Driver>,
     kernels: Option<Arc<dyn KernelToucher>>,
@@ -127,13 +129,13 @@ pub fn run_in_own_process(
     };
     let asked = Bench::new(driver, kernels).and_then(|mut bench| {
         let answer = (case.ask)(&mut bench);
-        // What the case still holds goes with the process.
+        // Resources that the case still holds are released by the end of the process.
         std::mem::forget(bench);
         answer
     });
     let answer = asked.unwrap_or_else(Answer::setup_failed);
     println!("{MARK}{answer}");
-    // The line has to be out before anything else can go wrong.
+    // The line is flushed before anything else can fail.
     let _ = std::io::stdout().flush();
     std::process::exit(0);
 }

@@ -1,18 +1,17 @@
-//! Kernels, which the trait `Driver` does not have: a hook for the few cases that need one.
+//! Kernels, which the trait `Driver` does not have: an interface for the few cases that need one.
 
 use std::fmt::Debug;
 
 use cuvmm_driver::{DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-/// Runs kernels that touch memory or take time.
+/// Runs kernels that access memory or take time.
 ///
-/// Both methods only launch: what comes of it shows at the next synchronisation, as with any
-/// kernel.
+/// Both methods only launch. The outcome shows at the next synchronization, as with any kernel.
 pub trait KernelToucher: Debug + Send + Sync {
     /// Launches a kernel of one thread that reads, or writes, four bytes at an address.
     ///
     /// # Errors
-    /// The driver's answer to the launch.
+    /// Returns the driver's error of the launch.
     fn touch(
         &self,
         device: Ordinal,
@@ -21,10 +20,10 @@ pub trait KernelToucher: Debug + Send + Sync {
         write: bool,
     ) -> Result<(), DriverError>;
 
-    /// Launches a kernel that does nothing for about so long.
+    /// Launches a kernel that does nothing for about `milliseconds`.
     ///
     /// # Errors
-    /// The driver's answer to the launch.
+    /// Returns the driver's error of the launch.
     fn spin(
         &self,
         device: Ordinal,

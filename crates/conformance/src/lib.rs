@@ -1,15 +1,15 @@
-//! The rules of the driver as functions over any [`Driver`](cuvmm_driver::Driver), and the answers
-//! that real GPUs gave.
+//! The rules of the driver as functions over any [`Driver`](cuvmm_driver::Driver), and the recorded
+//! answers of real GPUs.
 //!
-//! A [`Case`] is one question to a driver. It has a name, says which rule of `docs/semantics.md`
-//! it belongs to, and answers with a short text that holds no address and no time, so that two
-//! drivers, or the same driver twice, can be compared. [`Suite`] runs cases; [`Recording`] is a
-//! GPU's answers as committed data (`answers/*.json`); [`DELIBERATE`] lists where a backend may
-//! differ from a GPU, and why.
+//! A [`Case`] tests one behavior of a driver. It has a name, belongs to a rule of
+//! `docs/semantics.md`, and returns a short text without addresses and times, so that two drivers,
+//! or two runs, can be compared. [`Suite`] runs cases. [`Recording`] is a GPU's answers as
+//! committed data (`answers/*.json`). [`DELIBERATE`] lists where a backend may differ from a GPU,
+//! and why.
 //!
-//! What is not here: expectations. There is one truth, the recording; nothing in the code says
-//! what a driver should answer. What cannot be said through the trait (null pointers, calls before
-//! `cuInit`) is asked at the C ABI by the tests of `fakecuda`.
+//! The code contains no expectations: the recordings are the only reference. Calls that cannot be
+//! made through the trait (null pointers, calls before `cuInit`) are tested at the C ABI by the
+//! tests of `fakecuda`.
 
 mod answer;
 mod bench;

@@ -1,4 +1,4 @@
-//! Kernels on the model and the host driver, which let tests queue work that stands for one.
+//! Kernels on the model and the host driver, where tests can queue stand-ins for kernels.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::KernelToucher;
 pub struct MachineToucher<B: Backing>(Arc<Machine<B>>);
 
 impl<B: Backing> MachineToucher<B> {
-    /// Kernels for a driver.
+    /// Creates the kernels of a driver.
     #[must_use]
     pub fn new(machine: Arc<Machine<B>>) -> Self {
         Self(machine)
@@ -47,7 +47,8 @@ impl<B: Backing> KernelToucher for MachineToucher<B> {
         self.launch(device, stream, reads, writes)
     }
 
-    /// Work takes no time there, so the stream is held back until a thread waits for work.
+    /// Holds the stream back until a thread waits for work, because work takes no time on these
+    /// drivers.
     fn spin(
         &self,
         device: Ordinal,

@@ -1,7 +1,7 @@
 //! Kernels on the real driver, from a few lines of PTX that the driver compiles.
 //!
-//! `unsafe` is allowed here for the driver's calls that load and launch device code, which the
-//! trait `Driver` does not have, and which go through the bare table.
+//! `unsafe` is allowed here for the driver's calls that load and launch device code. The trait
+//! `Driver` does not have them, so they are called through the table of functions.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
 
 use crate::KernelToucher;
 
-/// The kernels; `TARGET` stands for the least architecture.
+/// The kernels; `TARGET` stands for the minimum architecture.
 const PTX: &str = "
 .version 6.3
 .target TARGET
@@ -58,23 +58,23 @@ again:
 }
 \0";
 
-/// Architectures to ask for: the oldest that the newest compilers know, and an older one.
+/// The architectures to try: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
 
-/// Why kernels cannot be run.
+/// The reason why kernels cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoKernels {
     /// The driver has no calls for device code.
     #[error("the driver has no {symbol}")]
     Missing {
-        /// The symbol that was looked for.
+        /// The missing symbol.
         symbol: &'static str,
     },
-    /// The driver does not take the code.
+    /// The driver does not load the code.
     #[error("the driver does not load device code: {}", code.map_or_else(String::new, |code| code.to_string()))]
     Refused {
-        /// What it answered.
+        /// The code it returned.
         code: Option<CUresult>,
     },
 }
@@ -82,15 +82,16 @@ pub enum NoKernels {
 /// Kernels on the real driver.
 pub struct PtxToucher {
     driver: Arc<CudaDriver>,
-    /// The module of each device, as a number, since the pointer is a name and nothing else.
+    /// The module of each device. The pointer is stored as a number because it is only a handle.
     modules: Mutex<BTreeMap<i32, usize>>,
 }
 
 impl PtxToucher {
-    /// Kernels for a driver, compiled now for device 0.
+    /// Creates the kernels of a driver, compiled now for device 0.
     ///
     /// # Errors
-    /// When the driver has no such calls or cannot compile: then there are no kernels to run.
+    /// Returns an error if the driver lacks the calls or cannot compile the code: then no kernels
+    /// can be run.
     pub fn new(driver: Arc<CudaDriver>) -> Result<Self, NoKernels> {
         let toucher = Self {
             driver,
@@ -105,7 +106,7 @@ impl PtxToucher {
         Ok(toucher)
     }
 
-    /// Makes a device's context current for the length of some calls.
+    /// Makes a device's context current while `act` runs.
     fn within(
         &self,
         device: Ordinal,
@@ -119,14 +120,14 @@ impl PtxToucher {
         })?;
         let acted = act();
         let mut popped = ptr::null_mut();
-        // SAFETY: what is popped was pushed above; the result goes to a local.
+        // SAFETY: the popped context was pushed above; the result is written to a local.
         let restored = outcome(Call::CtxPopCurrent, unsafe {
             (api.cuCtxPopCurrent_v2)(&mut popped)
         });
         acted.and(restored)
     }
 
-    /// The module of the device whose context is current.
+    /// Returns the module of the device whose context is current.
     fn module(&self, device: Ordinal) -> Result<CUmodule, DriverError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(&device.0) {
@@ -137,8 +138,8 @@ impl PtxToucher {
         let mut loaded = Ok(());
         for target in TARGETS {
             let image = PTX.replace("TARGET", target);
-            // SAFETY: the image is text that ends with a zero byte and outlives the call; the
-            // result goes to a local.
+            // SAFETY: the image is null-terminated text that outlives the call; the result is
+            // written to a local.
             loaded = outcome(LAUNCH, unsafe { load(&mut module, image.as_ptr().cast()) });
             if loaded.is_ok() {
                 break;
@@ -163,13 +164,15 @@ impl PtxToucher {
         self.within(device, || {
             let module = self.module(device)?;
             let mut function: CUfunction = ptr::null_mut();
-            // SAFETY: the module was loaded and is never unloaded; the result goes to a local.
+            // SAFETY: the module was loaded and is never unloaded; the result is written to a
+            // local.
             outcome(LAUNCH, unsafe {
                 find(&mut function, module, name.as_ptr())
             })?;
             let mut arguments = [ptr::from_mut(&mut argument).cast::<c_void>()];
             // SAFETY: the function takes one parameter of eight bytes, and the driver copies it
-            // before it returns. What the kernel touches is the question that the case asks.
+            // before it returns. The case chooses the memory that the kernel accesses, and is
+            // `Isolated` if that is not allowed.
             outcome(LAUNCH, unsafe {
                 launch(
                     function,
@@ -211,7 +214,7 @@ impl KernelToucher for PtxToucher {
     }
 }
 
-/// Loading and launching have no name among the trait's calls; the nearest stands for them.
+/// The trait's calls do not include loading and launching, so errors name the nearest one.
 const LAUNCH: Call = Call::GraphLaunch;
 
 fn outcome(call: Call, code: CUresult) -> Result<(), DriverError> {

@@ -1,4 +1,4 @@
-//! Answers as committed data, and comparing with them.
+//! Recorded answers as committed data, and comparisons with them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Report;
 
-/// The answers of one driver, with what is needed to know which.
+/// The answers of one driver, with a description of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recording {
@@ -17,11 +17,11 @@ pub struct Recording {
     pub gpu: String,
     /// The version of the driver: `580.159`.
     pub driver_version: String,
-    /// The day of the recording: `2026-11-30`.
+    /// The date of the recording: `2026-11-30`.
     pub date: String,
     /// The CUDA version of the driver: `13.0`.
     pub cuda_version: String,
-    /// Answers by case.
+    /// The answers by case.
     pub answers: BTreeMap<String, String>,
 }
 
@@ -29,12 +29,12 @@ pub struct Recording {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordingError {
-    /// The file system refuses.
+    /// The file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error.
         error: std::io::Error,
     },
     /// The file is not a recording.
@@ -42,7 +42,7 @@ pub enum RecordingError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         error: serde_json::Error,
     },
 }
@@ -52,9 +52,9 @@ pub enum RecordingError {
 pub struct Difference {
     /// The case's name.
     pub case: String,
-    /// What the recording has.
+    /// The recorded answer.
     pub recorded: String,
-    /// What was answered now.
+    /// The answer of this run.
     pub here: String,
 }
 
@@ -69,17 +69,17 @@ impl fmt::Display for Difference {
     }
 }
 
-/// How a run compares with a recording.
+/// The comparison of a run with a recording.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Comparison {
-    /// How many cases were answered alike.
+    /// The number of cases with the same answer.
     pub same: usize,
-    /// Cases that were answered differently.
+    /// Cases with different answers.
     pub different: Vec<Difference>,
-    /// Cases that were answered now and are not in the recording.
+    /// Cases that were run and are not in the recording.
     pub not_recorded: Vec<String>,
-    /// Cases in the recording that were not asked now.
+    /// Cases in the recording that were not run.
     pub not_asked: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ impl Recording {
     /// Reads a recording.
     ///
     /// # Errors
-    /// When the file cannot be read or is no recording.
+    /// Returns an error if the file cannot be read or is not a recording.
     pub fn read(path: &Path) -> Result<Self, RecordingError> {
         let text = fs::read_to_string(path).map_err(|error| RecordingError::File {
             path: path.to_owned(),
@@ -99,10 +99,10 @@ impl Recording {
         })
     }
 
-    /// Writes a recording, one answer to a line, in the order of the names.
+    /// Writes a recording, one answer per line, ordered by name.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), RecordingError> {
         let text = serde_json::to_string_pretty(self).map_err(|error| RecordingError::Format {
             path: path.to_owned(),
@@ -114,7 +114,7 @@ impl Recording {
         })
     }
 
-    /// Compares what was answered now with the recording.
+    /// Compares the answers of a run with the recording.
     #[must_use]
     pub fn compare(&self, report: &Report) -> Comparison {
         let mut comparison = Comparison::default();
@@ -135,7 +135,7 @@ impl Recording {
     }
 }
 
-/// The version of the installed NVIDIA driver, as its kernel module states it.
+/// Returns the version of the installed NVIDIA driver, as its kernel module states it.
 #[must_use]
 pub fn driver_version() -> Option<String> {
     let stated = fs::read_to_string("/sys/module/nvidia/version").ok();
@@ -146,7 +146,7 @@ pub fn driver_version() -> Option<String> {
     version.filter(|version| !version.is_empty())
 }
 
-/// The first word that is made of numbers and dots, on the line of the kernel module.
+/// Returns the first word made of digits and dots, on the line of the kernel module.
 fn version_in(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let numeric =

@@ -1,4 +1,4 @@
-//! Running cases over a driver.
+//! Running cases on a driver.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use cuvmm_driver::{Driver, DriverError, DriverKind, Ordinal};
 
 use crate::{Answer, Bench, Case, Isolate, KernelToucher, Manner, Need, all};
 
-/// What a real driver may keep to itself after a case, in bytes: page tables, code and the like.
+/// The bytes that a real driver may keep for itself after a case: page tables, code and the like.
 const HOUSEKEEPING: u64 = 64 << 20;
 
-/// Cases, and the driver that is asked.
+/// The cases to run, and the driver to run them on.
 #[derive(Debug)]
 pub struct Suite {
     driver: Arc<dyn Driver>,
@@ -22,12 +22,12 @@ pub struct Suite {
     housekeeping: u64,
 }
 
-/// Something that a case left behind.
+/// A resource that a case left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leak {
     /// The case's name.
     pub case: &'static str,
-    /// What is left.
+    /// A description of the resource.
     pub what: String,
 }
 
@@ -37,20 +37,20 @@ impl fmt::Display for Leak {
     }
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
-    /// Answers by case.
+    /// The answers by case.
     pub answers: BTreeMap<String, String>,
-    /// Cases that were not asked, and why.
+    /// The cases that were skipped, with reasons.
     pub skipped: BTreeMap<String, String>,
-    /// What cases left behind.
+    /// The resources that cases left behind.
     pub leaks: Vec<Leak>,
 }
 
 impl Suite {
-    /// All cases but the slow ones, on device 0 of a driver.
+    /// Creates a suite of all cases except the slow ones, on device 0 of a driver.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let housekeeping = if driver.kind() == DriverKind::Cuda {
@@ -68,35 +68,35 @@ impl Suite {
         }
     }
 
-    /// With kernels, for the cases that need them.
+    /// Sets the kernels, for the cases that need them.
     #[must_use]
     pub fn kernels(mut self, kernels: Option<Arc<dyn KernelToucher>>) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// With a way to start processes, for the cases that want their own.
+    /// Sets the command that starts processes, for the cases that need a separate one.
     #[must_use]
     pub fn isolate(mut self, isolate: Isolate) -> Self {
         self.isolate = Some(isolate);
         self
     }
 
-    /// With the slow cases.
+    /// Includes the slow cases.
     #[must_use]
     pub fn slow(mut self, yes: bool) -> Self {
         self.slow = yes;
         self
     }
 
-    /// Only cases whose name contains a text.
+    /// Restricts the suite to cases whose name contains a text.
     #[must_use]
     pub fn filter(mut self, text: impl Into<String>) -> Self {
         self.filter = text.into();
         self
     }
 
-    /// How many bytes the driver may keep to itself after a case: by default nothing, and 64 MiB
+    /// Sets the bytes that the driver may keep for itself after a case: by default 0, and 64 MiB
     /// for the real driver.
     #[must_use]
     pub fn housekeeping(mut self, bytes: u64) -> Self {
@@ -104,10 +104,12 @@ impl Suite {
         self
     }
 
-    /// Asks every case in turn and tells `told` of each answer, or why there is none.
+    /// Runs all cases in order, and calls `told` with each answer, or with the reason why there is
+    /// none.
     ///
     /// # Errors
-    /// When the driver refuses what every case needs: the count of its devices, their memory.
+    /// Returns an error if the driver refuses calls that every case needs: the number of its
+    /// devices, their memory.
     pub fn run(
         &self,
         mut told: impl FnMut(&Case, Result<&str, &str>),
@@ -128,14 +130,14 @@ impl Suite {
         Ok(report)
     }
 
-    /// Whether there are two devices that reach each other.
+    /// Returns `true` if there are two devices that can access each other's memory.
     fn two_devices(&self) -> Result<bool, DriverError> {
         Ok(self.driver.device_count()? > 1
             && self.driver.can_access_peer(Ordinal(0), Ordinal(1))?
             && self.driver.can_access_peer(Ordinal(1), Ordinal(0))?)
     }
 
-    /// Why a case cannot be asked here.
+    /// Returns the reason why a case cannot be run here.
     fn hindrance(&self, case: &Case, two_devices: bool) -> Option<String> {
         for need in case.needs() {
             let (met, lack) = match need {
@@ -154,16 +156,16 @@ impl Suite {
             }
         }
         if case.is_slow() && !self.slow {
-            return Some("slow cases were not asked for".to_owned());
+            return Some("slow cases were not requested".to_owned());
         }
         if case.manner() == Manner::Isolated && self.isolate.is_none() {
-            let reason = "it wants a process of its own, and no way to start one was given";
+            let reason = "it needs a separate process, and no command to start one was given";
             return Some(reason.to_owned());
         }
         None
     }
 
-    /// One answer; the outer error ends the run, the inner one skips the case.
+    /// Runs one case. The outer error ends the run, the inner one skips the case.
     fn ask(
         &self,
         case: &'static Case,
@@ -176,7 +178,7 @@ impl Suite {
         }
         let mut bench = Bench::new(Arc::clone(&self.driver), self.kernels.clone())?;
         if let Some(warm) = case.warm {
-            // Where this is refused, the case itself is too, and says so.
+            // If this fails, the case itself fails too and reports it.
             let _ = warm(&mut bench);
         }
         let before = bench.free_memory()?;

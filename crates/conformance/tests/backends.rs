@@ -1,4 +1,5 @@
-//! Every backend that runs without a GPU against what GPUs answered, case by case.
+//! Comparison of every backend that runs without a GPU with the recorded answers of GPUs, case by
+//! case.
 //!
 //! `unsafe` is allowed here to load the stand-in for libcuda that the test builds.
 #![allow(unsafe_code)]
@@ -21,7 +22,7 @@ use cuvmm_driver::host::{HostDriver, HostOptions};
 use cuvmm_driver::model::{ModelDriver, ModelOptions};
 use cuvmm_driver::{CUresult, Call};
 
-/// Compares a backend's answers with every recording, and says all that is wrong at once.
+/// Compares a backend's answers with every recording, and reports all differences together.
 fn hold(backend: &str, report: &Report) {
     let mut wrong = Vec::new();
     let may = |case: &str| {
@@ -64,7 +65,7 @@ fn hold(backend: &str, report: &Report) {
     assert!(wrong.is_empty(), "{backend}:\n{}", wrong.join("\n"));
 }
 
-/// Cases may be skipped for what the backend has not, and for nothing else.
+/// Checks that cases are skipped only for what the backend lacks.
 fn skipped_for(report: &Report, reasons: &[&str]) {
     for (case, reason) in &report.skipped {
         assert!(
@@ -142,7 +143,7 @@ fn what_a_case_leaves_behind_is_told() {
     assert_eq!(
         leaks,
         [
-            "create.ok: cuMemRelease answered CUDA_ERROR_UNKNOWN",
+            "create.ok: cuMemRelease returned CUDA_ERROR_UNKNOWN",
             "create.ok: 2097152 bytes of device memory did not come back",
         ]
     );
@@ -160,7 +161,7 @@ fn a_step_before_the_question_that_fails_is_told_apart() {
     let answer = &report.answers["map.ok"];
     assert_eq!(
         answer,
-        "set-up failed: cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"
+        "set-up failed: cuMemCreate returned CUDA_ERROR_OUT_OF_MEMORY"
     );
     assert!(report.leaks.is_empty());
 }
@@ -179,8 +180,8 @@ fn a_child_that_says_nothing_is_no_answer() {
     assert!(reasons[0].contains("lost my way"), "{reasons:?}");
 }
 
-/// A recording from one GPU does not hold these, so the stand-ins are also held against each other
-/// and against what was measured on two H200s.
+/// Checks the cases for two devices. A recording from one GPU does not contain them, so the
+/// stand-ins are also compared with each other and with the measurements on two H200s.
 #[test]
 fn two_devices_answer_as_measured() {
     for filter in ["peer.", "stripe."] {

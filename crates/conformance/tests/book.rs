@@ -1,5 +1,5 @@
-//! The book of rules and the cases belong together: each case stands under its rule, and nothing
-//! stands there that is not asked.
+//! The documented rules match the cases: each case is listed under its rule, and every listed case
+//! exists.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use conformance::{DELIBERATE, all, find};
 
-/// The cases that the book lists under each rule.
+/// Returns the cases that `docs/semantics.md` lists under each rule.
 fn book() -> BTreeMap<String, Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/semantics.md");
     let text = std::fs::read_to_string(path).unwrap();

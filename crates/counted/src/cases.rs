@@ -1,4 +1,4 @@
-//! The paths that are counted. Each begins and ends a round with as many idle blocks as there were.
+//! The paths that are counted. A round begins and ends with the same number of idle blocks.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -6,25 +6,25 @@ use crate::containers::{admission, stats, tile};
 use crate::crowd::{Crowd, GRANULE, Idle};
 use crate::marks::Marks;
 
-/// A path.
+/// A counted path.
 pub(crate) struct Case {
     pub(crate) idle: Idle,
-    /// Whether all blocks of a batch live at once.
+    /// `true` if all blocks of a batch live at once.
     pub(crate) together: bool,
-    /// Who lives beside.
+    /// The other blocks in the pool.
     pub(crate) among: Among,
-    /// Runs it once, so many operations between marks.
+    /// Runs the path once, with a number of operations between marks.
     pub(crate) round: Round,
 }
 
-/// Who lives beside the blocks in question.
+/// The other blocks in the pool while a path is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Among {
     /// No other block.
     Alone,
-    /// Few or many, as is asked for.
+    /// Few or many, depending on the size given.
     Crowd,
-    /// 1,000 blocks of 100 tenants, and as many that were freed.
+    /// 1,000 blocks of 100 tenants, and 1,000 freed blocks.
     Hundred,
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn named(name: &str) -> Result<Case> {
     })
 }
 
-/// Blocks of one shape, each freed before the next.
+/// Allocates and frees blocks of one shape, each before the next.
 fn warm(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     crowd.between(marks, |crowd| {
         for _ in 0..batch {
@@ -63,7 +63,7 @@ fn warm(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })
 }
 
-/// Blocks of one shape, all of which live before the first is freed.
+/// Allocates blocks of one shape, all before the first is freed.
 fn warm_batch(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     let mut blocks = Vec::with_capacity(batch);
     crowd.between(marks, |crowd| {
@@ -75,7 +75,8 @@ fn warm_batch(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })
 }
 
-/// Blocks of one class, no two of one size: past the stream cache and through the pool's lock.
+/// Allocates blocks of one class, each of another size: they miss the stream cache and take the
+/// pool's lock.
 fn other_size(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     crowd.between(marks, |crowd| {
         for _ in 0..batch {
@@ -87,7 +88,7 @@ fn other_size(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })
 }
 
-/// Out of the pool's lists.
+/// Allocates blocks from the pool's lists.
 fn allocate_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     let mut blocks = Vec::with_capacity(batch);
     crowd.between(marks, |crowd| {
@@ -99,7 +100,7 @@ fn allocate_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()>
     crowd.keep_off_stream_caches(&blocks)
 }
 
-/// Onto the pool's lists.
+/// Frees blocks to the pool's lists.
 fn free_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     let mut blocks = Vec::with_capacity(batch);
     for _ in 0..batch {
@@ -112,15 +113,17 @@ fn free_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })
 }
 
-/// By a granule, into precommitted memory.
+/// Grows a block by a granule into precommitted memory.
 fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
-    /// A step ahead of it is 64 granules: a longer batch would call the driver, and fail.
+    /// One step of precommitted memory is 64 granules: a longer batch would call the driver, and
+    /// fail.
     const BEGIN: u64 = 1 << 30;
     let mut block = match crowd.growing.take() {
         Some(block) => block,
         None => crowd.allocate(BEGIN, 8 * BEGIN)?,
     };
-    // To where a step ends, and then one granule on: as much as one step of precommitted memory lies ahead.
+    // Grow to the end of a step and then by one granule: a full step of precommitted memory is
+    // ahead.
     loop {
         let end = block
             .extents()
@@ -143,12 +146,12 @@ fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a tenant could have if everybody gave what is idle, for each of the slots that are looked at.
-/// A request that cannot be met looks at them so as well.
+/// Computes a tenant's headroom, per slot examined. A request that cannot be met examines the slots
+/// in the same way.
 fn headroom(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     let tenant = crowd.tenants.first().cloned();
     let tenant = tenant.context("there are tenants")?;
-    // The first time the fences are asked.
+    // The first call polls the fences.
     tenant.headroom()?;
     crowd.between(marks, |_| {
         std::hint::black_box(tenant.headroom()?);
@@ -156,7 +159,7 @@ fn headroom(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     })
 }
 
-/// The pool's figures, for each of its slots.
+/// Computes the pool's statistics, per slot.
 fn pool_stats(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     crowd.between(marks, |crowd| {
         std::hint::black_box(crowd.pool.stats());

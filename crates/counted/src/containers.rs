@@ -1,5 +1,5 @@
-//! Paths of containers that have few or many of something: a tile among others, and the figures of a
-//! cache by its ranges.
+//! Paths of containers with few or many elements: a tile among others, and a cache's figures per
+//! range.
 
 use anyhow::Result;
 use cuvmm::kv::{Layout, Shape};
@@ -8,14 +8,13 @@ use cuvmm::{KvCache, SparseArray};
 use crate::crowd::{Crowd, GRANULE, Size};
 use crate::marks::Marks;
 
-/// Ranges of the larger cache, and so of all calls for a smaller one together.
+/// The ranges of the larger cache, and of all calls for a smaller cache together.
 const RANGES: usize = 1024;
 
-/// Ranges of a sequence.
+/// The ranges of a sequence.
 const RANGES_EACH: usize = 16;
 
-/// A tile that is committed and decommitted beside 1,024 others, or 16,384, with the model's own
-/// books.
+/// Commits and decommits a tile beside 1,024 or 16,384 others, including the model's own work.
 pub(crate) fn tile(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     let per_tile = usize::try_from(GRANULE)?;
     let count = match crowd.size {
@@ -45,7 +44,7 @@ pub(crate) fn tile(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()>
     Ok(())
 }
 
-/// The figures of a cache, for each of its ranges.
+/// Computes the statistics of a cache, per range.
 pub(crate) fn stats(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     looked_at(marks, crowd, |cache| {
         std::hint::black_box(cache.stats());
@@ -53,7 +52,7 @@ pub(crate) fn stats(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     })
 }
 
-/// What fits into a cache, for each of its ranges.
+/// Computes what fits into a cache, per range.
 pub(crate) fn admission(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     looked_at(marks, crowd, |cache| {
         cache.admission()?;
@@ -61,7 +60,8 @@ pub(crate) fn admission(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()
     })
 }
 
-/// Looks at a cache so often that as many ranges are looked at in either size: 8 sequences, or 64.
+/// Calls `look` on a cache as often as needed to examine the same number of ranges for both sizes:
+/// 8 sequences or 64.
 fn looked_at(
     marks: &Marks,
     crowd: &mut Crowd,

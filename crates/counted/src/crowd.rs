@@ -1,4 +1,4 @@
-//! A pool on a model driver with blocks that live, and something idle for each tenant.
+//! A pool on a model driver with live blocks, and idle memory for each tenant.
 
 use std::iter;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use cuvmm::{Block, Device, KvCache, Limit, Pool, SparseArray, Stream, Tenant};
 
 use crate::marks::Marks;
 
-/// A granule of the model.
+/// The model's granule.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// Blocks of each tenant that live all the time.
+/// The number of blocks of each tenant that live all the time.
 const BLOCKS_EACH: usize = 100;
 
-/// Memory for whatever a case allocates besides.
+/// Memory for blocks that a case allocates in addition.
 const ROOM: u64 = 64 << 30;
 
-/// How many live beside the block in question.
+/// The number of blocks that live beside the block in question.
 #[derive(Clone, Copy)]
 pub(crate) enum Size {
     /// 100 blocks of one tenant.
@@ -44,7 +44,7 @@ impl Size {
     }
 }
 
-/// Where what is idle lies.
+/// The place of idle blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Idle {
     /// In the stream cache of the stream it was freed on.
@@ -61,7 +61,7 @@ pub(crate) struct Crowd {
     pub(crate) tiles: Option<SparseArray<u8>>,
     /// For the cases of caches.
     pub(crate) cache: Option<KvCache>,
-    /// What was allocated so far, to make sizes differ.
+    /// The number of allocations so far, from which different sizes are derived.
     pub(crate) made: u64,
     pub(crate) pool: Pool,
     pub(crate) device: Device,
@@ -72,17 +72,17 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// With `idle` blocks, of the tenants whose turn comes next, that were freed.
+    /// Creates a crowd with `idle` freed blocks of the tenants whose turn is next.
     pub(crate) fn new(size: Size, place: Idle, idle: usize) -> Result<Self> {
         Self::of((size, size.tenants(), BLOCKS_EACH), place, idle)
     }
 
-    /// One tenant without blocks, and memory for many.
+    /// Creates a crowd of one tenant without blocks, and memory for many.
     pub(crate) fn alone(size: Size) -> Result<Self> {
         Self::of((size, 1, 0), Idle::Pool, 0)
     }
 
-    /// 100 tenants with 10 blocks each, and as many that were freed.
+    /// Creates a crowd of 100 tenants with 10 blocks each, and 1,000 freed blocks.
     pub(crate) fn hundred(size: Size) -> Result<Self> {
         Self::of((size, 100, 10), Idle::Pool, 1_000)
     }
@@ -134,15 +134,15 @@ impl Crowd {
         Ok(block.home_stream(&self.stream).try_allocate()?)
     }
 
-    /// Has blocks freed by the pool itself, though only their home stream uses them.
+    /// Makes the pool itself free blocks, although only their home stream uses them.
     pub(crate) fn keep_off_stream_caches(&self, blocks: &[Block]) -> Result<()> {
         keep_off_stream_caches(blocks, &self.stream)
     }
 
-    /// Does the work between marks.
+    /// Runs the work between marks.
     ///
     /// # Errors
-    /// When it called the driver: then it was not the path that it is taken for.
+    /// Returns an error if the work called the driver: then it was not the path to be counted.
     pub(crate) fn between<T>(
         &mut self,
         marks: &Marks,

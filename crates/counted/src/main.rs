@@ -1,8 +1,9 @@
 //! Runs one path of the pool between marks that a tracer sees: `counted CASE CROWD BATCH ROUNDS`.
 //!
-//! `cargo xtask instructions` starts it and counts. The first pair of marks has nothing between;
-//! then there is a pair for each round, with `BATCH` operations between. Nothing is timed or counted
-//! here, and no operation between marks may call the driver: then the program fails.
+//! `cargo xtask instructions` starts it and counts instructions. There is nothing between the first
+//! pair of marks. Then there is one pair for each round, with `BATCH` operations between them.
+//! Nothing is timed or counted here. If an operation between marks calls the driver, the program
+//! fails.
 
 mod cases;
 mod containers;
@@ -17,7 +18,7 @@ use crate::cases::Among;
 use crate::crowd::{Crowd, Size};
 use crate::marks::Marks;
 
-/// What it ends with where nobody may trace it, as test runners do for what was skipped.
+/// The exit code where the process may not be traced, which test runners treat as skipped.
 const REFUSED: u8 = 77;
 
 fn main() -> Result<ExitCode> {
@@ -32,7 +33,7 @@ fn main() -> Result<ExitCode> {
     let marks = match Marks::new() {
         Ok(marks) => marks,
         Err(refusal) => {
-            eprintln!("nobody may trace this: {refusal}");
+            eprintln!("this process may not be traced: {refusal}");
             return Ok(ExitCode::from(REFUSED));
         }
     };
@@ -42,7 +43,7 @@ fn main() -> Result<ExitCode> {
         Among::Crowd => Crowd::new(size, case.idle, idle)?,
         Among::Hundred => Crowd::hundred(size)?,
     };
-    // What happens once only is none of the path's cost.
+    // Costs that occur only once are not costs of the path.
     for _ in 0..2 {
         (case.round)(&Marks::silent(), &mut crowd, batch)?;
     }

@@ -1,4 +1,4 @@
-//! Marks that a tracer sees as stops: a signal that the program sends itself.
+//! Marks that a tracer sees as stops: a signal that the program sends to itself.
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 use nix::{
@@ -7,16 +7,16 @@ use nix::{
     unistd::Pid,
 };
 
-/// Sets marks, or none while a path is warmed up.
+/// Sets marks, or none while a path warms up.
 pub(crate) struct Marks {
     traced: bool,
 }
 
 impl Marks {
-    /// Has whoever started this program trace it.
+    /// Lets the parent process trace this process.
     ///
     /// # Errors
-    /// When the system does not allow that.
+    /// Returns an error if the system does not allow it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     pub(crate) fn new() -> nix::Result<Self> {
         ptrace::traceme()?;
@@ -32,7 +32,7 @@ impl Marks {
         Self { traced: false }
     }
 
-    /// Does the work between two marks.
+    /// Runs the work between two marks.
     pub(crate) fn around<T>(&self, work: impl FnOnce() -> T) -> T {
         self.set();
         let outcome = work();
@@ -40,12 +40,12 @@ impl Marks {
         outcome
     }
 
-    /// Never inlined, so that it costs the same around nothing and around work.
+    /// Never inlined, so that its cost is the same around nothing and around work.
     #[inline(never)]
     fn set(&self) {
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         if self.traced {
-            // A process can always send itself a signal, and its tracer keeps it from arriving.
+            // A process can always send a signal to itself, and its tracer suppresses it.
             let _ = kill(Pid::this(), Signal::SIGUSR1);
         }
         #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]

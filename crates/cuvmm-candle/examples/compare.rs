@@ -1,8 +1,8 @@
-//! This crate's KV cache against candle-nn's own: tokens a second with identical outputs, and the
-//! longest context that fits in a given memory.
+//! This crate's KV cache against candle-nn's own: tokens per second with identical outputs, and the
+//! longest context that fits in a given amount of memory.
 //!
-//! Each step appends a token to every layer's cache and computes attention over it; there is no other
-//! work, so that the caches are what is compared. Wants a GPU.
+//! Each step appends a token to every layer's cache and computes attention over it. There is no
+//! other work, so that only the caches differ. Needs a GPU.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use clap::Parser;
 use cuvmm::{Limit, Pool};
 use cuvmm_candle::{Gpu, KvCache, Memory, Order, shortage};
 
-/// Tokens a second, and the longest context in a given memory.
+/// Measures tokens per second, and the longest context in a given amount of memory.
 #[derive(Debug, Parser)]
 struct Options {
     /// Layers of the model.
@@ -27,30 +27,30 @@ struct Options {
     /// Elements of a head.
     #[arg(long, default_value_t = 128)]
     size: usize,
-    /// Tokens that come at once in the beginning.
+    /// Tokens of the prompt, appended at once.
     #[arg(long, default_value_t = 2048)]
     prompt: usize,
-    /// Tokens that come one by one then.
+    /// Tokens that are appended one by one after the prompt.
     #[arg(long, default_value_t = 512)]
     steps: usize,
-    /// Tokens that candle's own cache begins with and grows by.
+    /// Initial capacity of candle's own cache, and the tokens it grows by.
     #[arg(long, default_value_t = 2048)]
     grow: usize,
-    /// Tokens that this crate's cache may have.
+    /// The most tokens of this crate's cache.
     #[arg(long, default_value_t = 1 << 18)]
     most: usize,
-    /// Heads of a token side by side in this crate's cache, where the longest context is looked for.
+    /// Use the order `Tokens` in this crate's cache for the longest context.
     #[arg(long)]
     tokens: bool,
-    /// How often each is measured; the median counts.
+    /// The number of rounds; the median is reported.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// MiB of memory that are left to the caches for the longest context.
+    /// MiB of memory that the caches have for the longest context.
     #[arg(long, default_value_t = 2048)]
     memory: u64,
 }
 
-/// Either cache.
+/// Either of the two caches.
 trait Cache {
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)>;
 }
@@ -80,7 +80,7 @@ impl Options {
         candle_nn::ops::softmax_last_dim(&scores)?.matmul(values)
     }
 
-    /// Seconds that the single tokens took, and what each step gave in the last layer.
+    /// Returns the seconds for the single tokens, and the last layer's output of each step.
     fn decode(
         &self,
         device: &Device,
@@ -106,7 +106,7 @@ impl Options {
         Ok((begun.elapsed().as_secs_f64(), outputs))
     }
 
-    /// Tokens that fit into the memory there is, and why there are no more.
+    /// Returns the number of tokens that fit in the available memory, and the error that ended it.
     fn longest(&self, device: &Device, make: Make<'_>) -> Result<(usize, candle_core::Error)> {
         let piece = self.random(256, device)?;
         let mut caches: Vec<Box<dyn Cache>> = (0..self.layers).map(|_| make()).collect();
@@ -118,13 +118,13 @@ impl Options {
                 }
             }
             tokens += 256;
-            // What candle freed is to be had again.
+            // Makes memory that candle has freed available again.
             device.synchronize()?;
         }
     }
 }
 
-/// What goes in, made beforehand.
+/// The inputs, made before the measurement.
 struct Inputs {
     prompt: Tensor,
     tokens: Vec<Tensor>,
@@ -153,7 +153,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// What an error says, without a backtrace.
+/// Returns the message of an error, without a backtrace.
 fn first_line(error: &candle_core::Error) -> String {
     error
         .to_string()
@@ -188,7 +188,7 @@ fn speed(options: &Options, gpu: &Gpu, inputs: &Inputs) -> anyhow::Result<()> {
     let ours: Make<'_> = &|| Box::new(KvCache::new(&memory, 2, options.most));
     let theirs: Make<'_> = &|| Box::new(candle_nn::kv_cache::KvCache::new(2, options.grow));
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
-    // The first round is for the libraries to load what they need.
+    // The first round lets the libraries load what they need.
     for round in 0..=options.rounds {
         let (our_time, our_outputs) = options.decode(gpu.candle(), inputs, ours)?;
         let (their_time, their_outputs) = options.decode(gpu.candle(), inputs, theirs)?;
@@ -201,7 +201,7 @@ fn speed(options: &Options, gpu: &Gpu, inputs: &Inputs) -> anyhow::Result<()> {
     let tokens = (options.steps * options.batch) as f64;
     let (our_time, their_time) = (median(our_times), median(their_times));
     println!(
-        "tokens a second: {:.0} with this cache, {:.0} with candle's own: {:.3} times, same outputs",
+        "tokens per second: {:.0} with this cache, {:.0} with candle's own: {:.3} times, same outputs",
         tokens / our_time,
         tokens / their_time,
         their_time / our_time
@@ -212,7 +212,7 @@ fn speed(options: &Options, gpu: &Gpu, inputs: &Inputs) -> anyhow::Result<()> {
 fn context(options: &Options, gpu: &Gpu) -> anyhow::Result<()> {
     let device = gpu.candle();
     device.synchronize()?;
-    // Everything but what the caches are to have is taken.
+    // A ballast takes all memory except that for the caches.
     let free = gpu.device().memory_info()?.free;
     let memory = options.memory << 20;
     let ballast = free
@@ -230,7 +230,7 @@ fn context(options: &Options, gpu: &Gpu) -> anyhow::Result<()> {
     );
     device.synchronize()?;
 
-    // What candle needs besides is left to it.
+    // Leaves free the memory that candle needs in addition.
     let pool = Pool::builder(gpu.device())
         .limit(Limit::LeaveFree(32 << 20))
         .build()?;

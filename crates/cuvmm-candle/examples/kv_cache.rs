@@ -1,6 +1,6 @@
-//! Attention over a KV cache that grows in place, beside candle-nn's own, bit for bit the same.
+//! Attention over a KV cache that grows in place, compared bit for bit with candle-nn's own.
 //!
-//! Wants a GPU.
+//! Needs a GPU.
 
 use anyhow::{Context as _, ensure};
 use candle_core::{DType, Device, Result, Tensor};
@@ -11,7 +11,7 @@ const BATCH: usize = 2;
 const HEADS: usize = 4;
 const SIZE: usize = 128;
 
-/// Keys, values and a query for so many tokens, from random bits.
+/// Returns keys, values and a query for `count` tokens, from random numbers.
 fn tokens(count: usize, device: &Device) -> Result<[Tensor; 3]> {
     let made =
         || Tensor::randn(0f32, 1.0, (BATCH, HEADS, count, SIZE), device)?.to_dtype(DType::BF16);
@@ -26,7 +26,7 @@ fn attention(query: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor> {
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the libraries say.
+/// Any error of the libraries.
 pub fn main() -> anyhow::Result<()> {
     let gpu = Gpu::open(0)?;
     let pool = Pool::builder(gpu.device())
@@ -35,11 +35,11 @@ pub fn main() -> anyhow::Result<()> {
     let tenant = pool.tenant("model").register()?;
     let memory = Memory::new(&gpu, &tenant);
 
-    // The line that a model changes. There may be 128 Ki tokens; memory is taken for those that are there.
+    // The line that a model changes: addresses for 128 Ki tokens, memory for the existing ones.
     let mut ours = KvCache::new(&memory, 2, 128 << 10);
     let mut theirs = candle_nn::kv_cache::KvCache::new(2, 4096);
 
-    // A prompt, and then one token after the other, over a granule's end.
+    // A prompt, then single tokens, past the end of a granule.
     let steps = std::iter::once(8000).chain(std::iter::repeat_n(1, 400));
     let mut calls = gpu.device().calls();
     for count in steps {
@@ -75,7 +75,7 @@ pub fn main() -> anyhow::Result<()> {
     println!("keys of {:?}, strides of {:?}", keys.dims(), keys.stride());
     drop(keys);
     let refused = ours.truncate(1 << 20);
-    println!("too many: {}", refused.err().context("there were so many")?);
+    println!("too many: {}", refused.err().context("it has that many")?);
     ours.truncate(8000)?;
     println!("{} tokens kept", ours.current_seq_len());
     ours.reset();

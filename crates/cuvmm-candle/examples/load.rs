@@ -1,6 +1,6 @@
-//! A model's weights read into one block of a tenant, and a layer made of them by candle.
+//! A model's weights, loaded into one block of a tenant, and a candle layer made from them.
 //!
-//! Wants a GPU.
+//! Needs a GPU.
 
 use anyhow::{Context as _, ensure};
 use candle_core::{DType, Device, Tensor};
@@ -11,7 +11,7 @@ use cuvmm_candle::{Gpu, Memory, Weights};
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the libraries say.
+/// Any error of the libraries.
 pub fn main() -> anyhow::Result<()> {
     let gpu = Gpu::open(0)?;
     let pool = Pool::builder(gpu.device())
@@ -20,7 +20,7 @@ pub fn main() -> anyhow::Result<()> {
     let tenant = pool.tenant("model").register()?;
     let memory = Memory::new(&gpu, &tenant);
 
-    // A file as a model comes in.
+    // A file as models are distributed.
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("model.safetensors");
     let weight = Tensor::randn(0f32, 1.0, (512, 256), &Device::Cpu)?;
@@ -36,7 +36,7 @@ pub fn main() -> anyhow::Result<()> {
         tenant.stats().blocks
     );
 
-    // What a model is made from, and what candle itself would have made.
+    // A layer over the block, and the layer that candle itself would have made.
     let ours = linear(256, 512, weights.var_builder(DType::BF16).pp("out"))?;
     let theirs = tensors.map(|(name, tensor)| (name.to_owned(), tensor));
     let theirs = VarBuilder::from_tensors(theirs.into(), DType::BF16, gpu.candle());
@@ -48,7 +48,7 @@ pub fn main() -> anyhow::Result<()> {
         "differs"
     );
 
-    // The layer keeps its memory, whatever it came from.
+    // The layer keeps its memory after the weights are dropped.
     drop(weights);
     println!("{} KiB kept by the layer", gpu.sweep() >> 10);
     ensure!(
@@ -56,7 +56,7 @@ pub fn main() -> anyhow::Result<()> {
         "differs"
     );
     drop(ours);
-    println!("{} KiB kept by nobody", gpu.sweep() >> 10);
+    println!("{} KiB kept after it is dropped", gpu.sweep() >> 10);
     ensure!(tenant.stats().blocks == 0, "a block is left");
     weights_that_do_not_fit(&memory)
 }

@@ -1,132 +1,132 @@
-//! What can go wrong, one enum for each operation.
+//! The errors of this crate, one enum for each operation.
 //!
-//! Methods that candle's own types have too return candle's error, with one of these in it:
-//! [`shortage`] finds the figures of memory that was short.
+//! Methods that candle's own types have too return candle's error with one of these in it:
+//! [`shortage`] extracts the figures of a shortage of memory.
 
 use candle_core::{DType, Error as CandleError, Shape};
 use cuvmm::driver::CUresult;
 use cuvmm::error::{BlockError, CudarcError, MemoryError};
 
-/// Why a GPU could not be opened or taken up.
+/// The reason why a GPU could not be opened or wrapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// It is not a GPU of CUDA's.
-    #[error("the device is not one of CUDA's")]
+    /// It is not a CUDA device.
+    #[error("the device is not a CUDA device")]
     NotCuda,
-    /// There is no driver, no such GPU, or it cannot be used; or the stream is another GPU's, or the
-    /// [per-thread one](CudarcError::PerThread), which is what `Device::new_cuda` works on: take
+    /// There is no driver, no such GPU, or it cannot be used; or the stream belongs to another GPU,
+    /// or is the [per-thread one](CudarcError::PerThread) that `Device::new_cuda` works on: use
     /// `Device::new_cuda_with_stream`.
     #[error(transparent)]
     Cudarc(#[from] CudarcError),
-    /// candle could not open it.
+    /// candle could not open the device.
     #[error(transparent)]
     Candle(#[from] CandleError),
 }
 
-/// Why no tensor could be made over memory.
+/// The reason why no tensor could be made over memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
     /// The memory could not be allocated.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// The tensor wants bytes that are not there.
-    #[error("{bytes} bytes from {offset:#x} on are not within the {has} that there are")]
+    /// The tensor does not fit in the memory.
+    #[error("{bytes} bytes at offset {offset:#x} do not fit in {has} bytes")]
     OutOfRange {
-        /// Where it would begin.
+        /// The offset of the tensor in bytes.
         offset: u64,
-        /// What it takes.
+        /// The size of the tensor in bytes.
         bytes: u64,
-        /// What there is.
+        /// The size of the memory in bytes.
         has: u64,
     },
-    /// More elements than can be counted.
-    #[error("a tensor of shape {shape:?} cannot be counted in bytes")]
+    /// The size of the tensor overflows.
+    #[error("the size of a tensor of shape {shape:?} overflows")]
     TooLarge {
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Shape,
     },
-    /// candle keeps elements of this type in no storage of a GPU that could be lent.
-    #[error("tensors of {dtype:?} cannot be lent")]
+    /// candle has no GPU storage for elements of this type that could use lent memory.
+    #[error("tensors of {dtype:?} cannot use a block's memory")]
     UnsupportedType {
-        /// The type.
+        /// The type of the elements.
         dtype: DType,
     },
-    /// The block sleeps: a kernel that touched it would fault.
+    /// The block is asleep: a kernel that used it would fault.
     #[error("the block is asleep")]
     Asleep,
-    /// The block's memory may not be used so: it shares memory with forks, say.
+    /// The block's memory does not permit this access, for example because forks share it.
     #[error(transparent)]
     Refused(MemoryError),
-    /// The block was allocated on another stream than that of the GPU's, or on none.
+    /// The block's home stream is not that of the GPU, or it has none.
     #[error("the block's home stream is not the one that candle's device works on")]
     WrongStream,
-    /// cudarc could not make what it needs beside the memory.
-    #[error("cudarc answered {0}")]
+    /// cudarc could not create the objects that the tensor needs.
+    #[error("cudarc returned {0}")]
     Cudarc(CUresult),
-    /// candle could not copy or make a tensor.
+    /// candle could not copy or create a tensor.
     #[error(transparent)]
     Candle(#[from] CandleError),
 }
 
-/// Why tokens could not be appended to a cache, or taken from it.
+/// The reason why a cache could not be extended, forked or truncated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The memory of tokens, of a fork, or of a cache that no longer shares it, could not be had.
+    /// The memory for tokens, for a fork, or for a cache that stops sharing could not be allocated.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// The cache was not made [to fork](crate::Cache::with_forks).
-    #[error("the cache was not made to fork")]
+    /// The cache was created without [`with_forks`](crate::Cache::with_forks).
+    #[error("the cache was created without forks")]
     MayNotFork,
-    /// Rows do not lie at equal distances, as a tensor's do.
+    /// The rows are not at equal distances, as those of a tensor must be.
     #[error(
-        "row {row} lies {distance} bytes from the one before it, and the second {first} bytes from the first"
+        "row {row} is {distance} bytes after the row before it, the second row is {first} bytes after the first"
     )]
     NotSideBySide {
-        /// Which row, from 0.
+        /// The index of the row.
         row: usize,
-        /// Bytes from the one before it; nothing if it does not lie behind it.
+        /// Its distance in bytes from the row before it; 0 if it is not after that row.
         distance: u64,
-        /// Bytes from the first to the second.
+        /// The distance in bytes from the first row to the second.
         first: u64,
     },
-    /// There would be more tokens than the cache was made for.
-    #[error("{held} tokens and {more} more are over the most there may be, {most}")]
+    /// The cache would have more tokens than it was created for.
+    #[error("cannot append {more} tokens to {held}: the cache holds at most {most}")]
     TooManyTokens {
-        /// Tokens there are.
+        /// The number of tokens in the cache.
         held: usize,
-        /// Tokens to append.
+        /// The number of tokens to append.
         more: usize,
-        /// What the cache was made for.
+        /// The most tokens of the cache.
         most: usize,
     },
-    /// There are fewer tokens than are to be kept.
-    #[error("{wanted} tokens cannot be kept of {has}")]
+    /// The cache has fewer tokens than requested.
+    #[error("{wanted} tokens requested, the cache has {has}")]
     NotThere {
-        /// Tokens to keep.
+        /// The number of tokens requested.
         wanted: usize,
-        /// Tokens there are.
+        /// The number of tokens in the cache.
         has: usize,
     },
-    /// What is appended differs from what is there, in more than the number of tokens.
+    /// The appended tensor differs from the cache in more than the number of tokens.
     #[error(
         "{got:?} of {got_type:?} cannot be appended to {has:?} of {has_type:?} along dimension {dim}"
     )]
     Differs {
-        /// Its shape.
+        /// The shape of the appended tensor.
         got: Vec<usize>,
-        /// Its type.
+        /// The type of the appended tensor.
         got_type: DType,
-        /// The shape of what is there.
+        /// The shape of the cache's tokens.
         has: Vec<usize>,
-        /// The type of what is there.
+        /// The type of the cache's tokens.
         has_type: DType,
         /// The dimension of tokens.
         dim: usize,
     },
-    /// The shape has no such dimension, or nothing in it.
+    /// The shape has no such dimension, or no elements for a token.
     #[error("{got:?} has no tokens along dimension {dim}")]
     NoTokens {
         /// The shape.
@@ -134,18 +134,17 @@ pub enum CacheError {
         /// The dimension of tokens.
         dim: usize,
     },
-    /// The cache sleeps with its tenant's blocks: a kernel that touched it would fault.
+    /// The cache is asleep: a kernel that used it would fault.
     #[error("the cache is asleep")]
     Asleep,
-    /// It lies on another device.
-    #[error("what is appended lies on another device than the cache")]
+    /// The appended tensor is on another device.
+    #[error("the appended tensor is on another device than the cache")]
     WrongDevice,
-    /// candle's kernels count elements with 32 bits, and a cache this wide would have more between its
-    /// first and its last: fewer tokens at most, a smaller batch, or
-    /// [`Order::Tokens`](crate::Order::Tokens).
+    /// The rows span more elements than candle's kernels can count with 32 bits. Use a smaller
+    /// maximum of tokens, a smaller batch, or [`Order::Tokens`](crate::Order::Tokens).
     #[error("the rows span {elements} elements, more than candle's kernels can count")]
     TooWide {
-        /// From the first element to the end of the last row.
+        /// The number of elements from the first one to the end of the last row.
         elements: u64,
     },
     /// No tensor could be made over the memory.
@@ -156,12 +155,12 @@ pub enum CacheError {
     Candle(#[from] CandleError),
 }
 
-/// Why weights could not be placed.
+/// The reason why weights could not be placed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// There is one of this name.
-    #[error("there is a tensor {name:?} already")]
+    /// There is already a tensor of this name.
+    #[error("there is already a tensor named {name:?}")]
     NameTaken {
         /// The name.
         name: String,
@@ -169,15 +168,15 @@ pub enum WeightsError {
     /// The tensor could not be placed.
     #[error("{name}: {source}")]
     Tensor {
-        /// Its name.
+        /// The name of the tensor.
         name: String,
-        /// Why.
+        /// The reason.
         source: TensorError,
     },
     /// The memory could not be allocated.
     #[error(transparent)]
     Allocate(#[from] TensorError),
-    /// A file could not be read, or candle knows it not.
+    /// A file could not be read, or candle does not support its contents.
     #[error(transparent)]
     Candle(#[from] CandleError),
 }
@@ -210,7 +209,7 @@ impl From<WeightsError> for CandleError {
 }
 
 impl TensorError {
-    /// The figures, if memory was short.
+    /// Returns the figures if memory was short.
     #[must_use]
     pub fn shortage(&self) -> Option<&BlockError> {
         match self {
@@ -222,7 +221,7 @@ impl TensorError {
 }
 
 impl CacheError {
-    /// The figures, if memory was short.
+    /// Returns the figures if memory was short.
     #[must_use]
     pub fn shortage(&self) -> Option<&BlockError> {
         let error = match self {
@@ -237,7 +236,7 @@ impl CacheError {
 }
 
 impl WeightsError {
-    /// The figures, if memory was short.
+    /// Returns the figures if memory was short.
     #[must_use]
     pub fn shortage(&self) -> Option<&BlockError> {
         match self {
@@ -248,7 +247,7 @@ impl WeightsError {
     }
 }
 
-/// The figures, where an error of candle's says that a tenant's memory was short.
+/// Returns the figures if an error of candle reports that a tenant's memory was short.
 #[must_use]
 pub fn shortage(error: &CandleError) -> Option<&BlockError> {
     match error {
@@ -275,8 +274,8 @@ mod tests {
 
     use super::*;
 
-    /// Figures are found however deep an error lies in those of candle's, and none where memory was not
-    /// short.
+    /// Figures are found however deeply an error is nested in candle's errors, and only if memory
+    /// was short.
     #[test]
     fn shortages_are_found_in_candles_errors() {
         let driver = Arc::new(HostDriver::new(HostOptions::new()));

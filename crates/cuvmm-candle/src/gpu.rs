@@ -1,7 +1,7 @@
-//! candle's device and this library's: one GPU, one context, one stream.
+//! One GPU for candle and cuvmm: one context, one stream.
 //!
-//! Nothing is allocated here. What waits to be freed until candle's last tensor of it has gone is kept
-//! here, since this outlives whatever it came from.
+//! This module allocates nothing. It keeps the blocks that wait for candle's last tensor over them,
+//! because a [`Gpu`] outlives the objects they came from.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,9 @@ use crate::error::OpenError;
 use crate::loan::Backing;
 use crate::waiting::{Wait as _, Waiting};
 
-/// A GPU as candle knows it and as this library does. Clones are the same.
+/// A GPU, as a device of candle and as a device of cuvmm. Clones share both.
 ///
-/// Work of both is queued on one stream, so nothing waits for anything between them.
+/// The work of both is queued on one stream, so neither waits for the other.
 #[derive(Clone)]
 pub struct Gpu {
     shared: Arc<Shared>,
@@ -31,36 +31,37 @@ struct Shared {
 }
 
 impl Gpu {
-    /// Opens a GPU: a candle device with a stream of its own, and this library's device in the same
-    /// context.
+    /// Opens a GPU: creates a candle device with a stream of its own, and a cuvmm device in the
+    /// same context.
     ///
     /// # Errors
-    /// [`OpenError`] when there is no driver or no such GPU, or it has no virtual memory management.
+    /// [`OpenError`] if there is no driver or no such GPU, or it has no virtual memory management.
     pub fn open(ordinal: u32) -> Result<Self, OpenError> {
-        // Asked first: it is an error there, where others panic.
+        // Called first, because it returns an error where candle and cudarc panic.
         let context = Context::open(ordinal)?;
         let device = Device::new_cuda_with_stream(ordinal as usize)?;
         Self::over(context, &device)
     }
 
-    /// Takes up a device of candle's. One device of a GPU is taken up so, others of the same GPU
-    /// [beside](Self::beside) it: two taken up alone are two drivers to this library, and have no pool in
-    /// common.
+    /// Wraps a candle device. Wrap one device of each GPU in this way, and further ones with
+    /// [`beside`](Self::beside): two that are wrapped separately are two drivers to cuvmm, and
+    /// cannot share a pool.
     ///
     /// # Errors
-    /// [`OpenError::Cudarc`] for what `Device::new_cuda` makes: its stream is another one on each
-    /// thread, and nobody could wait for it. Take `Device::new_cuda_with_stream`, or [`Self::open`].
+    /// [`OpenError::Cudarc`] for a device of `Device::new_cuda`: its stream differs on each thread,
+    /// so no thread could wait for it. Use `Device::new_cuda_with_stream`, or [`Self::open`].
     pub fn new(device: &Device) -> Result<Self, OpenError> {
         let cuda = cuda(device)?;
         let context = Context::new(cuda.cuda_stream().context())?;
         Self::over(context, device)
     }
 
-    /// Takes up another device of candle's on the same GPU, with its own stream: for another model,
-    /// say. Both may use one pool.
+    /// Wraps another candle device on the same GPU, with its own stream, for example for another
+    /// model. Both can use one pool.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`OpenError::Cudarc`] when it is a device of another GPU.
+    /// [`OpenError`] in the cases of [`new`](Self::new), and [`OpenError::Cudarc`] if the device is
+    /// another GPU.
     pub fn beside(&self, device: &Device) -> Result<Self, OpenError> {
         Self::over(self.shared.context.clone(), device)
     }
@@ -80,43 +81,43 @@ impl Gpu {
         })
     }
 
-    /// The device as candle has it: models and tensors are made on it.
+    /// Returns the candle device, on which models and tensors are created.
     #[must_use]
     pub fn candle(&self) -> &Device {
         &self.shared.candle
     }
 
-    /// The device as this library has it: pools are made on it.
+    /// Returns the cuvmm device, on which pools are created.
     #[must_use]
     pub fn device(&self) -> &cuvmm::Device {
         self.shared.context.device()
     }
 
-    /// The stream that both work on.
+    /// Returns the stream of both.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.shared.stream
     }
 
-    /// Frees the blocks whose last tensor has gone since, and returns how many bytes are still kept by
-    /// tensors alone: those of caches and weights that were dropped or reset.
+    /// Frees blocks whose last tensor was dropped, and returns the bytes that only tensors still
+    /// keep: those of caches and weights that were dropped or reset.
     ///
-    /// Every operation here looks at a few of them, and at all where memory is short. This looks at all:
-    /// it is worth a call where nothing does for long, and in a tenant's pressure hook. It waits for
-    /// nothing.
+    /// Every operation of this crate checks a few of these blocks, and all of them if memory is
+    /// short. This method checks all of them: call it if no operation runs for a long time, and in
+    /// a tenant's pressure hook. It waits for nothing.
     pub fn sweep(&self) -> u64 {
         let mut waiting = self.shared.waiting();
         let over = waiting.take_all();
         let bytes = waiting.bytes();
         waiting.iter().for_each(Backing::forget_refusals);
         drop(waiting);
-        // Blocks are freed under the pool's lock, and not under this one too.
+        // Frees the blocks after this lock is released, because freeing takes the pool's lock.
         drop(over);
         bytes
     }
 
-    /// Allocates behind a look at a few blocks that may have come free, and, where memory is short, once
-    /// more behind a look at all of them.
+    /// Allocates after checking a few blocks that may be free, and again after checking all of them
+    /// if memory is short.
     pub(crate) fn allocate<T, E>(
         &self,
         is_short: impl Fn(&E) -> bool,
@@ -132,13 +133,13 @@ impl Gpu {
         }
     }
 
-    /// Frees what of a few blocks has come free.
+    /// Checks a few blocks, and frees those that have no tensors.
     pub(crate) fn sweep_some(&self) {
         let over = self.shared.waiting().take_some();
         drop(over);
     }
 
-    /// Frees blocks, at once or when the last tensor over them has gone.
+    /// Frees blocks now, or when the last tensor over them is dropped.
     pub(crate) fn keep_until_done(&self, mut backing: Backing) {
         if backing.is_used() {
             backing.forget_refusals();
@@ -164,7 +165,7 @@ impl Drop for Shared {
         drop(waiting.take_all());
         let kept = std::mem::replace(waiting, Waiting::new());
         if !kept.is_empty() {
-            // Nothing is left to see their tensors go, and those must find their memory.
+            // No code is left that could detect their drop, and their memory must stay valid.
             let bytes = kept.bytes();
             tracing::warn!(bytes, "tensors outlive the last owner of their GPU");
             std::mem::forget(kept);

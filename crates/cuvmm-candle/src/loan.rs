@@ -1,17 +1,18 @@
-//! Tensors over memory of this library, and how it is known that the last of them has gone.
+//! Tensors over blocks, and the detection of the drop of the last one.
 //!
-//! A storage of candle's ends in a `CudaSlice` of cudarc's. Its drop hands the address to
-//! `cuMemFreeAsync`, which refuses a mapping and changes nothing, and lays the refusal down in its
-//! context object, whose next user is told. So each slice gets a context object and a stream object for
-//! itself, over the handles of the device: no other tensor is ever told, and once only the loan has the
-//! stream object, the slice is gone and its stream has waited for what cudarc knew of. What candle makes
-//! with `Tensor::copy` has the stream object too, and so the refusal, which is
-//! [forgotten](Backing::forget_refusals) whenever loans are looked through.
+//! candle's storage holds a `CudaSlice` of cudarc. Its drop passes the address to `cuMemFreeAsync`,
+//! which refuses a mapping and changes nothing; cudarc records the refusal in its context object,
+//! whose next user gets it as an error. Therefore each slice gets a context object and a stream
+//! object of its own, over the handles of the device: no other tensor sees the refusal, and when
+//! the loan is the only owner of the stream object, the slice was dropped and its stream has waited
+//! for the uses that cudarc tracked. A copy that candle makes with `Tensor::copy` shares the stream
+//! object and so the refusal, which is [cleared](Backing::forget_refusals) whenever loans are
+//! checked.
 //!
-//! Nothing is allocated or freed here but those two objects.
+//! This module allocates and frees only those two objects.
 //!
-//! `unsafe` here: making a `CudaSlice` over memory that cudarc did not allocate, and a second owner of a
-//! stream that stays alive.
+//! `unsafe` in this file: making a `CudaSlice` over memory that cudarc did not allocate, and a
+//! second owner of a stream that stays alive.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -27,16 +28,17 @@ use cuvmm::{Access, Block};
 use crate::error::TensorError;
 use crate::waiting::Wait;
 
-/// Blocks, and what was lent of them.
+/// Blocks, and the slices that were lent over them.
 pub(crate) struct Backing {
     blocks: Vec<Block>,
     loans: Vec<Loan>,
 }
 
-/// One slice's own stream object. While somebody else has it too the slice may be there.
+/// The stream object of one slice. While it has another owner, the slice may exist.
 struct Loan {
     own: Arc<CudaStream>,
-    /// Whoever swaps a slice out of its storage drops the device that kept the stream.
+    /// Keeps the stream alive even if a caller swaps the slice out of its storage and drops the
+    /// device.
     _home: Arc<CudaStream>,
 }
 
@@ -56,7 +58,7 @@ impl Backing {
         &mut self.blocks
     }
 
-    /// Bytes of the blocks.
+    /// Returns the bytes of the blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks.iter().map(Block::size).sum()
     }
@@ -65,7 +67,8 @@ impl Backing {
         self.blocks.first().map_or(0, |first| first.address().0)
     }
 
-    /// Bytes from the first address of the blocks, which lie in order, to the last they may have.
+    /// Returns the bytes from the address of the first block to the end of the last one's capacity.
+    /// The blocks are in order.
     pub(crate) fn span(&self) -> u64 {
         let end = |last: &Block| last.address().0.saturating_add(last.capacity());
         self.blocks
@@ -74,19 +77,19 @@ impl Backing {
             .saturating_sub(self.begin())
     }
 
-    /// Whether the blocks sleep. They bear one tag, and do it together.
+    /// Returns `true` if the blocks are asleep. They share one tag, and sleep together.
     pub(crate) fn is_asleep(&self) -> bool {
         self.blocks.first().is_some_and(Block::is_asleep)
     }
 
-    /// Forgets what was noted in the loans' context objects as slices went: copies that candle made
-    /// of their tensors have those objects too, and would be told.
+    /// Clears the refusals that drops of slices left in the loans' context objects: copies that
+    /// candle made of their tensors share those objects, and would get the errors.
     pub(crate) fn forget_refusals(&self) {
         self.loans.iter().for_each(Loan::forget_refusal);
     }
 
-    /// Returns the address of `bytes` bytes that begin `offset` bytes behind the first block's
-    /// beginning, to be used with this access.
+    /// Returns the address of `bytes` bytes at `offset` from the first block's start, for use with
+    /// this access.
     fn place(&self, offset: u64, bytes: u64, access: Access) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
@@ -94,15 +97,15 @@ impl Backing {
         }
         let mut blocks = self.blocks.iter();
         blocks.try_for_each(|block| block.check_for(access))?;
-        // A slice of nothing is freed like any other, and behind the last block the memory of somebody
-        // else may begin.
+        // The drop of an empty slice also passes its address to the driver, and after the last
+        // block other memory may begin.
         let offset = if bytes == 0 { 0 } else { offset };
         Ok(self.begin() + offset)
     }
 
-    /// A tensor whose storage begins so many bytes behind the first block and spans so many bytes, all
-    /// of them addresses of the blocks. Its shape is of no more elements than would fill the span up to
-    /// a multiple of its last dimensions; whoever hands it out narrows it to what is there.
+    /// Makes a tensor whose storage is a range of the blocks' addresses. Its shape has no more
+    /// elements than the range, rounded up to a multiple of its last dimensions; the caller narrows
+    /// it to the part that has memory.
     pub(crate) fn lend(
         &mut self,
         device: &CudaDevice,
@@ -126,7 +129,8 @@ impl Backing {
             slice: loan.slice(address, len, dtype)?,
             device: device.clone(),
         };
-        // What was lent and came back at once, since it could not be filled.
+        // Removes loans that have ended, such as one that was returned because it could not be
+        // filled.
         self.is_used();
         self.loans.push(loan);
         let storage = Storage::Cuda(storage);
@@ -139,20 +143,20 @@ impl Backing {
     }
 }
 
-/// What a tensor is to be made of.
+/// The description of a tensor to make.
 pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
-    /// What the blocks must allow: forks of caches are read through tensors that write behind what is
-    /// shared.
+    /// The access that the blocks must permit. Forks of caches are read through tensors that write
+    /// only after the shared part.
     pub(crate) access: Access,
 }
 
 impl Wait for Backing {
-    /// Whether a slice over one of the blocks may still be there. Loans that have ended are forgotten
-    /// from the end, so that each is looked at once, and one that has not.
+    /// Returns `true` if a slice over one of the blocks may exist. Ended loans are removed from the
+    /// end, so that each is checked once, plus one that has not ended.
     fn is_used(&mut self) -> bool {
         while self.loans.pop_if(|last| !last.is_open()).is_some() {}
         !self.loans.is_empty()
@@ -168,15 +172,17 @@ impl Loan {
         let home = device.cuda_stream();
         let context = CudaContext::new(home.context().ordinal());
         let context = context.map_err(|error| TensorError::Cudarc(CUresult(error.0 as i32)))?;
-        // SAFETY: the uses of a tensor are ordered by the one stream that its device works on.
+        // SAFETY: the uses of a tensor are ordered by the single stream that its device works on,
+        // so no events are needed.
         unsafe { context.disable_event_tracking() };
-        // SAFETY: the stream is of the same primary context, stays alive while `home` is kept, and work
-        // through the one object is work through the other.
+        // SAFETY: the stream belongs to the same primary context and stays alive while `home` is
+        // kept, and both objects name the same stream, so work through one is work through the
+        // other.
         let own = unsafe { context.wrap_borrowed_stream(home.cu_stream()) };
         Ok(Self { own, _home: home })
     }
 
-    /// Elements at an address, in a slice that has the stream object.
+    /// Makes a slice of elements at an address, which owns the stream object.
     fn slice(
         &self,
         address: u64,
@@ -187,9 +193,9 @@ impl Loan {
             ($($dtype:ident),+) => {
                 match dtype {
                     $(DType::$dtype => CudaStorageSlice::$dtype(
-                        // SAFETY: the addresses are those of the backing's blocks, which stay until the
-                        // slice has gone, and any bits are an element. Its drop frees nothing: the driver
-                        // refuses what it has not allocated.
+                        // SAFETY: the addresses are those of the backing's blocks, which stay until
+                        // the slice was dropped, and any bits are a valid element. Its drop frees
+                        // nothing: the driver refuses an address that it has not allocated.
                         unsafe { self.own.upgrade_device_ptr(address, len) },
                     ),)+
                     _ => return Err(TensorError::UnsupportedType { dtype }),
@@ -201,7 +207,7 @@ impl Loan {
         ))
     }
 
-    /// The slice's own refusal is of no use to a copy that has its context object; anything else is.
+    /// Clears the refusal of the slice's own drop; any other error is kept.
     fn forget_refusal(&self) {
         let context = self.own.context();
         if let Err(error) = context.check_err()
@@ -213,7 +219,7 @@ impl Loan {
 
     fn is_open(&self) -> bool {
         let open = Arc::strong_count(&self.own) > 1;
-        // What the slice did before it let go is done before what is done now that it has.
+        // Everything the slice did before it was dropped happens before what the caller does next.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         open
     }
@@ -228,8 +234,8 @@ mod tests {
 
     const WRITE: Access = Access::ReadWrite;
 
-    /// What a slice's drop gives to the driver has to be an address of the blocks: at their end memory may
-    /// begin that somebody else has allocated, and that would be freed.
+    /// The address that a slice's drop passes to the driver must belong to the blocks: after their
+    /// end, memory may begin that cudarc or candle allocated, and that would be freed.
     #[test]
     fn whatever_is_lent_lies_within_the_blocks() {
         let driver = Arc::new(HostDriver::new(HostOptions::new()));
@@ -265,7 +271,7 @@ mod tests {
             Err(TensorError::Asleep)
         ));
     }
-    /// A tensor's kernels may write, and would change what a fork shows, or fault in it.
+    /// A tensor's kernels may write, which would change what a fork reads, or fault in the fork.
     #[test]
     fn what_forks_share_is_lent_to_be_read_only() {
         let driver = Arc::new(HostDriver::new(HostOptions::new()));

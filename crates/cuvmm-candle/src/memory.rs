@@ -1,6 +1,6 @@
-//! A tenant's memory for candle: single tensors over a block, and many packed into one.
+//! A tenant's memory for candle: single tensors over a block, and many tensors packed into one.
 //!
-//! Nothing is allocated here but by the tenant, and nothing is done to a tensor but one copy into it.
+//! Only the tenant allocates memory here, and the only operation on a tensor is one copy into it.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,13 +15,13 @@ use crate::error::TensorError;
 use crate::gpu::Gpu;
 use crate::loan::{Backing, Wanted};
 
-/// Where tensors of an [`Arena`] begin, in bytes: what kernels that load widely want.
+/// The alignment of an [`Arena`]'s tensors in bytes, which kernels with wide loads require.
 const ALIGNMENT: u64 = 256;
 
-/// What goes through memory of candle's at a time, in bytes.
+/// The most bytes that are copied through candle's memory at a time.
 const STAGED: usize = 64 << 20;
 
-/// A tenant's memory, for tensors on a [`Gpu`]. Clones are the same.
+/// A tenant's memory, for tensors on a [`Gpu`]. Clones share it.
 #[derive(Clone)]
 pub struct Memory {
     gpu: Gpu,
@@ -30,7 +30,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A tenant of a pool on this GPU.
+    /// Uses the memory of a tenant whose pool is on this GPU.
     #[must_use]
     pub fn new(gpu: &Gpu, tenant: &Tenant) -> Self {
         Self {
@@ -40,32 +40,33 @@ impl Memory {
         }
     }
 
-    /// The tag of the blocks that are allocated through this, instead of `kv` for caches and `weights`
-    /// for weights: what is put to sleep together bears one.
+    /// Sets the tag of all blocks that are allocated through this value, instead of `kv` for caches
+    /// and `weights` for weights. Blocks that are to sleep together share a tag.
     #[must_use]
     pub fn with_tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.tag = Some(tag.into());
         self
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     #[must_use]
     pub const fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// The tenant.
+    /// Returns the tenant.
     #[must_use]
     pub const fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// A tensor over a block: over its first bytes, as many as the shape takes, which it shows as they
-    /// are. The block is freed when the last tensor over it has gone.
+    /// Makes a tensor over the first bytes of a block, with the elements that are there. The block
+    /// is freed when the last tensor over it is dropped.
     ///
     /// # Errors
-    /// [`TensorError`] when the block is smaller, asleep, shares memory with forks, its home stream is not
-    /// the [`Gpu`]'s, or candle has no elements of this type on a GPU. The block is freed then.
+    /// [`TensorError`] if the block is too small, is asleep, shares memory with forks, has a home
+    /// stream other than the [`Gpu`]'s, or candle has no elements of this type on a GPU. The block
+    /// is freed then.
     pub fn tensor(
         &self,
         block: Block,
@@ -99,14 +100,14 @@ impl Memory {
         )
     }
 
-    /// A block on the GPU's stream, with a tag of its kind unless all have one.
+    /// Returns a builder for a block on the GPU's stream, tagged with `kind` unless a tag was set.
     pub(crate) fn block(&self, size: u64, kind: &str) -> BlockBuilder<'_> {
         let block = self.tenant.block(size).home_stream(self.gpu.stream());
         block.tag(self.tag.clone().unwrap_or_else(|| Arc::from(kind)))
     }
 }
 
-/// Blocks that stay until their last tensor has gone, whoever has it.
+/// Blocks that stay until their last tensor is dropped.
 pub(crate) struct Held {
     gpu: Gpu,
     backing: Backing,
@@ -128,12 +129,12 @@ impl Held {
         self.backing.blocks()
     }
 
-    /// Bytes of the blocks.
+    /// Returns the bytes of the blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.backing.bytes()
     }
 
-    /// Whether the blocks sleep.
+    /// Returns `true` if the blocks are asleep.
     pub(crate) fn is_asleep(&self) -> bool {
         self.backing.is_asleep()
     }
@@ -147,10 +148,10 @@ impl Drop for Held {
     }
 }
 
-/// Tensors packed into one block of a tenant, one behind the other: for many that come and go together,
-/// each of which would take whole granules alone.
+/// Tensors packed into one block of a tenant, one after another: for many tensors that are created
+/// and dropped together, each of which would take whole granules alone.
 ///
-/// When it is dropped the tensors live on, and the block goes with the last of them.
+/// When the arena is dropped, its tensors stay valid, and the block is freed with the last of them.
 pub struct Arena {
     memory: Memory,
     held: Held,
@@ -159,8 +160,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Allocates a block of so many bytes. [`Self::bytes_for`] says what tensors take. It bears the
-    /// memory's tag, or `arena`.
+    /// Allocates a block of `bytes` bytes. [`Self::bytes_for`] computes the size for given tensors.
+    /// Its tag is that of the memory, or `arena`.
     ///
     /// # Errors
     /// [`TensorError::Block`] with the figures.
@@ -180,10 +181,10 @@ impl Arena {
         })
     }
 
-    /// Bytes that tensors of these shapes and types take, one behind the other.
+    /// Returns the bytes that tensors of these shapes and types take, one after another.
     ///
     /// # Errors
-    /// [`TensorError::TooLarge`] when they cannot be counted.
+    /// [`TensorError::TooLarge`] on overflow.
     pub fn bytes_for<S: Into<Shape>>(
         tensors: impl IntoIterator<Item = (S, DType)>,
     ) -> Result<u64, TensorError> {
@@ -194,11 +195,11 @@ impl Arena {
         Ok(end)
     }
 
-    /// The next tensor, whose elements are whatever lies there.
+    /// Adds a tensor with unspecified elements.
     ///
     /// # Errors
-    /// [`TensorError`] when there is no room, the arena sleeps, or candle has no elements of this type on a
-    /// GPU.
+    /// [`TensorError`] if it does not fit, the arena is asleep, or candle has no elements of this
+    /// type on a GPU.
     pub fn empty(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor, TensorError> {
         let shape = shape.into();
         let part = place(self.used, &shape, dtype)?;
@@ -222,10 +223,11 @@ impl Arena {
         Ok(tensor)
     }
 
-    /// The next tensor, a copy of one that lies anywhere.
+    /// Adds a copy of a tensor on any device.
     ///
     /// # Errors
-    /// As [`Self::empty`], and when candle cannot copy it; the room is there for the next then.
+    /// [`TensorError`] in the cases of [`empty`](Self::empty), and if candle cannot copy the
+    /// tensor; its space is then free again.
     pub fn copy(&mut self, tensor: &Tensor) -> Result<Tensor, TensorError> {
         let used = self.used;
         let copy = self.empty(tensor.shape(), tensor.dtype())?;
@@ -237,26 +239,26 @@ impl Arena {
         Ok(copy)
     }
 
-    /// Bytes that tensors take, the gaps between them included.
+    /// Returns the bytes that tensors take, including the gaps between them.
     #[must_use]
     pub const fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes of the block.
+    /// Returns the bytes of the block.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The memory that it is of.
+    /// Returns the memory that the arena belongs to.
     #[must_use]
     pub const fn memory(&self) -> &Memory {
         &self.memory
     }
 }
 
-/// Where the next tensor lies behind `used` bytes.
+/// Returns the range of the next tensor after `used` bytes.
 fn place(used: u64, shape: &Shape, dtype: DType) -> Result<Range<u64>, TensorError> {
     let start = used.checked_next_multiple_of(ALIGNMENT);
     let bytes = bytes(shape, dtype)?;
@@ -276,9 +278,9 @@ fn bytes(shape: &Shape, dtype: DType) -> Result<u64, TensorError> {
     })
 }
 
-/// Copies a tensor into one of as many elements, whatever device, type and strides it has, in pieces:
-/// candle's kernels count with 32 bits, and what comes from another device, changes its type or does
-/// not lie side by side goes through memory of candle's, a piece at a time.
+/// Copies a tensor into one of as many elements, from any device, type and strides, in pieces:
+/// candle's kernels count elements with 32 bits, and elements that come from another device, change
+/// their type or are not contiguous go through memory of candle, one piece at a time.
 fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
     let to = to.flatten_all()?;
     let near = from.device().same_device(to.device());
@@ -299,13 +301,13 @@ fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
     })
 }
 
-/// A piece in a storage of its own: what goes to another device is the whole storage.
+/// Returns a piece in a storage of its own, because candle moves a whole storage to another device.
 fn alone(piece: &Tensor) -> candle_core::Result<Tensor> {
     piece.force_contiguous()
 }
 
-/// Goes through a tensor in the order of its elements, in parts of at most `most` elements, and copies
-/// nothing.
+/// Calls `each` with parts of at most `most` elements of a tensor, in the order of its elements.
+/// Copies nothing.
 fn in_pieces(
     from: &Tensor,
     most: usize,
@@ -318,7 +320,7 @@ fn in_pieces(
     if count <= most {
         return each(from);
     }
-    // Parts are all as large as may be where any cut will do.
+    // A contiguous tensor can be cut anywhere, so all parts but the last have the full size.
     let flat = match from.is_contiguous() {
         true => from.flatten_all()?,
         false => from.clone(),
@@ -364,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// Elements of a tensor's storage, which is what candle moves to another device.
+    /// Returns the elements of a tensor's storage, which is what candle moves to another device.
     fn stored(tensor: &Tensor) -> usize {
         let (storage, _) = tensor.storage_and_layout();
         match &*storage {
@@ -377,7 +379,7 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// Tensors of 6,000 elements that lie in every way.
+    /// Returns tensors of 6,000 elements with all kinds of layouts.
     fn sources() -> Vec<Tensor> {
         let numbers = Tensor::arange(0f32, 6000., &Device::Cpu).unwrap();
         let cube = numbers.reshape((10, 20, 30)).unwrap();

@@ -1,22 +1,23 @@
-//! What is freed once the last tensor over it has gone: looked at a little with each operation, so that
-//! what one operation costs does not grow with what waits.
+//! Blocks that are freed after their last tensor was dropped. Each operation checks a few of them,
+//! so that the cost of an operation does not grow with their number.
 
 use std::collections::VecDeque;
 
-/// How many of those that wait one operation looks at. It adds at most one, so that what has gone is
-/// caught up with.
+/// The number of waiting entries that one operation checks. An operation adds at most one, so the
+/// checks keep up.
 const LOOKS: usize = 4;
 
-/// What waits for its last user.
+/// An entry that waits for its last user.
 pub(crate) trait Wait {
-    /// Whether it may still be used. Once it is not it never is again.
+    /// Returns `true` if it may still be used. After `false` it stays `false`.
     fn is_used(&mut self) -> bool;
 
-    /// Its bytes.
+    /// Returns its bytes.
     fn bytes(&self) -> u64;
 }
 
-/// Those that wait. What has no user any more is handed out, to be dropped where no lock is held.
+/// The waiting entries. Entries without users are returned to the caller, to be dropped while no
+/// lock is held.
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
     queue: VecDeque<T>,
@@ -40,17 +41,17 @@ impl<T: Wait> Waiting<T> {
         self.queue.iter()
     }
 
-    /// Takes out what has no user any more, of those that were not looked at for longest.
+    /// Removes and returns the entries without users among those that were checked least recently.
     pub(crate) fn take_some(&mut self) -> Vec<T> {
         self.take(LOOKS)
     }
 
-    /// Takes out all that has no user any more.
+    /// Removes and returns all entries without users.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         self.take(usize::MAX)
     }
 
-    /// Bytes of all that wait.
+    /// Returns the bytes of all entries.
     pub(crate) fn bytes(&self) -> u64 {
         self.queue.iter().map(T::bytes).sum()
     }
@@ -106,7 +107,7 @@ mod tests {
         assert!(looks.get() <= LOOKS * 1000, "{} looks", looks.get());
         assert_eq!(waiting.bytes(), 8000);
 
-        // Whatever has gone is found, wherever it is, in as many operations as it takes to see all.
+        // Every entry without users is found, in as many operations as it takes to check all.
         used.iter().step_by(3).for_each(|used| used.set(false));
         let found: usize = (0..1000_usize.div_ceil(LOOKS))
             .map(|_| waiting.take_some().len())

@@ -1,7 +1,7 @@
 //! A model's weights in one block of a tenant, and a `VarBuilder` over them.
 //!
-//! They are placed once, packed, and stay where they are. Files are read in [`files`], nothing is
-//! computed here but the types of elements.
+//! Tensors are placed once, packed, and never move. Files are read in [`files`]; the only
+//! computation here is a change of element types.
 
 mod files;
 
@@ -16,19 +16,19 @@ use crate::error::{TensorError, WeightsError};
 use crate::memory::{Arena, Memory};
 use files::{Buffer, File};
 
-/// A model's weights, packed into one block of a tenant, where they can sleep.
+/// A model's weights, packed into one block of a tenant, so that they can sleep.
 ///
-/// The tensors are tensors like any other, and outlive this: the block is freed when the last of them has
-/// gone. The block bears the memory's tag, or `weights`.
+/// The tensors are ordinary tensors and may outlive this value: the block is freed when the last of
+/// them is dropped. The block's tag is that of the memory, or `weights`.
 pub struct Weights {
-    // Go before the block, so that it is free at once if nobody else has them.
+    // Dropped before the block, which is then free at once if there are no other tensors over it.
     tensors: HashMap<String, Tensor>,
     arena: Arena,
 }
 
 impl Weights {
-    /// Allocates a block for weights of so many bytes in all, which are then
-    /// [inserted](Self::insert). [`Arena::bytes_for`] says what tensors take.
+    /// Allocates a block for weights of `bytes` bytes in all, which are then
+    /// [inserted](Self::insert). [`Arena::bytes_for`] computes the size.
     ///
     /// # Errors
     /// [`WeightsError::Allocate`] with the figures.
@@ -40,13 +40,14 @@ impl Weights {
         })
     }
 
-    /// Reads the files of a model in the format of safetensors. They are read from beginning to end
-    /// through one buffer of 64 MiB, and what changes its type does so on the GPU.
+    /// Loads the safetensors files of a model. They are read sequentially through one buffer of 64
+    /// MiB, and types are changed on the GPU.
     ///
-    /// With a type all tensors become of that type; without one they are as they lie there.
+    /// With `dtype`, all tensors get that type; otherwise they keep the type of the file.
     ///
     /// # Errors
-    /// [`WeightsError`] when memory is short, a file cannot be read, or two tensors have one name.
+    /// [`WeightsError`] if memory is short, a file cannot be read, or two tensors have the same
+    /// name.
     pub fn load<P: AsRef<Path>>(
         memory: &Memory,
         paths: &[P],
@@ -74,11 +75,11 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Copies tensors, which may lie anywhere, as candle's `VarMap` or a loader of another format has
-    /// them.
+    /// Copies tensors on any device, for example from candle's `VarMap` or from a loader of another
+    /// format.
     ///
     /// # Errors
-    /// [`WeightsError`] when memory is short, or candle cannot copy.
+    /// [`WeightsError`] if memory is short, or candle cannot copy a tensor.
     pub fn from_tensors<'a>(
         memory: &Memory,
         tensors: impl IntoIterator<Item = (&'a String, &'a Tensor)>,
@@ -95,19 +96,19 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Copies a tensor, which may lie anywhere and in any way. What does not lie on the GPU side by side
-    /// goes through memory of candle's, at most 64 MiB at a time.
+    /// Copies a tensor on any device, of any layout. A tensor that is not contiguous on the GPU is
+    /// copied through memory of candle, at most 64 MiB at a time.
     ///
     /// # Errors
-    /// [`WeightsError`] when there is one of this name, no room, or candle cannot copy it; nothing is changed
-    /// then.
+    /// [`WeightsError`] if the name is taken, the tensor does not fit, or candle cannot copy it;
+    /// nothing has changed then.
     pub fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
         let copy = self.place(name, |arena| arena.copy(tensor))?;
         self.tensors.insert(name.to_owned(), copy);
         Ok(())
     }
 
-    /// A tensor of the arena's for a name that none has.
+    /// Makes a tensor in the arena for a name that is not taken.
     fn place(
         &mut self,
         name: &str,
@@ -124,26 +125,26 @@ impl Weights {
         })
     }
 
-    /// A tensor by its name.
+    /// Returns the tensor with a name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
-    /// All tensors, by their names.
+    /// Returns all tensors by name.
     #[must_use]
     pub const fn tensors(&self) -> &HashMap<String, Tensor> {
         &self.tensors
     }
 
-    /// Bytes that they take, the gaps between them included.
+    /// Returns the bytes that the tensors take, including the gaps between them.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.arena.used()
     }
 
-    /// What a model of candle's is made from. A model that wants a tensor in another type than it has
-    /// here gets a copy in memory of candle's, which does not sleep.
+    /// Returns a builder from which candle creates a model. A model that needs a tensor in another
+    /// type gets a copy in memory of candle, which does not sleep.
     #[must_use]
     pub fn var_builder(&self, dtype: DType) -> VarBuilder<'static> {
         let device = self.arena.memory().gpu().candle();

@@ -1,7 +1,7 @@
 //! candle over a tenant's memory, on a GPU.
 //!
-//! Where there is none the tests say loudly that they did not run; `CUVMM_REQUIRE_GPU=1` makes that a
-//! failure.
+//! Without a GPU, the tests print a notice that they did not run; `CUVMM_REQUIRE_GPU=1` makes that
+//! a failure.
 #![allow(
     missing_docs,
     unreachable_pub,

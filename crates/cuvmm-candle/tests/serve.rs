@@ -1,7 +1,8 @@
-//! The example `serve`: its decoder computes what candle-transformers' llama does, and answers are the
-//! same, bit for bit, whichever cache it has and whatever becomes of a sequence meanwhile.
+//! The example `serve`: its decoder computes what candle-transformers' llama does, and answers are
+//! the same bit for bit with either cache and with any evictions.
 //!
-//! What needs no GPU runs on candle's CPU device; the rest says loudly where it did not run.
+//! Tests that need no GPU run on candle's CPU device; the others print a notice if they did not
+//! run.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -20,7 +21,7 @@ mod prefix;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod rig;
 #[path = "../examples/serve/main.rs"]
-#[allow(dead_code, reason = "nobody calls main, and what only it calls")]
+#[allow(dead_code, reason = "main and its functions are not called here")]
 mod serve;
 
 use std::rc::Rc;
@@ -44,7 +45,7 @@ use serve::system::SystemPrompt;
 use serve::trace::Request;
 use serve::weights::{Source, small};
 
-/// Two layers, and rows of 2 KiB a token: 1024 tokens fill a granule.
+/// Two layers, with rows of 2 KiB per token: 1024 tokens fill a granule.
 fn tiny() -> Spec {
     let config = Config {
         hidden_size: 512,
@@ -64,7 +65,7 @@ fn tiny() -> Spec {
     }
 }
 
-/// One that is computed quickly on a CPU too.
+/// A model that is fast on a CPU too.
 fn tinier() -> Spec {
     let mut spec = tiny();
     spec.config = Config {
@@ -91,7 +92,7 @@ fn caches(decoder: &Decoder, make: &dyn Fn() -> Box<dyn Cache>) -> Caches {
     (0..decoder.layers()).map(|_| make()).collect()
 }
 
-/// One step of one sequence.
+/// Makes one step of one sequence.
 fn step(decoder: &Decoder, token: u32, position: usize, caches: &mut Caches) -> Tensor {
     let next = Next {
         token,
@@ -101,7 +102,7 @@ fn step(decoder: &Decoder, token: u32, position: usize, caches: &mut Caches) -> 
     decoder.step(&mut [next]).unwrap().narrow(0, 0, 1).unwrap()
 }
 
-/// The logits behind a prompt and behind each of some tokens, against candle-transformers' own.
+/// Compares the logits of a prompt and of some tokens with those of candle-transformers.
 fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>) {
     let config = &spec.config;
     let cache_memory = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();
@@ -109,7 +110,7 @@ fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>
     let mut their_cache = llama::Cache::new(true, spec.dtype, config, device).unwrap();
     let ours = Decoder::load(&cache_memory.var_builder(), config, 3).unwrap();
     let mut our_caches = caches(&ours, make);
-    // Two pieces, of which the second is not whole.
+    // Two pieces, of which the second is partial.
     let (prompt, answer) = (tokens(700, 1), tokens(8, 2));
     let mut forward = |tokens: &[u32], position| {
         let tokens = Tensor::new(tokens, device).unwrap().unsqueeze(0).unwrap();
@@ -142,7 +143,7 @@ fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>
     }
 }
 
-/// As Llama 3 has them: positions stretched, and one matrix for words and head.
+/// Changes a specification to Llama 3's: scaled positions, and one matrix for embedding and output.
 fn stretched(mut spec: Spec) -> Spec {
     spec.config.tie_word_embeddings = true;
     spec.config.rope_theta = 500_000.;
@@ -178,7 +179,7 @@ fn on_a_gpu_it_does_so_with_either_cache() {
     }
 }
 
-/// The logits of a sequence are the same bits, alone or among others, in whichever row.
+/// Checks that the logits of a sequence are the same bits, alone or in a batch, in any row.
 fn alone_and_among_others(device: &Device) {
     let spec = tinier();
     let decoder = decoder(&spec, 5, device);
@@ -216,7 +217,7 @@ fn who_else_is_in_the_batch_makes_no_difference() {
     }
 }
 
-/// Requests that all come at once, to two models in turn.
+/// Returns requests that all arrive at once, for two models in turn.
 fn at_once(prompts: impl IntoIterator<Item = usize>, answer: usize) -> Vec<Request> {
     let request = |(index, prompt)| Request {
         model: index % 2,
@@ -250,7 +251,7 @@ fn answers_are_the_same_when_requests_are_thrown_out() {
         let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
         weights + sequences * specs[0].sequence(1, 512 * 64)
     };
-    // They grow beyond 512 tokens in the middle of the answer.
+    // The sequences grow beyond 512 tokens in the middle of the answer.
     let requests = at_once([500, 490, 505, 3, 495, 507], 30);
     let serve = |limit| {
         let models = modes::plain(&Device::Cpu, &specs, 4, limit).unwrap();
@@ -277,8 +278,8 @@ fn a_request_that_can_never_run_is_an_error() {
         prompt: 500,
         answer: 30,
     }];
-    // Memory for the prompt and not for the answer; and not even for the prompt.
-    for (sequences, says) in [(1, "wants more"), (0, "does not fit")] {
+    // Enough memory for the prompt but not for the answer, and not enough for the prompt.
+    for (sequences, says) in [(1, "needs more"), (0, "does not fit")] {
         let limit = weights + sequences * spec.sequence(1, 512 * 64);
         let models = modes::plain(&Device::Cpu, std::slice::from_ref(&spec), 4, limit).unwrap();
         let error = Server::serve(&models, true, drawn(&requests, &models))
@@ -291,7 +292,7 @@ fn a_request_that_can_never_run_is_an_error() {
 #[test]
 fn a_limit_below_the_weights_names_the_model_that_has_no_room() {
     let specs = [tinier(), tinier()];
-    // Room for the first one's alone.
+    // Enough memory for the first model's weights only.
     let limit = specs[0].weights().unwrap() * 3 / 2;
     let refused = modes::plain(&Device::Cpu, &specs, 4, limit).err().unwrap();
     let refused = format!("{refused:#}");
@@ -329,15 +330,15 @@ fn a_request_that_no_model_can_answer_is_refused_at_once() {
     assert!(said.contains("500 words"), "{said}");
     let said = refused(&[good], &|_| vec![1; 4]);
     assert!(said.contains("of another length"), "{said}");
-    // As long as can be, and nothing at all.
+    // The longest possible request, and no request.
     let longest = Server::serve(&models, true, drawn(&[request(0, 1940, 8)], &models)).unwrap();
     assert_eq!(longest.answers[0].len(), 8);
     let nothing = Server::serve(&models, true, Vec::new()).unwrap();
     assert!(nothing.answers.is_empty());
 }
 
-/// The logits behind a prompt and of each step, bit for bit, of a sequence that takes its own advice.
-/// Between two steps something may happen.
+/// Returns the logits of a prompt and of each step, bit for bit, of a sequence that continues with
+/// its own tokens. `between` runs between two steps.
 fn generated(
     decoder: &Decoder,
     make: &dyn Fn() -> Box<dyn Cache>,
@@ -356,7 +357,7 @@ fn generated(
     all
 }
 
-/// A tenant that has a model, of a pool of so many MiB.
+/// Returns a tenant with a model, in a pool of `mib` MiB.
 fn elastic(gpu: &Gpu, spec: &Spec, asleep: Asleep, mib: u64) -> (Pool, Memory, Elastic, Decoder) {
     let pool = Pool::builder(gpu.device())
         .limit(Limit::Bytes(mib << 20))
@@ -381,7 +382,7 @@ fn both_caches_give_the_same_bits_while_they_grow() {
             seen.push(caches);
         }
     });
-    // Four rows, a granule each and then two.
+    // Four rows of one granule each, and then of two.
     assert_eq!(seen, [8 << 20, 16 << 20]);
     assert!(ours == generated(&decoder, &cache::candle, |_| {}));
 }
@@ -400,11 +401,11 @@ fn a_generation_sleeps_and_goes_on() {
     let expected = generated(&decoder, &cache::candle, |_| {});
     let mut slept = 0;
     let ours = generated(&decoder, &|| cache_memory.cache(), |index| {
-        // Before the cache grows and afterwards.
+        // Before the cache grows, and afterwards.
         if index % 25 == 10 {
             assert!(cache_memory.sleep().unwrap() && cache_memory.is_asleep());
             assert_eq!(memory.tenant().stats().committed, 0);
-            // Somebody else has all of the memory meanwhile, and writes to it.
+            // Meanwhile another tenant takes all of the memory and writes to it.
             gpu.device().synchronize().unwrap();
             let other = memory.tenant().allocate_on(gpu.stream(), 80 << 20).unwrap();
             other.write(0, &vec![0xff; 80 << 20]).unwrap();
@@ -425,8 +426,8 @@ fn servers_of_all_kinds_give_the_same_answers() {
     };
     let mut specs = [tiny(), tiny()];
     specs[1].source = Source::Seed(8);
-    // Eight at once, of which most grow into a second granule; then each model alone, in turn, with more
-    // than fit beside the other's weights.
+    // Eight at once, most of which grow into a second granule; then each model alone, in turn, with
+    // more requests than fit beside the other model's weights.
     let mut requests = at_once([1000, 990, 1010, 40, 1015, 1003, 600, 1020], 40);
     for (index, model) in [0, 1, 0].into_iter().enumerate() {
         requests.extend((0..8).map(|more| Request {

@@ -83,7 +83,7 @@ impl Choice {
     /// Opens the driver, as usual where there is no GPU.
     ///
     /// # Errors
-    /// Why the real driver cannot be had, if it was asked for. The others can always be.
+    /// Why the real driver cannot be had, if it was requested. The others can always be.
     pub fn open(self) -> anyhow::Result<Opened> {
         self.open_as(&StandIn::default())
     }
@@ -104,7 +104,7 @@ impl Choice {
             }
             Self::Cuda => {
                 let driver = Arc::new(CudaDriver::open()?);
-                let reason = format!("{} was asked for", shown(driver.api().library()));
+                let reason = format!("{} was requested", shown(driver.api().library()));
                 Ok(Opened {
                     driver: driver.clone(),
                     concrete: Concrete::Cuda(driver),
@@ -120,7 +120,7 @@ impl Choice {
                     options = options.devices(count);
                 }
                 let driver = Arc::new(HostDriver::new(options));
-                let reason = "the host driver was asked for".to_owned();
+                let reason = "the host driver was requested".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
                     concrete: Concrete::Host(driver),
@@ -129,7 +129,7 @@ impl Choice {
             }
             Self::Model => {
                 let driver = Arc::new(like.model());
-                let reason = "the model was asked for".to_owned();
+                let reason = "the model was requested".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
                     concrete: Concrete::Model(driver),
@@ -197,7 +197,7 @@ mod tests {
         let short = "no GPU: no CUDA driver library could be opened";
         assert_eq!(brief(reason, Page::Narrow), short);
         assert_eq!(brief(reason, Page::Verbose), reason);
-        let other = "the host driver was asked for";
+        let other = "the host driver was requested";
         assert_eq!(brief(other, Page::Narrow), other);
     }
 }

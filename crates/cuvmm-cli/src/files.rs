@@ -1,7 +1,7 @@
 //! Files that the command line names.
 //!
-//! A file that is not there, that cannot be opened, or that is of another kind than is asked for is
-//! wrong usage, as an option is that cannot be meant: exit code 2, with the path and what is there.
+//! A file that does not exist, cannot be opened, or is of the wrong kind is wrong usage, like an
+//! invalid option: exit code 2, with the path and the kind of file found.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, IsTerminal as _, Read as _};
@@ -15,10 +15,11 @@ use rustix::fs::OFlags;
 use crate::command::usage;
 use crate::terminal::shown;
 
-/// The most bytes of a file that is read whole: a plan, a table, recorded answers.
+/// The size limit in bytes of a text file that is read whole: a plan, a cost table, recorded
+/// answers.
 const MOST_TEXT: u64 = 64 << 20;
 
-/// Names the kind of a file that is not regular, for people.
+/// Returns a name for a type of file, for error messages.
 fn kind(found: FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a folder",
@@ -29,16 +30,16 @@ fn kind(found: FileType) -> &'static str {
     }
 }
 
-/// The error for a file that cannot be used as the command line asks: wrong usage.
+/// Returns the error for an unusable file: wrong usage, with the path.
 pub fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
     usage(format!("{}: {what}", shown(path)))
 }
 
-/// Opens a regular file to read at any place in it. Nothing is waited for: opening a pipe without a
-/// writer would never end.
+/// Opens a regular file for reading. Opening does not block, as it would for a pipe without a
+/// writer.
 ///
 /// # Errors
-/// Wrong usage, with the path and what is there.
+/// Wrong usage: a file that cannot be opened or is not a regular file.
 pub fn regular(path: &Path) -> anyhow::Result<File> {
     let file = without_waiting(OpenOptions::new().read(true), path);
     let file = file.map_err(|error| wrong(path, error))?;
@@ -55,22 +56,22 @@ pub fn regular(path: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Reads a text file whole, or what comes through a pipe.
+/// Reads a text file or a pipe to its end.
 ///
 /// # Errors
-/// Wrong usage, with the path and what is there.
+/// Wrong usage: a file that cannot be read, is too large, or is not text in UTF-8.
 pub fn text(path: &Path) -> anyhow::Result<String> {
     let bytes = bytes(path, MOST_TEXT)?;
     String::from_utf8(bytes).map_err(|_| wrong(path, "this is no text in UTF-8"))
 }
 
-/// Reads a file up to a limit of bytes whole, or what comes through a pipe.
+/// Reads a file or a pipe of at most `most` bytes to its end.
 ///
 /// # Errors
-/// Wrong usage, with the path and what is there.
+/// Wrong usage: a file that cannot be read, is too large, or is not a file, a pipe or a terminal.
 pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let read = || -> io::Result<Result<Vec<u8>, String>> {
-        // Looked at before it is opened too: to open a device may do something.
+        // The type is checked before opening too, because opening a device may have side effects.
         let readable = |found: FileType| found.is_file() || found.is_fifo();
         let found = std::fs::metadata(path)?.file_type();
         if !readable(found) && !found.is_char_device() {
@@ -100,19 +101,20 @@ pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// Finds out whether a file can be written, before work that takes minutes. What is in it stays there.
+/// Checks that a file can be written, before work that takes minutes. Creates the file if it is
+/// missing, and keeps its content otherwise.
 ///
 /// # Errors
-/// Wrong usage, with the path and why it cannot.
+/// Wrong usage: a file that cannot be opened for writing.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
     let opened = without_waiting(OpenOptions::new().append(true).create(true), path);
     opened.map(drop).map_err(|error| wrong(path, error))
 }
 
-/// Writes a file whole.
+/// Writes `text` as the whole content of a file.
 ///
 /// # Errors
-/// When that fails, with the path.
+/// The error of writing, with the path.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| shown(path))
 }

@@ -89,7 +89,7 @@ impl Args {
     /// Runs the command.
     ///
     /// # Errors
-    /// When the driver that was asked for cannot be opened or does not count its devices.
+    /// When the driver that was requested cannot be opened or does not count its devices.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.driver.open_as(&StandIn {
             devices: self.devices,

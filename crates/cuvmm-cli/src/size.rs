@@ -1,12 +1,12 @@
-//! Sizes as people write them: on the command line and in plans.
+//! Parsing of sizes on the command line and in plans.
 
-/// The units by their first letter, each 1,024 or 1,000 times the one before.
+/// The first letters of the units, each 1,024 or 1,000 times the unit before.
 const UNITS: &str = "kmgtpe";
 
-/// Reads a size of at least a byte.
+/// Parses a size of at least one byte.
 ///
 /// # Errors
-/// What is wrong with it, and what a size looks like.
+/// A message that says what is wrong and how a size is written.
 pub fn size(text: &str) -> Result<u64, String> {
     match bytes(text)? {
         0 => Err("a size is at least one byte".to_owned()),
@@ -14,18 +14,19 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads a number of bytes, which may be zero: `4096`, `2 MiB`, `1.5 GiB`, `2MB`. A part of a byte is
-/// left out.
+/// Parses a number of bytes, which may be zero: `4096`, `2 MiB`, `1.5 GiB`, `2MB`. Fractions of a
+/// byte are truncated.
 ///
 /// # Errors
-/// What is wrong with it, and what a size looks like.
+/// A message that says what is wrong and how a size is written.
 pub fn bytes(text: &str) -> Result<u64, String> {
     read(text)
         .ok_or_else(|| "a size is a number of bytes, or like 512MiB or 8GiB".to_owned())?
         .ok_or_else(|| format!("a size is at most {} bytes, just under 16 EiB", u64::MAX))
 }
 
-/// Nothing where it is no size; nothing inside where it does not fit 64 bits.
+/// Parses a size. Returns `None` if the text is not a size, and `Some(None)` if the size does not
+/// fit in 64 bits.
 fn read(text: &str) -> Option<Option<u64>> {
     let text = text.trim();
     let end = text.find(|character: char| !character.is_ascii_digit() && character != '.');
@@ -36,7 +37,7 @@ fn read(text: &str) -> Option<Option<u64>> {
     if whole.len() + part.len() == 0 || !digits(part) {
         return None;
     }
-    // More digits of a part than these are less than a byte of the largest unit.
+    // Further digits of the fraction are worth less than a byte, even of the largest unit.
     let part = part.get(..part.len().min(19)).unwrap_or(part);
     let scale = 10_u128.pow(u32::try_from(part.len()).unwrap_or(0));
     let value = |digits: &str| match digits.trim_start_matches('0') {
@@ -51,8 +52,8 @@ fn read(text: &str) -> Option<Option<u64>> {
     Some(bytes())
 }
 
-/// How many bytes a unit is: `B` or nothing, and with a letter before it a power of 1,000 (`MB`, `M`)
-/// or 1,024 (`MiB`, `Mi`).
+/// Returns the bytes of a unit: 1 for `B` or no unit, a power of 1,000 for `MB` or `M`, and a power
+/// of 1,024 for `MiB` or `Mi`. Returns `None` for an unknown unit.
 fn factor(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_lowercase();
     let unit = unit.strip_suffix('b').unwrap_or(&unit);

@@ -1,10 +1,11 @@
-//! Text on standard output and standard error.
+//! Output to standard output and standard error, safe for terminals.
 //!
-//! Names come from files, from other processes and from the command line. None of them may act on
-//! the terminal that shows them: move the cursor, change colours or titles, begin a line, or reorder
-//! what stands around. Characters that would are shown as escapes. Everything that is written goes
-//! through here; a name that stands in a line of text goes through [`safe`] before it, since a line
-//! break is not told from ours afterwards.
+//! Names come from files, from other processes and from the command line. A name must not control
+//! the terminal that shows it: it must not move the cursor, change colors or titles, begin a line,
+//! or reorder the text around it. Characters with such effects are written as escapes. All output
+//! passes through this module. A name within a line of text must pass through [`safe`] first,
+//! because a line break in the name cannot be distinguished from the command's own line breaks
+//! later.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -19,8 +20,8 @@ use tracing_subscriber::fmt::format::debug_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Returns `true` if a terminal does not simply show a character: controls (C0, DEL and C1),
-/// separators of lines and paragraphs, and marks that change the direction of text.
+/// Returns `true` if a terminal interprets a character instead of showing it: controls (C0, DEL and
+/// C1), line and paragraph separators, and marks that change the direction of text.
 pub fn acts(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -29,20 +30,21 @@ pub fn acts(character: char) -> bool {
         )
 }
 
-/// A text as one line that a terminal only shows: `\n` and `\u{1b}` stand for what they name.
+/// Returns a text as one line in which characters that control a terminal are escapes such as `\n`
+/// and `\u{1b}`.
 pub fn safe(text: &str) -> Cow<'_, str> {
     escaped(text, acts, |character, to| {
         to.extend(character.escape_default());
     })
 }
 
-/// A path as one line that a terminal only shows.
+/// Returns a path as one line, escaped by [`safe`].
 pub fn shown(path: &Path) -> String {
     safe(&path.to_string_lossy()).into_owned()
 }
 
-/// An error and its causes in one text. A cause that the message before it ends with is left out: some
-/// of the library's messages name theirs, and others do not.
+/// Returns the messages of an error and its causes as one text. A cause is omitted if the text
+/// before it already ends with it, because some messages of the library include their cause.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let mut text = causes.next().unwrap_or_default();
@@ -54,7 +56,7 @@ pub fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// A number of things, with the word in its right form.
+/// Returns a count with its noun, in the singular or the plural.
 pub fn counted(count: u64, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
@@ -80,10 +82,10 @@ fn escaped(
     Cow::Owned(line)
 }
 
-/// Prints lines to standard output. A reader that stops early, as `head` does, is no failure.
+/// Prints lines to standard output. A closed pipe is not an error, so that `head` works.
 ///
 /// # Errors
-/// When the text cannot be written for another reason.
+/// Any other error of writing.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let text = escaped(
         text,
@@ -99,35 +101,36 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 
 /// Prints one line to standard error.
 pub fn tell(line: &str) {
-    // Standard error is the last place to report to: its own failure has none.
+    // An error of standard error itself cannot be reported.
     let _ = writeln!(io::stderr(), "{}", safe(line));
 }
 
-/// A value as JSON of one line, in which characters that act on a terminal are escaped as JSON does.
+/// Returns a value as one line of JSON, with characters that control a terminal as JSON escapes.
 ///
 /// # Errors
-/// When the value cannot be serialised.
+/// A value that cannot be serialized.
 pub fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string(value)?) + "\n")
 }
 
-/// A value as indented JSON, in which characters that act on a terminal are escaped as JSON does.
+/// Returns a value as indented JSON, with characters that control a terminal as JSON escapes.
 ///
 /// # Errors
-/// When the value cannot be serialised.
+/// A value that cannot be serialized.
 pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
-/// JSON itself escapes C0 controls alone. All others can only stand in strings, where an escape means
-/// the same. The only line breaks left are those between lines of the text.
+/// Escapes characters in JSON text that control a terminal. JSON itself escapes only C0 controls;
+/// all others can occur only in strings, where an escape is equivalent. The remaining line breaks
+/// are those of the formatting.
 fn only_shown(json: &str) -> String {
     escaped(
         json,
         |character| character != '\n' && acts(character),
         |character, to| {
             for unit in character.encode_utf16(&mut [0; 2]) {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = write!(to, "\\u{unit:04x}");
             }
         },
@@ -135,13 +138,13 @@ fn only_shown(json: &str) -> String {
     .into_owned()
 }
 
-/// Has logs go to standard error as `RUST_LOG` says: in colour on a terminal, unless `NO_COLOR` is
-/// set.
+/// Sends logs to standard error, filtered by `RUST_LOG`. They are colored on a terminal unless
+/// `NO_COLOR` is set.
 pub fn log() {
     let filter = filter(&std::env::var("RUST_LOG").unwrap_or_default());
     let plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
     let coloured = !plain && io::stderr().is_terminal();
-    // It fails where there is a subscriber already, and nothing here sets another.
+    // Fails only if a subscriber is set already, and nothing else in the command sets one.
     let _ = subscriber(filter, coloured, io::stderr).try_init();
 }
 
@@ -160,7 +163,8 @@ fn filter(list: &str) -> Targets {
     })
 }
 
-/// Logs of one line each, in which what acts on a terminal is escaped.
+/// Creates a subscriber that writes one line for each event, with characters that control a
+/// terminal as escapes.
 fn subscriber<W>(filter: Targets, coloured: bool, to: W) -> impl SubscriberInitExt
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! Clocks: the time that passes, or on the model the time that its calls would have taken.
+//! Clocks: real time or, on the model driver, the virtual time that its calls would have taken.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,21 +13,21 @@ use crate::drivers::Concrete;
 pub enum Watch {
     /// Real time.
     Wall(Instant),
-    /// The model's own clock, which only the model's calls move.
+    /// The clock of the model driver, which only its calls advance.
     Virtual(Arc<ModelDriver>),
 }
 
-/// The time after a release from which a create is truly cold: the driver has cleared the memory that
-/// was released.
+/// The time after a release until a create is cold: by then the driver has cleared the released
+/// memory.
 pub const A_WHILE: Duration = Duration::from_millis(500);
 
-/// The last part of a wait, in which the thread spins.
+/// The last part of a wait, during which the thread spins.
 const AWAKE: Duration = Duration::from_millis(20);
 
-/// The note of rows whose figures are all on the model's clock.
+/// The note of rows whose figures are all in virtual time.
 const VIRTUAL: &str = "virtual time, by the cost table";
 
-/// The note of rows of which only the baseline is on the model's clock.
+/// The note of rows of which only the baseline is in virtual time.
 const VIRTUAL_BASELINE: &str =
     "the baseline is virtual time, by the cost table; the library's is real";
 
@@ -56,7 +56,8 @@ impl Watch {
         self.virtually(VIRTUAL)
     }
 
-    /// Returns the note of a row whose baseline alone is measured by this clock, if time is virtual.
+    /// Returns the note of a row of which only the baseline is measured by this clock, if time is
+    /// virtual.
     pub const fn note_on_baseline(&self) -> Option<&'static str> {
         self.virtually(VIRTUAL_BASELINE)
     }
@@ -80,7 +81,7 @@ impl Clock for Watch {
     fn wait(&self, time: Duration) {
         match self {
             Self::Wall(_) => {
-                // A core that has slept is slow at first, which no measurement should include.
+                // A core is slow at first after sleeping, which a measurement must not include.
                 let end = Instant::now() + time;
                 std::thread::sleep(time.saturating_sub(AWAKE));
                 while Instant::now() < end {

@@ -185,10 +185,7 @@ fn names_of_models_and_steps_act_on_no_terminal() {
         folder.path(),
         &["plan", &write(&folder, "twice.toml", twice)],
     );
-    assert!(
-        line.contains("something else has this name already"),
-        "{line}"
-    );
+    assert!(line.contains("the name is in use already"), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
 }
 

@@ -1,4 +1,4 @@
-//! `cuvmm info` as a user meets it.
+//! End-to-end tests of `cuvmm info`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The commands of `cuvmm-bench` under their old names.
+//! The former names of `cuvmm-bench` commands print the new program.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 

@@ -1,4 +1,4 @@
-//! `cuvmm replay` as a command: its stable output, its chart, its errors.
+//! End-to-end tests of `cuvmm replay`: its stable output, its chart, its errors.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 
 const HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
-/// A trace of requests that come a tenth of a second apart, `context` tokens long.
+/// Writes a trace of requests that arrive every tenth of a second and have at least `context`
+/// tokens of context.
 fn trace(dir: &TempDir, name: &str, end: &str, requests: u32, context: u32) -> PathBuf {
     let mut text = format!("{HEADER}{end}");
     for at in 0..requests {
@@ -41,7 +42,7 @@ fn model(name: &str, path: &Path) -> String {
     format!("--model={name}={}", path.display())
 }
 
-/// Two models, the first with far more to do, in memory that is too little for a split.
+/// Creates traces for two models, the first with a much higher load.
 fn two_models(dir: &TempDir) -> [String; 2] {
     [
         model("conv", &trace(dir, "conv.csv", "\n", 300, 200)),
@@ -66,7 +67,7 @@ fn json(args: &[&str], models: &[String]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The stable interface: these keys for a policy, and the same for each model.
+/// Checks the stable keys of the figures of a policy or of a model.
 fn assert_figures(figures: &Value, memory: u64) {
     let count = |key: &str| {
         figures[key]
@@ -127,7 +128,7 @@ fn json_is_a_stable_interface() {
     );
 }
 
-/// Everything but what is measured in real time.
+/// Removes the figures that are measured in real time.
 fn without_times(mut said: Value) -> Value {
     for policy in said["policies"].as_object_mut().unwrap().values_mut() {
         policy.as_object_mut().unwrap().remove("driver_time_ms");
@@ -162,7 +163,7 @@ fn what_the_driver_s_calls_take_is_expected_by_a_table() {
         let (figures, alone) = (&said["policies"][policy], &alone["policies"][policy]);
         let expected = &figures["expected"];
         assert_eq!(expected["costs"], "a slow GPU");
-        // The host's stamps are waited for, which tells what else would be asked.
+        // Both counts are of runs on the model driver without stamps.
         let calls = |figures: &Value| figures["driver_calls"].as_f64().unwrap();
         assert!(calls(expected) <= calls(alone));
         let access = &expected["by_call"]["cuMemSetAccess"];
@@ -372,7 +373,7 @@ fn the_chart_shows_both_policies_and_all_models() {
     assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
 }
 
-/// Exit code and the one line of an error.
+/// Runs a command that fails, and returns its exit code and its single line of standard error.
 fn failure(args: &[&str]) -> (i32, String) {
     let output = cuvmm().args(args).output().unwrap();
     assert!(output.stdout.is_empty(), "{args:?}");
@@ -455,7 +456,7 @@ fn errors_are_one_line_that_names_the_file() {
     ] {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let (code, said) = failure(&args);
-        // What the driver does not have is a failure; a file that cannot be meant is wrong usage.
+        // A device that the driver lacks is a failure; an unusable file is wrong usage.
         let expected = if named == "device 7" { 1 } else { 2 };
         assert_eq!(code, expected, "{args:?}: {said}");
         assert!(

@@ -1,9 +1,10 @@
-//! The promise: both Azure traces with 8 GiB on the host driver within two minutes on two cores,
-//! no request lost, and elastic's p99 time to first token at least 1.5 times better than static's.
+//! Acceptance test: both Azure traces with 8 GiB on the host driver within two minutes on two
+//! cores, no request lost, and elastic's p99 time to first token at least 1.5 times better than
+//! static's.
 //!
-//! It is a promise about release builds, and runs only there:
+//! The test runs only in release builds:
 //! `cargo test --release -p cuvmm-cli --test replay_azure -- --nocapture`. The traces are not part
-//! of the project; where they are not beside it, this says so and passes.
+//! of the repository; if they are missing, the test prints that and passes.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -15,7 +16,7 @@ use serde_json::Value;
 
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
 
-/// The files and their numbers of requests.
+/// The file and the number of requests of each trace.
 const CONV: (&str, u64) = ("azure-conv-first-half.csv", 9_683);
 const CODE: (&str, u64) = ("azure-code.csv", 8_819);
 

@@ -1,4 +1,4 @@
-//! `cuvmm share` as a user meets it: real processes, over the host driver.
+//! End-to-end tests of `cuvmm share`: real processes on the host driver.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 const BIN: &str = env!("CARGO_BIN_EXE_cuvmm");
 
-/// A user's folders: sockets in one, files in another.
+/// The folders of a user: one for sockets, one for files.
 struct Home {
     runtime: TempDir,
     files: TempDir,
@@ -47,7 +47,7 @@ impl Home {
         self.files.path().join(name)
     }
 
-    /// Writes a file beside its place and moves it there, as who replaces one should.
+    /// Writes a file under a temporary name and renames it, which is how a file should be replaced.
     fn weights(&self, name: &str, seed: u8) -> PathBuf {
         let (path, beside) = (self.file(name), self.file("beside"));
         fs::write(&beside, weights(seed)).unwrap();
@@ -55,7 +55,8 @@ impl Home {
         path
     }
 
-    /// A pipe that no process writes to: what opens it waits for ever, unless it says not to.
+    /// Creates a pipe without a writer. Opening it blocks forever, unless it is opened
+    /// non-blocking.
     fn pipe(&self, name: &str) -> PathBuf {
         let path = self.file(name);
         let made = mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0);
@@ -79,7 +80,7 @@ impl Home {
         serde_json::from_slice(&assert.get_output().stdout).unwrap()
     }
 
-    /// The one line on standard error.
+    /// Runs a command that fails with `code`, and returns its single line on standard error.
     fn complaint(&self, command: &str, arguments: &[&str], code: i32) -> String {
         let assert = self.share(command, arguments).assert().code(code);
         let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
@@ -106,13 +107,13 @@ impl Home {
         running
     }
 
-    /// How many files lie where the sockets do: none where there is no folder.
+    /// Returns the number of files in the folder of the sockets; 0 if there is no folder.
     fn left(&self) -> usize {
         fs::read_dir(self.folder()).map_or(0, Iterator::count)
     }
 }
 
-/// A process in the background, killed when this is dropped.
+/// A background process that is killed on drop.
 struct Running {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -129,7 +130,7 @@ impl Running {
         line
     }
 
-    /// Reads lines up to one that has something in it.
+    /// Reads lines up to the first that contains `what`, and returns it.
     fn line_with(&mut self, what: &str) -> String {
         loop {
             let line = self.line();
@@ -155,13 +156,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Three tensors of more than a granule in all, whose bytes depend on the seed.
+/// Returns a file of three tensors, together larger than a granule. The bytes depend on the seed.
 fn weights(seed: u8) -> Vec<u8> {
     let large: Vec<u8> = (0..3 << 20)
         .map(|n: u32| (n >> 8) as u8 ^ n as u8 ^ seed)
@@ -184,7 +185,7 @@ fn weights(seed: u8) -> Vec<u8> {
     serialize(tensors, Some(note.into_iter().collect())).unwrap()
 }
 
-/// A number of ones, as BF16.
+/// Returns `count` ones as BF16.
 fn half_ones(count: usize) -> Vec<u8> {
     [0x80, 0x3f].repeat(count)
 }
@@ -268,7 +269,7 @@ fn what_one_process_publishes_others_list_and_read() {
     let verified = format!("verified: all bytes are those of {}\n", text(&file));
     assert!(shown.ends_with(&verified), "{shown}");
 
-    // Another file of the same shape: the first number of its first tensor is another one.
+    // A file of the same shape with different bytes; "norm" differs first.
     let other = home.weights("other.safetensors", 4);
     let verify = ["toy", "--driver", "host", "--verify", text(&other)];
     let said = home.complaint("attach", &verify, 1);
@@ -291,7 +292,7 @@ fn a_reader_gets_newer_versions_and_keeps_the_last_when_the_publisher_is_killed(
     let mut reader = home.running("attach", &verify);
     assert_eq!(reader.json()["version"], 1);
 
-    // What is no whole file is told and changes nothing.
+    // An incomplete file is reported, and the version before stays published.
     let cut = weights(2);
     let beside = home.file("beside");
     fs::write(&beside, &cut[..cut.len() - 1]).unwrap();
@@ -299,7 +300,7 @@ fn a_reader_gets_newer_versions_and_keeps_the_last_when_the_publisher_is_killed(
     let mut said = String::new();
     let mut stderr = BufReader::new(publisher.child.stderr.take().unwrap());
     stderr.read_line(&mut said).unwrap();
-    assert!(said.contains("the header tells of"), "{said}");
+    assert!(said.contains("the header describes"), "{said}");
     let listed = home.json("list", &[]);
     assert_eq!(listed["publishers"][0]["publications"][0]["version"], 1);
 
@@ -332,7 +333,7 @@ fn a_reader_gets_newer_versions_and_keeps_the_last_when_the_publisher_is_killed(
     assert_eq!(said, "cuvmm: \"toy\" is not published: nothing is\n");
 }
 
-/// `list` looks at names that the user gives: what lies beside them is the user's.
+/// `list` takes paths from the user, and must not remove the user's files beside them.
 #[test]
 fn a_listing_removes_only_what_a_publisher_has_left() {
     let home = Home::new();
@@ -342,14 +343,14 @@ fn a_listing_removes_only_what_a_publisher_has_left() {
     assert!(said.contains("no process listens"), "{said}");
     assert!(lock.exists());
 
-    // Another program's socket, at which nothing answers any more.
+    // The socket of another program, at which no process listens any more.
     let other = home.file("other.sock");
     drop(std::os::unix::net::UnixListener::bind(&other).unwrap());
     home.complaint("list", &["--socket", text(&other)], 1);
     assert!(other.exists());
     assert_eq!(fs::read_dir(home.files.path()).unwrap().count(), 2);
 
-    // A publisher that was killed, and one of which a cleaner has left the lock alone.
+    // A killed publisher, and a publisher of which only the lock is left.
     let file = home.weights("toy.safetensors", 1);
     let mut killed = home.publishing(&[text(&file)]);
     killed.child.kill().unwrap();
@@ -376,7 +377,7 @@ fn a_name_that_two_publish_is_chosen_by_its_socket() {
     let first = home.publishing(&[text(&one), text(&other)]);
     let socket = home.file("here");
     let second = home.publishing(&[text(&other), "--name", "toy", "--socket", text(&socket)]);
-    // One that listens elsewhere is not found by its name, and is by its socket.
+    // A publisher with a socket elsewhere is found by the socket, not by the name.
     let read = home.json("attach", &["toy", "--driver", "host"]);
     assert_eq!(read["pid"], first.child.id());
     let at = ["toy", "--driver", "host", "--socket", text(&socket)];
@@ -400,7 +401,7 @@ fn a_name_that_two_publish_is_chosen_by_its_socket() {
         "{said}"
     );
 
-    // An end without a signal to the others.
+    // The signal ends only this publisher.
     let mut second = second;
     second.signal(Signal::INT);
     assert_eq!(second.code(), Some(0));
@@ -452,7 +453,7 @@ fn what_cannot_be_meant_is_told_in_one_line() {
             2,
             "no control characters",
         ),
-        // The name is looked at before the file is.
+        // The name is checked before the file.
         ("publish", &["/nowhere/x", "--name", ""], 2, "--name \"\""),
         (
             "publish",
@@ -471,7 +472,7 @@ fn what_cannot_be_meant_is_told_in_one_line() {
             "publish",
             &["--driver", "host", file, "--socket", file],
             1,
-            "is no socket",
+            "is not a socket",
         ),
         ("attach", &["toy", "--count", "3"], 2, "--dump"),
         (
@@ -480,7 +481,7 @@ fn what_cannot_be_meant_is_told_in_one_line() {
             2,
             "no memory to share",
         ),
-        ("list", &["--socket", file], 1, "is no socket"),
+        ("list", &["--socket", file], 1, "is not a socket"),
     ] {
         let said = home.complaint(command, arguments, code);
         assert!(said.starts_with("cuvmm: "), "{said}");
@@ -526,7 +527,7 @@ fn a_publisher_that_does_not_answer_is_told() {
         found["silent"][0]["error"].as_str().unwrap().contains("2s"),
         "{found}"
     );
-    // The others can be had all the same.
+    // Other publishers can still be attached.
     let read = home.json("attach", &["other", "--driver", "host"]);
     assert_eq!(read["version"], 1);
     stuck.signal(Signal::CONT);
@@ -547,7 +548,7 @@ fn a_file_that_a_pipe_takes_the_place_of_stops_no_signal() {
     assert_eq!(home.left(), 0);
 }
 
-/// The publisher is stuck: the pipe that it prints to is full, and is not read.
+/// The publisher is stuck, because it prints to a full pipe that has no reader.
 #[test]
 fn a_second_signal_ends_a_publisher_that_is_stuck() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
@@ -568,11 +569,11 @@ fn a_second_signal_ends_a_publisher_that_is_stuck() {
             assert!(Instant::now() < patience, "it did not end by {signal:?}");
             std::thread::sleep(Duration::from_millis(5));
         };
-        // What is published is told next: nothing looks for signals in between.
+        // After publishing, the publisher prints without checking for signals in between.
         while home.json("list", &[])["publishers"][0]["publications"][0].is_null() {
             wait();
         }
-        // Two signals may arrive as one, so there are as many as it takes.
+        // Two signals may be delivered as one, so signals are sent until the process ends.
         let status = loop {
             kill_process(Pid::from_child(&child), signal).unwrap();
             wait();

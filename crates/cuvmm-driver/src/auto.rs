@@ -1,7 +1,7 @@
-//! A GPU when there is one, else the host; and which it was, and why.
+//! Opening a driver: the real one where there is a GPU, the host driver elsewhere.
 //!
-//! Whoever wants a certain driver opens it by its own name, or says so with [`Wanted`]. No
-//! environment variable is read here.
+//! [`Opened`] says which driver was opened, and why. To require a certain driver, set [`Wanted`],
+//! or construct that driver directly. No environment variable is read here.
 //!
 //! ```
 //! use cuvmm_driver::auto::{self, OpenOptions};
@@ -12,10 +12,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Whoever has a context of another library's works in that one: [`open_current`].
+//! [`open_current`] opens the real driver in a context that another library made.
 //!
-//! `unsafe` is allowed here because a library or a context that the caller names has to be vouched
-//! for.
+//! `unsafe` is allowed here because the caller must vouch for a library or a context that it names.
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
@@ -28,20 +27,21 @@ pub use crate::cuda::{KeepAlive, OpenError};
 use crate::host::{HostDriver, HostOptions};
 use crate::{DeviceAttribute, Driver, DriverKind, Ordinal, Result};
 
-/// Which driver is wanted.
+/// The driver to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Wanted {
-    /// The real driver where it sees a GPU that can map memory, else the host.
+    /// The real driver if one of its devices supports virtual memory management, else the host
+    /// driver.
     #[default]
     Best,
-    /// The real driver or an error.
+    /// The real driver, or an error.
     Cuda,
-    /// The host, GPU or not.
+    /// The host driver, with or without a GPU.
     Host,
 }
 
-/// What to open, and how. The default is [`Wanted::Best`].
+/// Options for [`open`]. The default is [`Wanted::Best`].
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     wanted: Wanted,
@@ -50,32 +50,31 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// The defaults.
+    /// Returns the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which driver is wanted.
+    /// Sets the driver to open.
     #[must_use]
     pub fn wanted(mut self, wanted: Wanted) -> Self {
         self.wanted = wanted;
         self
     }
 
-    /// How the host driver is set up, if it comes to that.
+    /// Sets the options of the host driver, which apply if the host driver is opened.
     #[must_use]
     pub fn host(mut self, options: HostOptions) -> Self {
         self.host = options;
         self
     }
 
-    /// The real driver's library, instead of the one that the system finds.
+    /// Sets the library of the real driver, instead of the one that the system finds.
     ///
     /// # Safety
     ///
-    /// The library must be NVIDIA's driver or keep its promises, as for
-    /// [`CudaDriver::open_library`].
+    /// The library must be NVIDIA's driver or behave like it; see [`CudaDriver::open_library`].
     #[must_use]
     pub unsafe fn library(mut self, path: impl Into<PathBuf>) -> Self {
         self.library = Some(path.into());
@@ -83,29 +82,31 @@ impl OpenOptions {
     }
 }
 
-/// An open driver.
+/// A driver opened by [`open`] or [`open_current`].
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// The driver.
     pub driver: Arc<dyn Driver>,
-    /// Which it is.
+    /// The kind of the driver.
     pub kind: DriverKind,
-    /// Why it is this one: what GPU was found, or why none was. For people, not for programs.
+    /// The reason for this driver: which GPU was found, or why none was. The text is not meant to
+    /// be parsed.
     pub reason: String,
 }
 
 /// Opens a driver.
 ///
-/// With [`Wanted::Best`] the real driver is taken if it opens and one of its devices supports
-/// virtual memory management. In every other case, be it that there is no library, no device or a
-/// toolkit's stub, the host driver is, and [`Opened::reason`] says what was in the way.
+/// With [`Wanted::Best`], opens the real driver if it loads and one of its devices supports virtual
+/// memory management. Otherwise (no library, no such device, or only a toolkit's stub) opens the
+/// host driver, and [`Opened::reason`] says why.
 ///
 /// Calls `cuInit`, `cuDeviceGetCount`, `cuDeviceGetAttribute`, `cuDeviceGetName` and
-/// `cuDriverGetVersion`; makes no context.
+/// `cuDriverGetVersion`. Creates no context.
 ///
 /// # Errors
 ///
-/// With [`Wanted::Cuda`], why the real driver cannot be opened. The other two do not fail.
+/// With [`Wanted::Cuda`], returns why the real driver cannot be opened. With the other two, does
+/// not fail.
 #[doc(alias = "cuInit")]
 pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
     let OpenOptions {
@@ -119,10 +120,10 @@ pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
         reason,
     };
     if wanted == Wanted::Host {
-        return Ok(on_host("the host driver was asked for".to_owned()));
+        return Ok(on_host("the host driver was requested".to_owned()));
     }
     let opened = match library {
-        // SAFETY: whoever set the path has vouched for what is there.
+        // SAFETY: the caller of `OpenOptions::library` has vouched for the library at this path.
         Some(path) => unsafe { CudaDriver::open_library(path) },
         None => CudaDriver::open(),
     };
@@ -142,7 +143,7 @@ pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
         Err(error) if wanted == Wanted::Best => {
             return Ok(on_host(format!("{library} does not answer: {error}")));
         }
-        Ok(None) | Err(_) => format!("{library} was asked for"),
+        Ok(None) | Err(_) => format!("{library} was requested"),
     };
     Ok(Opened {
         driver: Arc::new(driver),
@@ -151,17 +152,18 @@ pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
     })
 }
 
-/// Opens the real driver to work in a context that another library made and that is current on this
-/// thread, on the device that it belongs to. On other devices it works in their primary contexts.
+/// Opens the real driver to work in a context that another library made, on the device of that
+/// context.
 ///
-/// Nothing is destroyed or released here that is the other library's; `keep_alive` is dropped after
-/// the last call. Calls `cuInit`, `cuDeviceGetCount`, `cuCtxGetCurrent`, `cuCtxGetDevice` and
-/// `cuDeviceGet`.
+/// The context must be current on the calling thread. On other devices the driver works in their
+/// primary contexts. The other library's context is never destroyed or released here; `keep_alive`
+/// is dropped after the last call. Calls `cuInit`, `cuDeviceGetCount`, `cuCtxGetCurrent`,
+/// `cuCtxGetDevice` and `cuDeviceGet`.
 ///
 /// # Errors
 ///
-/// Why the real driver cannot be opened; [`OpenError::NotCurrent`] when the context is not current, or
-/// another copy of the driver made it.
+/// Returns why the real driver cannot be opened. Returns [`OpenError::NotCurrent`] if the context
+/// is not current, or if another copy of the driver made it.
 ///
 /// # Safety
 ///
@@ -172,7 +174,8 @@ pub unsafe fn open_current(
 ) -> Result<(Opened, Ordinal), OpenError> {
     let driver = CudaDriver::open()?;
     let library = driver.api().library().display().to_string();
-    // SAFETY: the promise is the same.
+    // SAFETY: the caller promises that `context` outlives `keep_alive`, which is all that is
+    // required.
     let (driver, device) = unsafe { driver.with_current_context(context, keep_alive) }?;
     let opened = Opened {
         driver: Arc::new(driver),
@@ -182,7 +185,9 @@ pub unsafe fn open_current(
     Ok((opened, device))
 }
 
-/// The first device that can map memory, in words, and how many there are beside it.
+/// Describes the first device that supports virtual memory management and the number of devices.
+///
+/// Returns `None` if there is no such device.
 fn first_able(driver: &dyn Driver) -> Result<Option<String>> {
     let count = driver.device_count()?;
     for device in (0..count).map(Ordinal) {
@@ -232,7 +237,7 @@ mod tests {
     fn the_host_can_be_asked_for() {
         let opened = open(OpenOptions::new().wanted(Wanted::Host)).expect("does not fail");
         assert_eq!(opened.kind, DriverKind::Host);
-        assert!(opened.reason.contains("asked for"), "{}", opened.reason);
+        assert!(opened.reason.contains("requested"), "{}", opened.reason);
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! The names of the driver's calls, for errors, counters and injected faults.
+//! The driver calls by name, for errors, counters and injected faults.
 
 use std::fmt;
 
 macro_rules! calls {
     ($($variant:ident = $name:literal),+ $(,)?) => {
-        /// One call of the driver, by the name NVIDIA's documentation gives it.
+        /// One driver call, named as in NVIDIA's documentation.
         ///
-        /// Where the driver has several symbols for one call (`_v2`, `_ptsz`), the plain name
-        /// stands for all of them.
+        /// Where the driver has several symbols for a call (`_v2`, `_ptsz`), the plain name stands
+        /// for all of them.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         #[repr(u8)]
@@ -20,10 +20,10 @@ macro_rules! calls {
         }
 
         impl Call {
-            /// All calls, in the order of their numbers.
+            /// All calls, in the order of their discriminants.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The name in NVIDIA's documentation.
+            /// Returns the name in NVIDIA's documentation.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -107,7 +107,7 @@ calls! {
 }
 
 impl Call {
-    /// How many calls there are; every `call as usize` is below it.
+    /// The number of calls; every `call as usize` is less than this.
     pub const COUNT: usize = Self::ALL.len();
 }
 

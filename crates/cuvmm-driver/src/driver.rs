@@ -1,34 +1,70 @@
-//! The contract between the library and whoever answers for the driver.
+//! The trait [`Driver`] and its contract.
 //!
-//! # Who validates
-//! The caller does. A `Driver` passes on what it is given: it rounds nothing, retries nothing and
-//! adds no check of its own. What the real driver refuses is refused with the same code by every
-//! backend; what it lets through (unmapping over a hole, mapping past the end of a reservation)
-//! is let through by every backend in its usual manner.
+//! # Validation
+//! The caller validates. An implementation passes on its arguments: it rounds nothing, retries
+//! nothing and adds no checks. A call that the real driver refuses is refused with the same code by
+//! every backend. A call that the real driver accepts (unmapping over a hole, mapping past the end
+//! of a reservation) is accepted by every backend with the usual effect.
 //!
 //! # Safety
-//! Calls that take an address or a handle are `unsafe` where a wrong one can end the process or
-//! pull memory away from somebody: the real driver dies when a released handle is mapped, and
-//! unmaps memory that a kernel is using. The common obligation, unless a method says otherwise:
-//! *every handle passed in was handed out by this same driver and has not been given back since,
-//! and no device work that is running or queued uses memory that the call takes away.* Model and
-//! host answer such misuse with an error, but code written against the trait may not count on it.
+//! Calls that take an address or a handle are `unsafe` where a wrong argument can end the process
+//! or remove memory that is in use: the real driver crashes when a released handle is mapped, and
+//! unmaps memory that a kernel is using. Unless a method says otherwise, the *common obligation*
+//! applies: *every handle passed in was returned by this driver and has not been released since,
+//! and no running or queued device work uses memory that the call takes away.* The model and host
+//! drivers return an error for such misuse. Code written against the trait must not rely on that.
 //!
 //! # Threads and order
-//! Every method may be called from any thread at any time. Calls of one thread take effect in
-//! their order. The virtual-memory calls need no current context and wait for no device work.
-//! Methods that take a device make its context current for the call and leave the thread's
-//! current context as they found it.
+//! Every method may be called from any thread at any time. The calls of one thread take effect in
+//! order. The virtual-memory calls need no current context and do not wait for device work. Methods
+//! that take a device make its context current for the call and restore the thread's current
+//! context afterwards.
 //!
 //! # Ownership
-//! Handles are plain numbers: whoever gets one gives it back, once, to the driver it came from.
-//! A driver that is dropped takes nothing with it but its own context references; it is an error
-//! of the caller to have live handles then.
+//! Handles are plain numbers. The caller that receives a handle releases it once, to the driver
+//! that returned it. Dropping a driver releases only its own context references; the caller must
+//! not have live handles at that time.
 //!
 //! # Failure
 //! A call that fails has changed nothing, as measured on the real driver.
 //!
-//! `unsafe` here: the declarations only, for the reasons above.
+//! # Examples
+//! Maps one granule of memory, writes to it and reads it back:
+//!
+//! ```
+//! use cuvmm_driver::host::HostDriver;
+//! use cuvmm_driver::{
+//!     AccessDesc, AccessFlags, DeviceAddress, Driver, GranularityKind, Location, Ordinal,
+//!     PhysicalProps,
+//! };
+//!
+//! let driver = HostDriver::default();
+//! let device = Ordinal(0);
+//! let props = PhysicalProps::device(device);
+//! let size = driver.allocation_granularity(&props, GranularityKind::MINIMUM)?;
+//!
+//! let address = driver.reserve(size, 0, DeviceAddress::NULL, 0)?;
+//! let physical = driver.create(size, &props, 0)?;
+//! let access = AccessDesc {
+//!     location: Location::device(device),
+//!     flags: AccessFlags::READ_WRITE,
+//! };
+//! // SAFETY: the handle and the range come from this driver, and no queued work uses them.
+//! unsafe {
+//!     driver.map(address, size, 0, physical, 0)?;
+//!     driver.set_access(address, size, &[access])?;
+//!     driver.copy_to_device(device, address, b"hello")?;
+//!     let mut read = [0u8; 5];
+//!     driver.copy_to_host(device, &mut read, address)?;
+//!     assert_eq!(&read, b"hello");
+//!     driver.unmap(address, size)?;
+//!     driver.release(physical)?;
+//!     driver.free_reservation(address, size)?;
+//! }
+//! # Ok::<(), cuvmm_driver::DriverError>(())
+//! ```
+//!
+//! This file contains `unsafe` declarations only, for the reasons above.
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -44,20 +80,20 @@ use crate::types::{
     RangeAttribute, StreamFlags, StreamHandle,
 };
 
-/// Which backend answers.
+/// The kind of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DriverKind {
     /// The real driver, `libcuda`.
     Cuda,
-    /// The rules of the driver over real host memory.
+    /// The host driver: the rules of the driver over real host memory.
     Host,
-    /// The rules of the driver without memory.
+    /// The model: the rules of the driver without memory.
     Model,
 }
 
 impl DriverKind {
-    /// The word used on the command line and in files.
+    /// Returns the word for this kind on the command line and in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,69 +104,72 @@ impl DriverKind {
     }
 }
 
-/// What lies behind the addresses of a driver's device memory.
+/// The memory behind a driver's device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceMemory {
-    /// Memory of a device, which its work reaches and the host's processors do not.
+    /// Memory of a device. Its work can access it, the host's processors cannot.
     Device,
-    /// Memory of this process, which the processors reach where access was granted to a device.
+    /// Memory of this process. The processors can access it where access was granted to a device.
     Host,
-    /// None: what is written is lost.
+    /// No memory: data that is written is lost.
     Nothing,
 }
 
-/// The driver's memory calls. See the [module](self) for the contract.
+/// The driver's memory calls. See the [module](self) for the contract and an example.
 ///
-/// Sizes are in bytes throughout.
+/// All sizes are in bytes.
 pub trait Driver: Debug + Send + Sync {
-    // --- who answers ---------------------------------------------------------------------
+    // --- identification ------------------------------------------------------------------
 
-    /// Which backend answers in the end; a wrapper says what it wraps.
+    /// Returns the kind of this driver; for a wrapper, the kind of the wrapped driver.
     fn kind(&self) -> DriverKind;
 
-    /// What lies behind the addresses of device memory; a wrapper says so of what it wraps.
+    /// Returns the kind of memory behind device addresses; for a wrapper, that of the wrapped
+    /// driver.
     fn device_memory(&self) -> DeviceMemory;
 
-    /// The CUDA version that the driver implements.
+    /// Returns the CUDA version that the driver implements.
     #[doc(alias = "cuDriverGetVersion")]
     fn version(&self) -> Result<CudaVersion>;
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     #[doc(alias = "cuDeviceGetCount")]
     fn device_count(&self) -> Result<i32>;
 
-    /// The product name of a device.
+    /// Returns the product name of a device.
     #[doc(alias = "cuDeviceGetName")]
     fn device_name(&self, device: Ordinal) -> Result<String>;
 
-    /// The device's identity, the same in every process.
+    /// Returns the UUID of a device, which is the same in every process.
     #[doc(alias = "cuDeviceGetUuid_v2")]
     fn device_uuid(&self, device: Ordinal) -> Result<[u8; 16]>;
 
-    /// One attribute of a device.
+    /// Returns one attribute of a device.
     #[doc(alias = "cuDeviceGetAttribute")]
     fn device_attribute(&self, device: Ordinal, attribute: DeviceAttribute) -> Result<i32>;
 
-    /// All memory of a device. Needs no context.
+    /// Returns the total memory of a device in bytes. Needs no context.
     #[doc(alias = "cuDeviceTotalMem")]
     fn total_memory(&self, device: Ordinal) -> Result<u64>;
 
-    /// Free and total memory of a device.
+    /// Returns the free and the total memory of a device.
     #[doc(alias = "cuMemGetInfo")]
     fn memory_info(&self, device: Ordinal) -> Result<MemoryInfo>;
 
-    /// Whether `device` can reach the memory of `peer`.
+    /// Returns `true` if `device` can access the memory of `peer`.
     #[doc(alias = "cuDeviceCanAccessPeer")]
     fn can_access_peer(&self, device: Ordinal, peer: Ordinal) -> Result<bool>;
 
-    /// What sizes and addresses of such physicals must be multiples of.
+    /// Returns the granularity, in bytes, of sizes and addresses of physicals with these
+    /// properties.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     fn allocation_granularity(&self, props: &PhysicalProps, kind: GranularityKind) -> Result<u64>;
 
     // --- addresses -----------------------------------------------------------------------
 
-    /// Reserves a range of addresses. `alignment` 0 means the granularity; `hint` may be ignored.
+    /// Reserves a range of addresses. An `alignment` of 0 means the granularity. The driver may
+    /// ignore `hint`.
     #[doc(alias = "cuMemAddressReserve")]
     fn reserve(
         &self,
@@ -140,7 +179,7 @@ pub trait Driver: Debug + Send + Sync {
         flags: u64,
     ) -> Result<DeviceAddress>;
 
-    /// Gives a whole reservation back.
+    /// Frees a whole reservation.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -149,30 +188,30 @@ pub trait Driver: Debug + Send + Sync {
 
     // --- physical memory -----------------------------------------------------------------
 
-    /// Creates one physical allocation; it reads as zero.
+    /// Creates one physical allocation. Its memory reads as zero.
     #[doc(alias = "cuMemCreate")]
     fn create(&self, size: u64, props: &PhysicalProps, flags: u64) -> Result<PhysicalHandle>;
 
-    /// Gives one reference to a physical back. The memory lives until its last mapping, reference
-    /// and exported descriptor have gone.
+    /// Releases one reference to a physical. Its memory lives until the last mapping, reference and
+    /// exported descriptor are gone.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuMemRelease")]
     unsafe fn release(&self, handle: PhysicalHandle) -> Result<()>;
 
-    /// The handle of the physical mapped at an address, counted once more.
+    /// Returns the handle of the physical mapped at an address and adds a reference to it.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     fn retain(&self, address: DeviceAddress) -> Result<PhysicalHandle>;
 
-    /// What a physical was made with.
+    /// Returns the properties that a physical was created with.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
     unsafe fn physical_props(&self, handle: PhysicalHandle) -> Result<PhysicalProps>;
 
-    /// A handle of the given type that another process can import.
+    /// Exports a physical as a handle of the given type that another process can import.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -184,11 +223,11 @@ pub trait Driver: Debug + Send + Sync {
         flags: u64,
     ) -> Result<Exported>;
 
-    /// A physical that another process, or this one, exported.
+    /// Imports a physical that another process, or this one, exported.
     ///
     /// # Safety
-    /// A descriptor in `source` is open and stays open for the call, or is no descriptor at all
-    /// (which is an error).
+    /// A descriptor in `source` is open and stays open during the call, or is not a descriptor at
+    /// all (which is an error).
     #[doc(alias = "cuMemImportFromShareableHandle")]
     unsafe fn import(
         &self,
@@ -198,7 +237,7 @@ pub trait Driver: Debug + Send + Sync {
 
     // --- mappings ------------------------------------------------------------------------
 
-    /// Places a whole physical at an address. Nothing has access yet.
+    /// Maps a whole physical at an address. No location has access to the mapping yet.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -212,17 +251,17 @@ pub trait Driver: Debug + Send + Sync {
         flags: u64,
     ) -> Result<()>;
 
-    /// Takes away every mapping that lies whole in the range.
+    /// Removes every mapping that is entirely in the range.
     ///
     /// # Safety
-    /// No device work that is running or queued uses the range, and no reference into it lives.
+    /// No running or queued device work uses the range, and no reference into it is live.
     #[doc(alias = "cuMemUnmap")]
     unsafe fn unmap(&self, address: DeviceAddress, size: u64) -> Result<()>;
 
-    /// Sets the rights of the given locations on the mappings in the range.
+    /// Sets the access of the given locations to the mappings in the range.
     ///
     /// # Safety
-    /// No device work that is running or queued uses the range with a right that goes away.
+    /// No running or queued device work uses the range with access that the call removes.
     #[doc(alias = "cuMemSetAccess")]
     unsafe fn set_access(
         &self,
@@ -231,12 +270,14 @@ pub trait Driver: Debug + Send + Sync {
         access: &[AccessDesc],
     ) -> Result<()>;
 
-    /// The right that a location has at an address.
+    /// Returns the access that a location has at an address.
     #[doc(alias = "cuMemGetAccess")]
     fn get_access(&self, address: DeviceAddress, location: Location) -> Result<AccessFlags>;
 
-    /// First address and size of the mapping or allocation that an address lies in.
-    /// `NOT_FOUND` where there is none, or a mapping that was not opened to the device.
+    /// Returns the first address and the size of the mapping or allocation that contains an
+    /// address.
+    ///
+    /// Returns `NOT_FOUND` where there is none, or where the device has no access to the mapping.
     #[doc(alias = "cuMemGetAddressRange")]
     fn address_range(
         &self,
@@ -244,7 +285,7 @@ pub trait Driver: Debug + Send + Sync {
         address: DeviceAddress,
     ) -> Result<(DeviceAddress, u64)>;
 
-    /// One attribute of what lies at an address.
+    /// Returns one attribute of the memory at an address.
     #[doc(alias = "cuPointerGetAttribute")]
     fn pointer_attribute(
         &self,
@@ -253,7 +294,7 @@ pub trait Driver: Debug + Send + Sync {
         attribute: PointerAttribute,
     ) -> Result<u64>;
 
-    /// A dma-buf over a mapped range.
+    /// Exports a mapped range as a dma-buf.
     ///
     /// # Safety
     /// The range stays mapped for as long as the descriptor is used.
@@ -261,16 +302,16 @@ pub trait Driver: Debug + Send + Sync {
     unsafe fn dma_buf(&self, device: Ordinal, address: DeviceAddress, size: u64)
     -> Result<OwnedFd>;
 
-    /// The legacy handle for sharing; mappings have none.
+    /// Returns the legacy IPC handle of an allocation. Mappings have none.
     #[doc(alias = "cuIpcGetMemHandle")]
     fn ipc_mem_handle(&self, device: Ordinal, address: DeviceAddress) -> Result<[u8; 64]>;
 
     // --- copies and fills ----------------------------------------------------------------
 
-    /// Copies from the host and returns when that is done.
+    /// Copies from the host and returns when the copy is done.
     ///
     /// # Safety
-    /// Nobody else writes or reads the destination during the call.
+    /// No other thread or device work reads or writes the destination during the call.
     #[doc(alias = "cuMemcpyHtoD")]
     unsafe fn copy_to_device(
         &self,
@@ -279,10 +320,10 @@ pub trait Driver: Debug + Send + Sync {
         source: &[u8],
     ) -> Result<()>;
 
-    /// Copies to the host and returns when that is done.
+    /// Copies to the host and returns when the copy is done.
     ///
     /// # Safety
-    /// Nobody writes the source during the call.
+    /// No thread or device work writes the source during the call.
     #[doc(alias = "cuMemcpyDtoH")]
     unsafe fn copy_to_host(
         &self,
@@ -291,11 +332,11 @@ pub trait Driver: Debug + Send + Sync {
         source: DeviceAddress,
     ) -> Result<()>;
 
-    /// Copies between two places that `device` reaches. It is queued on the default stream and
-    /// may return before it is done.
+    /// Queues a copy between two ranges that `device` can access on the default stream. The call
+    /// may return before the copy is done.
     ///
     /// # Safety
-    /// Both ranges stay mapped until it is done, and nobody else uses the destination.
+    /// Both ranges stay mapped until the copy is done, and nothing else uses the destination.
     #[doc(alias = "cuMemcpyDtoD")]
     unsafe fn copy_on_device(
         &self,
@@ -308,7 +349,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Queues a copy from the host.
     ///
     /// # Safety
-    /// `source` is readable for `size` bytes and not written, and the destination stays mapped,
+    /// `source` is readable for `size` bytes and is not written, and the destination stays mapped,
     /// until the copy is done.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     unsafe fn copy_to_device_async(
@@ -323,7 +364,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Queues a copy to the host.
     ///
     /// # Safety
-    /// `destination` is writable for `size` bytes and used by nobody else, and the source stays
+    /// `destination` is writable for `size` bytes and not used otherwise, and the source stays
     /// mapped, until the copy is done.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     unsafe fn copy_to_host_async(
@@ -335,10 +376,10 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Queues a copy between two places that `device` reaches.
+    /// Queues a copy between two ranges that `device` can access.
     ///
     /// # Safety
-    /// Both ranges stay mapped until it is done, and nobody else uses the destination.
+    /// Both ranges stay mapped until the copy is done, and nothing else uses the destination.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     unsafe fn copy_on_device_async(
         &self,
@@ -349,10 +390,11 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Fills with one byte. It is queued on the default stream and may return before it is done.
+    /// Queues a fill with one byte on the default stream. The call may return before the fill is
+    /// done.
     ///
     /// # Safety
-    /// The range stays mapped until it is done, and nobody else uses it.
+    /// The range stays mapped until the fill is done, and nothing else uses it.
     #[doc(alias = "cuMemsetD8")]
     unsafe fn fill(
         &self,
@@ -365,7 +407,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Queues a fill with one byte.
     ///
     /// # Safety
-    /// The range stays mapped until it is done, and nobody else uses it.
+    /// The range stays mapped until the fill is done, and nothing else uses it.
     #[doc(alias = "cuMemsetD8Async")]
     unsafe fn fill_async(
         &self,
@@ -378,32 +420,32 @@ pub trait Driver: Debug + Send + Sync {
 
     // --- streams and events --------------------------------------------------------------
 
-    /// Makes a stream.
+    /// Creates a stream.
     #[doc(alias = "cuStreamCreate")]
     fn stream_create(&self, device: Ordinal, flags: StreamFlags) -> Result<StreamHandle>;
 
-    /// Destroys a stream; its work still runs to its end.
+    /// Destroys a stream. Work queued on it still runs to completion.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuStreamDestroy")]
     unsafe fn stream_destroy(&self, device: Ordinal, stream: StreamHandle) -> Result<()>;
 
-    /// Waits until all work of the stream is done.
+    /// Waits until all work of a stream is done.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuStreamSynchronize")]
     unsafe fn stream_synchronize(&self, device: Ordinal, stream: StreamHandle) -> Result<()>;
 
-    /// Whether all work of the stream is done.
+    /// Returns `true` if all work of a stream is done.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuStreamQuery")]
     unsafe fn stream_query(&self, device: Ordinal, stream: StreamHandle) -> Result<bool>;
 
-    /// Later work of the stream waits for what the event's last record covers.
+    /// Makes later work of a stream wait for the work that the event's last record covers.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -415,7 +457,7 @@ pub trait Driver: Debug + Send + Sync {
         event: EventHandle,
     ) -> Result<()>;
 
-    /// Makes an event; until recorded it counts as done.
+    /// Creates an event. Until it is recorded, it counts as done.
     #[doc(alias = "cuEventCreate")]
     fn event_create(&self, device: Ordinal, flags: EventFlags) -> Result<EventHandle>;
 
@@ -426,7 +468,7 @@ pub trait Driver: Debug + Send + Sync {
     #[doc(alias = "cuEventDestroy")]
     unsafe fn event_destroy(&self, device: Ordinal, event: EventHandle) -> Result<()>;
 
-    /// The event now covers all work queued on the stream so far.
+    /// Records an event: it then covers all work queued on the stream so far.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -438,22 +480,25 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// The event now covers all work queued on all streams of the device's context so far.
-    /// Refused while a stream of the context captures, and breaks that capture. CUDA 12.5.
+    /// Records an event for a whole context: it then covers all work queued so far on all streams
+    /// of the device's context.
+    ///
+    /// Since CUDA 12.5. The driver refuses the call while a stream of the context captures, and the
+    /// capture is invalidated.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuCtxRecordEvent")]
     unsafe fn context_record_event(&self, device: Ordinal, event: EventHandle) -> Result<()>;
 
-    /// Whether what the event covers is done.
+    /// Returns `true` if the work that the event covers is done.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuEventQuery")]
     unsafe fn event_query(&self, device: Ordinal, event: EventHandle) -> Result<bool>;
 
-    /// Waits until what the event covers is done.
+    /// Waits until the work that the event covers is done.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -466,11 +511,11 @@ pub trait Driver: Debug + Send + Sync {
 
     // --- capture -------------------------------------------------------------------------
 
-    /// Sets this thread's capture mode and returns what it was. Needs no context.
+    /// Sets the capture mode of the calling thread and returns the previous mode. Needs no context.
     #[doc(alias = "cuThreadExchangeStreamCaptureMode")]
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
-    /// Whether the stream records instead of running.
+    /// Returns whether a stream is capturing.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -478,7 +523,8 @@ pub trait Driver: Debug + Send + Sync {
     unsafe fn capture_status(&self, device: Ordinal, stream: StreamHandle)
     -> Result<CaptureStatus>;
 
-    /// From here on the stream records its work into a graph.
+    /// Begins a capture: from now on the stream records its work into a graph instead of running
+    /// it.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -497,7 +543,7 @@ pub trait Driver: Debug + Send + Sync {
     #[doc(alias = "cuStreamEndCapture")]
     unsafe fn capture_end(&self, device: Ordinal, stream: StreamHandle) -> Result<GraphHandle>;
 
-    /// Makes a graph ready to launch.
+    /// Instantiates a graph, so that it can be launched.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -511,7 +557,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Queues a graph's work on a stream.
     ///
     /// # Safety
-    /// The common obligation of the [module](self), for all memory that the graph names.
+    /// The common obligation of the [module](self), for all memory that the graph uses.
     #[doc(alias = "cuGraphLaunch")]
     unsafe fn graph_launch(
         &self,
@@ -520,34 +566,34 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Destroys a graph; what was instantiated from it stays.
+    /// Destroys a graph. Executable graphs instantiated from it stay valid.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuGraphDestroy")]
     unsafe fn graph_destroy(&self, device: Ordinal, graph: GraphHandle) -> Result<()>;
 
-    /// Destroys an instantiated graph.
+    /// Destroys an executable graph.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuGraphExecDestroy")]
     unsafe fn graph_exec_destroy(&self, device: Ordinal, graph: GraphExecHandle) -> Result<()>;
 
-    // --- memory that is not ours to map --------------------------------------------------
+    // --- allocations outside virtual memory management -----------------------------------
 
-    /// Plain device memory.
+    /// Allocates plain device memory.
     #[doc(alias = "cuMemAlloc")]
     fn alloc(&self, device: Ordinal, size: u64) -> Result<DeviceAddress>;
 
-    /// Gives plain or managed memory back; waits for the device.
+    /// Frees plain or managed memory. Waits for the device.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuMemFree")]
     unsafe fn free(&self, device: Ordinal, address: DeviceAddress) -> Result<()>;
 
-    /// Memory of the device's current memory pool, ordered on a stream.
+    /// Allocates from the device's current memory pool, ordered on a stream.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -559,7 +605,7 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<DeviceAddress>;
 
-    /// Gives memory of a memory pool back, ordered on a stream.
+    /// Frees memory of a memory pool, ordered on a stream.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -571,24 +617,27 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Pinned host memory, reachable from every device.
+    /// Allocates pinned host memory, accessible from every device.
     #[doc(alias = "cuMemHostAlloc")]
     fn host_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<*mut u8>;
 
-    /// Gives pinned host memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
-    /// The common obligation of the [module](self), and no reference into it lives.
+    /// The common obligation of the [module](self), and no reference into the memory is live.
     #[doc(alias = "cuMemFreeHost")]
     unsafe fn host_free(&self, device: Ordinal, pointer: *mut u8) -> Result<()>;
 
-    /// Managed memory: one address for host and device, pages move to who touches them.
-    /// `flags`: 1 global, 2 host.
+    /// Allocates managed memory: host and device use one address, and pages migrate on access.
+    ///
+    /// `flags` is 1 for global and 2 for host attachment.
     #[doc(alias = "cuMemAllocManaged")]
     fn managed_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<DeviceAddress>;
 
-    /// Queues moving a managed range to a location. Devices, the host, and from CUDA 12.2 on its
-    /// NUMA nodes; the range is any number of bytes, and whole pages are moved.
+    /// Queues moving a managed range to a location: a device, the host, or, since CUDA 12.2, a NUMA
+    /// node of the host.
+    ///
+    /// The range is any number of bytes; whole pages are moved.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -602,9 +651,11 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Advises how a managed range will be used; in force when it returns. The range is any number
-    /// of bytes, and whole pages are meant. Advice that names no location ignores it. A NUMA node
-    /// may be preferred, from CUDA 12.2 on, and is not accessed by.
+    /// Advises how a managed range will be used. The advice is in force when the call returns.
+    ///
+    /// The range is any number of bytes and is extended to whole pages. Advice that needs no
+    /// location ignores it. Since CUDA 12.2 the preferred location may be a NUMA node; the
+    /// accessing location may not.
     #[doc(alias = "cuMemAdvise")]
     fn advise(
         &self,
@@ -615,7 +666,7 @@ pub trait Driver: Debug + Send + Sync {
         location: Location,
     ) -> Result<()>;
 
-    /// What is in force for a managed range.
+    /// Returns one attribute that is in force for a managed range.
     #[doc(alias = "cuMemRangeGetAttribute")]
     fn range_attribute(
         &self,
@@ -625,8 +676,8 @@ pub trait Driver: Debug + Send + Sync {
         attribute: RangeAttribute,
     ) -> Result<i32>;
 
-    /// Who all of a managed range is advised to be kept mapped for: devices and the host, in no
-    /// particular order.
+    /// Returns the locations that the whole managed range is advised to stay mapped for: devices
+    /// and the host, in no particular order.
     #[doc(alias = "cuMemRangeGetAttribute")]
     fn range_accessed_by(
         &self,

@@ -1,4 +1,4 @@
-//! What a driver answers when it says no.
+//! Errors of driver calls.
 
 use std::fmt;
 
@@ -6,39 +6,39 @@ use cuvmm_sys::{CUresult, CudaVersion};
 
 use crate::Call;
 
-/// The outcome of a driver call.
+/// The result of a driver call.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 /// A driver call that did not succeed, with the driver's own code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The driver answered with a code.
+    /// The driver returned an error code.
     Code {
-        /// The call that was made.
+        /// The call.
         call: Call,
-        /// What it answered; never `CUDA_SUCCESS`.
+        /// The code it returned; never `CUDA_SUCCESS`.
         code: CUresult,
     },
-    /// The driver that is loaded lacks the symbol, so nothing was called.
+    /// The loaded driver lacks the symbol, so nothing was called.
     MissingSymbol {
-        /// The call that was wanted.
+        /// The call that was requested.
         call: Call,
-        /// The symbol that is not there.
+        /// The missing symbol.
         symbol: &'static str,
-        /// The CUDA version that brings it.
+        /// The CUDA version that introduced it.
         since: CudaVersion,
     },
 }
 
 impl DriverError {
-    /// An answer with a code.
+    /// Returns the error of a call that returned `code`.
     #[must_use]
     pub const fn new(call: Call, code: CUresult) -> Self {
         Self::Code { call, code }
     }
 
-    /// The call that failed.
+    /// Returns the call that failed.
     #[must_use]
     pub const fn call(&self) -> Call {
         match *self {
@@ -46,7 +46,7 @@ impl DriverError {
         }
     }
 
-    /// The driver's code, if the driver was asked at all.
+    /// Returns the driver's code, or `None` if the driver was not called.
     #[must_use]
     pub const fn code(&self) -> Option<CUresult> {
         match *self {
@@ -55,29 +55,31 @@ impl DriverError {
         }
     }
 
-    /// Whether the driver answered `CUDA_ERROR_OUT_OF_MEMORY`: bytes, mappings or addresses are
-    /// used up.
+    /// Returns `true` if the driver returned `CUDA_ERROR_OUT_OF_MEMORY`: bytes, mappings or
+    /// addresses are used up.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Whether the driver is being torn down, as happens to calls made while a process exits.
+    /// Returns `true` if the driver is being torn down, as for calls made while the process exits.
     #[must_use]
     pub fn is_deinitialized(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_DEINITIALIZED)
     }
 
-    /// Whether the context is lost after this answer: every later launch on it fails too.
+    /// Returns `true` if the context is lost after this error: every later launch in it fails too.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.code().is_some_and(|code| STICKY.contains(&code))
     }
 }
 
-/// The codes after which a context is lost. CUDA's documentation says of each that the process is
-/// left in an inconsistent state, that it must be ended, or that the context is gone; what the two
-/// uncorrectable errors do to a context it does not say, so they count too.
+/// The codes after which a context is lost.
+///
+/// For each of them CUDA's documentation says that the process is left in an inconsistent state,
+/// that it must be terminated, or that the context is gone. For the two uncorrectable errors it
+/// does not say what happens to the context; they are included.
 const STICKY: &[CUresult] = &[
     CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
     CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
@@ -100,14 +102,14 @@ const STICKY: &[CUresult] = &[
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Code { call, code } => write!(f, "{call} answered {code}"),
+            Self::Code { call, code } => write!(f, "{call} returned {code}"),
             Self::MissingSymbol {
                 call,
                 symbol,
                 since,
             } => write!(
                 f,
-                "{call} is not to be had: the driver lacks the symbol {symbol}, which CUDA {since} brings"
+                "{call} is not available: the driver lacks the symbol {symbol}, introduced in CUDA {since}"
             ),
         }
     }

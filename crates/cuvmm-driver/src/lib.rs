@@ -1,13 +1,15 @@
-//! The CUDA driver's memory calls behind one trait, and who answers them.
+//! The CUDA driver's memory calls behind one trait, with several implementations of it.
 //!
-//! - [`cuda`]: the real driver.
+//! - [`driver`]: the trait [`Driver`] and its contract.
+//! - [`cuda`]: the real driver, `libcuda`.
 //! - [`model`]: the driver's rules and costs without memory, on a virtual clock.
-//! - [`host`]: the same rules over real host memory: what runs where there is no GPU.
-//! - [`fault`]: a wrapper that fails, delays or records the nth call of any driver.
-//! - [`auto`]: a GPU when there is one, else the host, and says which and why.
+//! - [`host`]: the driver's rules over real host memory, for machines without a GPU.
+//! - [`fault`]: a wrapper around any driver that fails, delays and records calls.
+//! - [`auto`]: opens the real driver where there is a GPU and the host driver elsewhere, and
+//!   reports the reason for the choice.
 //!
-//! Nothing here rounds a size, retries a call or keeps policy: that is the library's, `cuvmm`.
-//! The contract is in [`driver`].
+//! This crate rounds no sizes, retries no calls and has no policy. All of that is in the crate
+//! `cuvmm`.
 
 pub mod auto;
 mod call;

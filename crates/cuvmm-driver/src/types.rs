@@ -1,17 +1,17 @@
-//! The words of the trait: addresses, handles, properties, flags.
+//! The types of the trait: addresses, handles, properties, flags.
 //!
-//! All of them are newtypes over what the driver takes, so that a value the header forbids can
-//! still be said (the conformance suite says them) and a value the driver invents later is kept.
-//! Nothing here checks or rounds.
+//! They are newtypes over the driver's integers. A value that the header does not define can still
+//! be passed to the driver (the conformance suite does so), and a value that a later driver
+//! introduces is kept. Nothing here checks or rounds.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 use bitflags::bitflags;
 
-/// The number of a device as the driver counts them, from 0.
+/// The number of a device, counted by the driver from 0.
 ///
-/// Signed, because that is what the driver takes; -1 is a question the driver must answer.
+/// Signed, as in the driver's ABI; the driver itself rejects -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ordinal(pub i32);
 
@@ -29,7 +29,7 @@ impl DeviceAddress {
     /// The null address, which as a hint means "anywhere".
     pub const NULL: Self = Self(0);
 
-    /// This address `bytes` further, or nothing when that leaves 64 bits.
+    /// Returns the address `bytes` after this one, or `None` if it does not fit in 64 bits.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -38,13 +38,14 @@ impl DeviceAddress {
         }
     }
 
-    /// How many bytes this address lies behind `base`, or nothing when it lies before it.
+    /// Returns the distance in bytes from `base` to this address, or `None` if this address is
+    /// lower.
     #[must_use]
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// Whether this is the null address.
+    /// Returns `true` if this is the null address.
     #[must_use]
     pub const fn is_null(self) -> bool {
         self.0 == 0
@@ -71,7 +72,7 @@ macro_rules! handle {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The handle that names nothing (for a stream: the legacy default stream).
+            /// The null handle. For a stream, it names the legacy default stream.
             pub const NULL: Self = Self(0);
         }
 
@@ -84,13 +85,14 @@ macro_rules! handle {
 }
 
 handle!(
-    /// Names one physical allocation. Handles are counted by the driver: each `create`, `retain`
-    /// or `import` wants one `release`.
+    /// The handle of one physical allocation.
+    ///
+    /// The driver counts references: each `create`, `retain` or `import` needs one `release`.
     PhysicalHandle,
     "CUmemGenericAllocationHandle"
 );
 handle!(
-    /// Names a stream of one device's context.
+    /// The handle of a stream of one device's context.
     StreamHandle,
     "CUstream"
 );
@@ -99,37 +101,36 @@ impl StreamHandle {
     /// The legacy default stream of the current context, which [`NULL`](Self::NULL) names too
     /// (`CU_STREAM_LEGACY`).
     pub const LEGACY: Self = Self(1);
-    /// The default stream of the calling thread: another stream on each thread
-    /// (`CU_STREAM_PER_THREAD`).
+    /// The default stream of the calling thread; each thread has its own (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD: Self = Self(2);
 }
 
 handle!(
-    /// Names an event of one device's context.
+    /// The handle of an event of one device's context.
     EventHandle,
     "CUevent"
 );
 handle!(
-    /// Names a captured graph.
+    /// The handle of a captured graph.
     GraphHandle,
     "CUgraph"
 );
 handle!(
-    /// Names a graph that has been made ready to launch.
+    /// The handle of an instantiated graph, which can be launched.
     GraphExecHandle,
     "CUgraphExec"
 );
 
-/// What kind of place a [`Location`] names (`CUmemLocationType`).
+/// The kind of a [`Location`] (`CUmemLocationType`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocationKind(pub i32);
 
 impl LocationKind {
-    /// No place.
+    /// No location.
     pub const INVALID: Self = Self(0);
     /// A device; the id is its ordinal.
     pub const DEVICE: Self = Self(1);
-    /// Host memory, the id is ignored.
+    /// Host memory; the id is ignored.
     pub const HOST: Self = Self(2);
     /// Host memory of one NUMA node; the id is the node.
     pub const HOST_NUMA: Self = Self(3);
@@ -137,18 +138,18 @@ impl LocationKind {
     pub const HOST_NUMA_CURRENT: Self = Self(4);
 }
 
-/// Where memory lies, or who is given access to it.
+/// A location of memory, or one that is granted access to memory.
 #[doc(alias = "CUmemLocation")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
-    /// What the id counts.
+    /// The kind, which determines the meaning of the id.
     pub kind: LocationKind,
-    /// Device ordinal or NUMA node.
+    /// The device ordinal or NUMA node.
     pub id: i32,
 }
 
 impl Location {
-    /// The memory of a device.
+    /// Returns the location of a device.
     #[must_use]
     pub const fn device(ordinal: Ordinal) -> Self {
         Self {
@@ -163,7 +164,7 @@ impl Location {
         id: 0,
     };
 
-    /// Host memory of one NUMA node.
+    /// Returns the location of one NUMA node of the host.
     #[must_use]
     pub const fn host_numa(node: i32) -> Self {
         Self {
@@ -186,7 +187,7 @@ impl fmt::Display for Location {
 }
 
 bitflags! {
-    /// The kinds of handle that a physical allocation can be passed on by, chosen at creation.
+    /// The handle types that a physical allocation can be exported as, chosen at creation.
     #[doc(alias = "CUmemAllocationHandleType")]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct HandleTypes: u32 {
@@ -196,7 +197,7 @@ bitflags! {
         const WIN32 = 0x2;
         /// A Win32 D3DKMT handle.
         const WIN32_KMT = 0x4;
-        /// A fabric handle, which reaches other nodes.
+        /// A fabric handle, which can be imported on other nodes.
         const FABRIC = 0x8;
         const _ = !0;
     }
@@ -209,38 +210,38 @@ pub struct AllocationType(pub i32);
 impl AllocationType {
     /// No type.
     pub const INVALID: Self = Self(0);
-    /// Stays where it was created: the only type that `create` takes.
+    /// Pinned memory: it stays where it was created. The only type that `create` accepts.
     pub const PINNED: Self = Self(1);
-    /// Managed memory; for memory pools of CUDA 13 only.
+    /// Managed memory, only for memory pools of CUDA 13.
     pub const MANAGED: Self = Self(2);
 }
 
-/// What a physical allocation is made of and may be used for.
+/// The properties of a physical allocation.
 #[doc(alias = "CUmemAllocationProp")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PhysicalProps {
-    /// [`AllocationType::PINNED`].
+    /// The allocation type, [`AllocationType::PINNED`].
     pub allocation_type: AllocationType,
-    /// The handle types it can be exported as.
+    /// The handle types that the allocation can be exported as.
     pub handle_types: HandleTypes,
-    /// Where it lies.
+    /// The location of the memory.
     pub location: Location,
-    /// Ask for compressible memory (`CU_MEM_ALLOCATION_COMP_GENERIC`, 1); 0 for none.
+    /// The requested compression: 1 for `CU_MEM_ALLOCATION_COMP_GENERIC`, 0 for none.
     pub compression: u8,
-    /// Ask for memory that RDMA devices can reach.
+    /// `true` requests memory that RDMA devices can access.
     pub rdma_capable: bool,
     /// Usage bits (`CU_MEM_CREATE_USAGE_*`); 0 for none.
     pub usage: u16,
 }
 
 impl PhysicalProps {
-    /// Plain memory of a device.
+    /// Returns the properties of plain memory of a device.
     #[must_use]
     pub const fn device(ordinal: Ordinal) -> Self {
         Self::at(Location::device(ordinal))
     }
 
-    /// Plain memory at a location.
+    /// Returns the properties of plain memory at a location.
     #[must_use]
     pub const fn at(location: Location) -> Self {
         Self {
@@ -254,18 +255,18 @@ impl PhysicalProps {
     }
 }
 
-/// Which granularity is asked for (`CUmemAllocationGranularity_flags`).
+/// The kind of granularity to query (`CUmemAllocationGranularity_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GranularityKind(pub i32);
 
 impl GranularityKind {
-    /// The least multiple that works.
+    /// The smallest granularity that the driver accepts.
     pub const MINIMUM: Self = Self(0);
-    /// The multiple that performs best.
+    /// The granularity with the best performance.
     pub const RECOMMENDED: Self = Self(1);
 }
 
-/// A right of access (`CUmemAccess_flags`).
+/// An access to memory (`CUmemAccess_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AccessFlags(pub i32);
 
@@ -278,40 +279,41 @@ impl AccessFlags {
     pub const READ_WRITE: Self = Self(3);
 }
 
-/// One right for one place.
+/// The access of one location.
 #[doc(alias = "CUmemAccessDesc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AccessDesc {
-    /// Who.
+    /// The location that is given access.
     pub location: Location,
-    /// What.
+    /// The access it is given.
     pub flags: AccessFlags,
 }
 
-/// A device's memory by the driver's own count, in bytes.
+/// A device's memory as counted by the driver, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free for this process to take, as far as the driver knows; other processes race for it.
+    /// Bytes that this process could allocate now, as far as the driver knows. Other processes
+    /// compete for them.
     pub free: u64,
-    /// All there is.
+    /// Total bytes.
     pub total: u64,
 }
 
-/// What `export` hands out.
+/// The handle that `export` returns.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Exported {
-    /// For [`HandleTypes::POSIX_FD`]: a close-on-exec descriptor that keeps the memory alive.
+    /// A close-on-exec descriptor that keeps the memory alive, for [`HandleTypes::POSIX_FD`].
     Fd(OwnedFd),
-    /// For [`HandleTypes::FABRIC`]: 64 bytes that name the memory across nodes.
+    /// 64 bytes that name the memory across nodes, for [`HandleTypes::FABRIC`].
     Fabric([u8; 64]),
 }
 
-/// What `import` is given.
+/// The handle that `import` takes.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ImportSource {
-    /// A descriptor by value. It stays the caller's.
+    /// A descriptor by value. The caller keeps ownership.
     Fd(i32),
     /// A fabric handle.
     Fabric([u8; 64]),
@@ -324,13 +326,13 @@ pub struct DeviceAttribute(pub i32);
 impl DeviceAttribute {
     /// Managed memory is supported.
     pub const MANAGED_MEMORY: Self = Self(83);
-    /// Host and device may touch managed memory at the same time.
+    /// Host and device may access managed memory at the same time.
     pub const CONCURRENT_MANAGED_ACCESS: Self = Self(89);
-    /// The device reaches pageable host memory.
+    /// The device can access pageable host memory.
     pub const PAGEABLE_MEMORY_ACCESS: Self = Self(88);
-    /// The device reaches pageable host memory through the host's page tables.
+    /// The device accesses pageable host memory through the host's page tables.
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Self = Self(100);
-    /// The host touches managed memory that lies on the device without moving it.
+    /// The host can access managed memory on the device without migrating it.
     pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: Self = Self(101);
     /// Virtual memory management (`cuMemAddressReserve` and the rest) is supported.
     pub const VIRTUAL_MEMORY_MANAGEMENT: Self = Self(102);
@@ -342,13 +344,13 @@ impl DeviceAttribute {
     pub const HANDLE_TYPE_WIN32_KMT: Self = Self(105);
     /// Compressible memory is supported.
     pub const GENERIC_COMPRESSION: Self = Self(107);
-    /// Physicals can be made reachable for RDMA.
+    /// Physicals can be made accessible for RDMA.
     pub const GPU_DIRECT_RDMA_WITH_VMM: Self = Self(110);
     /// Memory pools (`cuMemAllocAsync`) are supported.
     pub const MEMORY_POOLS: Self = Self(115);
     /// A mapped range can be exported as a dma-buf.
     pub const DMA_BUF: Self = Self(124);
-    /// Physicals can be exported as fabric handles, says the driver; the call may still refuse.
+    /// Physicals can be exported as fabric handles. The driver may still refuse the export.
     pub const HANDLE_TYPE_FABRIC: Self = Self(128);
     /// Multicast objects are supported.
     pub const MULTICAST: Self = Self(132);
@@ -358,24 +360,24 @@ impl DeviceAttribute {
     pub const HOST_NUMA_VMM: Self = Self(141);
 }
 
-/// A pointer attribute (`CUpointer_attribute`) whose value fits 64 bits.
+/// A pointer attribute (`CUpointer_attribute`) whose value fits in 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PointerAttribute(pub i32);
 
 impl PointerAttribute {
-    /// What the memory is: 1 host, 2 device, 4 unified (`CUmemorytype`).
+    /// The memory type: 1 host, 2 device, 4 unified (`CUmemorytype`).
     pub const MEMORY_TYPE: Self = Self(2);
-    /// A number that is unique for each allocation of the process.
+    /// A number that is unique for each allocation in the process.
     pub const BUFFER_ID: Self = Self(7);
-    /// Whether the memory is managed.
+    /// 1 if the memory is managed, 0 if not.
     pub const IS_MANAGED: Self = Self(8);
-    /// The ordinal of the device the memory belongs to.
+    /// The ordinal of the device that the memory belongs to.
     pub const DEVICE_ORDINAL: Self = Self(9);
-    /// First address of the mapped range.
+    /// The first address of the mapped range.
     pub const RANGE_START_ADDR: Self = Self(11);
-    /// Size of the mapped range in bytes.
+    /// The size of the mapped range in bytes.
     pub const RANGE_SIZE: Self = Self(12);
-    /// The handle types the allocation can be exported as.
+    /// The handle types that the allocation can be exported as.
     pub const ALLOWED_HANDLE_TYPES: Self = Self(14);
 }
 
@@ -384,82 +386,87 @@ impl PointerAttribute {
 pub struct Advice(pub i32);
 
 impl Advice {
-    /// Mostly read: copies may lie in several places.
+    /// The range is mostly read: several locations may hold copies.
     pub const SET_READ_MOSTLY: Self = Self(1);
-    /// Undo [`Advice::SET_READ_MOSTLY`].
+    /// Undoes [`Advice::SET_READ_MOSTLY`].
     pub const UNSET_READ_MOSTLY: Self = Self(2);
-    /// Prefer to keep it at the location.
+    /// The range should stay at the location.
     pub const SET_PREFERRED_LOCATION: Self = Self(3);
-    /// Undo [`Advice::SET_PREFERRED_LOCATION`].
+    /// Undoes [`Advice::SET_PREFERRED_LOCATION`].
     pub const UNSET_PREFERRED_LOCATION: Self = Self(4);
-    /// The location will access it: keep it mapped there.
+    /// The location will access the range and should keep it mapped.
     pub const SET_ACCESSED_BY: Self = Self(5);
-    /// Undo [`Advice::SET_ACCESSED_BY`].
+    /// Undoes [`Advice::SET_ACCESSED_BY`].
     pub const UNSET_ACCESSED_BY: Self = Self(6);
 }
 
-/// A question about a managed range (`CUmem_range_attribute`) whose answer is one integer. Who it
-/// is accessed by, number 3, is a list and has a
-/// [method of its own](crate::Driver::range_accessed_by).
+/// An attribute of a managed range (`CUmem_range_attribute`) whose value is one integer.
+///
+/// Attribute 3, the locations that access the range, is a list;
+/// [`Driver::range_accessed_by`](crate::Driver::range_accessed_by) returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RangeAttribute(pub i32);
 
 impl RangeAttribute {
-    /// 1 when the whole range is read mostly.
+    /// 1 if the whole range is read-mostly.
     pub const READ_MOSTLY: Self = Self(1);
-    /// Ordinal of the preferred device, -1 host, -2 none or not the same for the whole range.
+    /// The ordinal of the preferred device, -1 for the host, -2 if there is none or it differs
+    /// within the range.
     pub const PREFERRED_LOCATION: Self = Self(2);
-    /// Ordinal of the device it was last prefetched to, -1 host, -2 none.
+    /// The ordinal of the device that the range was last prefetched to, -1 for the host, -2 for
+    /// none.
     pub const LAST_PREFETCH_LOCATION: Self = Self(4);
-    /// The [`LocationKind`] that the whole range prefers; [`LocationKind::INVALID`] when there is
-    /// none or not the same. Tells NUMA nodes from the host. CUDA 12.2.
+    /// The [`LocationKind`] that the whole range prefers; [`LocationKind::INVALID`] if there is
+    /// none or it differs within the range. Distinguishes NUMA nodes from the host. Since CUDA
+    /// 12.2.
     pub const PREFERRED_LOCATION_TYPE: Self = Self(5);
-    /// The device or NUMA node that the whole range prefers, if its kind is one of the two.
+    /// The device or NUMA node that the whole range prefers, if its kind is one of these. Since
     /// CUDA 12.2.
     pub const PREFERRED_LOCATION_ID: Self = Self(6);
-    /// The [`LocationKind`] that the whole range was last prefetched to. CUDA 12.2.
+    /// The [`LocationKind`] that the whole range was last prefetched to. Since CUDA 12.2.
     pub const LAST_PREFETCH_LOCATION_TYPE: Self = Self(7);
     /// The device or NUMA node that the whole range was last prefetched to, if its kind is one of
-    /// the two. CUDA 12.2.
+    /// these. Since CUDA 12.2.
     pub const LAST_PREFETCH_LOCATION_ID: Self = Self(8);
 }
 
 bitflags! {
-    /// How a stream is made (`CUstream_flags`).
+    /// The flags of a new stream (`CUstream_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct StreamFlags: u32 {
-        /// Takes no part in the legacy default stream's implicit ordering.
+        /// The stream takes no part in the implicit ordering with the legacy default stream.
         const NON_BLOCKING = 0x1;
         const _ = !0;
     }
 }
 
 bitflags! {
-    /// How an event is made (`CUevent_flags`).
+    /// The flags of a new event (`CUevent_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct EventFlags: u32 {
-        /// A synchronising thread sleeps instead of spinning.
+        /// A synchronizing thread sleeps instead of spinning.
         const BLOCKING_SYNC = 0x1;
-        /// Keeps no times: cheaper.
+        /// The event records no time, which makes it cheaper.
         const DISABLE_TIMING = 0x2;
         const _ = !0;
     }
 }
 
-/// How strictly a thread's calls are held to what a capture allows (`CUstreamCaptureMode`).
+/// The strictness with which calls of a thread are refused during a capture
+/// (`CUstreamCaptureMode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CaptureMode(pub i32);
 
 impl CaptureMode {
-    /// Calls that may break a capture are refused while any thread captures.
+    /// Calls that could invalidate a capture are refused while any thread captures.
     pub const GLOBAL: Self = Self(0);
-    /// Calls that may break a capture are refused while this thread captures.
+    /// Calls that could invalidate a capture are refused while this thread captures.
     pub const THREAD_LOCAL: Self = Self(1);
-    /// Nothing is refused.
+    /// No call is refused.
     pub const RELAXED: Self = Self(2);
 }
 
-/// Whether a stream records instead of running (`CUstreamCaptureStatus`).
+/// The capture status of a stream (`CUstreamCaptureStatus`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CaptureStatus(pub i32);
 
@@ -468,6 +475,6 @@ impl CaptureStatus {
     pub const NONE: Self = Self(0);
     /// The stream records its work.
     pub const ACTIVE: Self = Self(1);
-    /// The stream recorded, but the capture was broken.
+    /// The stream was recording, and its capture has been invalidated.
     pub const INVALIDATED: Self = Self(2);
 }

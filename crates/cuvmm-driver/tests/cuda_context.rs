@@ -1,9 +1,9 @@
-//! The real driver's code over a library of the test's own making: opening, contexts, and
-//! functions that an old driver lacks. No GPU is needed, and none is used.
+//! The code for the real driver, run with a library built by the test: opening, contexts, and
+//! functions that an old driver lacks. No GPU is needed or used.
 
-// The library is made here, and what is called in it is known.
+// The library is built here, so the behavior of its functions is known.
 #![allow(unsafe_code)]
-// A helper that cannot do its part fails the test.
+// A helper that fails must fail the test.
 #![allow(clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ use cuvmm_driver::{
     Location, Ordinal, StreamHandle,
 };
 
-/// What the library does where it does more than answer 0: two devices whose primary contexts
-/// are the addresses 0x100 and 0x101, and a stack of contexts for each thread.
+/// The functions of the library that do more than return 0: two devices whose primary contexts are
+/// the addresses 0x100 and 0x101, and a stack of contexts for each thread.
 const BODY: &str = r"
     static _Thread_local void *stack[8];
     static _Thread_local int depth;
@@ -48,7 +48,7 @@ const BODY: &str = r"
     int cuMemPrefetchAsync(unsigned long p, unsigned long n, int d, void *s) { return 1000 + d; }
 ";
 
-/// Builds the library of a CUDA 10.2 driver whose `cuInit` answers `init`.
+/// Builds the library of a CUDA 10.2 driver whose `cuInit` returns `init`.
 fn library(name: &str, init: i32) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let source = folder.join(format!("{name}.c"));
@@ -72,14 +72,14 @@ fn library(name: &str, init: i32) -> PathBuf {
 }
 
 fn open(name: &str, init: i32) -> Result<CudaDriver, OpenError> {
-    // SAFETY: the functions that the tests call keep the promises of CUDA's.
+    // SAFETY: the functions that the tests call behave like CUDA's.
     unsafe { CudaDriver::open_library(library(name, init)) }
 }
 
-/// How often the primary context of a device is retained, by the library's own count.
+/// Returns the number of references to a device's primary context, as counted by the library.
 fn retained(api: &Api, device: i32) -> i32 {
     let (mut flags, mut active) = (0, 0);
-    // SAFETY: the results go to locals.
+    // SAFETY: the results are written to locals.
     let code = unsafe { (api.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) };
     assert!(code.is_success());
     active
@@ -87,7 +87,7 @@ fn retained(api: &Api, device: i32) -> i32 {
 
 fn current(api: &Api) -> CUcontext {
     let mut context = ptr::null_mut();
-    // SAFETY: the result goes to a local.
+    // SAFETY: the result is written to a local.
     let code = unsafe { (api.cuCtxGetCurrent)(&mut context) };
     assert!(code.is_success());
     context
@@ -114,7 +114,7 @@ fn a_driver_without_a_device_says_so() {
     assert!(error.is_no_device());
     let text = error.to_string();
     assert!(
-        text.contains("cuInit answered CUDA_ERROR_NO_DEVICE"),
+        text.contains("cuInit returned CUDA_ERROR_NO_DEVICE"),
         "{text}"
     );
 }
@@ -123,13 +123,13 @@ fn a_driver_without_a_device_says_so() {
 fn primary_contexts_are_taken_once_each_and_given_back() {
     let driver = open("primary", 0).expect("opens");
     assert_eq!(driver.device_memory(), DeviceMemory::Device);
-    // A second table over the same library, to look at it from outside.
-    // SAFETY: as in `open`.
+    // A second table for the same library, to check its state from outside.
+    // SAFETY: the functions that the tests call behave like CUDA's.
     let api = unsafe { Api::load_from(driver.api().library()) }.expect("loads");
     assert_eq!(
         (retained(&api, 0), retained(&api, 1)),
         (0, 0),
-        "taken before its time"
+        "retained before the first use"
     );
 
     std::thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn the_thread_finds_its_context_as_it_left_it() {
     );
     assert!(current(driver.api()).is_null());
 
-    // One that is current already is not pushed again.
+    // A context that is current already is not pushed again.
     let pushed = driver.memory_info(FIRST).expect("answers").total;
     let context = driver.context(FIRST).expect("there");
     // SAFETY: it is a context of this library.
@@ -173,7 +173,7 @@ fn the_thread_finds_its_context_as_it_left_it() {
 fn a_failing_call_restores_the_context_too() {
     let driver = open("failing", 0).expect("opens");
     let location = Location::device(Ordinal(7));
-    // SAFETY: the library's function looks at nothing.
+    // SAFETY: the library's function dereferences nothing.
     let error =
         unsafe { driver.prefetch(FIRST, DeviceAddress::NULL, 1, location, StreamHandle::NULL) }
             .expect_err("answers a code");
@@ -205,7 +205,7 @@ fn an_ordinal_without_a_device_is_the_drivers_to_refuse() {
 #[test]
 fn not_ready_is_an_answer() {
     let driver = open("query", 0).expect("opens");
-    // SAFETY: the library's function looks at the number only.
+    // SAFETY: the library's function uses the handle as a number only.
     let (idle, busy) = unsafe {
         (
             driver.stream_query(FIRST, StreamHandle::NULL),
@@ -227,9 +227,9 @@ fn what_an_old_driver_lacks_is_named() {
             since: CudaVersion::new(11, 0),
         })
     );
-    // The first version of the prefetch knows devices and the host, so it takes their place.
+    // The first version of the prefetch supports devices and the host, so it is used for them.
     let prefetch = |location| {
-        // SAFETY: the library's function looks at nothing.
+        // SAFETY: the library's function dereferences nothing.
         unsafe { driver.prefetch(FIRST, DeviceAddress::NULL, 1, location, StreamHandle::NULL) }
             .expect_err("answers a code or is missing")
     };
@@ -257,7 +257,7 @@ fn a_borrowed_context_is_used_and_not_released() {
 
     let gone = Arc::new(AtomicBool::new(false));
     let driver = open("borrowed", 0).expect("opens");
-    // SAFETY: as in `open`.
+    // SAFETY: the functions that the tests call behave like CUDA's.
     let api = unsafe { Api::load_from(driver.api().library()) }.expect("loads");
     driver
         .memory_info(FIRST)
@@ -266,7 +266,7 @@ fn a_borrowed_context_is_used_and_not_released() {
 
     let foreign = ptr::without_provenance_mut(0xabc0);
     let keep_alive = Arc::new(Owner(Arc::clone(&gone)));
-    // SAFETY: the library never looks into a context.
+    // SAFETY: the library never dereferences a context.
     let driver = unsafe { driver.with_context(FIRST, foreign, keep_alive) }.expect("a device");
     assert_eq!(
         retained(&api, 0),
@@ -282,7 +282,7 @@ fn a_borrowed_context_is_used_and_not_released() {
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 0));
 
     let driver = open("nothing_to_borrow", 0).expect("opens");
-    // SAFETY: as above.
+    // SAFETY: the library never dereferences a context.
     let error = unsafe { driver.with_context(Ordinal(5), foreign, Arc::new(())) };
     assert!(error.is_err());
 }
@@ -290,10 +290,11 @@ fn a_borrowed_context_is_used_and_not_released() {
 #[test]
 fn a_current_context_says_of_which_device_it_is() {
     let path = library("adopted", 0);
-    // SAFETY: as in `open`.
+    // SAFETY: the functions that the tests call behave like CUDA's.
     let api = unsafe { Api::load_from(&path) }.expect("loads");
     let adopt = |context: CUcontext| {
-        // SAFETY: as in `open`; and the library never looks into a context.
+        // SAFETY: the functions that the tests call behave like CUDA's, and the library never
+        // dereferences a context.
         unsafe {
             let driver = CudaDriver::open_library(&path).expect("opens");
             driver.with_current_context(context, Arc::new(()))
@@ -313,7 +314,7 @@ fn a_current_context_says_of_which_device_it_is() {
         "{refused:?}"
     );
 
-    // SAFETY: as above.
+    // SAFETY: the library never dereferences a context.
     let code = unsafe { (api.cuCtxSetCurrent)(foreign) };
     assert!(code.is_success());
     let other = ptr::without_provenance_mut(0xabc0);
@@ -325,9 +326,9 @@ fn a_current_context_says_of_which_device_it_is() {
     assert_eq!(driver.memory_info(SECOND).expect("answers").free, 0xabc1);
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 0));
 
-    // One of a device that the driver does not count.
+    // A context of a device that the driver does not count.
     let lost: CUcontext = ptr::without_provenance_mut(0xabc7);
-    // SAFETY: as above.
+    // SAFETY: the library never dereferences a context.
     let code = unsafe { (api.cuCtxSetCurrent)(lost) };
     assert!(code.is_success());
     let refused = adopt(lost).expect_err("there is no device 7");
@@ -338,7 +339,7 @@ fn a_current_context_says_of_which_device_it_is() {
 #[test]
 fn a_driver_whose_devices_cannot_map_memory_is_passed_over() {
     let path = library("unable", 0);
-    // SAFETY: as in `open`.
+    // SAFETY: the functions that the tests call behave like CUDA's.
     let options = || unsafe { OpenOptions::new().library(&path) };
     let opened = auto::open(options()).expect("does not fail");
     assert_eq!(opened.kind, DriverKind::Host);

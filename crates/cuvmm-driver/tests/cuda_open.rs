@@ -1,9 +1,8 @@
-//! Opening the real driver: what is said where there is none, and that it works where there is a
-//! GPU.
+//! Opening the real driver: the errors where there is none, and its calls where there is a GPU.
 
 // GPU tests map memory and launch kernels.
 #![allow(unsafe_code)]
-// A helper that cannot do its part fails the test.
+// A helper that fails must fail the test.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::ffi::c_void;
@@ -24,11 +23,13 @@ use cuvmm_driver::{
 
 const DEVICE: Ordinal = Ordinal(0);
 
-/// The driver, or nothing where there is no GPU, which is then said on the terminal even if the
-/// test harness keeps quiet. `CUVMM_REQUIRE_GPU=1` makes it a failure.
+/// Returns the driver, or `None` where there is no GPU.
+///
+/// That is then reported on the terminal even if the test harness captures output.
+/// `CUVMM_REQUIRE_GPU=1` makes it a failure.
 fn gpu(test: &str) -> Option<(CudaDriver, MutexGuard<'static, ()>)> {
-    // The tests share the device's primary context, where one's capture is in the way of
-    // another's wait.
+    // The tests share the device's primary context, in which a capture of one test would make the
+    // wait of another fail.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match CudaDriver::open() {
@@ -108,8 +109,8 @@ fn mapped_memory_is_filled_and_read_back() {
         .reserve(size, 0, DeviceAddress::NULL, 0)
         .expect("addresses");
     let mut bytes = vec![0xeeu8; size as usize];
-    // SAFETY: the handles and addresses are this test's own, and each is given back once, after
-    // the copies that use it have returned.
+    // SAFETY: the handles and addresses belong to this test, and each is released once, after the
+    // copies that use it have returned.
     unsafe {
         let handle = driver.create(size, &props, 0).expect("memory");
         driver.map(address, size, 0, handle, 0).expect("a mapping");
@@ -153,7 +154,7 @@ fn mapped_memory_is_filled_and_read_back() {
     let after = driver
         .reserve(size, 0, DeviceAddress::NULL, 0)
         .expect("addresses");
-    // SAFETY: the reservation was made in the line above and holds nothing.
+    // SAFETY: the reservation was made in the line above, and nothing is mapped in it.
     unsafe { driver.free_reservation(after, size) }.expect("freed");
 }
 
@@ -186,8 +187,8 @@ fn memory_passes_through_a_descriptor() {
         .reserve(2 * size, 0, DeviceAddress::NULL, 0)
         .expect("addresses");
     let other = DeviceAddress(address.0 + size);
-    // SAFETY: the handles and addresses are this test's own, and each is given back once, after
-    // the copies that use it have returned.
+    // SAFETY: the handles and addresses belong to this test, and each is released once, after the
+    // copies that use it have returned.
     unsafe {
         let handle = driver.create(size, &props, 0).expect("memory");
         let exported = driver
@@ -248,7 +249,7 @@ fn a_captured_fill_runs_when_its_graph_is_launched() {
     let stream = driver
         .stream_create(DEVICE, StreamFlags::NON_BLOCKING)
         .expect("a stream");
-    // SAFETY: everything is this test's own and is given back once, after the work.
+    // SAFETY: every object belongs to this test and is released once, after the work.
     unsafe {
         driver.fill(DEVICE, address, 0, 4096).expect("a fill");
         driver.context_synchronize(DEVICE).expect("done");
@@ -308,7 +309,7 @@ fn the_drivers_own_allocators_answer() {
         .stream_create(DEVICE, StreamFlags::NON_BLOCKING)
         .expect("a stream");
     let pinned = driver.host_alloc(DEVICE, SIZE, 1).expect("pinned memory");
-    // SAFETY: everything is this test's own and is given back once, after the work.
+    // SAFETY: every object belongs to this test and is released once, after the work.
     unsafe {
         pinned.write_bytes(3, SIZE as usize);
         let pooled = driver
@@ -323,9 +324,7 @@ fn the_drivers_own_allocators_answer() {
         driver
             .copy_to_host_async(DEVICE, pinned, pooled, SIZE, stream)
             .expect("a copy");
-        driver
-            .free_async(DEVICE, pooled, stream)
-            .expect("given back");
+        driver.free_async(DEVICE, pooled, stream).expect("freed");
         driver.stream_synchronize(DEVICE, stream).expect("done");
         assert_eq!([*pinned, *pinned.add(1)], [4, 3]);
         driver.host_free(DEVICE, pinned).expect("freed");
@@ -381,7 +380,7 @@ AGAIN:
 }
 \0";
 
-/// The kernel, loaded into the device's context, which it leaves current on this thread.
+/// The kernel, loaded into the device's context. Loading leaves the context current on this thread.
 struct Spin<'a> {
     driver: &'a CudaDriver,
     module: CUmodule,
@@ -393,7 +392,7 @@ impl<'a> Spin<'a> {
         let api = driver.api();
         let context = driver.context(DEVICE).expect("a context");
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the results go to locals, and the texts end in zero.
+        // SAFETY: the results are written to locals, and the texts are null-terminated.
         unsafe {
             ok((api.cuCtxSetCurrent)(context));
             let load = api.cuModuleLoadData.get().expect("every driver has it");
@@ -471,7 +470,7 @@ fn an_event_recorded_on_the_context_covers_streams_that_block_nobody() {
         .event_create(DEVICE, EventFlags::DISABLE_TIMING)
         .expect("an event");
     let time = Duration::from_millis(300);
-    // SAFETY: stream and event are this test's own and are destroyed once, after the work.
+    // SAFETY: stream and event belong to this test and are destroyed once, after the work.
     unsafe {
         let start = Instant::now();
         spin.run(stream, time);

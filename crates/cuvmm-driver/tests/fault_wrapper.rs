@@ -1,6 +1,6 @@
-//! The wrapper that fails, delays and records.
+//! The wrapper that fails, delays and records calls.
 //!
-//! `unsafe` because the calls are.
+//! `unsafe` because the driver's methods are.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -20,7 +20,7 @@ fn wrapped() -> (Arc<ModelDriver>, FaultDriver) {
     (inner, outer)
 }
 
-/// Makes one page usable and takes it away again if any step fails.
+/// Makes one page usable, and undoes what was done if a step fails.
 fn commit(d: &dyn Driver) -> cuvmm_driver::Result<()> {
     unsafe {
         let va = d.reserve(PAGE, 0, ANYWHERE, 0)?;

@@ -1,6 +1,6 @@
-//! The system's limit on memory areas, met and survived. One test, because it takes all of them.
+//! The system's limit on memory areas. There is one test only, because it uses all areas.
 //!
-//! `unsafe` because the calls are.
+//! `unsafe` because the driver's methods are.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -32,7 +32,7 @@ fn running_out_of_areas_changes_nothing() {
     let size = 2 * (limit + 10) * PAGE;
     let va = d.reserve(size, 0, ANYWHERE, 0).unwrap();
 
-    // With a hole after each mapping, each takes two areas.
+    // With a hole after each, every mapping takes two areas.
     let mut mapped = 0;
     let refused = loop {
         let here = at(va, 2 * mapped * PAGE);
@@ -62,7 +62,7 @@ fn running_out_of_areas_changes_nothing() {
     drop(std::thread::spawn(|| vec![1_u8; 32 << 20]).join().unwrap());
 
     unsafe {
-        // Rights need no areas, nor does taking away; holes that close give areas back.
+        // Changing access and unmapping need no areas. Holes that close free areas.
         for index in 0..mapped {
             d.set_access(at(va, 2 * index * PAGE), PAGE, &[rw(D0)])
                 .unwrap();
@@ -76,7 +76,7 @@ fn running_out_of_areas_changes_nothing() {
         assert_eq!(d.live().mappings as u64, mapped / 2);
         d.unmap(va, size).unwrap();
 
-        // Side by side each takes one.
+        // Adjacent mappings take one area each.
         let mut mapped = 0;
         while d.map(at(va, mapped * PAGE), PAGE, 0, handle, 0).is_ok() {
             mapped += 1;
@@ -90,7 +90,7 @@ fn running_out_of_areas_changes_nothing() {
     }
     assert!(d.live().is_nothing());
 
-    // Reservations take areas of the system by the thousands, not each its own.
+    // Reservations share the system's areas by the thousands.
     let before = areas();
     let reservations: Vec<_> = (0..2 * limit)
         .map(|_| d.reserve(PAGE, 0, ANYWHERE, 0).unwrap())

@@ -1,7 +1,7 @@
-//! The host driver's memory: its bytes, what it costs the system, what is left of it.
+//! The host driver's memory: its bytes, its use of system resources, and what is left of it.
 //!
-//! One test at a time: they look at what the whole process holds.
-//! `unsafe` because the calls are, and to look at memory by its address.
+//! The tests run one at a time, because they examine the resources of the whole process. `unsafe`
+//! because the driver's methods are, and to access memory by address.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -28,7 +28,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// The process's memory areas that are of our files.
+/// Returns the number of the process's memory areas that map this driver's files.
 fn placed() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
@@ -36,7 +36,7 @@ fn placed() -> usize {
         .count()
 }
 
-/// Bytes of files in memory that the system holds for a descriptor of ours.
+/// Returns the bytes that the system holds for the memory files of this driver's descriptors.
 fn held_by_system() -> u64 {
     let mut bytes = 0;
     let mut seen = Vec::new();
@@ -73,14 +73,14 @@ fn the_bytes_are_at_their_addresses() {
         let mut back = vec![0; pattern.len()];
         d.copy_to_host(D0, &mut back, at(r.at, 100)).unwrap();
         assert_eq!(back, pattern);
-        // Source and destination in pieces that do not end together.
+        // Source and destination consist of pieces with different boundaries.
         let other = range(&d, 2, 2);
         d.copy_on_device(D0, at(other.at, 5), at(r.at, PAGE - 7), PAGE)
             .unwrap();
         let mut moved = vec![0; PAGE as usize];
         d.copy_to_host(D0, &mut moved, at(other.at, 5)).unwrap();
         assert!(moved == pattern[(PAGE - 107) as usize..][..PAGE as usize]);
-        // What the host writes is what the device reads.
+        // The device reads the bytes that the host writes.
         std::ptr::with_exposed_provenance_mut::<u8>(r.at.0 as usize).write(77);
         assert_eq!(first_byte(&d, r.at), 77);
         r.end(&d);
@@ -109,7 +109,7 @@ fn two_mappings_of_one_physical_show_the_same() {
     }
 }
 
-/// The protection of the area that an address lies in.
+/// Returns the protection of the memory area that contains an address.
 fn protection(address: DeviceAddress) -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| {
@@ -164,14 +164,15 @@ fn the_system_protects_as_far_as_anybody_was_granted() {
 fn a_mapping_past_the_end_touches_nothing_of_others() {
     let _alone = alone();
     let d = host(HostOptions::new());
-    // So large that the system has the addresses back, and can give those behind to others.
+    // So large that its addresses are returned to the system, which can then assign those behind
+    // the reservation to other mappings.
     let large = 1 << 40;
     let _another = d.reserve(PAGE, 0, ANYWHERE, 0).unwrap();
     let whole = d.reserve(large, 0, ANYWHERE, 0).unwrap();
     unsafe {
         d.free_reservation(whole, large).unwrap();
         assert_eq!(d.reserve(PAGE, 0, whole, 0), Ok(whole));
-        // Somebody else's memory just behind the reservation.
+        // Memory outside the driver, directly behind the reservation.
         let behind = at(whole, PAGE);
         let theirs = rustix::mm::mmap_anonymous(
             std::ptr::with_exposed_provenance_mut(behind.0 as usize),
@@ -262,7 +263,7 @@ fn a_hundred_thousand_physicals_need_no_descriptors() {
         .collect();
     assert!(descriptors() <= before + 1, "one file for all");
     assert_eq!(d.live().physicals, 100_000);
-    // Every second, then the others: the offsets in the file are scattered and joined again.
+    // Every second one, then the others: the offsets in the file are scattered and merged again.
     for parity in 0..2 {
         for &handle in handles.iter().skip(parity).step_by(2) {
             unsafe { d.release(handle) }.unwrap();
@@ -351,7 +352,7 @@ fn dropping_a_driver_leaves_nothing() {
     }
     assert_eq!((descriptors(), placed()), (files, 0));
     for address in addresses {
-        assert_eq!(protection(address), "", "{address} is nobody's");
+        assert_eq!(protection(address), "", "nothing is mapped at {address}");
     }
 }
 

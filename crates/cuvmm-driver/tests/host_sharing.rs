@@ -1,6 +1,7 @@
-//! Sharing between two real processes: this one gives, and starts itself again to take.
+//! Sharing between two real processes: this process exports, and runs its own program again to
+//! import.
 //!
-//! `unsafe` because the calls are.
+//! `unsafe` because the driver's methods are.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -21,7 +22,7 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// What the second process does; nothing when it is run with the other tests.
+/// The second process. Does nothing when it runs as one of the tests.
 #[test]
 fn taker() {
     let Ok(descriptor) = std::env::var("CUVMM_TEST_DESCRIPTOR") else {
@@ -39,7 +40,8 @@ fn taker() {
         d.fill(D0, va, 42, PAGE).unwrap();
         assert_eq!(code(d.export(handle, FD, 0)), INVALID_VALUE);
         println!("\nwritten");
-        // The giver has released it all and closed its descriptors by the next line.
+        // The exporting process has released everything and closed its descriptors before it sends
+        // the next line.
         std::io::stdin().lock().read_line(&mut line).unwrap();
         assert_eq!(first_byte(&d, at(va, PAGE)), 17);
         println!("\nstill there");
@@ -64,7 +66,7 @@ fn memory_lives_in_two_processes() {
     let Exported::Fd(fd) = unsafe { d.export(handle, FD, 0) }.unwrap() else {
         panic!("a descriptor")
     };
-    // A plain copy, which the other process inherits.
+    // A duplicate without close-on-exec, which the other process inherits.
     let inherited = rustix::io::dup(&fd).unwrap();
     let mut taker = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "taker", "--nocapture"])
@@ -103,7 +105,7 @@ fn memory_lives_in_two_processes() {
     );
 }
 
-/// Every lock that a process can take on a descriptor that it was handed.
+/// Tests every lock that a process can take on a received descriptor.
 #[test]
 fn a_process_that_locks_what_it_was_handed_holds_up_no_call() {
     let d = Arc::new(host(HostOptions::new()));
@@ -121,7 +123,7 @@ fn a_process_that_locks_what_it_was_handed_holds_up_no_call() {
     fcntl_lock(&locked, FlockOperation::LockExclusive).unwrap();
     let (sender, receiver) = channel();
     let giver = Arc::clone(&d);
-    // On a thread of its own: one that hangs would hang the test.
+    // On its own thread, because a call that hangs would hang the test.
     spawn(move || {
         let given = export(&giver);
         unsafe { giver.release(handle) }.unwrap();
@@ -130,7 +132,8 @@ fn a_process_that_locks_what_it_was_handed_holds_up_no_call() {
     let given = receiver.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!(d.live().exported_only, 1);
     drop((locked, given));
-    // A process that another test starts has all descriptors too, until it runs its own program.
+    // A process that another test starts has all descriptors too, until it executes its own
+    // program.
     let begun = Instant::now();
     while d.live().exported_only > 0 && begun.elapsed() < Duration::from_secs(30) {
         sleep(Duration::from_millis(1));

@@ -1,6 +1,6 @@
-//! Many threads at once.
+//! Calls by many threads at once.
 //!
-//! `unsafe` because the calls are.
+//! `unsafe` because the driver's methods are.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

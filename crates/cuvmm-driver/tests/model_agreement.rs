@@ -1,7 +1,7 @@
-//! Random programs of virtual-memory calls: the model and the host answer alike, the page tables
-//! stay alike, and the host's bytes are what a plain array would hold.
+//! Random programs of virtual-memory calls: model and host driver return the same results, their
+//! page tables stay the same, and the host's bytes are those that a plain array would hold.
 //!
-//! `unsafe` because the calls are, and on purpose misused.
+//! `unsafe` because the driver's methods are, and deliberately misused.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,8 +22,8 @@ const GRANULE: u64 = 64 << 10;
 const RANGES: usize = 3;
 const PAGES: u64 = 8;
 
-/// A place that a step names: a page of a range, or (usually) the nth mapping and how many more
-/// mappings behind it, so that most programs get somewhere.
+/// A place that a step names: pages of a range, or (usually) the nth mapping and a number of
+/// mappings after it, so that most programs succeed in part.
 #[derive(Clone, Debug)]
 enum Where {
     Pages(usize, u64, u64),
@@ -37,11 +37,11 @@ enum Step {
     Create(u64),
     Release(usize),
     Retain(usize, u64),
-    /// Range, page, handle, and a size that need not be the handle's.
+    /// A range, a page, a handle, and a size that may differ from the handle's.
     Map(usize, u64, usize, Option<u64>),
     Unmap(Where),
     Access(Where, i32, bool),
-    /// Where, a step into it, bytes less than it, and the byte.
+    /// A place, an offset into it, the bytes by which the fill is shorter, and the byte.
     Fill(Where, u64, u64, u8),
     Copy(Where, Where, u64, u64),
 }
@@ -77,7 +77,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Programs begin with something to work on.
+/// Generates programs, which begin with a few objects to work on.
 fn program(length: usize) -> impl Strategy<Value = Vec<Step>> {
     let start = [
         Step::Reserve(0),
@@ -92,7 +92,7 @@ fn program(length: usize) -> impl Strategy<Value = Vec<Step>> {
         .prop_map(move |steps| start.iter().cloned().chain(steps).collect())
 }
 
-/// One machine with what the program has been given by it.
+/// A machine with the ranges and handles that it has returned to the program.
 struct Run<B> {
     driver: Machine<B>,
     ranges: [Option<DeviceAddress>; RANGES],
@@ -116,8 +116,8 @@ impl<B: Backing> Run<B> {
         self.handles.get(nth % self.handles.len().max(1)).copied()
     }
 
-    /// Start and size. Mappings are counted in the order of ranges, not of addresses, which
-    /// differ between machines.
+    /// Returns the start and size of a place. Mappings are counted in the order of ranges and not
+    /// of addresses, which differ between machines.
     fn find(&self, place: &Where) -> Option<(DeviceAddress, u64)> {
         match *place {
             Where::Pages(range, page, pages) => {
@@ -138,7 +138,7 @@ impl<B: Backing> Run<B> {
         }
     }
 
-    /// Start and size of what a fill touches, or both starts and the size of a copy.
+    /// Returns the start and size of a fill, or both starts and the size of a copy.
     fn touched(&self, step: &Step) -> Option<(DeviceAddress, Option<DeviceAddress>, u64)> {
         match step {
             Step::Fill(place, into, less, _) => {
@@ -153,7 +153,8 @@ impl<B: Backing> Run<B> {
         }
     }
 
-    /// Steps that name what is not there are left out, on both machines alike.
+    /// Runs a step. Steps that name an object that does not exist are skipped, on both machines
+    /// alike.
     fn take(&mut self, step: &Step) -> Option<CUresult> {
         let d = &self.driver;
         Some(match step {
@@ -161,7 +162,7 @@ impl<B: Backing> Run<B> {
                 if self.ranges[range].is_some() {
                     return None;
                 }
-                // Far from each other, so that what lies behind a range is alike on both.
+                // Far apart, so that the addresses behind a range are free on both machines.
                 let got = d.reserve(PAGES * GRANULE, 1 << 30, ANYWHERE, 0);
                 self.ranges[range] = got.ok();
                 code(got)
@@ -218,7 +219,7 @@ impl<B: Backing> Run<B> {
         })
     }
 
-    /// Which range an address lies in, and how far from its start.
+    /// Returns the range that contains an address, and the offset from its start.
     fn place(&self, address: DeviceAddress) -> (usize, u64) {
         let near = |start: DeviceAddress| {
             address
@@ -230,7 +231,7 @@ impl<B: Backing> Run<B> {
             .expect("an address of the program")
     }
 
-    /// The page tables with ranges for addresses and numbers for handles.
+    /// Describes the page tables, with ranges instead of addresses and numbers instead of handles.
     fn picture(&self) -> Vec<String> {
         let number = |handle| self.handles.iter().position(|&known| known == handle);
         let snapshot = self.driver.snapshot();
@@ -263,12 +264,12 @@ impl<B: Backing> Run<B> {
     }
 }
 
-/// The bytes of each physical, as plain arrays, for what the host should hold.
+/// The bytes of each physical as plain arrays, for comparison with the host driver.
 #[derive(Default)]
 struct Reference(BTreeMap<PhysicalHandle, Vec<u8>>);
 
 impl Reference {
-    /// The physical and offset that a byte lies at.
+    /// Returns the physical and offset of a byte.
     fn find(run: &Run<impl Backing>, address: u64) -> (PhysicalHandle, usize) {
         let snapshot = run.driver.snapshot();
         let mapping = snapshot
@@ -293,7 +294,7 @@ impl Reference {
 
     fn follow(&mut self, run: &Run<impl Backing>, step: &Step) {
         if let (Step::Create(_), Some(&handle)) = (step, run.handles.last()) {
-            // Its value may have named another before.
+            // The handle value may have named another physical before.
             self.bytes(handle).fill(0);
         }
         match (step, run.touched(step)) {
@@ -323,7 +324,7 @@ impl Reference {
             .or_insert_with(|| vec![0; (4 * GRANULE) as usize])
     }
 
-    /// Every byte that the device may read is as expected.
+    /// Checks every byte that the device may read.
     fn check(&mut self, run: &Run<impl Backing>) {
         for m in run.driver.snapshot().mappings {
             let right = run
@@ -344,8 +345,8 @@ impl Reference {
     }
 }
 
-/// A copy whose source and destination are the same physical has no defined outcome where they
-/// overlap.
+/// Returns `true` for a copy within one physical whose source and destination overlap; its result
+/// is undefined.
 fn overlaps(run: &Run<impl Backing>, step: &Step) -> bool {
     let Some((to, Some(from), size)) = run.touched(step) else {
         return false;

@@ -1,6 +1,7 @@
-//! Captures: what they record, and what breaks them.
+//! Captures: the work they record, and the calls that invalidate them.
 //!
-//! `unsafe` because the calls are; what is wrong on purpose has a promised answer here.
+//! `unsafe` because the driver's methods are; the backends define the result of each deliberate
+//! misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -40,14 +41,14 @@ fn status<B: Backing>(d: &Machine<B>, s: StreamHandle) -> CaptureStatus {
     unsafe { d.capture_status(D0, s) }.unwrap()
 }
 
-/// Ends a capture that should have been broken.
+/// Ends a capture that must have been invalidated.
 fn end_broken<B: Backing>(d: &Machine<B>, s: StreamHandle) {
     assert_eq!(status(d, s), CaptureStatus::INVALIDATED);
     assert_eq!(code(unsafe { d.capture_end(D0, s) }), CAPTURE_INVALIDATED);
     assert_eq!(status(d, s), CaptureStatus::NONE);
 }
 
-/// Ends a capture that should have gone well.
+/// Ends a capture that must still be active.
 fn end_well<B: Backing>(d: &Machine<B>, s: StreamHandle) {
     assert_eq!(status(d, s), CaptureStatus::ACTIVE);
     let graph = unsafe { d.capture_end(D0, s) }.unwrap();
@@ -72,7 +73,7 @@ fn a_graph_replays_at_the_same_addresses<B: Backing>(d: Machine<B>) {
         d.graph_launch(D0, exec, s).unwrap();
         assert!(is(r.at, 8) && is(r.page(1), 7));
 
-        // Other memory at the same address: the replay writes the new memory.
+        // With other memory at the same address, the replay writes to the new memory.
         let next = page(&d);
         d.unmap(r.at, PAGE).unwrap();
         d.map(r.at, PAGE, 0, next, 0).unwrap();

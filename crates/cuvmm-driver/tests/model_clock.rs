@@ -1,6 +1,6 @@
-//! The virtual clock: what calls cost, and that nothing else does.
+//! The virtual clock: calls advance it by their costs, and nothing else does.
 //!
-//! `unsafe` because the calls are.
+//! `unsafe` because the driver's methods are.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use cuvmm_driver::{
 };
 use model_support::*;
 
-/// Virtual microseconds that something takes.
+/// Returns the virtual microseconds that `act` takes.
 fn cost<B: Backing>(d: &Machine<B>, act: impl FnOnce()) -> f64 {
     let before = d.clock();
     act();
@@ -29,7 +29,8 @@ fn near(measured: f64, expected: f64) {
     );
 }
 
-/// A table of few round figures, so that what a test expects does not hang on what was measured.
+/// Returns a table of a few round figures, so that the expected values do not depend on
+/// measurements.
 fn costs() -> Costs {
     let mut costs = Costs::free_of_charge();
     costs.reserve = Curve::flat(1.0);
@@ -60,7 +61,8 @@ fn release(d: &ModelDriver, handle: PhysicalHandle) -> f64 {
     cost(d, || unsafe { d.release(handle) }.unwrap())
 }
 
-/// Makes, maps, opens and takes away 8 GiB in pieces; the costs of set_access and of all.
+/// Creates, maps, opens and removes 8 GiB in pieces, and returns the costs of `set_access` and of
+/// all calls.
 fn eight_gib(costs: Costs, piece: u64) -> (f64, f64) {
     let d = with(costs);
     let (whole, pieces) = (8 * GIB, 8 * GIB / piece);
@@ -143,12 +145,12 @@ fn a_create_waits_for_what_was_released_before_it() {
     for handle in handles {
         release(&d, handle);
     }
-    // The first of the two is at hand, the second is not yet.
+    // The memory of the first create is available, that of the second is not yet.
     near(create(&d, GIB).0, warm);
     let (next, handle) = create(&d, GIB);
     near(next, 6_000.0);
     release(&d, handle);
-    // In a row is what no create came between, and time that goes by counts.
+    // Releases are consecutive if no create is between them; time that passes counts.
     let handles = many(4);
     for handle in handles {
         release(&d, handle);
@@ -184,7 +186,7 @@ fn memory_is_opened_cold_once() {
     near(set(va, rw(D0)), 30.0);
     near(set(va, rw(D0)), 25.0);
     near(set(at(va, PAGE), rw(D0)), 25.0);
-    // Created warm, it is opened warm.
+    // Memory that was created warm costs the warm price at its first access.
     unsafe {
         d.unmap(va, 2 * PAGE).unwrap();
         d.release(handle).unwrap();
@@ -234,14 +236,14 @@ fn who_waits_for_work_spends_its_time() {
             Ok(true),
             "a query does not look at the time"
         );
-        // The fill began at once, the copy behind it; three microseconds of it have passed.
+        // The fill began at once and the copy after it; three microseconds of it have passed.
         near(
             cost(&d, || d.stream_synchronize(D0, first).unwrap()),
             140.0 - 3.0,
         );
         near(cost(&d, || d.stream_synchronize(D0, first).unwrap()), 0.0);
 
-        // An event carries the time to another stream, and to who waits for it.
+        // An event carries the time to another stream, and to a call that waits for the event.
         let event = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
         d.fill_async(D0, r.at, 2, PAGE, first).unwrap();
         d.event_record(D0, event, first).unwrap();

@@ -1,7 +1,8 @@
-//! What a GPU was measured to let through and to refuse, asked of the model and of the host.
+//! The calls that a GPU was measured to accept and to refuse, made on the model and on the host
+//! driver.
 //!
-//! `unsafe` because the calls are, and on purpose misused: the backends under test promise an
-//! answer to every misuse.
+//! `unsafe` because the driver's methods are, and deliberately misused: the backends under test
+//! define the result of every misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -93,7 +94,7 @@ fn hints<B: Backing>(d: Machine<B>) {
         "just behind"
     );
     unsafe { d.free_reservation(taken, 8 * PAGE) }.unwrap();
-    // At its start, and then at the start of what is left: neighbours.
+    // At its start, and then at the start of the rest: adjacent reservations.
     for place in [taken, at(taken, PAGE)] {
         assert_eq!(d.reserve(PAGE, 0, place, 0).unwrap(), place, "at the start");
     }
@@ -671,7 +672,7 @@ fn counting_bytes<B: Backing>(d: Machine<B>) {
 }
 
 fn copies_are_checked_at_the_call<B: Backing>(d: Machine<B>) {
-    // Read and write, read only, no right, unmapped.
+    // Read and write, read only, no access, not mapped.
     let r = range(&d, 4, 3);
     let mut bytes = [0; 64];
     unsafe {

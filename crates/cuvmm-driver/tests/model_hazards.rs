@@ -41,7 +41,7 @@ fn set_access<B: Backing>(d: &Machine<B>, address: DeviceAddress, rights: Access
     unsafe { d.set_access(address, PAGE, &[rights]) }.unwrap();
 }
 
-/// What a hazard says, beside its stream and its device.
+/// Returns the fields of a hazard other than its stream and its device.
 fn facts(hazard: &Hazard) -> (Call, DeviceAddress, u64, &str, AccessFlags) {
     let Hazard { call, address, .. } = *hazard;
     (call, address, hazard.size, hazard.work, hazard.needs)
@@ -143,8 +143,8 @@ fn lowering_access_is_a_hazard_for_what_needs_it<B: Backing>(d: Machine<B>) {
 
     set_access(&d, r.at, rw(D0));
     set_access(&d, r.at, rw(D1));
-    d.let_go_all(D0);
-    d.let_go_all(D1);
+    d.release_all_streams(D0);
+    d.release_all_streams(D1);
     r.end(&d);
     assert_eq!(d.hazards(), 0);
 }

@@ -1,8 +1,8 @@
-//! The hostile manner: what it takes from whoever builds on more than the documentation promises,
-//! and what it leaves.
+//! The hostile manner: its effects on code that relies on more than the documentation promises, and
+//! the behavior that stays.
 //!
-//! `unsafe` because the calls are, and on purpose misused: the backends under test promise an
-//! answer to every misuse.
+//! `unsafe` because the driver's methods are, and deliberately misused: the backends under test
+//! define the result of every misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,7 +11,9 @@ mod model_support;
 use std::collections::BTreeSet;
 
 use cuvmm_driver::host::{HostDriver, HostOptions};
-use cuvmm_driver::model::{Backing, Machine, Manner, ModelDriver, ModelOptions, Spite, documented};
+use cuvmm_driver::model::{
+    Backing, Machine, Manner, ModelDriver, ModelOptions, RandomFailures, documented,
+};
 use cuvmm_driver::{
     CUresult, Call, CaptureMode, CudaVersion, Driver, DriverError, DriverKind, EventFlags,
     EventHandle, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, PhysicalHandle,
@@ -93,7 +95,7 @@ fn hints_are_ignored<B: Backing>(d: Machine<B>) {
 }
 
 fn what_was_freed_last_is_reserved_next<B: Backing>(d: Machine<B>) {
-    // The last two are large enough to be taken from the system one by one.
+    // The last one is large enough to be reserved from the system separately.
     for size in [PAGE, 8 * PAGE, 1 << 37] {
         let reserve = |size, alignment| d.reserve(size, alignment, ANYWHERE, 0).unwrap();
         let (first, second) = (reserve(size, 0), reserve(size, 0));
@@ -179,7 +181,7 @@ fn a_value_is_not_used_again_while_it_names_something<B: Backing>(d: Machine<B>)
     assert_eq!(page(&d), kept);
 }
 
-/// The work of a destroyed stream goes on while another has its handle.
+/// The work of a destroyed stream continues while another stream has its handle.
 fn another_stream_of_that_handle_is_another_stream<B: Backing>(d: Machine<B>) {
     let r = range(&d, 1, 1);
     let first = stream(&d);
@@ -195,7 +197,7 @@ fn another_stream_of_that_handle_is_another_stream<B: Backing>(d: Machine<B>) {
         "nothing was queued on this one"
     );
     assert_eq!((d.live().queued, d.live().streams), (1, 1));
-    d.let_go_all(D0);
+    d.release_all_streams(D0);
     assert_eq!(d.live().queued, 0);
 }
 
@@ -240,7 +242,7 @@ fn codes_that_say_more_stay<B: Backing>(d: Machine<B>) {
 
 fn a_lost_context_stays_recognisable<B: Backing>(d: Machine<B>) {
     let (s, e) = (stream(&d), event(&d));
-    // A code that any refusal might carry, too.
+    // The second code is one that a refusal may have too.
     for lost in [ILLEGAL_ADDRESS, UNKNOWN] {
         let device = if lost == UNKNOWN { D1 } else { D0 };
         d.lose_context(device, lost);
@@ -284,7 +286,8 @@ fn a_missing_symbol_is_no_code() {
     assert!(matches!(answer, Err(DriverError::MissingSymbol { .. })));
 }
 
-/// Misuse of many kinds, with the call that refuses it and the measured code.
+/// Makes misuses of many kinds, and returns for each the call that refuses it and the measured
+/// code.
 fn misuse<B: Backing>(d: &Machine<B>) -> Vec<(Call, CUresult)> {
     let r = range(d, 2, 1);
     let (none, stray) = (PhysicalHandle(0x5550), at(r.at, 1 << 44));
@@ -411,7 +414,7 @@ fn the_table_names_errors_once_each() {
     }
 }
 
-/// Every acquiring call that a pool makes, once; the codes of those that failed.
+/// Makes every acquiring call that a pool makes once, and returns the codes of those that failed.
 fn acquire<B: Backing>(
     d: &Machine<B>,
     r: &Range,
@@ -425,7 +428,7 @@ fn acquire<B: Backing>(
             failed.push((error.call(), error.code().unwrap()));
         }
     };
-    let spited = d.spited();
+    let with_random_failures = d.with_random_failures();
     let mut acquired = 0;
     unsafe {
         let got = d.reserve(PAGE, 0, ANYWHERE, 0);
@@ -457,14 +460,17 @@ fn acquire<B: Backing>(
         note(d.retain(r.at).map(|handle| d.release(handle).unwrap()));
     }
     assert_eq!((d.snapshot(), d.live()), before);
-    assert_eq!(d.spited() - spited, failed.len() as u64);
+    assert_eq!(
+        d.with_random_failures() - with_random_failures,
+        failed.len() as u64
+    );
     failed
 }
 
 fn spite_changes_nothing<B: Backing>(d: Machine<B>) {
     let (r, s, e) = (range(&d, 2, 1), stream(&d), event(&d));
     let all = {
-        d.set_spite(Some(Spite::new(1, 1)));
+        d.set_random_failures(Some(RandomFailures::new(1, 1)));
         let failed = acquire(&d, &r, s, e);
         assert_eq!(failed.len(), 15, "one in one is all: {failed:?}");
         let handle = r.handles[0];
@@ -479,7 +485,7 @@ fn spite_changes_nothing<B: Backing>(d: Machine<B>) {
     let mut codes = BTreeSet::new();
     let mut some = 0;
     for seed in 0..100 {
-        d.set_spite(Some(Spite::new(seed, 4)));
+        d.set_random_failures(Some(RandomFailures::new(seed, 4)));
         let failed = acquire(&d, &r, s, e);
         for &(call, code) in &failed {
             let error = DriverError::new(call, code);
@@ -495,7 +501,7 @@ fn spite_changes_nothing<B: Backing>(d: Machine<B>) {
         all * 100
     );
     assert!(codes.contains(&OUT_OF_MEMORY.0) && codes.len() > 4);
-    d.set_spite(None);
+    d.set_random_failures(None);
     assert!(acquire(&d, &r, s, e).is_empty());
     assert_eq!(
         code(d.context_synchronize(D0)),
@@ -507,7 +513,7 @@ fn spite_changes_nothing<B: Backing>(d: Machine<B>) {
 fn spite_when_giving_back_changes_nothing<B: Backing>(d: Machine<B>) {
     let (r, s, e) = (range(&d, 1, 1), stream(&d), event(&d));
     let before = (d.snapshot(), d.live());
-    d.set_spite(Some(Spite::new(0, 0).giving_back(1)));
+    d.set_random_failures(Some(RandomFailures::new(0, 0).giving_back(1)));
     let answers = unsafe {
         [
             d.unmap(r.at, PAGE),
@@ -523,10 +529,10 @@ fn spite_when_giving_back_changes_nothing<B: Backing>(d: Machine<B>) {
         assert!(documented(error.call()).contains(&code), "{error}");
     }
     assert_eq!((d.snapshot(), d.live()), before);
-    assert_eq!(d.spited(), 5);
+    assert_eq!(d.with_random_failures(), 5);
     d.create(PAGE, &PhysicalProps::device(D0), 0)
         .map(|handle| {
-            d.set_spite(None);
+            d.set_random_failures(None);
             unsafe { d.release(handle) }.unwrap();
         })
         .unwrap();
@@ -541,7 +547,7 @@ fn spite_when_giving_back_changes_nothing<B: Backing>(d: Machine<B>) {
 fn the_same_seed_spites_alike<B: Backing>(d: Machine<B>) {
     let (r, s, e) = (range(&d, 2, 1), stream(&d), event(&d));
     let failed = |seed| {
-        d.set_spite(Some(Spite::new(seed, 3)));
+        d.set_random_failures(Some(RandomFailures::new(seed, 3)));
         [(); 8].map(|()| acquire(&d, &r, s, e))
     };
     assert_eq!(failed(5), failed(5));
@@ -550,12 +556,15 @@ fn the_same_seed_spites_alike<B: Backing>(d: Machine<B>) {
 
 #[test]
 fn spite_comes_by_the_options_in_any_manner() {
-    let spite = Spite::new(3, 1);
+    let spite = RandomFailures::new(3, 1);
     let model = model(ModelOptions::new().spite(spite));
     let host = host(HostOptions::new().spite(spite));
     assert_ne!(code(model.reserve(PAGE, 0, ANYWHERE, 0)), SUCCESS);
     assert_ne!(code(host.reserve(PAGE, 0, ANYWHERE, 0)), SUCCESS);
-    assert_eq!((model.spited(), host.spited()), (1, 1));
+    assert_eq!(
+        (model.with_random_failures(), host.with_random_failures()),
+        (1, 1)
+    );
     assert_eq!(
         code(model.device_name(D0)),
         SUCCESS,

@@ -1,5 +1,5 @@
-//! What others do to a device: programs that hold its memory, and a part of this one that resets
-//! its primary context.
+//! The effects of other users of a device: programs that hold its memory, and a part of this
+//! program that resets its primary context.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::undocumented_unsafe_blocks)]
 
@@ -27,13 +27,13 @@ fn free<B: Backing>(d: &Machine<B>) -> u64 {
 
 fn what_other_programs_hold_is_not_free<B: Backing>(d: Machine<B>) {
     let all = free(&d);
-    d.hold_elsewhere(D0, all - PAGE);
+    d.set_used_elsewhere(D0, all - PAGE);
     assert_eq!(free(&d), PAGE);
     let first = page(&d);
     let second = d.create(PAGE, &PhysicalProps::device(D0), 0);
     assert_eq!(code(second), OUT_OF_MEMORY);
     assert_eq!(code(d.alloc(D0, PAGE)), OUT_OF_MEMORY);
-    d.hold_elsewhere(D0, u64::MAX);
+    d.set_used_elsewhere(D0, u64::MAX);
     assert_eq!(free(&d), 0, "more than there is");
     unsafe { d.release(first) }.unwrap();
     assert_eq!(
@@ -42,14 +42,14 @@ fn what_other_programs_hold_is_not_free<B: Backing>(d: Machine<B>) {
     );
     let elsewhere = d.create(PAGE, &PhysicalProps::device(D1), 0).unwrap();
     unsafe { d.release(elsewhere) }.unwrap();
-    d.hold_elsewhere(D0, 0);
+    d.set_used_elsewhere(D0, 0);
     assert_eq!(free(&d), all);
 }
 
 fn another_program_comes_between_the_question_and_the_creation<B: Backing>(d: Machine<B>) {
     let all = free(&d);
-    d.hold_elsewhere_before(Call::MemCreate, 2, D0, all - PAGE);
-    d.hold_elsewhere_before(Call::MemRelease, 1, D0, 0);
+    d.set_used_elsewhere_before(Call::MemCreate, 2, D0, all - PAGE);
+    d.set_used_elsewhere_before(Call::MemRelease, 1, D0, 0);
     let first = page(&d);
     assert_eq!(free(&d), all - PAGE, "there seems to be memory");
     assert_eq!(

@@ -1,6 +1,6 @@
-//! Memory that is not ours to map: plain, pooled, pinned, managed.
+//! Memory outside virtual memory management: plain, pooled, pinned, managed.
 //!
-//! `unsafe` because the calls are, and on purpose misused.
+//! `unsafe` because the driver's methods are, and deliberately misused.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -282,7 +282,11 @@ fn places_of_managed_memory<B: Backing>(d: Machine<B>) {
     assert_eq!(preferred(0, 4), (-2, LocationKind::INVALID.0, -2));
     assert_eq!(prefer(0, 4, Location::host_numa(0)), SUCCESS);
     let untold = (-2, LocationKind::INVALID.0, -2);
-    assert_eq!(preferred(0, 4), untold, "a node is taken, and not told of");
+    assert_eq!(
+        preferred(0, 4),
+        untold,
+        "a node is accepted and not reported"
+    );
     let current = Location {
         kind: LocationKind::HOST_NUMA_CURRENT,
         id: 77,
@@ -311,10 +315,11 @@ fn places_of_managed_memory<B: Backing>(d: Machine<B>) {
     }
     assert_eq!(preferred(2, 2), (1, LocationKind::DEVICE.0, 1));
 
-    // Held back: what is told is where it was sent, not whether it has gone.
+    // The stream is held back: the reported location is that of the last prefetch, whether or not
+    // it has run.
     let stream = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
     d.hold(D0, stream);
-    // One byte is a page of the host, and no more.
+    // One byte means one page of the host.
     unsafe { d.prefetch(D0, at(address, 1), 1, Location::host_numa(0), stream) }.unwrap();
     let sent = |start, size| {
         let ask = |attribute| d.range_attribute(D0, start, size, attribute).unwrap();

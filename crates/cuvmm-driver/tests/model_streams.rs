@@ -1,7 +1,7 @@
-//! Streams that are held back, work that comes late, contexts that are lost.
+//! Streams that are held back, late work, lost contexts.
 //!
-//! `unsafe` because the calls are, and on purpose misused: the backends under test promise an
-//! answer to every misuse.
+//! `unsafe` because the driver's methods are, and deliberately misused: the backends under test
+//! define the result of every misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -59,7 +59,7 @@ fn done<B: Backing>(d: &Machine<B>, s: StreamHandle) -> bool {
     unsafe { d.stream_query(D0, s) }.unwrap()
 }
 
-/// The first byte, which the model does not have.
+/// Returns `true` if the first byte is `byte`; a model, which has no bytes, reads 0.
 fn is<B: Backing>(d: &Machine<B>, address: DeviceAddress, byte: u8) -> bool {
     let has_bytes = d.kind() == DriverKind::Host;
     first_byte(d, address) == if has_bytes { byte } else { 0 }
@@ -201,7 +201,7 @@ fn losing_a_context<B: Backing>(d: Machine<B>) {
         assert_eq!(code(d.event_query(D0, e)), lost);
         assert_eq!(code(d.memory_info(D0)), lost);
         assert_eq!(code(d.alloc(D0, PAGE)), lost);
-        // As measured: the virtual-memory calls go on.
+        // As measured, the virtual-memory calls still work.
         let handle = page(&d);
         assert_eq!(code(d.map(r.page(1), PAGE, 0, handle, 0)), SUCCESS);
         assert_eq!(code(d.set_access(r.page(1), PAGE, &[rw(D0)])), SUCCESS);
@@ -258,7 +258,7 @@ fn events_join_streams_and_devices<B: Backing>(d: Machine<B>) {
         assert_eq!(
             d.stream_query(D1, second),
             Ok(false),
-            "waits though nobody holds it"
+            "waits though it is not held"
         );
         d.event_destroy(D0, e).unwrap();
         d.let_go(D0, first);
@@ -309,7 +309,7 @@ fn context_events_cover_all_streams<B: Backing>(d: Machine<B>) {
     assert!(!query());
     unsafe { d.stream_destroy(D0, two) }.unwrap();
     assert!(!query(), "its work is still to come");
-    d.let_go_all(D0);
+    d.release_all_streams(D0);
     assert!(query() && is(&d, r.at, 2));
 }
 
@@ -345,7 +345,7 @@ fn hold_all_holds_what_comes_later<B: Backing>(d: Machine<B>) {
     let elsewhere = d.stream_create(D1, StreamFlags::NON_BLOCKING).unwrap();
     d.queue_kernel(D1, elsewhere, vec![], vec![]).unwrap();
     assert_eq!(d.live().queued, 3, "other devices run on");
-    d.let_go_all(D0);
+    d.release_all_streams(D0);
     assert_eq!(d.live().queued, 0);
     let after = stream(&d);
     fill(&d, after, r.at, 4);
@@ -361,7 +361,7 @@ fn destroyed_streams_finish_their_work<B: Backing>(d: Machine<B>) {
     assert_eq!((d.live().streams, d.live().queued), (0, 1));
     let answer = unsafe { d.fill_async(D0, r.at, 2, PAGE, s) };
     assert_eq!(code(answer), CUresult::CUDA_ERROR_INVALID_HANDLE);
-    d.let_go_all(D0);
+    d.release_all_streams(D0);
     assert!(is(&d, r.at, 1));
     assert_eq!(d.live().queued, 0);
 }
@@ -465,7 +465,7 @@ fn copies_wait_for_the_default_stream<B: Backing>(d: Machine<B>) {
     let expected = if d.kind() == DriverKind::Host { 8 } else { 0 };
     assert_eq!(thread.join().unwrap(), [expected; 3]);
 
-    // Queued copies keep the host's pointers until they run.
+    // Queued copies keep the host pointers until they run.
     let s = stream(&d);
     let source = [42_u8; 100];
     let mut target = vec![0_u8; 100];

@@ -1,7 +1,7 @@
-//! What this crate takes for granted about the binary interface, as data.
+//! The binary interface that this crate assumes, as data.
 //!
-//! Tests compare it with other bindings, and a chore of the project (`cargo xtask abi`) with
-//! NVIDIA's own headers. Programs have no use for it.
+//! Tests compare it with other bindings, and the project's command `cargo xtask abi` compares it
+//! with NVIDIA's headers. Programs do not need it.
 //!
 //! Functions are not here: they are in [`SYMBOLS`].
 
@@ -14,42 +14,42 @@ use crate::*;
 pub struct Layout {
     /// The type's name, here and in C.
     pub name: &'static str,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
-    /// Its alignment in bytes.
+    /// The alignment in bytes.
     pub align: usize,
-    /// Its fields, as far as they mean the same in every version of the header.
+    /// The fields that mean the same in every version of the header.
     pub fields: &'static [Field],
 }
 
 /// A field of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The way to it in C, such as `allocFlags.usage`.
+    /// The path of the field in C, such as `allocFlags.usage`.
     pub path: &'static str,
-    /// Bytes from the start of the structure.
+    /// The offset in bytes from the start of the structure.
     pub offset: usize,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
 }
 
 /// A named number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
-    /// Its name, here and in C.
+    /// The constant's name, here and in C.
     pub name: &'static str,
-    /// Its value.
+    /// The constant's value.
     pub value: i64,
 }
 
-/// The size of what a field accessor returns. The accessor is never called.
+/// Returns the size of the type that a field accessor returns. The accessor is never called.
 const fn size_behind<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
 macro_rules! layouts {
     ($( $name:ident { $( $c_field:literal = $($field:ident).+ ),* $(,)? } )*) => {
-        /// Every C type that crosses the border by value or behind a pointer.
+        /// Every C type that is passed to or from the driver by value or behind a pointer.
         pub const LAYOUTS: &[Layout] = &[
             $(
                 Layout {
@@ -87,7 +87,7 @@ layouts! {
         "allocFlags.reserved" = allocFlags.reserved,
     }
     CUmemAccessDesc { "location" = location, "flags" = flags }
-    // `reserved` is left out: 13.0 named its first byte.
+    // `reserved` is left out because CUDA 13.0 named its first byte.
     CUmemPoolProps {
         "allocType" = allocType,
         "handleTypes" = handleTypes,
@@ -139,7 +139,8 @@ layouts! {
     CUmulticastGranularity_flags {}
 }
 
-/// Every named number of this crate with its value: result codes, enumerations, option bits.
+/// Returns every named number of this crate with its value: result codes, enumerations, option
+/// bits.
 #[must_use]
 pub fn constants() -> Vec<Constant> {
     macro_rules! of {

@@ -1,14 +1,14 @@
-//! What the driver hands out by name: opaque objects, addresses and ordinals.
+//! Handles that the driver returns: opaque objects, addresses and ordinals.
 //!
-//! The C API declares these as bare pointers and integers and so do we; ownership begins a
-//! crate further up.
+//! They are plain pointers and integers, as in the C API. Ownership is the concern of the crates
+//! above this one.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 
 macro_rules! opaque {
     ($( $(#[$doc:meta])* $handle:ident = $object:ident; )*) => {
         $(
-            #[doc = concat!("What a [`", stringify!($handle), "`] points at. Never looked into.")]
+            #[doc = concat!("The opaque object that a [`", stringify!($handle), "`] points to.")]
             #[repr(C)]
             #[derive(Debug)]
             pub struct $object {
@@ -34,7 +34,7 @@ opaque! {
     CUfunction = CUfunc_st;
     /// A graph: captured work.
     CUgraph = CUgraph_st;
-    /// A graph made ready to launch.
+    /// An executable graph, instantiated from a graph.
     CUgraphExec = CUgraphExec_st;
     /// A memory pool of the driver's own stream-ordered allocator.
     CUmemoryPool = CUmemPoolHandle_st;
@@ -46,14 +46,14 @@ pub type CUdevice = c_int;
 /// An address in the unified address space of host and devices.
 pub type CUdeviceptr = c_ulonglong;
 
-/// The name of a physical allocation, from `cuMemCreate` or an import.
+/// The handle of a physical allocation, from `cuMemCreate` or an import.
 pub type CUmemGenericAllocationHandle = c_ulonglong;
 
 /// The 64-bit integer that the header uses for identifiers.
 pub type cuuint64_t = u64;
 
-/// A function that the driver calls on a thread of its own. It must not unwind and must not
-/// call the driver.
+/// A function that the driver calls on a thread of its own. It must not unwind and must not call
+/// the driver.
 pub type CUhostFn = Option<unsafe extern "C" fn(data: *mut c_void)>;
 
 /// The host processor, where a function of the 8.0 kind takes a device.

@@ -1,35 +1,36 @@
-//! The part of NVIDIA's driver library that `cuvmm` stands on, as plain data: a table of
-//! symbols with the CUDA version that brought each, result codes and options as integers with
-//! names, structures laid out as C lays them out, and the loading of `libcuda.so.1` at run time.
+//! The part of NVIDIA's driver library that `cuvmm` uses, as plain data: a table of symbols with
+//! the CUDA version that introduced each, result codes and options as integers with names,
+//! structures laid out as in C, and loading `libcuda.so.1` at run time.
 //!
-//! This crate calls no driver function. It finds functions and hands them over; what they
-//! mean, when they may be called and what their answers say is the business of `cuvmm-driver`.
+//! This crate calls no driver function. It looks functions up and returns them. What they mean,
+//! when they may be called and what they return is documented by NVIDIA, and `cuvmm-driver` wraps
+//! them.
 //!
-//! # What is different from other bindings
+//! # Differences from other bindings
 //!
 //! - **No value that the driver returns is a Rust `enum`.** A driver newer than this crate may
-//!   answer with a code that the crate has never heard of. [`CUresult`] and its like are integers
-//!   with names for the known values, so an unknown one is merely nameless.
+//!   return a code that the crate does not know. [`CUresult`] and similar types are integers with
+//!   names for the known values, so an unknown value merely has no name.
 //! - **Nothing panics.** A missing library and a missing function are errors that say what was
-//!   looked for, and which CUDA version brings it.
-//! - **One build fits every driver from CUDA 10.2 on.** Functions that came later are
+//!   looked for, and which CUDA version introduced it.
+//! - **One build works with every driver since CUDA 10.2.** Functions introduced later are
 //!   [`Optional`]; there are no features to choose a CUDA version with.
 //!
 //! ```no_run
 //! let api = cuvmm_sys::Api::load()?;
-//! println!("{} lacks {} of the functions we know", api.library().display(), api.missing().len());
+//! println!("{} lacks {} known functions", api.library().display(), api.missing().len());
 //! // SAFETY: cuInit takes no pointers and may be called at any time.
-//! let answer = unsafe { (api.cuInit)(0) };
-//! println!("cuInit says {answer}");
+//! let code = unsafe { (api.cuInit)(0) };
+//! println!("cuInit returned {code}");
 //! # Ok::<(), cuvmm_sys::LoadError>(())
 //! ```
 //!
 //! # Platforms
 //!
-//! The layouts are those of 64-bit Linux. Elsewhere the crate compiles, and
-//! [`Api::load`] answers [`LoadError::Unsupported`].
+//! The layouts are those of 64-bit Linux. On other platforms the crate compiles, and [`Api::load`]
+//! returns [`LoadError::Unsupported`].
 
-// The C names are the words under which everybody looks these things up.
+// The C names are kept, so that they can be found in NVIDIA's documentation.
 #![allow(non_camel_case_types, non_snake_case)]
 
 mod newtype;

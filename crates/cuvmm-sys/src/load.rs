@@ -1,12 +1,12 @@
 //! Finding libcuda and the functions in it.
 //!
-//! Nothing is called. In particular nobody asks here whether the library is a real driver: the
-//! toolkit ships a stub named `libcuda.so` for linking, which has every symbol and answers every
-//! call, `cuInit` first of all, with [`CUDA_ERROR_STUB_LIBRARY`](crate::CUresult). Whoever calls
-//! `cuInit` has to look for that answer.
+//! No driver function is called, so nothing here checks that the library is a real driver: the
+//! toolkit ships a stub named `libcuda.so` for linking, which has every symbol and returns
+//! [`CUDA_ERROR_STUB_LIBRARY`](crate::CUresult) from every call. The caller of `cuInit` has to
+//! check for that code.
 //!
-//! `unsafe` is allowed here because opening a library runs its initialisers, and because looking
-//! up a symbol trusts the library to mean by a name what CUDA means by it.
+//! `unsafe` is allowed here because opening a library runs its initializers, and because looking up
+//! a symbol trusts the library to define the function that CUDA defines under that name.
 #![allow(unsafe_code)]
 
 use core::ffi::c_void;
@@ -18,21 +18,21 @@ use libloading::Library;
 
 use crate::{Api, MissingSymbol};
 
-/// Where the driver's library is looked for, in this order: under the name that the driver
-/// installs, where the Windows subsystem for Linux keeps it, and under the name that a toolkit's
-/// stub has too (see the [module](self)).
+/// The names under which the driver's library is looked for, in this order: the name that the
+/// driver installs, its path in the Windows subsystem for Linux, and a name that a toolkit's stub
+/// has too (see the [module](self)).
 const CANDIDATES: &[&str] = &[
     "libcuda.so.1",
     "/usr/lib/wsl/lib/libcuda.so.1",
     "libcuda.so",
 ];
 
-/// A library that could not be opened, and why.
+/// A library that could not be opened, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// The name or path that was tried.
     pub library: PathBuf,
-    /// The dynamic linker's own words.
+    /// The dynamic linker's message.
     pub reason: String,
 }
 
@@ -42,26 +42,26 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// Why there is no [`Api`].
+/// The reason why the driver's library could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// No library could be opened. On a machine without NVIDIA's driver this is the answer.
+    /// No library could be opened, as on a machine without NVIDIA's driver.
     #[error("no CUDA driver library could be opened: {}", join(.tried))]
     NotFound {
         /// Each name that was tried, in order.
         tried: Vec<Attempt>,
     },
 
-    /// The library lacks a function that is required: it is a driver older than
-    /// [`CudaVersion::OLDEST_SUPPORTED`](crate::CudaVersion::OLDEST_SUPPORTED), or no CUDA
-    /// driver at all.
+    /// The library lacks a required function: it is a driver older than
+    /// [`CudaVersion::OLDEST_SUPPORTED`](crate::CudaVersion::OLDEST_SUPPORTED), or not a CUDA
+    /// driver.
     #[error("{} is not a CUDA driver of version {oldest} or later: {missing}", library.display(),
             oldest = crate::CudaVersion::OLDEST_SUPPORTED)]
     MissingSymbol {
         /// The library that was opened.
         library: PathBuf,
-        /// The function, and the CUDA version that brings it.
+        /// The function, and the CUDA version that introduced it.
         missing: MissingSymbol,
     },
 
@@ -81,23 +81,24 @@ fn join(tried: &[Attempt]) -> String {
 impl Api {
     /// Opens the driver's library and looks up every function of the table.
     ///
-    /// `libcuda.so.1` is looked for by the dynamic linker's rules, then
-    /// `/usr/lib/wsl/lib/libcuda.so.1`, then `libcuda.so`. The first that opens is taken and
-    /// never unloaded. No driver function is called, so a toolkit's stub is not noticed here:
-    /// `cuInit` answers `CUDA_ERROR_STUB_LIBRARY` then.
+    /// Tries `libcuda.so.1` by the dynamic linker's rules, then `/usr/lib/wsl/lib/libcuda.so.1`,
+    /// then `libcuda.so`. The first library that opens is used and never unloaded. No driver
+    /// function is called, so a toolkit's stub is not noticed here: its `cuInit` returns
+    /// `CUDA_ERROR_STUB_LIBRARY`.
     ///
     /// # Errors
     ///
-    /// [`LoadError::NotFound`] says what was tried, [`LoadError::MissingSymbol`] which required
-    /// function the library lacks, [`LoadError::Unsupported`] comes on other systems.
+    /// [`LoadError::NotFound`] lists what was tried. [`LoadError::MissingSymbol`] names the
+    /// required function that the library lacks. [`LoadError::Unsupported`] is returned on other
+    /// systems.
     pub fn load() -> Result<Self, LoadError> {
         let mut tried = Vec::new();
         for candidate in CANDIDATES {
-            // SAFETY: these are the names of NVIDIA's driver library; whoever puts something
-            // else under them on the linker's path has replaced the driver for every program.
+            // SAFETY: these are the names of NVIDIA's driver library. A user who installs another
+            // library under them on the linker's path has replaced the driver for every program.
             match unsafe { open(Path::new(candidate)) } {
                 Ok(library) => {
-                    // SAFETY: as above.
+                    // SAFETY: the library was opened under a name of NVIDIA's driver library.
                     return unsafe { resolve(library, candidate.into()) };
                 }
                 Err(OpenError::Unsupported(error)) => return Err(error),
@@ -107,22 +108,22 @@ impl Api {
         Err(LoadError::NotFound { tried })
     }
 
-    /// The same as [`Api::load`], with the library at `path` and no other.
+    /// Opens the library at `path`, and no other, and looks up every function of the table.
     ///
     /// # Errors
     ///
-    /// As for [`Api::load`].
+    /// Returns the errors of [`Api::load`].
     ///
     /// # Safety
     ///
     /// The library at `path` must be NVIDIA's driver, or one that defines functions of the same
-    /// names with the same signatures and keeps the same promises. A library that has none of
-    /// these names, or whose initialisers do nothing, does no harm: it is refused.
+    /// names with the same signatures and the same behavior. A library that has none of these
+    /// names, and whose initializers do nothing, does no harm: it is refused.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref();
         // SAFETY: the caller vouches for the library.
         match unsafe { open(path) } {
-            // SAFETY: as above.
+            // SAFETY: the caller vouches for the library.
             Ok(library) => unsafe { resolve(library, path.to_owned()) },
             Err(OpenError::Unsupported(error)) => Err(error),
             Err(OpenError::Failed(attempt)) => Err(LoadError::NotFound {
@@ -141,14 +142,14 @@ enum OpenError {
 ///
 /// # Safety
 ///
-/// The library's initialisers run.
+/// It must be sound to run the library's initializers.
 unsafe fn open(path: &Path) -> Result<Library, OpenError> {
     if !cfg!(all(target_os = "linux", target_pointer_width = "64")) {
         return Err(OpenError::Unsupported(LoadError::Unsupported {
             system: format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH),
         }));
     }
-    // SAFETY: the caller vouches for the initialisers.
+    // SAFETY: the caller vouches for the initializers.
     unsafe { Library::new(path) }.map_err(|error| {
         OpenError::Failed(Attempt {
             library: path.to_owned(),
@@ -157,8 +158,8 @@ unsafe fn open(path: &Path) -> Result<Library, OpenError> {
     })
 }
 
-/// What the dynamic linker said, which the error keeps as its source, without the name of the
-/// library that most of its sentences begin with.
+/// Returns the dynamic linker's message, which the error keeps as its source, without the library
+/// name that most messages begin with.
 fn reason(path: &Path, error: &libloading::Error) -> String {
     let text = match core::error::Error::source(error) {
         Some(source) => source.to_string(),
@@ -174,12 +175,12 @@ fn reason(path: &Path, error: &libloading::Error) -> String {
 ///
 /// # Safety
 ///
-/// What the library exports under the names of the table must be the functions that CUDA's
-/// driver API describes.
+/// The symbols that the library exports under the names of the table must be the functions that
+/// CUDA's driver API describes.
 unsafe fn resolve(library: Library, path: PathBuf) -> Result<Api, LoadError> {
-    // SAFETY: a symbol is read as an address here, which is right for every symbol; that a
-    // function of the table's type is behind it is the caller's promise. The library stays
-    // loaded: it is forgotten below on success.
+    // SAFETY: a symbol is read as an address here, which is right for every symbol; the caller
+    // promises that it is a function of the table's type. The library stays loaded: it is forgotten
+    // below on success.
     let api = unsafe {
         Api::from_symbols(path.clone(), |name| {
             library
@@ -190,8 +191,8 @@ unsafe fn resolve(library: Library, path: PathBuf) -> Result<Api, LoadError> {
     };
     match api {
         Ok(api) => {
-            // Threads of the driver may still run, and other libraries may hold its functions:
-            // it stays for the rest of the process.
+            // Threads of the driver may still run, and other libraries may hold its functions, so
+            // the library stays loaded for the rest of the process.
             core::mem::forget(library);
             Ok(api)
         }

@@ -1,7 +1,7 @@
-//! How a C enumeration becomes a Rust type here: an integer with names for the known values.
+//! The Rust form of a C enumeration: an integer with names for the known values.
 //!
-//! A Rust `enum` that receives a value outside its list is undefined behaviour, and the driver's
-//! lists grow with every release. The integer keeps whatever came, and prints it.
+//! A Rust `enum` that receives a value outside its list is undefined behavior, and the driver's
+//! lists grow with every release. The integer keeps any value, and prints it.
 
 /// Declares an integer newtype for a C enumeration, with an associated constant for each known
 /// value under its C name, and the list of both for the checks in [`crate::abi`].
@@ -28,7 +28,7 @@ macro_rules! c_enum {
             pub const KNOWN: &'static [(&'static str, Self)] =
                 &[$( (stringify!($value_name), Self::$value_name), )*];
 
-            /// The C name of this value, or `None` for one that this crate does not know.
+            /// Returns the C name of this value, or `None` if this crate does not know the value.
             #[must_use]
             pub fn name(self) -> Option<&'static str> {
                 Self::KNOWN
@@ -38,7 +38,7 @@ macro_rules! c_enum {
             }
         }
 
-        /// The C name, or the bare number where the value has no name here.
+        /// Writes the C name, or the number where the value has no name here.
         impl core::fmt::Display for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 match self.name() {
@@ -48,7 +48,7 @@ macro_rules! c_enum {
             }
         }
 
-        /// The C name and the number.
+        /// Writes the C name and the number.
         impl core::fmt::Debug for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 match self.name() {

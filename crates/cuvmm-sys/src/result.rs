@@ -1,32 +1,33 @@
 //! The driver's result codes.
 //!
-//! They are an integer with names and no Rust `enum`: the list grows with every release, and a
+//! They are an integer with names and not a Rust `enum`: the list grows with every release, and a
 //! driver newer than this crate returns codes that are not in it.
 
 use crate::newtype::c_enum;
 
 c_enum! {
-    /// What a driver function answers. 0 is success, everything else says why not.
+    /// The result code of a driver function: 0 for success, any other value for an error.
     ///
-    /// Compare it with the constants; print it for the C name (or the number, where this crate
-    /// knows no name).
+    /// It compares with the constants, and prints as its C name (or as a number if this crate does
+    /// not know the code).
     #[must_use = "a driver call may have failed"]
     pub struct CUresult {
-        /// Done.
+        /// The call succeeded.
         CUDA_SUCCESS = 0,
-        /// An argument is out of range, or names nothing that exists.
+        /// An argument is out of range, or does not name an existing object.
         CUDA_ERROR_INVALID_VALUE = 1,
-        /// No memory of the kind that was needed; page tables and addresses count as memory.
+        /// There is not enough memory of the required kind. Page tables and addresses count as
+        /// memory.
         CUDA_ERROR_OUT_OF_MEMORY = 2,
         /// `cuInit` has not been called.
         CUDA_ERROR_NOT_INITIALIZED = 3,
-        /// The process is ending and the driver has gone already.
+        /// The process is ending and the driver has shut down already.
         CUDA_ERROR_DEINITIALIZED = 4,
         CUDA_ERROR_PROFILER_DISABLED = 5,
         CUDA_ERROR_PROFILER_NOT_INITIALIZED = 6,
         CUDA_ERROR_PROFILER_ALREADY_STARTED = 7,
         CUDA_ERROR_PROFILER_ALREADY_STOPPED = 8,
-        /// The library is the toolkit's stand-in for linking, not a driver.
+        /// The library is the toolkit's stub for linking and not a driver.
         CUDA_ERROR_STUB_LIBRARY = 34,
         CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36,
         CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
@@ -55,7 +56,7 @@ c_enum! {
         CUDA_ERROR_ECC_UNCORRECTABLE = 214,
         CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
         CUDA_ERROR_CONTEXT_ALREADY_IN_USE = 216,
-        /// These two devices cannot reach each other's memory.
+        /// The two devices cannot access each other's memory.
         CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
         CUDA_ERROR_INVALID_PTX = 218,
         CUDA_ERROR_INVALID_GRAPHICS_CONTEXT = 219,
@@ -74,16 +75,16 @@ c_enum! {
         CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303,
         /// A call to the operating system failed.
         CUDA_ERROR_OPERATING_SYSTEM = 304,
-        /// A handle names nothing.
+        /// The handle is not valid.
         CUDA_ERROR_INVALID_HANDLE = 400,
         /// The object is not in a state that allows this.
         CUDA_ERROR_ILLEGAL_STATE = 401,
         CUDA_ERROR_LOSSY_QUERY = 402,
-        /// Nothing of this name.
+        /// The named object was not found.
         CUDA_ERROR_NOT_FOUND = 500,
-        /// Work is still under way. An answer rather than a failure.
+        /// Work is not done yet. This is a status and not a failure.
         CUDA_ERROR_NOT_READY = 600,
-        /// A kernel touched an address with nothing behind it. The context is lost.
+        /// A kernel accessed an address with nothing mapped. The context is lost.
         CUDA_ERROR_ILLEGAL_ADDRESS = 700,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
         CUDA_ERROR_LAUNCH_TIMEOUT = 702,
@@ -105,11 +106,11 @@ c_enum! {
         /// A kernel failed. The context is lost.
         CUDA_ERROR_LAUNCH_FAILED = 719,
         CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
-        /// A kernel ended with tensor memory not given back. The context is lost.
+        /// A kernel ended without freeing its tensor memory. The context is lost.
         CUDA_ERROR_TENSOR_MEMORY_LEAK = 721,
-        /// Not allowed here, by configuration or by rights.
+        /// The call is not allowed here, by configuration or by permissions.
         CUDA_ERROR_NOT_PERMITTED = 800,
-        /// Neither this device nor this driver can do that.
+        /// The device or the driver does not support the call.
         CUDA_ERROR_NOT_SUPPORTED = 801,
         CUDA_ERROR_SYSTEM_NOT_READY = 802,
         CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
@@ -123,9 +124,9 @@ c_enum! {
         CUDA_ERROR_MPS_CLIENT_TERMINATED = 810,
         CUDA_ERROR_CDP_NOT_SUPPORTED = 811,
         CUDA_ERROR_CDP_VERSION_MISMATCH = 812,
-        /// Not possible while a stream is being captured.
+        /// The call is not possible while a stream is being captured.
         CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
-        /// An earlier call broke the capture.
+        /// An earlier call invalidated the capture.
         CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
         CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
         /// The capture did not begin on this stream.
@@ -138,7 +139,8 @@ c_enum! {
         CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
         CUDA_ERROR_TIMEOUT = 909,
         CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
-        /// A device outside CUDA signalled that what it shares is not valid. The context is lost.
+        /// A device outside CUDA signaled that the memory it shares is not valid. The context is
+        /// lost.
         CUDA_ERROR_EXTERNAL_DEVICE = 911,
         CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
         CUDA_ERROR_FUNCTION_NOT_LOADED = 913,
@@ -148,13 +150,13 @@ c_enum! {
         CUDA_ERROR_STREAM_DETACHED = 917,
         CUDA_ERROR_GRAPH_RECAPTURE_FAILURE = 918,
         CUDA_ERROR_FABRIC_NOT_READY = 919,
-        /// Something failed and the driver does not say what.
+        /// The call failed for a reason that the driver does not report.
         CUDA_ERROR_UNKNOWN = 999,
     }
 }
 
 impl CUresult {
-    /// Whether the call did what it was asked to do.
+    /// Returns `true` if the call succeeded.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::CUDA_SUCCESS

@@ -1,33 +1,33 @@
-//! The structures that cross the border, laid out as C lays them out on 64-bit Linux.
+//! The structures that are passed to and from the driver, laid out as in C on 64-bit Linux.
 //!
-//! Fields keep their C names, with `type` written `kind`. Reserved bytes must be zero, so every
+//! Fields keep their C names, except that `type` is `kind`. Reserved bytes must be zero, so every
 //! structure that has them has a constructor or a `Default`.
 
 use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
 use crate::{CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType};
 
-/// A place for memory: a device, the host, or one of its NUMA nodes.
+/// A location of memory: a device, the host, or one of its NUMA nodes.
 ///
-/// From CUDA 13.2 on the header makes `id` one arm of a union; the integer stays where it was.
+/// Since CUDA 13.2 the header declares `id` as one member of a union; its offset has not changed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CUmemLocation {
-    /// What kind of place (`type` in C).
+    /// The kind of location (`type` in C).
     pub kind: CUmemLocationType,
-    /// The number of the device or node; 0 where the kind takes no number.
+    /// The number of the device or node; 0 for kinds without a number.
     pub id: c_int,
 }
 
-/// What a physical allocation is to be, for `cuMemCreate`.
+/// The properties of a physical allocation, for `cuMemCreate`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemAllocationProp {
     /// The kind of memory (`type` in C).
     pub kind: CUmemAllocationType,
-    /// How it may be exported, as bits.
+    /// The handle types that it may be exported as, as bits.
     pub requestedHandleTypes: CUmemAllocationHandleType,
-    /// Where it lies.
+    /// The location of the memory.
     pub location: CUmemLocation,
     /// Windows only; null elsewhere.
     pub win32HandleMetaData: *mut c_void,
@@ -41,7 +41,7 @@ pub struct CUmemAllocationProp {
 pub struct CUmemAllocationPropFlags {
     /// 0, or [`crate::CU_MEM_ALLOCATION_COMP_GENERIC`].
     pub compressionType: c_uchar,
-    /// 1 for memory that network cards reach directly.
+    /// 1 for memory that network cards access directly.
     pub gpuDirectRDMACapable: c_uchar,
     /// Usage bits.
     pub usage: c_ushort,
@@ -50,8 +50,8 @@ pub struct CUmemAllocationPropFlags {
 }
 
 impl CUmemAllocationProp {
-    /// Properties for ordinary memory at `location`: pinned, private to the process, neither
-    /// compressed nor open to network cards.
+    /// Returns the properties of ordinary memory at `location`: pinned, private to the process, not
+    /// compressed and not accessible to network cards.
     #[must_use]
     pub const fn pinned(location: CUmemLocation) -> Self {
         Self {
@@ -69,31 +69,31 @@ impl CUmemAllocationProp {
     }
 }
 
-/// Who may do what with a mapping, for `cuMemSetAccess`.
+/// The access of one location to a mapping, for `cuMemSetAccess`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CUmemAccessDesc {
-    /// Who.
+    /// The location.
     pub location: CUmemLocation,
-    /// What.
+    /// Its access.
     pub flags: CUmemAccess_flags,
 }
 
-/// What a memory pool is to be, for `cuMemPoolCreate`.
+/// The properties of a memory pool, for `cuMemPoolCreate`.
 ///
-/// CUDA 13 gave the first of the reserved bytes a name; the bytes are where they were.
+/// CUDA 13 named the first of the reserved bytes; their offsets have not changed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemPoolProps {
     /// The kind of memory.
     pub allocType: CUmemAllocationType,
-    /// How the pool may be shared.
+    /// The handle types that the pool may be exported as.
     pub handleTypes: CUmemAllocationHandleType,
-    /// Where the memory lies.
+    /// The location of the memory.
     pub location: CUmemLocation,
     /// Windows only; null elsewhere.
     pub win32SecurityAttributes: *mut c_void,
-    /// The most bytes the pool may hold; 0 leaves it to the driver.
+    /// The maximum size of the pool in bytes; 0 leaves it to the driver.
     pub maxSize: usize,
     /// Usage bits.
     pub usage: c_ushort,
@@ -102,8 +102,8 @@ pub struct CUmemPoolProps {
 }
 
 impl CUmemPoolProps {
-    /// Properties for an ordinary pool at `location`: pinned, private to the process, without a
-    /// bound of its own.
+    /// Returns the properties of an ordinary pool at `location`: pinned, private to the process,
+    /// without a maximum size of its own.
     #[must_use]
     pub const fn pinned(location: CUmemLocation) -> Self {
         Self {
@@ -118,31 +118,31 @@ impl CUmemPoolProps {
     }
 }
 
-/// The ticket with which another process finds an allocation of a shared memory pool.
+/// Exported data by which another process imports an allocation of a shared memory pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemPoolPtrExportData {
-    /// The driver's business.
+    /// Opaque data of the driver.
     pub reserved: [c_uchar; 64],
 }
 
-/// A physical allocation as the NVLink fabric knows it.
+/// A handle of a physical allocation that is valid throughout an NVLink fabric.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CUmemFabricHandle {
-    /// The driver's business; safe to send to another machine of the fabric.
+    /// Opaque data of the driver; it may be sent to another machine of the fabric.
     pub data: [c_uchar; 64],
 }
 
-/// An allocation of the old kind as another process may open it.
+/// A legacy IPC handle by which another process opens an allocation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CUipcMemHandle {
-    /// The driver's business.
+    /// Opaque data of the driver.
     pub reserved: [c_char; 64],
 }
 
-/// A device's identity across processes and reboots.
+/// The UUID of a device, which is stable across processes and reboots.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUuuid {
@@ -150,15 +150,15 @@ pub struct CUuuid {
     pub bytes: [c_char; 16],
 }
 
-/// What a multicast object is to be.
+/// The properties of a multicast object.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUmulticastObjectProp {
-    /// How many devices will join.
+    /// The number of devices that will join.
     pub numDevices: c_uint,
-    /// The most bytes that can be bound to each of them.
+    /// The maximum number of bytes that can be bound to each of them.
     pub size: usize,
-    /// How it may be exported, as bits.
+    /// The handle types that it may be exported as, as bits.
     pub handleTypes: c_ulonglong,
     /// Zero.
     pub flags: c_ulonglong,

@@ -1,37 +1,36 @@
-//! A function of the driver by name: what the table knows of it, and what there is when it may be
-//! missing.
+//! Driver functions by name: the entries of the table, and functions that may be missing.
 
 use core::fmt;
 
 use crate::CudaVersion;
 
-/// One line of the table, as data.
+/// One entry of the table of functions.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbol {
     /// The name under which libcuda exports the function.
     pub name: &'static str,
     /// The CUDA version whose driver first exported it.
     pub since: CudaVersion,
-    /// Whether loading fails without it.
+    /// `true` if loading fails without the function.
     pub required: bool,
-    /// Its parameters, in order.
+    /// The parameters, in order.
     pub parameters: &'static [Parameter],
 }
 
 /// A parameter of a driver function. Every function returns a [`CUresult`](crate::CUresult).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name.
+    /// The parameter's name.
     pub name: &'static str,
-    /// Its type, in Rust's spelling: `*mut CUdeviceptr`, `usize`.
+    /// The parameter's type in Rust's spelling: `*mut CUdeviceptr`, `usize`.
     pub rust_type: &'static str,
 }
 
 /// A function that this driver does not export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this driver has no {symbol}, which came with CUDA {since}")]
+#[error("this driver has no {symbol}, which CUDA {since} introduced")]
 pub struct MissingSymbol {
-    /// The name under which it was looked for.
+    /// The name under which the function was looked for.
     pub symbol: &'static str,
     /// The CUDA version whose driver first exported it.
     pub since: CudaVersion,
@@ -49,16 +48,16 @@ impl<F: Copy> Optional<F> {
         Self { found, symbol }
     }
 
-    /// The function.
+    /// Returns the function.
     ///
     /// # Errors
     ///
-    /// [`MissingSymbol`], which names the function and the CUDA version that brings it.
+    /// Returns [`MissingSymbol`], which names the function and the CUDA version that introduced it.
     pub fn get(&self) -> Result<F, MissingSymbol> {
         self.found.ok_or(self.symbol)
     }
 
-    /// Whether this driver has the function.
+    /// Returns `true` if this driver has the function.
     #[must_use]
     pub fn is_present(&self) -> bool {
         self.found.is_some()

@@ -1,12 +1,12 @@
-//! The table of driver functions: one line each, and everything else is made from it.
+//! The table of driver functions, from which types, fields and data are generated.
 //!
-//! A line says whether the function is required, which CUDA version brought it, its symbol as
-//! the library exports it (with `_v2` where there is one) and its signature. From the table come
-//! the function types ([`functions`]), the fields of [`Api`], and the same table as data
-//! ([`SYMBOLS`]), which the ABI checks compare with NVIDIA's headers.
+//! A line gives the function's status (required or optional), the CUDA version that introduced it,
+//! its symbol as the library exports it (with `_v2` where there is one) and its signature.
+//! Generated from the table are the function types ([`functions`]), the fields of [`Api`], and the
+//! same table as data ([`SYMBOLS`]), which the ABI checks compare with NVIDIA's headers.
 //!
-//! `unsafe` is allowed here for one thing: an address that the loader found under a symbol's
-//! name becomes a function pointer of that symbol's type.
+//! `unsafe` is allowed here for one thing: an address that the loader found under a symbol's name
+//! becomes a function pointer of that symbol's type.
 #![allow(unsafe_code)]
 
 use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -41,7 +41,7 @@ macro_rules! is_required {
 
 macro_rules! field_value {
     (required, $found:expr, $missing:expr) => {
-        // The caller has made sure that nothing required is missing.
+        // The caller has checked that no required function is missing.
         $found.ok_or($missing)?
     };
     (optional, $found:expr, $missing:expr) => {
@@ -58,8 +58,8 @@ macro_rules! table {
     ) => {
         /// The type of each driver function, under the function's own name.
         ///
-        /// Useful to whoever stands in for the driver: `const _: functions::cuInit = cuInit;`
-        /// fails to compile when a signature is wrong.
+        /// A replacement for the driver can check its signatures with it:
+        /// `const _: functions::cuInit = cuInit;` fails to compile when a signature is wrong.
         pub mod functions {
             use super::*;
 
@@ -75,8 +75,8 @@ macro_rules! table {
         /// type [`Optional`] are functions that this driver may lack. The library is never
         /// unloaded, so the functions may be kept for as long as the process lives.
         ///
-        /// Calling any of them is `unsafe`, and what it takes to call one rightly is in NVIDIA's
-        /// description of the driver API.
+        /// Calling any of them is `unsafe`; NVIDIA's documentation of the driver API states the
+        /// requirements.
         pub struct Api {
             library: PathBuf,
             missing: Vec<MissingSymbol>,
@@ -90,21 +90,21 @@ macro_rules! table {
         }
 
         impl Api {
-            /// Fills the table with what `find` finds under each name.
+            /// Fills the table with the addresses that `find` returns for each name.
             ///
-            /// `library` is kept for messages only. This is the door for tests, and for programs
-            /// that have opened libcuda in a way of their own.
+            /// `library` is only used in messages. This constructor is for tests, and for programs
+            /// that open libcuda in their own way.
             ///
             /// # Errors
             ///
-            /// The required function that `find` did not find; where there are several, the one
-            /// that came last to CUDA, since a driver that has it has the others too.
+            /// Returns the required function that `find` did not find. If there are several,
+            /// returns the one introduced last, because a driver that has it has the others too.
             ///
             /// # Safety
             ///
-            /// What `find` returns for a name must be the C function of that name in CUDA's
-            /// driver API, or one that keeps the same promises, and must stay callable for as
-            /// long as this `Api` or a function taken from it is used.
+            /// The address that `find` returns for a name must be the C function of that name in
+            /// CUDA's driver API, or one with the same behavior, and must stay callable for as long
+            /// as this `Api` or a function taken from it is used.
             pub unsafe fn from_symbols(
                 library: impl Into<PathBuf>,
                 mut find: impl FnMut(&'static str) -> Option<NonNull<c_void>>,
@@ -138,10 +138,10 @@ macro_rules! table {
                             };
                             let found: Option<functions::$name> =
                                 addresses.next().flatten().map(|address| {
-                                    // SAFETY: the caller promises that the address under this
-                                    // name is that function, whose signature is the type's; a
-                                    // function pointer has the size and validity of a non-null
-                                    // data pointer on every platform that has dlsym.
+                                    // SAFETY: the caller promises that the address under this name
+                                    // is that function, whose signature is the type's; a function
+                                    // pointer has the size and validity of a non-null data pointer
+                                    // on every platform that has dlsym.
                                     unsafe {
                                         core::mem::transmute::<*mut c_void, functions::$name>(
                                             address.as_ptr(),
@@ -177,13 +177,13 @@ macro_rules! table {
 }
 
 impl Api {
-    /// Where the library was found: the name or path that opened it.
+    /// Returns the name or path under which the library was opened.
     #[must_use]
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// The functions of the table that this driver lacks, all of them optional.
+    /// Returns the functions of the table that this driver lacks, all of them optional.
     #[must_use]
     pub fn missing(&self) -> &[MissingSymbol] {
         &self.missing
@@ -224,7 +224,8 @@ table! {
         peer: CUdevice,
     );
 
-    // Contexts. The primary context's second release came in 11.0, so the first stands beside it.
+    // Contexts. The second version of the primary context's release came in 11.0, so both are
+    // listed.
     required (7, 0) fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     required (7, 0) fn cuDevicePrimaryCtxRelease(device: CUdevice);
     optional (11, 0) fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
@@ -309,8 +310,8 @@ table! {
         flags: c_ulonglong,
     );
 
-    // Multicast objects: known, so that they can be spoken of. Nothing in this project calls
-    // cuMulticastCreate; on a machine whose GPUs are shared it can disturb others.
+    // Multicast objects, for the comparison with the headers only. Nothing in this project calls
+    // cuMulticastCreate; on a machine with shared GPUs it can disturb other users.
     optional (12, 1) fn cuMulticastCreate(
         handle: *mut CUmemGenericAllocationHandle,
         properties: *const CUmulticastObjectProp,
@@ -420,7 +421,7 @@ table! {
         ticket: *mut CUmemPoolPtrExportData,
     );
 
-    // What is at an address.
+    // Queries about addresses.
     optional (3, 2) fn cuMemGetAddressRange_v2(
         base: *mut CUdeviceptr,
         size: *mut usize,
@@ -533,7 +534,7 @@ table! {
         stream: CUstream,
     );
 
-    // Filling. The counts are of elements, not bytes.
+    // Fills. The counts are of elements, not bytes.
     optional (3, 2) fn cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize);
     optional (3, 2) fn cuMemsetD16_v2(to: CUdeviceptr, value: c_ushort, count: usize);
     optional (3, 2) fn cuMemsetD32_v2(to: CUdeviceptr, value: c_uint, count: usize);

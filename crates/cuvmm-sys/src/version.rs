@@ -1,12 +1,12 @@
-//! CUDA versions as the driver counts them: 12020 is CUDA 12.2.
+//! CUDA versions as the driver numbers them: 12020 is CUDA 12.2.
 
 use core::ffi::c_int;
 use core::fmt;
 
-/// A version of CUDA, in the driver's own count: a thousand to the major version and ten to the
-/// minor one.
+/// A version of CUDA as the driver numbers it: 1000 times the major version plus 10 times the minor
+/// one.
 ///
-/// It orders as versions do, prints as `12.2`, and keeps whatever number the driver gave.
+/// Versions are ordered, print as `12.2`, and keep any number that the driver returned.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CudaVersion(c_int);
 
@@ -14,31 +14,31 @@ impl CudaVersion {
     /// The oldest CUDA whose driver has every function that [`crate::Api`] requires.
     pub const OLDEST_SUPPORTED: Self = Self::new(10, 2);
 
-    /// The version with these two parts.
+    /// Creates a version from its major and minor numbers.
     #[must_use]
     pub const fn new(major: u16, minor: u8) -> Self {
         Self(major as c_int * 1000 + minor as c_int * 10)
     }
 
-    /// The version that the driver counts as `raw`, as `cuDriverGetVersion` returns it.
+    /// Creates a version from the number that `cuDriverGetVersion` returns.
     #[must_use]
     pub const fn from_raw(raw: c_int) -> Self {
         Self(raw)
     }
 
-    /// The driver's count, 12020 for CUDA 12.2.
+    /// Returns the driver's number, 12020 for CUDA 12.2.
     #[must_use]
     pub const fn as_raw(self) -> c_int {
         self.0
     }
 
-    /// The part before the dot.
+    /// Returns the major version, the part before the dot.
     #[must_use]
     pub const fn major(self) -> c_int {
         self.0 / 1000
     }
 
-    /// The part after the dot.
+    /// Returns the minor version, the part after the dot.
     #[must_use]
     pub const fn minor(self) -> c_int {
         self.0 % 1000 / 10

@@ -1,8 +1,8 @@
-//! Loading without a driver: what is said when the library or a function is missing.
+//! Loading without a driver: the errors for a missing library or function.
 
-// Tests open libraries of their own making, which is an unsafe act.
+// Tests open libraries that they have built, which is unsafe.
 #![allow(unsafe_code)]
-// A helper that cannot do its part fails the test.
+// A helper that fails must fail the test.
 #![allow(clippy::expect_used)]
 
 use std::ffi::c_void;
@@ -81,7 +81,7 @@ fn a_library_of_another_kind_is_refused_by_what_it_lacks() {
         panic!("{error:?}");
     };
     assert_eq!(library, Path::new("libc.so.6"));
-    // Of all that is missing, the youngest required function tells most.
+    // Of all missing functions, the required one introduced last is reported.
     assert_eq!(missing.since, CudaVersion::OLDEST_SUPPORTED);
     let text = error.to_string();
     assert!(
@@ -127,7 +127,7 @@ fn a_driver_of_the_oldest_supported_version_loads_and_says_what_it_lacks() {
     assert_eq!(error.since, CudaVersion::new(12, 2));
     assert_eq!(
         error.to_string(),
-        "this driver has no cuMemPrefetchAsync_v2, which came with CUDA 12.2"
+        "this driver has no cuMemPrefetchAsync_v2, which CUDA 12.2 introduced"
     );
 
     let younger: Vec<_> = SYMBOLS
@@ -142,14 +142,14 @@ fn a_driver_of_the_oldest_supported_version_loads_and_says_what_it_lacks() {
 
 #[test]
 fn each_field_gets_the_function_of_its_own_name() {
-    // Addresses that say which line of the table they stand for. Nothing is called.
+    // Each address identifies a line of the table. Nothing is called.
     let address_of = |name: &str| {
         SYMBOLS
             .iter()
             .position(|symbol| symbol.name == name)
             .and_then(|line| NonNull::new((0x1000 + line * 16) as *mut c_void))
     };
-    // SAFETY: no function is called, so what stands behind the addresses does not matter.
+    // SAFETY: no function is called, so the addresses need not be valid.
     let api = unsafe { Api::from_symbols("a test", address_of) }.expect("complete");
     let at = |name: &str| address_of(name).expect("in the table").as_ptr() as usize;
     assert_eq!(api.cuInit as usize, at("cuInit"));

@@ -1,4 +1,4 @@
-//! Another binding of the same interface as a second opinion: cudarc's, which bindgen made from
+//! A comparison with another binding of the same interface: cudarc's, which bindgen made from
 //! NVIDIA's headers.
 
 use core::mem::{align_of, offset_of, size_of};
@@ -157,7 +157,7 @@ fn enumerations() {
         }
     );
     assert_eq!(compared, ours::CUmemAllocationType::KNOWN.len());
-    // This one is a set of bits, for which bindgen makes a newtype.
+    // This enumeration is a set of bits, for which bindgen makes a newtype.
     for (mine, yours) in [
         (
             ours::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -363,8 +363,8 @@ macro_rules! same_layout {
 
 #[test]
 fn structures() {
-    // The other binding follows the header, in which `id` has been one arm of an anonymous union
-    // since CUDA 13.2; hence the name.
+    // The other binding follows the header, in which `id` has been a member of an anonymous union
+    // since CUDA 13.2; hence the field's name.
     same_layout!(CUmemLocation { kind = type_, id = __bindgen_anon_1 });
     same_layout!(CUmemAllocationProp {
         kind = type_,

@@ -1,7 +1,7 @@
-//! A recording of several channels that grows while it is made: its channels are blocks side by
-//! side, so that a kernel sees one strided tensor, and each of them grows in place.
+//! A multichannel recording that grows while it is made. Its channels are adjacent blocks: a kernel
+//! sees one strided tensor, and each channel grows in place.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -12,10 +12,10 @@ use cuvmm::{Block, Device, Limit, Pool, Stream, Tenant};
 const MIB: u64 = 1 << 20;
 const CHANNELS: usize = 4;
 
-/// Bytes of a sample.
+/// Bytes per sample.
 const SAMPLE: u64 = 4;
 
-/// Sample `n` of a channel.
+/// Returns sample `n` of a channel.
 fn sample(channel: usize, n: u64) -> f32 {
     channel as f32 + (n % 4096) as f32 / 4096.0
 }
@@ -25,13 +25,13 @@ fn samples(channel: usize, range: std::ops::Range<u64>) -> Vec<u8> {
     samples.flat_map(f32::to_le_bytes).collect()
 }
 
-/// Grows all channels to so many bytes, in one call: all of them, or none.
+/// Grows every channel to `size` bytes in one call, which grows all of them or none.
 fn grow(tenant: &Tenant, channels: &mut [Block], size: u64) -> Result<(), Box<dyn Error>> {
     let mut pairs: Vec<_> = channels.iter_mut().map(|block| (block, size)).collect();
     Ok(tenant.grow_all(&mut pairs)?)
 }
 
-/// From each channel to the next, if it is everywhere as far.
+/// Returns the distance from each channel to the next, which must be the same for all.
 fn stride(channels: &[Block]) -> Result<u64, Box<dyn Error>> {
     let distances = channels
         .windows(2)
@@ -40,14 +40,14 @@ fn stride(channels: &[Block]) -> Result<u64, Box<dyn Error>> {
     distances.dedup();
     match distances[..] {
         [stride] => Ok(stride),
-        _ => Err(format!("the channels lie {distances:?} apart").into()),
+        _ => Err(format!("the distances between channels differ: {distances:?}").into()),
     }
 }
 
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let limit = Limit::Bytes(40 * MIB);
@@ -55,7 +55,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let tenant = pool.tenant("recorder").register()?;
     let stream = Stream::new(&device)?;
 
-    // Addresses for 12 MiB a channel, memory for 2.
+    // Reserve 12 MiB of addresses per channel and back 2 MiB of them with memory.
     let channel = || {
         let block = tenant.block(2 * MIB).capacity(12 * MIB);
         block.home_stream(&stream)
@@ -69,7 +69,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let before = pool.calls().total();
         grow(&tenant, &mut channels, size)?;
         let calls = pool.calls().total() - before;
-        // What an instrument's copies or a kernel would write behind what there is.
+        // A kernel or a copy from the instrument would write here, after the existing samples.
         let end = size / SAMPLE;
         for (index, channel) in channels.iter().enumerate() {
             channel.write(recorded * SAMPLE, &samples(index, recorded..end))?;
@@ -84,12 +84,12 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(now, addresses, "no channel moves");
     }
 
-    // Twelve MiB each is more than there is. None of them has grown then.
+    // 12 MiB per channel exceed the limit of the pool. No channel grows.
     let refused = grow(&tenant, &mut channels, 12 * MIB);
-    println!("refused: {}", refused.err().ok_or("they all grew")?);
+    println!("refused: {}", refused.err().ok_or("all channels grew")?);
     assert!(channels.iter().all(|channel| channel.size() == 8 * MIB));
 
-    // Everything that was recorded is where the strides say.
+    // All samples are where the strides say.
     for (index, channel) in channels.iter().enumerate() {
         let mut bytes = vec![0; channel.size() as usize];
         channel.read(0, &mut bytes)?;
@@ -98,19 +98,19 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         assert_eq!(channel.address().0, first, "channel {index}");
         let last = &bytes[bytes.len() - SAMPLE as usize..];
         println!(
-            "channel {index} at {}, its last sample {}",
+            "channel {index} at {}: last sample {}",
             channel.address(),
             f32::from_le_bytes(last.try_into()?),
         );
     }
 
-    // The next recording has the same place and its memory, without a driver call.
+    // The next recording reuses the addresses and their memory without a driver call.
     drop(channels);
     let before = pool.calls().total();
     let channels = channel().allocate_adjacent(CHANNELS)?;
     let calls = pool.calls().total() - before;
     let again: Vec<_> = channels.iter().map(Block::address).collect();
-    assert_eq!(again, addresses, "a row that has come free serves again");
+    assert_eq!(again, addresses, "the freed row is reused");
     println!("the next recording takes {calls} driver calls");
     drop((channels, tenant));
     pool.close()?;

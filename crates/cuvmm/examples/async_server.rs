@@ -1,8 +1,9 @@
-//! An async server in which requests wait for GPU memory without holding a thread: each takes a
-//! block while it runs, and a model sleeps while it is not asked anything. With tokio, on one thread;
-//! the library names no runtime.
+//! An async server whose requests wait for GPU memory without blocking a thread. Each request holds
+//! a block while it runs, and the model sleeps while it is idle.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! The example uses tokio on one thread. The library depends on no runtime.
+//!
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -13,13 +14,13 @@ use cuvmm::{BlockError, Contents, Device, HostStore, Limit, Mapper, Pool, Tenant
 
 const MIB: u64 = 1 << 20;
 
-/// Serves one request: a cache that begins small and grows with the answer.
+/// Serves one request with a cache that starts small and grows with the answer.
 async fn answer(tenant: Tenant, number: u8) -> Result<u8, BlockError> {
-    // Two of these leave room for both to grow, and none for a third: with less, requests that hold
-    // some memory could all wait for more.
+    // Two requests fit and can both grow; a third one does not fit. With smaller first allocations,
+    // requests that already hold memory could all wait for more.
     let cache = tenant.block(6 * MIB).capacity(8 * MIB);
     let mut cache = cache.allocate_async().await?;
-    // The model computes meanwhile.
+    // The model would compute here.
     tokio::time::sleep(Duration::from_millis(2)).await;
     cache.grow_to_async(8 * MIB).await?;
     cache.write(6 * MIB, &[number; 64])?;
@@ -28,7 +29,7 @@ async fn answer(tenant: Tenant, number: u8) -> Result<u8, BlockError> {
     Ok(bytes[0])
 }
 
-/// Serves sixteen requests, of which two fit at a time.
+/// Serves sixteen requests, two at a time.
 async fn serve(pool: &Pool, device: &Device) -> Result<(), Box<dyn Error>> {
     let tenant = pool.tenant("model").register()?;
     let weights = tenant.block(8 * MIB).tag("weights");
@@ -46,16 +47,16 @@ async fn serve(pool: &Pool, device: &Device) -> Result<(), Box<dyn Error>> {
     }
     println!("{answered} requests were answered");
 
-    // A request that is given up: its future is dropped, and leaves nothing.
+    // A canceled request: dropping its future leaves nothing behind.
     let all = tenant.allocate_async(24 * MIB);
     let gave_up = tokio::time::timeout(Duration::from_millis(5), all).await;
-    println!("given up: {}", gave_up.is_err());
+    println!("canceled: {}", gave_up.is_err());
 
-    // The model is idle: its weights go to host memory, copied by another thread.
+    // The model is idle: another thread copies its weights to host memory.
     let store = HostStore::builder(device).pinned(8 * MIB).build()?;
     let slept = tenant.blocks().sleep_async(Contents::Keep(&store)).await?;
     println!("{} MiB sleep", slept.kept / MIB);
-    // The memory is another model's meanwhile, and waking waits for it.
+    // Another model uses the memory in the meantime. Waking waits until it is free again.
     let other = pool.tenant("other").register()?;
     let theirs = other.allocate_async(24 * MIB).await?;
     let waking = tenant.blocks().timeout(Duration::from_secs(60));
@@ -68,17 +69,17 @@ async fn serve(pool: &Pool, device: &Device) -> Result<(), Box<dyn Error>> {
     weights.read(0, &mut bytes)?;
     match &bytes == b"weights" {
         true => Ok(()),
-        false => Err("the weights are not as they were".into()),
+        false => Err("the weights have changed".into()),
     }
 }
 
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
-    // Futures are served by the mapper's thread.
+    // The mapper's thread serves the futures.
     let mapper = Mapper::start(&device)?;
     let pool = Pool::builder(&device)
         .limit(Limit::Bytes(24 * MIB))

@@ -1,7 +1,7 @@
-//! A table that several versions have in common: each version is a fork of the one before, shares what
-//! did not change, and grows at its own address.
+//! Versions of a table that share memory. Each version is a fork of the previous one, shares the
+//! unchanged pages with it, and grows at its own address.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -12,10 +12,10 @@ use cuvmm::{Block, Device, Limit, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Rows of the table are pages of so many bytes.
+/// Size of a page of the table in bytes.
 const PAGE: u64 = MIB;
 
-/// Writes pages of a version, each full of the version's letter.
+/// Fills pages of a version with its letter.
 fn write(version: &Block, letter: u8, pages: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
     let page = vec![letter; PAGE as usize];
     for index in pages {
@@ -24,7 +24,7 @@ fn write(version: &Block, letter: u8, pages: std::ops::Range<u64>) -> Result<(),
     Ok(())
 }
 
-/// A letter for each page.
+/// Returns one letter per page.
 fn text(version: &Block) -> Result<String, Box<dyn Error>> {
     let mut letters = String::new();
     for index in 0..version.size() / PAGE {
@@ -38,7 +38,7 @@ fn text(version: &Block) -> Result<String, Box<dyn Error>> {
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let limit = Limit::Bytes(256 * MIB);
@@ -46,23 +46,23 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let tenant = pool.tenant("tables").register()?;
     let stream = Stream::new(&device)?;
 
-    // Forks share whole extents, so these are small: 4 MiB.
+    // Forks share whole extents, so the extents are kept small: 4 MiB.
     let table = tenant.block(16 * MIB).capacity(64 * MIB);
     let table = table.largest_extent(4 * MIB).home_stream(&stream);
     let first = table.allocate()?;
     write(&first, b'a', 0..16)?;
 
-    // The second version keeps the first ten pages, and has memory for two more than the first.
+    // The second version keeps the first ten pages and has memory for eight pages of its own.
     let mut second = first.fork(10 * MIB, 18 * MIB)?;
     write(&second, b'b', 10..18)?;
-    // The third one differs from its sixth page on.
+    // The third version differs from the second from page 6 on.
     let third = second.fork(6 * MIB, 12 * MIB)?;
     write(&third, b'c', 6..12)?;
     second.grow_to(20 * MIB)?;
     write(&second, b'b', 18..20)?;
     for (name, version) in [("first", &first), ("second", &second), ("third", &third)] {
         println!(
-            "{name:>6} at {}: {:<20}  the first {} MiB are read only",
+            "{name:>6} at {}: {:<20}  the first {} MiB are read-only",
             version.address(),
             text(version)?,
             version.read_only() / MIB,
@@ -75,17 +75,17 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let stats = pool.stats();
     let apart = first.size() + second.size() + third.size();
     println!(
-        "{} MiB of memory, {} of them shared, for versions of {} MiB in all",
+        "{} MiB of memory, {} MiB of it shared, back {} MiB of versions",
         stats.committed / MIB,
         stats.shared / MIB,
         apart / MIB,
     );
     assert!(stats.committed < apart);
 
-    // What several show is written by none of them.
+    // No version can write to memory that it shares.
     let refused = first.write(0, b"z");
     assert!(matches!(refused, Err(MemoryError::ReadOnly { .. })));
-    // A version that shrinks into it and grows again has its own from there on.
+    // A version that shrinks into shared memory and grows again gets memory of its own there.
     second.shrink_to(3 * MIB)?;
     second.grow_to(6 * MIB)?;
     write(&second, b'd', 3..6)?;

@@ -1,9 +1,10 @@
-//! Another library holds our memory by DLPack: a block of a pool and a vector, which live until the
-//! last tensor over them has gone.
+//! Exports a block and a vector through DLPack. Their memory lives until the last tensor over it is
+//! dropped.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 //!
-//! `unsafe` here: whoever takes a tensor says that its memory is what it says.
+//! `unsafe` is used to import tensors: the importer vouches that their memory is what they
+//! describe.
 #![allow(unsafe_code)]
 
 mod support;
@@ -20,7 +21,7 @@ const MIB: u64 = 1 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
@@ -30,7 +31,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(&device)?;
     let theirs = Stream::new(&device)?;
 
-    // Two tensors over one block: a row of weights, and the same turned by its strides.
+    // Two tensors over one block: a matrix of weights, and its transpose by strides.
     let weights = Arc::new(model.allocate_on(&stream, 16 * MIB)?);
     let numbers: Vec<u8> = (0..6u32).flat_map(|n| (n as f32).to_le_bytes()).collect();
     weights.write(0, &numbers)?;
@@ -38,18 +39,23 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let row = Tensor::of::<f32>(&[2, 3]).export(Arc::clone(&weights), &consumer)?;
     let turned = Tensor::of::<f32>(&[3, 2]).strides(&[1, 3]).read_only();
     let turned = turned.export(weights, &consumer)?;
-    show("a row", &row)?;
-    show("turned", &turned)?;
+    show("matrix", &row)?;
+    show("transposed", &turned)?;
 
-    // Nobody here has the block any more, and it is in use.
+    // Only the tensors hold the block now, so it stays in use.
     println!("{} MiB in use", pool.stats().in_use / MIB);
     drop(row);
-    assert_eq!(pool.stats().in_use, 16 * MIB, "a tensor is left");
+    assert_eq!(
+        pool.stats().in_use,
+        16 * MIB,
+        "one tensor still holds the block"
+    );
 
-    // The other library, played by us: it takes the tensor and reads the numbers.
-    // SAFETY: what was exported above is what it says, and nobody writes to it.
+    // Play the other library: import the tensor and read the elements.
+    // SAFETY: the tensor was exported above, so it describes its memory truthfully, and nothing
+    // writes to that memory.
     let taken = unsafe { Imported::new(&theirs, turned) }?;
-    println!("taken: {taken:?}, read-only: {}", taken.is_read_only());
+    println!("imported: {taken:?}, read-only: {}", taken.is_read_only());
     drop(taken);
     println!(
         "{} MiB in use after the last tensor",
@@ -57,24 +63,26 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     );
     assert_eq!(pool.stats().in_use, 0);
 
-    // A vector gives its memory back to the driver itself when the tensor goes.
+    // The memory of an exported vector returns to the driver when the tensor is dropped.
     let mut samples = DeviceVec::<u16>::new(&device, &stream, 1 << 20)?;
-    samples.try_resize(1 << 20, 7)?;
+    samples.resize(1 << 20, 7)?;
     let before = device.memory_info()?.free;
-    let tensor = Tensor::of::<u16>(&[1024, 1024]).export(samples, &Consumer::Anybody)?;
-    // SAFETY: as above.
+    let tensor = Tensor::of::<u16>(&[1024, 1024]).export(samples, &Consumer::Synchronized)?;
+    // SAFETY: the tensor was exported above, and nothing writes to its memory.
     let taken = unsafe { Imported::new(&stream, tensor) }?;
     let mut last = [0; 2];
     taken.read(taken.size() - 2, &mut last)?;
     assert_eq!(u16::from_le_bytes(last), 7);
     drop(taken);
     let back = device.memory_info()?.free.saturating_sub(before);
-    println!("{} MiB back at the driver", back / MIB);
+    println!("{} MiB returned to the driver", back / MIB);
 
-    // What cannot be is refused with the figures, and the owner comes back.
+    // A refusal carries the figures and returns the owner.
     let small = model.allocate_on(&stream, 100)?;
-    let refused = Tensor::of::<f64>(&[13]).export(small, &Consumer::Anybody);
-    let refused = refused.err().ok_or("13 numbers are 104 bytes")?;
+    let refused = Tensor::of::<f64>(&[13]).export(small, &Consumer::Synchronized);
+    let refused = refused
+        .err()
+        .ok_or("13 elements of 8 bytes fit in 100 bytes")?;
     println!("refused: {refused}");
     drop((refused, model, stream, theirs));
     pool.close()?;

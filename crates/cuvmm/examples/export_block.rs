@@ -1,8 +1,10 @@
-//! Memory of a block for somebody else: handles are made of it, the other side imports them, and
-//! what it has is never another block's, however long it keeps it.
+//! Exports a block's memory as handles for another process. The pool never reuses exported memory,
+//! however long the importer keeps it.
 //!
-//! The other side is this process once more, which is as good; a descriptor goes to another one
-//! through a Unix socket. Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! This process imports the handles itself, which works the same way. To reach another process, a
+//! file descriptor is sent through a Unix socket.
+//!
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -16,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
@@ -28,7 +30,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let block = tenant.allocate_on(&stream, 8 * MIB)?;
     block.write(0, b"weights")?;
 
-    // One handle for each extent. The lease that comes with them keeps the memory where it is.
+    // One handle per extent. The export holds a lease that keeps the memory mapped.
     let exported = block.export(HandleTypes::POSIX_FD)?;
     let (extent, handle) = exported.handles().first().ok_or("nothing was exported")?;
     println!(
@@ -37,19 +39,19 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         pool.stats().exported / MIB
     );
 
-    // The other side. The size does not travel with a handle: it is sent beside it.
+    // Import the first handle. A handle does not carry its size, which is sent separately.
     let physical = Physical::import(&device, handle, extent.size)?;
     let theirs = Reservation::new(&device, extent.size)?.map(0, &physical)?;
-    theirs.set_access(&[AccessGrant::device(&device, Access::ReadWrite)])?;
+    theirs.set_access(&[AccessGrant::new(&device, Access::ReadWrite)])?;
     let mut seen = [0; 7];
     theirs.read(0, &mut seen)?;
     assert_eq!(&seen, b"weights");
     theirs.write(0, b"changed")?;
     block.read(0, &mut seen)?;
-    assert_eq!(&seen, b"changed", "it is one memory");
+    assert_eq!(&seen, b"changed", "both mappings show the same memory");
 
-    // Once nobody here uses it, the pool gives it to the driver. It would not be safe with anybody
-    // else: the other side writes to it still.
+    // When this process no longer uses exported memory, the pool releases it to the driver. It
+    // cannot be reused, because the importer can still write to it.
     drop((exported, block));
     pool.trim(64 * MIB)?;
     println!(
@@ -60,10 +62,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let next = tenant.allocate_on(&stream, 8 * MIB)?;
     theirs.write(0, b"written")?;
     next.read(0, &mut seen)?;
-    assert_eq!(seen, [0; 7], "the next block's is other memory");
+    assert_eq!(seen, [0; 7], "the next block has other memory");
     theirs.read(0, &mut seen)?;
     println!(
-        "the other side still has {:?}",
+        "the importer still reads {:?}",
         String::from_utf8_lossy(&seen)
     );
     Ok(())

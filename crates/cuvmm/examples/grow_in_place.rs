@@ -1,7 +1,7 @@
-//! A block that grows without moving: its address stays, what is in it stays, and only what is
-//! new is mapped.
+//! A block that grows in place: it keeps its address and its contents, and only the new part is
+//! mapped.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
@@ -23,7 +23,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let tenant = pool.tenant("cache").register()?;
     let stream = Stream::new(&device)?;
 
-    // Addresses for 48 MiB, memory for 2.
+    // Reserve 48 MiB of addresses and back 2 MiB of them with memory.
     let mut block = tenant
         .block(2 * MIB)
         .capacity(48 * MIB)
@@ -34,7 +34,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     for size in [4, 8, 16, 32, 48].map(|size| size * MIB) {
         block.grow_to(size)?;
-        assert_eq!(block.address(), address, "a block never moves");
+        assert_eq!(block.address(), address, "the block does not move");
         println!(
             "{:2} MiB at {address}, in {} extents",
             block.size() / MIB,
@@ -45,7 +45,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     block.read(0, &mut seen)?;
     println!("its first bytes: {:?}", std::str::from_utf8(&seen)?);
 
-    // What is given up stays mapped until somebody wants it: growing again asks for nothing.
+    // Memory that a shrink gives up stays mapped until another allocation needs it, so growing
+    // again makes no driver call.
     block.shrink_to(4 * MIB)?;
     let before = pool.calls().total();
     block.grow_to(48 * MIB)?;
@@ -55,7 +56,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let refused = block.grow_to(49 * MIB);
-    println!("beyond its capacity: {}", refused.err().ok_or("it grew")?);
+    println!(
+        "beyond its capacity: {}",
+        refused.err().ok_or("the block grew")?
+    );
     drop((block, tenant));
     pool.close()?;
     Ok(())

@@ -1,9 +1,11 @@
-//! A late user: somebody kept the address of a block that was dropped. In a plain pool it finds
-//! the next block's memory there; in a hardened pool nothing is there, and the driver says so.
+//! Catches a use after free: a program keeps the address of a dropped block. In a plain pool the
+//! address shows the next block's memory. In a hardened pool nothing is mapped there, and the
+//! driver reports an error.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 //!
-//! `unsafe` here: the driver's own copy, which takes any address. The library has none that does.
+//! `unsafe` is used for the driver's own copy, which takes any address. The safe API has none that
+//! does.
 #![allow(unsafe_code)]
 
 mod support;
@@ -15,11 +17,11 @@ use cuvmm::{Device, Hardened, Limit, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
 
-/// What a C program does with an address that it noted down.
+/// Reads from a raw address that was kept, as a C program could.
 fn late_read(device: &Device, at: DeviceAddress) -> Result<[u8; 4], DriverError> {
     let mut bytes = [0; 4];
-    // SAFETY: a read of whatever is there. Where nothing is mapped the driver refuses the copy,
-    // which harms nothing.
+    // SAFETY: a read of any address. The driver refuses the copy without harm if nothing is mapped
+    // there.
     unsafe {
         device.driver().copy_to_host(Ordinal(0), &mut bytes, at)?;
     }
@@ -29,7 +31,7 @@ fn late_read(device: &Device, at: DeviceAddress) -> Result<[u8; 4], DriverError>
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
@@ -48,31 +50,31 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let end = DeviceAddress(kept.0 + block.size());
         if hardened {
             let over = late_read(&device, end).err();
-            println!("over the end:  {}", over.ok_or("there is no guard")?);
+            println!("past the end:   {}", over.ok_or("there is no guard")?);
         }
         drop(block);
 
-        // Behind the fill, so that what was freed has passed; the next operation unmaps it.
+        // Completes the block's fence, fill included. The next operation unmaps the block.
         stream.synchronize()?;
         let next = tenant.allocate_on(&stream, 2 * MIB)?;
         next.write(0, b"next")?;
         match late_read(&device, kept) {
             Ok(bytes) => {
                 let seen = String::from_utf8_lossy(&bytes);
-                println!("plain pool:    a late user reads {seen:?} of another block");
+                println!("plain pool:    the stale address reads {seen:?} from another block");
                 assert!(
                     !hardened && kept == next.address(),
-                    "nothing is mapped there"
+                    "a hardened pool maps nothing at the stale address"
                 );
             }
             Err(refused) => {
-                println!("hardened pool: a late user is told: {refused}");
-                assert!(hardened, "the memory is in use again");
+                println!("hardened pool: the stale address is refused: {refused}");
+                assert!(hardened, "a plain pool reuses the memory");
             }
         }
         let stats = pool.stats();
         println!(
-            "               {} blocks rest on {} MiB of addresses",
+            "               {} blocks rest in {} MiB of addresses",
             stats.resting_blocks,
             stats.resting_addresses / MIB,
         );

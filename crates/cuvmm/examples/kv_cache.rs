@@ -1,6 +1,6 @@
-//! Sequences of a model's keys and values that grow token by token, at addresses that stay.
+//! A KV cache: the keys and values of sequences grow token by token at stable addresses.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::error::Error;
 use cuvmm::kv::{Layout, Part, Shape};
 use cuvmm::{Device, KvCache, Limit, Mapper, Pool, Stream};
 
-/// A small model: 32 KiB a token.
+/// A small model: 32 KiB per token.
 const SHAPE: Shape = Shape {
     layers: 8,
     kv_heads: 8,
@@ -22,7 +22,7 @@ const SHAPE: Shape = Shape {
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let mapper = Mapper::start(&device)?;
@@ -38,7 +38,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let cache = KvCache::builder(&tenant, &stream, SHAPE).layout(layout);
         let cache = cache.build()?;
         println!(
-            "{layout:?}: {} tokens a granule, a sequence has {} MiB at least",
+            "{layout:?}: {} tokens per granule, at least {} MiB per sequence",
             cache.tokens_per_granule(),
             cache.least_memory() >> 20,
         );
@@ -46,9 +46,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     let mut cache = KvCache::builder(&tenant, &stream, SHAPE).build()?;
     let fits = cache.admission()?;
-    println!("a sequence of {} tokens would fit", fits.now.sequence);
+    println!("a sequence of {} tokens fits", fits.now.sequence);
 
-    // Prompts of three requests, whose rows a prefill kernel writes.
+    // Three prompts, whose rows a prefill kernel would write.
     let prompts = [700, 40, 1200];
     let sequences = prompts.map(|tokens| cache.create(tokens));
     let [first, second, third] = sequences;
@@ -57,7 +57,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     cache.write_rows(first, 3, Part::Key, 699, &row)?;
     let address = cache.view(first)?.key(3).ok_or("no such layer")?.address();
 
-    // A decode step appends a token to each: one call, all or nothing.
+    // A decode step appends one token to each sequence in one call, which appends all of them or
+    // none.
     let before = device.calls();
     let mapped = device.mapper_calls();
     let step = [(first, 1), (second, 1), (third, 1)];
@@ -68,19 +69,19 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let ahead = device.mapper_calls().since(&mapped).total();
     println!("500 steps: {calls} driver calls, {ahead} of them on the mapper's thread");
 
-    // What a kernel is given: an address, a shape and strides.
+    // A view passes the address, the shape and the strides to a kernel.
     let keys = cache.view(first)?.key(3).ok_or("no such layer")?;
-    assert_eq!(keys.address(), address, "a sequence never moves");
+    assert_eq!(keys.address(), address, "the sequence does not move");
     println!(
-        "keys of layer 3: {:?} elements in steps of {:?} at {address}",
+        "keys of layer 3: {:?} elements, strides {:?}, at {address}",
         keys.shape(),
         keys.strides(),
     );
     let mut back = vec![0; row.len()];
     cache.read_rows(first, 3, Part::Key, 699, &mut back)?;
-    assert_eq!(back, row, "and neither do its rows");
+    assert_eq!(back, row, "the rows do not move");
 
-    // What ended leaves its memory to the next, without a driver call.
+    // The next sequence reuses the memory of a freed one without a driver call.
     cache.free(third)?;
     let before = device.calls();
     let next = cache.create(900)?;
@@ -91,7 +92,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     cache.truncate(next, 100)?;
     let stats = cache.stats();
     println!(
-        "{} tokens take {} MiB; held {} MiB, of that {} ahead of use; {} MiB lie ready",
+        "{} tokens take {} MiB; {} MiB held, {} MiB of it precommitted; {} MiB idle",
         stats.tokens,
         stats.live >> 20,
         stats.held >> 20,
@@ -99,6 +100,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         stats.idle >> 20,
     );
     let refused = cache.append(&[(first, 1), (next, 4000)]);
-    println!("too long: {}", refused.err().ok_or("there was room")?);
+    println!(
+        "too long: {}",
+        refused.err().ok_or("the tokens were appended")?
+    );
     Ok(())
 }

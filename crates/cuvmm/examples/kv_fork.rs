@@ -1,7 +1,7 @@
-//! Several answers to one prompt: sequences that begin with the same tokens show the same memory,
-//! and the weaker beams make way for forks of the stronger ones.
+//! Beam search with forks: sequences that begin with the same tokens share the memory of that
+//! prefix, and forks of strong beams replace weak ones.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -10,7 +10,7 @@ use std::error::Error;
 use cuvmm::kv::{Part, SequenceId, Shape};
 use cuvmm::{Device, KvCache, Limit, Pool, Stream};
 
-/// A small model: 32 KiB a token.
+/// A small model: 32 KiB per token.
 const SHAPE: Shape = Shape {
     layers: 8,
     kv_heads: 8,
@@ -23,14 +23,14 @@ const SHAPE: Shape = Shape {
 const PROMPT: u64 = 1030;
 const BEAMS: usize = 4;
 
-/// A beam: its sequence, what was generated for it, and how good that is.
+/// A beam: its sequence, the tokens generated for it, and its score.
 struct Beam {
     id: SequenceId,
     words: Vec<u8>,
     score: u32,
 }
 
-/// Where a decoder's kernel would write the keys of a new token.
+/// Writes the keys of a token, as a decoder's kernel would.
 fn write(cache: &mut KvCache, id: SequenceId, token: u64, word: u8) -> Result<(), Box<dyn Error>> {
     let row = vec![word; 2 * SHAPE.kv_heads as usize * SHAPE.head_size as usize];
     Ok(cache.write_rows(id, 3, Part::Key, token, &row)?)
@@ -39,7 +39,7 @@ fn write(cache: &mut KvCache, id: SequenceId, token: u64, word: u8) -> Result<()
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let limit = Limit::Bytes(512 << 20);
@@ -49,18 +49,18 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let cache = KvCache::builder(&tenant, &stream, SHAPE);
     let mut cache = cache.may_fork(true).build()?;
 
-    // The prompt, whose rows a prefill kernel writes once.
+    // Create the prompt, whose rows a prefill kernel would write once.
     let prompt = cache.create(PROMPT)?;
     for token in 0..PROMPT {
         write(&mut cache, prompt, token, token as u8)?;
     }
     let alone = cache.stats().held;
-    // Many will begin with it: few large extents are put under it, once its rows have been written.
+    // Many sequences will begin with the prompt, so its written rows move to few large extents.
     stream.synchronize()?;
     let copied = cache.compact_prefix(prompt, PROMPT)?;
-    println!("{} MiB of the prompt lie in few extents", copied >> 20);
+    println!("{} MiB of the prompt moved to few extents", copied >> 20);
 
-    // Each beam begins with it.
+    // Fork a sequence for each beam.
     let before = device.calls();
     let mut beams = vec![];
     for index in 0..BEAMS {
@@ -71,24 +71,26 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let calls = device.calls().since(&before).total();
     let stats = cache.stats();
     println!(
-        "a prompt of {} MiB and {BEAMS} forks of it: {} MiB, of which {} MiB lie under all of them; {calls} driver calls",
+        "a prompt of {} MiB and {BEAMS} forks of it hold {} MiB, \
+         {} MiB of it shared; {calls} driver calls",
         alone >> 20,
         stats.held >> 20,
         stats.shared >> 20,
     );
     assert!(
         stats.held < 2 * alone,
-        "a copy for each would be {}",
+        "copies would take {} bytes",
         5 * alone
     );
-    // What is shared stays as it is.
+    // Shared rows cannot be written.
     let refused = write(&mut cache, beams[0].id, 7, 0);
     println!(
         "refused: {}",
         refused.err().ok_or("a token of the prompt was written")?
     );
 
-    // A few words for each beam; the weakest makes way for a fork of the strongest.
+    // Append a token to each beam per step. Every eight steps, a fork of the strongest beam
+    // replaces the weakest.
     for step in 0..40u32 {
         let batch: Vec<_> = beams.iter().map(|beam| (beam.id, 1)).collect();
         cache.append(&batch)?;
@@ -108,7 +110,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             beams.push(Beam { id, words, score });
         }
     }
-    // The prompt itself is not needed any more; what the beams show of it stays.
+    // The prompt is no longer needed. The beams keep the memory that they share with it.
     cache.free(prompt)?;
     for beam in &beams {
         let mut row = vec![0; 2 * SHAPE.kv_heads as usize * SHAPE.head_size as usize];
@@ -123,7 +125,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
     let stats = cache.stats();
     println!(
-        "{} tokens in {} sequences take {} MiB; held {} MiB",
+        "{} tokens in {} sequences take {} MiB; {} MiB held",
         stats.tokens,
         stats.sequences,
         stats.live >> 20,

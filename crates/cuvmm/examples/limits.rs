@@ -1,7 +1,7 @@
-//! A pool that makes room for another program while its models go on: limits and guarantees change
-//! while it runs, and memory that is in use is waited for.
+//! A running pool that yields memory to another program: its limit and its guarantees change while
+//! its tenants work, and memory in use is released once it is freed.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
@@ -28,23 +28,27 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let work = batch.allocate(24 * MIB)?;
     drop(batch.allocate(16 * MIB)?);
 
-    // Another program needs half of it. What is idle goes back to the driver at once.
+    // Another program needs half of the memory. Cached memory goes back to the driver at once.
     let change = pool.set_limit(Limit::Bytes(32 * MIB))?;
     println!(
-        "now at most {} MiB: {} MiB went back, {} MiB are in use beyond that",
+        "limit {} MiB: {} MiB released, {} MiB in use beyond the limit",
         change.limit / MIB,
         change.taken_back / MIB,
         change.excess / MIB
     );
 
-    // Nothing more is charged, and what is freed goes back too.
+    // While memory is in use beyond the limit, no allocation succeeds, and freed memory goes to the
+    // driver too.
     if let Err(refused) = batch.allocate(2 * MIB) {
         println!("meanwhile: {refused}");
     }
     drop(work);
-    println!("after the batch: {} MiB", pool.stats().committed / MIB);
+    println!(
+        "after the batch: {} MiB committed",
+        pool.stats().committed / MIB
+    );
 
-    // Guarantees fit the limit at any time: they are lowered first.
+    // The guarantees must fit the limit, so they are lowered first.
     match pool.set_limit(Limit::Bytes(8 * MIB)) {
         Err(error @ PoolError::BelowGuarantees { .. }) => println!("refused: {error}"),
         other => return Err(format!("{other:?}").into()),
@@ -52,16 +56,19 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let chat_again = pool.find_tenant("chat").ok_or("no such tenant")?;
     chat_again.set_guarantee(4 * MIB)?;
     let change = pool.set_limit(Limit::Bytes(8 * MIB))?;
-    println!("8 MiB: {} MiB are in use beyond that", change.excess / MIB);
+    println!(
+        "limit 8 MiB: {} MiB in use beyond the limit",
+        change.excess / MIB
+    );
 
-    // The other program has gone.
+    // The other program has ended.
     pool.set_limit(Limit::Bytes(64 * MIB))?;
     chat.set_guarantee(16 * MIB)?;
     batch.set_limit(32 * MIB)?;
     for tenant in pool.tenants() {
         let stats = tenant.stats();
         println!(
-            "{}: {} MiB guaranteed, at most {} MiB",
+            "{}: guarantee {} MiB, limit {} MiB",
             stats.name,
             stats.guarantee / MIB,
             stats.limit / MIB

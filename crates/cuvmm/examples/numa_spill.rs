@@ -1,7 +1,7 @@
-//! A buffer that outgrows the device: what does not fit lies in host memory at the next address, and
-//! moves to the device when there is room, under the same addresses.
+//! A buffer that outgrows the device. Its overflow is in host memory at the next addresses, and
+//! moves to the device under the same addresses when memory becomes free.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -15,16 +15,16 @@ const HALF: u64 = 32 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let driver = support::driver()?;
     let device = Device::open(driver.clone(), 0)?;
-    // The node nearest to the device; -1 on a host without NUMA.
+    // The NUMA node nearest to the device, or -1 on a host without NUMA.
     let nearest = driver.device_attribute(device.ordinal(), DeviceAttribute::HOST_NUMA_ID)?;
     let host = Place::HostNuma(nearest.max(0));
     let stream = Stream::new(&device)?;
 
-    // Host memory takes ten times as long to make as to copy to: it is made beforehand.
+    // Creating host memory takes ten times as long as copying to it, so it is created in advance.
     let ready = HostExtents::new(&device, nearest.max(0), 2 * HALF);
     ready.prepare(HALF, 1)?;
     let mut region = Region::builder(&device, 4 * HALF)
@@ -43,23 +43,23 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         );
     }
 
-    // One range for the device, across the seam.
+    // The device sees one range across both kinds of memory.
     let bytes: Vec<u8> = (0..2 * HALF).map(|byte| (byte % 251) as u8).collect();
     region.write(&stream, 0, &bytes)?;
     let pointer = region.host_pointer(HALF..2 * HALF)?;
-    println!("the host reaches its half at {pointer:p}");
+    println!("the host accesses its half at {pointer:p}");
 
-    // Room on the device: the spilled half moves there, and back.
+    // Move the spilled half to the device, then everything to the host.
     let moved = region.relocate(HALF..2 * HALF, &Place::from(&device), &stream)?;
     assert_eq!((moved, region.address()), (HALF, address));
     assert_eq!(
         ready.ready(),
         2 * HALF,
-        "what it moved away from lies ready too"
+        "the vacated host memory is kept for reuse"
     );
     let mut seen = vec![0; bytes.len()];
     region.read(&stream, 0, &mut seen)?;
-    assert!(seen == bytes, "no byte was lost on the way");
+    assert!(seen == bytes, "the contents are the same on the device");
     let on_device = Location::device(device.ordinal());
     assert!(
         region
@@ -69,7 +69,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     );
     region.relocate(0..2 * HALF, &host, &stream)?;
     region.read(&stream, 0, &mut seen)?;
-    assert!(seen == bytes, "nor on the way back");
+    assert!(seen == bytes, "the contents are the same on the host");
     assert!(
         region
             .extents()
@@ -77,7 +77,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             .all(|extent| extent.location != on_device)
     );
     println!(
-        "all of it spilled, {} MiB, nothing of it moved",
+        "all {} MiB spilled, at the same addresses",
         region.held() >> 20
     );
     Ok(())

@@ -1,8 +1,8 @@
-//! A plan gone through in advance: what a vector of 8 GiB takes in the end, grown by 2 MiB at a time
-//! or committed at once.
+//! Runs a plan in advance, to compare what a vector of 8 GiB costs when it grows in steps of 2 MiB
+//! and when it is committed at once.
 //!
-//! Runs on the model, whose calls cost what an H200's do; with `CUVMM_DRIVER=cuda` the same is done
-//! on a GPU too, and both are printed.
+//! Runs on the model driver, whose calls cost what they cost on an H200. With `CUVMM_DRIVER=cuda`
+//! the plan also runs on a GPU, and both reports are printed.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use cuvmm::{Device, Plan};
 
 const GIB: u64 = 1 << 30;
 
-/// The model's clock, which only the costs of its calls move.
+/// The model's clock, which advances by the costs of the model's calls.
 struct Virtual(Arc<ModelDriver>);
 
 impl Clock for Virtual {
@@ -34,7 +34,8 @@ fn show(whose: &str, report: &Report) {
         let extents = step.calls.get(&Call::MemCreate).copied().unwrap_or(0);
         let held = step.in_use;
         println!(
-            "{whose}: step {} takes {:?} for {extents} extents; {} MiB held, {} MiB of them ahead",
+            "{whose}: step {} takes {:?} for {extents} extents; {} MiB held, \
+             {} MiB of it precommitted",
             step.step,
             step.time,
             held.memory() >> 20,
@@ -49,7 +50,7 @@ fn show(whose: &str, report: &Report) {
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let plan = Plan::new()
         .reserve("grown", 64 * GIB)
@@ -61,14 +62,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let devices = [Device::open(model.clone(), 0)?];
     let expected = plan.run(&devices, &Virtual(model.clone()))?;
     show("expected", &expected);
-    println!(
-        "expected in all: {:?}, {:?}",
-        expected.time(),
-        expected.peak
-    );
+    println!("expected total: {:?}, {:?}", expected.time(), expected.peak);
     assert!(expected.is_done() && model.live().is_nothing());
     let [_, grown, _, once] = &expected.steps[..] else {
-        return Err("a step is missing".into());
+        return Err("the report lacks a step".into());
     };
     assert!(grown.calls[&Call::MemCreate] > once.calls[&Call::MemCreate]);
     assert_eq!(once.in_use.padding, 2 * 5);
@@ -78,16 +75,16 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let devices = [Device::open(opened.driver, 0)?];
         let measured = plan.run(&devices, &WallClock::new())?;
         show("measured", &measured);
-        println!("measured in all: {:?}", measured.time());
+        println!("measured total: {:?}", measured.time());
     }
 
-    // Twice what the device has: the step that fails says how far it came.
+    // A plan for twice the device's memory fails. The report says which step failed, and why.
     let much = 2 * devices[0].total_memory();
     let plan = Plan::new()
         .reserve("too much", much)
         .commit("too much", much);
     let refused = plan.run(&devices, &Virtual(model))?;
-    let failure = refused.failure.ok_or("there was room")?;
+    let failure = refused.failure.ok_or("the plan succeeded")?;
     println!(
         "step {} does not fit: {}",
         failure.reached.step, failure.error

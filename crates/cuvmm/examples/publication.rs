@@ -1,7 +1,8 @@
-//! Weights that one process loads and several read: whole versions under a name, one after the other.
+//! Publishes weights that one process loads and several processes read, as complete versions under
+//! a name.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`. The readers are this program again, in
-//! processes of their own.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`. Each reader is a process that
+//! runs this program again.
 
 #[path = "support/process.rs"]
 mod process;
@@ -20,15 +21,15 @@ use cuvmm::{Attachment, Device, Region, Stream};
 
 const MIB: u64 = 1 << 20;
 const READERS: usize = 3;
-/// A reader may have to make a context on a GPU first.
+/// Time limit for a reader, which may have to create a context on a GPU first.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What runs the example as a test.
+/// Name of the test that runs the example.
 const TEST: &str = "several_processes_read_what_one_publishes";
 
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     match process::socket() {
@@ -37,7 +38,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The first process.
+/// Publishes two versions and starts the readers.
 fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let publisher = Publisher::bind(folder.path().join("models"))?;
@@ -51,11 +52,12 @@ fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
     }
     readers.iter_mut().try_for_each(Reader::repeat)?;
 
-    // They keep what they have, and hear of this one. It was never there in part.
+    // The readers keep the first version and are notified of the second, which is never visible in
+    // part.
     let (manifest, memory) = weights(device, 2)?;
     let version = publisher.publish("toy", manifest, memory)?;
     println!(
-        "publisher: {:?}, now version {version}",
+        "publisher: {:?} is now at version {version}",
         publisher.list()[0].name
     );
     readers.iter_mut().try_for_each(Reader::repeat)?;
@@ -65,7 +67,7 @@ fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Two tensors that say of which step they are.
+/// Creates two tensors filled with the number of a training step.
 fn weights(device: &Device, step: u8) -> Result<(Manifest, Region), Box<dyn Error>> {
     let stream = Stream::new(device)?;
     let mut region = Region::builder(device, 32 * MIB)
@@ -95,7 +97,7 @@ fn weights(device: &Device, step: u8) -> Result<(Manifest, Region), Box<dyn Erro
     Ok((manifest, region))
 }
 
-/// The other processes: read the first version, wait for the second, and have both for a while.
+/// Reads the first version, waits for the second, and holds both for a while.
 fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(device)?;
     let how = Attachment::builder(device);
@@ -103,20 +105,24 @@ fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
     let first = subscriber.attach("toy", &how)?;
     tell(&first);
     let newer = subscriber.wait_for_newer(&first, PATIENCE)?;
-    assert_eq!(newer, Some(2), "something newer was announced");
+    assert_eq!(newer, Some(2), "version 2 was announced");
     let second = subscriber.attach("toy", &how)?;
     let last = |publication: &Publication, tensor: &str| {
         let range = publication.manifest().tensor(tensor).map(Tensor::range);
-        let end = range.ok_or("there is no such tensor")?.end;
+        let end = range.ok_or("no such tensor")?.end;
         let mut number = [0; 4];
         publication.memory().read(&stream, end - 4, &mut number)?;
         Ok::<f32, Box<dyn Error>>(f32::from_ne_bytes(number))
     };
     for tensor in ["embedding", "head"] {
-        assert_eq!(last(&first, tensor)?, 1.0, "the old one stays as it was");
+        assert_eq!(
+            last(&first, tensor)?,
+            1.0,
+            "the first version does not change"
+        );
         assert_eq!(last(&second, tensor)?, 2.0);
     }
-    // What a kernel is given.
+    // A typed view passes the address and the length to a kernel.
     assert_eq!(second.view::<f32>("head")?.len(), 1 << 16);
     tell(&second);
     Ok(())
@@ -124,7 +130,7 @@ fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
 
 fn tell(publication: &Publication) {
     println!(
-        "reader {}: version {} of step {}, {} MiB at {}",
+        "reader {}: version {}, step {}, {} MiB at {}",
         std::process::id(),
         publication.version(),
         publication.manifest().metadata["step"],
@@ -133,7 +139,7 @@ fn tell(publication: &Publication) {
     );
 }
 
-/// A reader, and what it says.
+/// A reader process and its output.
 struct Reader {
     process: Child,
     lines: BufReader<ChildStdout>,
@@ -141,14 +147,17 @@ struct Reader {
 
 impl Reader {
     fn new(mut process: Child) -> Result<Self, Box<dyn Error>> {
-        let said = process.stdout.take().ok_or("it cannot be heard")?;
+        let said = process
+            .stdout
+            .take()
+            .ok_or("the standard output is not piped")?;
         Ok(Self {
             process,
             lines: BufReader::new(said),
         })
     }
 
-    /// Repeats the next thing that it tells.
+    /// Prints the reader's next line of output.
     fn repeat(&mut self) -> Result<(), Box<dyn Error>> {
         for line in (&mut self.lines).lines() {
             let line = line?;
@@ -157,6 +166,6 @@ impl Reader {
                 return Ok(());
             }
         }
-        Err("a reader ended too early".into())
+        Err("the reader ended too early".into())
     }
 }

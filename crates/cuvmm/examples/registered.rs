@@ -1,6 +1,6 @@
-//! Memory that a NIC or NCCL has registered: it stays where it is, whatever becomes of its owner.
+//! Registered memory, as NCCL or a NIC needs it: it stays mapped even when its owner is dropped.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -12,36 +12,41 @@ use cuvmm::{Device, Region, Stream};
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
     let granule = device.granularity();
 
-    // What NCCL asks for at creation, as far as the device has it.
+    // Request the properties that NCCL needs of memory, as far as the device supports them.
     let builder = Region::builder(&device, 64 * granule).for_nccl()?;
     let mut region = builder.reserve()?;
     region.commit(0..12 * granule)?;
 
-    // Whoever registers mapping by mapping, as `ncclCommRegister` may want it, has the exact list.
+    // `ncclCommRegister` may need each mapping by itself; the registration lists them.
     let registration = region.register(0..12 * granule)?;
     for extent in registration.extents() {
         println!("register {} MiB at {}", extent.size >> 20, extent.address);
     }
 
-    // Meanwhile the region goes on, but for what is registered.
+    // The rest of the region can still be committed and decommitted.
     region.commit(32 * granule..40 * granule)?;
     region.decommit_after(32 * granule..40 * granule, &[])?;
     let refused = region.decommit_after(0..4 * granule, &[]);
-    println!("{}", refused.err().ok_or("it was pulled away")?);
+    println!(
+        "refused: {}",
+        refused
+            .err()
+            .ok_or("the registered memory was decommitted")?
+    );
 
-    // A NIC takes a descriptor. It may span extents of one device.
+    // A NIC takes a dma-buf descriptor, which may span extents of one device.
     match registration.dma_buf(0..12 * granule) {
-        Ok(buffer) => println!("a dma-buf: {:?}", buffer.as_fd()),
-        Err(error) => println!("no dma-buf here: {error}"),
+        Ok(buffer) => println!("exported as a dma-buf: {:?}", buffer.as_fd()),
+        Err(error) => println!("no dma-buf: {error}"),
     }
 
-    // The region may even go first: the memory goes with the registration.
+    // The region may even be dropped first: the registration keeps the memory mapped.
     region.write(&stream, 0, b"sent")?;
     let address = region.address();
     drop(region);

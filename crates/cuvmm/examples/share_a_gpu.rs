@@ -1,7 +1,7 @@
-//! Two models share one device: each has a guarantee, idle memory goes to whoever needs it, and
-//! whoever is refused is told why, in figures.
+//! Two models share one device. Each has a guarantee, idle memory moves to the model that needs it,
+//! and a refused allocation explains the shortage in figures.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
@@ -25,35 +25,38 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let code = pool.tenant("code").guarantee(16 * MIB).register()?;
     let streams = [Stream::new(&device)?, Stream::new(&device)?];
 
-    // Alone, a model may have everything but what the other is guaranteed.
+    // A single model may use everything except the other model's guarantee.
     let busy = chat.allocate_on(&streams[0], 32 * MIB)?;
     let cache = chat.allocate_on(&streams[0], 16 * MIB)?;
     println!("chat uses 48 MiB");
     show(&pool);
 
-    // What it no longer uses is the other's, as soon as the work that used it is done.
+    // Freed memory is available to the other model once the work that used it has completed.
     drop(cache);
     streams[0].synchronize()?;
     let weights = code.allocate_on(&streams[1], 32 * MIB)?;
     let mut seen = [1; 8];
     weights.read(0, &mut seen)?;
-    assert_eq!(seen, [0; 8], "no byte of another tenant's is ever seen");
-    println!("code has 32 MiB, 16 of which were idle with chat");
+    assert_eq!(seen, [0; 8], "no tenant sees another tenant's data");
+    println!("code uses 32 MiB, 16 MiB of it idle memory of chat");
     show(&pool);
 
-    // Now all is in use. The error says who has what.
+    // All memory is in use now. The error says which tenant holds how much.
     match chat.try_allocate(8 * MIB) {
         Err(BlockError::OutOfMemory(shortage)) => {
-            println!("chat is refused: {shortage}");
-            let (holder, held) = shortage.holders.first().ok_or("nobody holds it")?;
+            println!("chat is refused\n{shortage}");
+            let (holder, held) = shortage
+                .holders
+                .first()
+                .ok_or("the error lists no holder")?;
             println!(
-                "so: it wants {} MiB, can have {}, and {holder} holds {} MiB",
+                "it requested {} MiB, {} MiB are available, and {holder} holds {} MiB",
                 shortage.wanted / MIB,
                 shortage.available / MIB,
                 held / MIB,
             );
         }
-        other => return Err(format!("there should be no memory left: {other:?}").into()),
+        other => return Err(format!("expected an out-of-memory error: {other:?}").into()),
     }
 
     drop((busy, weights, chat, code));
@@ -64,7 +67,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 fn show(pool: &Pool) {
     for tenant in pool.stats().tenants {
         println!(
-            "  {}: {} MiB in use, {} idle, {} guaranteed",
+            "  {}: {} MiB in use, {} MiB idle, {} MiB guaranteed",
             tenant.name,
             tenant.in_use / MIB,
             (tenant.cached + tenant.pending_free) / MIB,

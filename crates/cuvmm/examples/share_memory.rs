@@ -1,8 +1,8 @@
-//! Memory that one process gives to another, without a copy: a vector to be read, and a region to be
-//! written. Who gave it ends first.
+//! Shares memory between two processes without a copy: a vector for reading and a region for
+//! writing. The memory outlives the process that created it.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`. The giver is this program again, in a process
-//! of its own.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`. The giver is a second process
+//! that runs this program again.
 
 #[path = "support/process.rs"]
 mod process;
@@ -19,15 +19,15 @@ use cuvmm::{Access, Attachment, Channel, Device, DeviceVec, Offer, Region, Strea
 const MIB: u64 = 1 << 20;
 const NUMBERS: u64 = 64 * MIB / 4;
 const REPLY: &[u8] = b"the sum is known";
-/// A second process may have to make a context on a GPU first.
+/// Time limit for the other process, which may have to create a context on a GPU first.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What runs the example as a test.
+/// Name of the test that runs the example.
 const TEST: &str = "what_one_process_gives_another_keeps";
 
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     match process::socket() {
@@ -36,42 +36,43 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The second process: makes memory, gives it, and ends when it sees the answer in it.
+/// Creates memory in the second process, sends it, and returns once the answer appears in it.
 fn give(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(device)?;
-    // What is to be shared is made for it: whether it can be exported is decided with its creation.
+    // Memory can be exported only if it was created as shareable.
     let region = |size| {
         Region::builder(device, size)
             .shareable(HandleTypes::POSIX_FD)
             .reserve()
     };
     let before = device.memory_info()?.free;
-    let mut numbers = DeviceVec::<f32>::over(region(4 * NUMBERS)?, &stream)?;
-    numbers.try_extend_from_slice(&vec![0.5; usize::try_from(NUMBERS)?])?;
+    let mut numbers = DeviceVec::<f32>::from_region(region(4 * NUMBERS)?, &stream)?;
+    numbers.extend_from_slice(&vec![0.5; usize::try_from(NUMBERS)?])?;
     let mut board = region(2 * MIB)?;
     board.commit(0..board.size())?;
     let taken = before - device.memory_info()?.free;
-    println!("giver: {} MiB of the device for it", taken / MIB);
+    println!("giver: uses {} MiB of device memory", taken / MIB);
 
     let mut channel = Channel::connect(socket)?;
     channel.set_timeout(PATIENCE);
-    channel.give(&Offer::vec(&numbers)?)?;
-    channel.give(&Offer::region(&board, 0..board.size())?.read_write())?;
+    channel.send(&Offer::vec(&numbers)?)?;
+    channel.send(&Offer::region(&board, 0..board.size())?.read_write())?;
 
     let begun = Instant::now();
     let mut seen = [0; REPLY.len()];
     while seen != *REPLY {
         if begun.elapsed() > PATIENCE {
-            return Err("nothing was written".into());
+            return Err("timed out: no answer was written".into());
         }
         std::thread::sleep(Duration::from_millis(1));
         board.read(&stream, 0, &mut seen)?;
     }
-    println!("giver: {:?}", String::from_utf8_lossy(&seen));
+    println!("giver: received {:?}", String::from_utf8_lossy(&seen));
     Ok(())
 }
 
-/// The first process: waits for the giver, reads what it gave, writes, and reads on without it.
+/// Receives the memory in the first process, reads it, answers, and reads on after the giver has
+/// ended.
 fn take(device: &Device) -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(device)?;
     let folder = tempfile::tempdir()?;
@@ -80,13 +81,13 @@ fn take(device: &Device) -> Result<(), Box<dyn Error>> {
     let mut channel = listener.accept(PATIENCE)?;
     channel.set_timeout(PATIENCE);
 
-    // The driver's own figure of the whole device, or of this process where it is the host.
+    // On a GPU this figure covers the whole device, on the host driver only this process.
     let before = device.memory_info()?.free;
-    let numbers = channel.take(&Attachment::builder(device))?;
-    let board = channel.take(&Attachment::builder(device).read_write())?;
+    let numbers = channel.recv(&Attachment::builder(device))?;
+    let board = channel.recv(&Attachment::builder(device).read_write())?;
     let after = device.memory_info()?.free;
     println!(
-        "taker: {} MiB of process {}, {} MiB of the device for it",
+        "taker: attached {} MiB of process {}, using {} MiB more of device memory",
         (numbers.held() + board.held()) / MIB,
         channel.peer().pid,
         before.saturating_sub(after) / MIB
@@ -97,12 +98,15 @@ fn take(device: &Device) -> Result<(), Box<dyn Error>> {
     );
     let view = numbers.view::<f32>()?;
     println!(
-        "taker: a kernel sees {} numbers at {}",
+        "taker: a kernel sees {} elements at {}",
         view.len(),
         view.address()
     );
     let refused = numbers.write(&stream, 0, &[0; 4]);
-    println!("taker: {}", refused.err().ok_or("it could be written")?);
+    println!(
+        "taker: refused: {}",
+        refused.err().ok_or("a read-only attachment was written")?
+    );
 
     let sum = sum(&numbers, &stream)?;
     board.write(&stream, 0, REPLY)?;
@@ -110,7 +114,7 @@ fn take(device: &Device) -> Result<(), Box<dyn Error>> {
     assert_eq!(
         self::sum(&numbers, &stream)?,
         sum,
-        "it lives on without its giver"
+        "the memory outlives the giver"
     );
     println!("taker: the giver has ended, and the sum is still {sum}");
     Ok(())

@@ -1,7 +1,7 @@
-//! Two models take turns with memory that holds one of them: whoever is not asked sleeps, its
-//! weights in host memory, its cache given up, its addresses kept.
+//! Two models take turns in memory that fits only one. The idle model sleeps: its weights move to
+//! host memory, its cache is discarded, and its addresses stay reserved.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -13,7 +13,7 @@ use cuvmm::{Block, Contents, Device, HostStore, Limit, Pool, Stream, Tenant};
 
 const MIB: u64 = 1 << 20;
 
-/// A model: weights that must survive, and a cache that need not.
+/// A model with weights that must survive sleep, and a cache that need not.
 struct Model {
     tenant: Tenant,
     weights: Block,
@@ -38,7 +38,7 @@ impl Model {
         })
     }
 
-    /// Weights are kept, the cache is not; the work that uses them is waited for.
+    /// Keeps the weights and discards the cache, after waiting for work that uses them.
     fn sleep(&self, store: &HostStore) -> Result<(), Box<dyn Error>> {
         let begun = Instant::now();
         let patient = self.tenant.blocks().timeout(Duration::from_secs(10));
@@ -48,7 +48,7 @@ impl Model {
             .sleep(Contents::Keep(store))?;
         let given = kept.given + patient.sleep(Contents::Discard)?.given;
         println!(
-            "{} sleeps: {} MiB given up, {} kept, in {:.1?}",
+            "{} sleeps: {} MiB released, {} MiB kept, in {:.1?}",
             self.tenant.name(),
             given / MIB,
             kept.kept / MIB,
@@ -64,7 +64,7 @@ impl Model {
         let mut last = [0; 4096];
         self.weights
             .read(self.weights.size() - last.len() as u64, &mut last)?;
-        assert_eq!(last, [self.seed; 4096], "the weights are what they were");
+        assert_eq!(last, [self.seed; 4096], "the weights are unchanged");
         println!(
             "{} wakes: {} MiB at the same addresses, in {took:.1?}",
             self.tenant.name(),
@@ -77,14 +77,14 @@ impl Model {
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
         .limit(Limit::Bytes(64 * MIB))
         .build()?;
     let stream = Stream::new(&device)?;
-    // Before it is needed: getting host memory is slower than copying to it.
+    // Created in advance: allocating host memory takes longer than copying to it.
     let store = HostStore::builder(&device).pinned(96 * MIB).build()?;
 
     let first = Model::load(&pool, &stream, 1)?;
@@ -92,10 +92,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     first.sleep(&store)?;
     let second = Model::load(&pool, &stream, 2)?;
 
-    // Both at once do not fit, and the error says what is missing.
+    // Both models do not fit at once. The error says how much memory is missing.
     match first.tenant.blocks().wake() {
-        Err(SleepError::Block { cause, .. }) => println!("not yet: {cause}"),
-        other => return Err(format!("there should be no memory left: {other:?}").into()),
+        Err(SleepError::Block { cause, .. }) => println!("cannot wake yet: {cause}"),
+        other => return Err(format!("expected an out-of-memory error: {other:?}").into()),
     }
     for _ in 0..2 {
         second.sleep(&store)?;
@@ -104,14 +104,14 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         second.wake()?;
     }
 
-    // The weights alone: the cache is not needed yet.
+    // Wake the weights alone; the cache is not needed yet.
     second.sleep(&store)?;
     first.tenant.blocks().tag("weights").wake()?;
     assert_eq!(first.weights.address(), address);
     assert!(first.cache.is_asleep() && !first.weights.is_asleep());
     let stats = first.tenant.stats();
     println!(
-        "{} has {} MiB, and {} asleep",
+        "{} has {} MiB in use and {} MiB asleep",
         stats.name,
         stats.in_use / MIB,
         stats.asleep / MIB,

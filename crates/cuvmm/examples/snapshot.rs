@@ -1,6 +1,6 @@
-//! A copy of a buffer that costs no copy: a checkpoint is taken while the work goes on.
+//! Takes a checkpoint of a buffer without a copy, while work on the buffer continues.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -11,7 +11,7 @@ use cuvmm::{CowBuffer, Device, Stream};
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
@@ -20,28 +20,28 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     let checkpoint = state.snapshot()?;
     println!(
-        "{} MiB here and {} MiB there, {} MiB of them shared",
+        "buffer {} MiB, checkpoint {} MiB, {} MiB shared",
         state.held() >> 20,
         checkpoint.held() >> 20,
         state.shared() >> 20
     );
 
-    // A kernel that wrote to it now would fault. Who says what it writes gets it, and only the
-    // extents that lie there are copied.
+    // A kernel that wrote to a shared extent would fault. `make_mut` copies the extents that the
+    // range touches, and only these.
     let range = 500..2_000;
     let view = state.make_mut(range.clone())?;
     println!(
-        "a kernel may write {} numbers at {}",
+        "a kernel may write {} elements at {}",
         view.len(),
         view.address()
     );
     state.write(500, &[2.0; 500])?;
-    println!("{} MiB are shared still", state.shared() >> 20);
+    println!("{} MiB remain shared", state.shared() >> 20);
 
     assert_eq!((state.get(499)?, state.get(500)?), (1.0, 2.0));
     assert_eq!(checkpoint.get(500)?, 1.0);
 
-    // The last owner has nothing to copy.
+    // With no other owner left, nothing has to be copied.
     drop(checkpoint);
     let before = device.calls();
     state.make_mut(0..16 << 20)?;

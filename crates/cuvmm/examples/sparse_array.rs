@@ -1,6 +1,6 @@
-//! A voxel grid of a terabyte of indices, of which only the tiles near a surface have memory.
+//! A voxel grid of 1 TiB, in which only the tiles near a surface have memory.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -9,13 +9,13 @@ use std::error::Error;
 use cuvmm::sparse::Holes;
 use cuvmm::{Device, SparseArray, Stream};
 
-/// Elements along each edge of the grid: 8192 x 8192 x 4096 numbers of four bytes.
+/// Voxels along the longer edges of the grid: 8192 x 8192 x 4096 elements of four bytes.
 const EDGE: usize = 8192;
 
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
@@ -27,7 +27,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         grid.stats().reserved >> 30
     );
 
-    // Memory where something is; the index says where, and no table.
+    // Commit the tiles near the surface. Elements are addressed by their index, without a table.
     let surface = EDGE * EDGE * 17..EDGE * EDGE * 17 + (8 << 20);
     let tiles = grid.commit(surface.clone())?;
     grid.write(surface.start + 5, &[1.5, 2.5], Holes::Refuse)?;
@@ -36,26 +36,29 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         grid.stats().held >> 20
     );
 
-    // What has no memory reads as zero, or is an error: the reader chooses.
+    // Elements without memory read as zeros or are an error, as the reader chooses.
     let mut seen = [9.0; 4];
     grid.read(surface.start - 2, &mut seen, Holes::AsZero)?;
     assert_eq!(seen, [0.0; 4]);
     let refused = grid.read(surface.start - 2, &mut seen, Holes::Refuse);
-    println!("without memory: {}", refused.err().ok_or("it has memory")?);
+    println!(
+        "without memory: {}",
+        refused.err().ok_or("the range has memory")?
+    );
 
-    // A kernel that reads a little too far finds zeros; one that writes there faults.
+    // A kernel that reads a little too far finds zeros. A kernel that writes there faults.
     grid.back_with_zeros(surface.start - (64 << 20)..surface.end + (64 << 20))?;
     let stats = grid.stats();
     println!(
-        "{} MiB of holes read as zero, by {} mappings of {} there may be",
+        "{} MiB of holes read as zeros, with {} of at most {} mappings",
         stats.zero_backed >> 20,
         stats.mappings - stats.committed_tiles as u64,
         stats.mapping_limit,
     );
 
-    let kept = grid.tiles().next().ok_or("no tile")?;
+    let kept = grid.tiles().next().ok_or("no tile is committed")?;
     println!(
-        "the first tile has elements {:?} at {}",
+        "the first tile holds elements {:?} at {}",
         kept.elements, kept.address
     );
     grid.decommit(kept.elements.end..grid.len())?;

@@ -1,7 +1,7 @@
-//! One range over two devices: stripes on each in turn, written by one and read by the other.
+//! A range striped across two devices, written by one and read by the other.
 //!
-//! Runs on the host, which plays two devices; on GPUs with `CUVMM_DRIVER=cuda`. With one GPU both
-//! stripes lie on it.
+//! Runs on the host driver, which models two devices, or on GPUs with `CUVMM_DRIVER=cuda`. With a
+//! single GPU all stripes are on it.
 
 mod support;
 
@@ -15,14 +15,14 @@ const SIZE: u64 = 64 << 20;
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let driver = support::driver()?;
     let other = if driver.device_count()? > 1 { 1 } else { 0 };
     let writer = Device::open(driver.clone(), 0)?;
     let reader = Device::open(driver, other)?;
     println!(
-        "device 0 reaches device {other}: {}",
+        "device 0 can access device {other}: {}",
         writer.can_reach(&reader)?
     );
 
@@ -38,7 +38,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         );
     }
 
-    // The other device has no access before it is asked for: it costs that device's page tables.
+    // Peer access is granted explicitly, because it costs page table updates on that device.
     if !reader.is_same(&writer) {
         region.grant(&reader, Access::Read)?;
     }
@@ -47,14 +47,17 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let mut read = vec![0; written.len()];
     let stream = Stream::new(&reader)?;
     region.read(&stream, 0, &mut read)?;
-    assert!(read == written, "the other device sees what this one wrote");
+    assert!(read == written, "the reader sees the writer's bytes");
 
-    // And it goes again when nothing of it is running.
+    // Access can be revoked once the device has no work running on the range.
     if !reader.is_same(&writer) {
         region.revoke(&reader)?;
         assert_eq!(region.access_of(&reader), Access::None);
         let refused = region.read(&stream, 0, &mut read);
-        println!("without access: {}", refused.err().ok_or("it could read")?);
+        println!(
+            "without access: {}",
+            refused.err().ok_or("the read succeeded")?
+        );
     }
     Ok(())
 }

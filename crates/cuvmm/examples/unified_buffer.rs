@@ -1,6 +1,7 @@
-//! One buffer for the host and the device: no copies in the program, and nobody reads too early.
+//! A buffer that the host and the device share without explicit copies. Borrows order their
+//! accesses.
 //!
-//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
 
 mod support;
 
@@ -12,16 +13,16 @@ use cuvmm::{Device, Stream, UnifiedBuffer};
 /// Runs the example.
 ///
 /// # Errors
-/// Whatever the library says.
+/// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
 
     let mut samples = UnifiedBuffer::<f32>::zeroed(&device, &stream, 1 << 20)?;
     if !samples.is_host_accessible() {
-        println!("this device works alone: only copies go in and out");
+        println!("this device does not support concurrent access by the host: only copies work");
         samples.write(0, &[1.0, 2.0])?;
-        println!("the second of them is {}", samples.get(1)?);
+        println!("the second element is {}", samples.get(1)?);
         return Ok(());
     }
 
@@ -30,20 +31,20 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         *sample = index as f32;
     }
 
-    // The device is about to work on them: its pages, ahead of use.
+    // Prefetch the pages to the device before it works on them.
     samples.set_policy(.., Policy::DeviceFirst)?;
     samples.prefetch(.., PageLocation::Device(&device), &stream)?;
     {
         let access = samples.device_mut(&stream)?;
         println!(
-            "kernels get {} numbers at {}",
+            "kernels write {} elements at {}",
             access.len(),
             access.address()
         );
-        // Kernels would be launched on `access.stream()` here; nobody else uses the numbers.
+        // Launch kernels on `access.stream()` here; nothing else can use the buffer meanwhile.
     }
 
-    // Both may read. Making the view waits for the kernels that were launched above.
+    // Host and device may both read. `host` waits for the kernels that were launched above.
     let reading = samples.device_read(&stream)?;
     let view = samples.host()?;
     let sum: f64 = view
@@ -51,11 +52,11 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         .take(1000)
         .map(|&sample| f64::from(sample))
         .sum();
-    println!("the first thousand add up to {sum}");
+    println!("the first thousand elements add up to {sum}");
     assert_eq!(sum, 499_500.0);
     drop((reading, view));
 
-    println!("pages prefer {:?}", samples.preferred_location(..)?);
+    println!("preferred location: {:?}", samples.preferred_location(..)?);
     samples.close().map_err(|failed| failed.reason)?;
     Ok(())
 }

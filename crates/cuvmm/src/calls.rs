@@ -1,4 +1,4 @@
-//! How often the driver was called, and how long that took, by kind of call.
+//! Counts and times of driver calls by kind.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cuvmm_driver::Call;
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::display::Table;
 use crate::sync::thread::{self, ThreadId};
 
-/// Counters that a [`Device`](crate::Device) adds to at each driver call.
+/// Counters that a [`Device`](crate::Device) updates at each driver call.
 pub(crate) struct Calls {
     kinds: [Kind; Call::COUNT],
     /// The part that a mapper's thread made.
@@ -35,7 +37,7 @@ impl Calls {
         }
     }
 
-    /// Counts what a thread calls apart, besides.
+    /// Also counts the calls of a thread separately.
     pub(crate) fn count_apart(&self, thread: ThreadId) {
         self.mapper.get_or_init(|| Mapper {
             thread,
@@ -69,7 +71,7 @@ impl Calls {
 fn add(kinds: &[Kind; Call::COUNT], call: Call, took: Duration) {
     if let Some(kind) = kinds.get(call as usize) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed: nothing is ordered by these counters.
+        // Relaxed: these counters order nothing.
         kind.count.fetch_add(1, Ordering::Relaxed);
         kind.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
@@ -87,32 +89,32 @@ fn snapshot(kinds: &[Kind; Call::COUNT]) -> CallCounts {
     }
 }
 
-/// Driver calls by kind, failed ones included: how many, and the time spent in them.
+/// Driver calls by kind, failed ones included: their number, and the time spent in them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CallCounts {
     kinds: [(u64, u64); Call::COUNT],
 }
 
 impl CallCounts {
-    /// How often a call was made.
+    /// Returns how often a call was made.
     #[must_use]
     pub fn count(&self, call: Call) -> u64 {
         self.kinds.get(call as usize).map_or(0, |kind| kind.0)
     }
 
-    /// The wall time spent in a call, all times together.
+    /// Returns the total wall time spent in a call.
     #[must_use]
     pub fn time(&self, call: Call) -> Duration {
         Duration::from_nanos(self.kinds.get(call as usize).map_or(0, |kind| kind.1))
     }
 
-    /// How many calls were made in all.
+    /// Returns the number of all calls.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.0).sum()
     }
 
-    /// What was added since an earlier snapshot of the same counters.
+    /// Returns what was added since an earlier snapshot of the same counters.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -123,12 +125,42 @@ impl CallCounts {
         }
     }
 
-    /// The calls that were made at all, with count and time.
+    /// Returns the calls that were made at least once, with count and time.
     pub fn iter(&self) -> impl Iterator<Item = (Call, u64, Duration)> + '_ {
         Call::ALL
             .iter()
             .map(|&call| (call, self.count(call), self.time(call)))
             .filter(|&(_, count, _)| count > 0)
+    }
+}
+
+/// Shows one line for each call that was made: its name, the count and the time in all.
+impl fmt::Display for CallCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(["call", "count", "time"]);
+        for (call, count, time) in self.iter() {
+            let time = format!("{:.1} us", time.as_nanos() as f64 / 1e3);
+            table.row([call.name().to_owned(), count.to_string(), time]);
+        }
+        table.fmt(f)
+    }
+}
+
+/// Serializes as a map from the name of each call that was made to its `count` and `time_ns`, the
+/// wall time in all in nanoseconds.
+impl Serialize for CallCounts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(serde::Serialize)]
+        struct Made {
+            count: u64,
+            time_ns: u64,
+        }
+        let mut map = serializer.serialize_map(None)?;
+        for (call, count, time) in self.iter() {
+            let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            map.serialize_entry(call.name(), &Made { count, time_ns })?;
+        }
+        map.end()
     }
 }
 

@@ -1,8 +1,8 @@
-//! A buffer whose snapshots cost no copy: both show the same memory, read-only, until one of them
-//! says what it wants to write.
+//! Copy-on-write buffers: a snapshot shows the same memory, read-only, until one of the buffers
+//! makes a range mutable.
 //!
-//! A GPU has no write fault to catch: a kernel that writes to what is shared loses the context. So
-//! the copy is made in [`make_mut`](CowBuffer::make_mut), extent by extent, and nowhere else.
+//! A GPU has no write fault to catch: a kernel that writes to read-only memory loses the context.
+//! So the copy is made in [`make_mut`](CowBuffer::make_mut), extent by extent, and nowhere else.
 
 use std::ops::Range;
 
@@ -15,19 +15,20 @@ use crate::own::Stream;
 use crate::region::Region;
 use crate::view::{View, ViewMut};
 
-/// The largest extent by default, and so the most that one written element can copy: 64 MiB.
+/// The default size of the largest extent, and so the most that writing one element can copy: 64
+/// MiB.
 pub const DEFAULT_COW_EXTENT: u64 = 64 << 20;
 
 /// An array of fixed length in device memory with copy-on-write snapshots.
 ///
-/// The memory is shared by whole extents. Small ones copy less for a small change, and make the
-/// snapshot slower: one mapping and two changes of rights each, some 50 us on an H200. In extents of
-/// 8 MiB a snapshot takes eleven times as long as a copy on the device, in extents of 512 MiB a third of
-/// that; what it saves is memory.
+/// Memory is shared by whole extents. Small extents copy less for a small change, but make
+/// snapshots slower: one mapping and two changes of access each, about 50 us on an H200. With
+/// extents of 8 MiB a snapshot takes eleven times as long as a copy on the device, with extents of
+/// 512 MiB a third of that; what it saves is memory.
 ///
-/// Copies in and out are ordered behind what the home stream has queued and have ended when they
-/// return. Work of other streams is named with [`record_use`](Self::record_use). Dropping a buffer
-/// waits for those streams.
+/// Copies in and out are ordered behind the work queued on the home stream and complete when they
+/// return. Work of other streams is recorded with [`record_use`](Self::record_use). Dropping a
+/// buffer waits for those streams.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -52,21 +53,21 @@ pub struct CowBuffer<T: Pod> {
 is_container!(CowBuffer [T: Pod] [T] elements);
 
 impl<T: Pod> CowBuffer<T> {
-    /// An array of zeros (`cuMemAddressReserve`; `cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for
-    /// each extent of at most [`DEFAULT_COW_EXTENT`]).
+    /// Creates an array of zeros (`cuMemAddressReserve`; `cuMemCreate`, `cuMemMap`,
+    /// `cuMemSetAccess` for each extent of at most [`DEFAULT_COW_EXTENT`]).
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, the length is zero or too large, the stream is
-    /// another device's, or the driver refuses.
+    /// [`ContainerError`] when the elements have size zero, the length is zero or too large, the
+    /// stream belongs to another device, or the driver refuses.
     pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         let extent = DEFAULT_COW_EXTENT.max(device.granularity());
         Self::with_extents(device, home, len, extent)
     }
 
-    /// The same with extents of at most `extent` bytes, a power of two granules.
+    /// Creates an array of zeros with extents of at most `extent` bytes, a power of two granules.
     ///
     /// # Errors
-    /// As [`Self::zeroed`], and when `extent` is no such size.
+    /// Those of [`Self::zeroed`], and when `extent` is not a power of two granules.
     pub fn with_extents(
         device: &Device,
         home: &Stream,
@@ -83,17 +84,17 @@ impl<T: Pod> CowBuffer<T> {
         })
     }
 
-    /// Bytes of it that a snapshot shows too.
+    /// Returns the bytes that another snapshot shows too.
     #[must_use]
     pub fn shared(&self) -> u64 {
         self.elements.region.shared()
     }
 
-    /// The elements as they are now, at addresses of their own: one more buffer of the same kind.
-    /// No byte is copied; from now on both have to [`make_mut`](Self::make_mut) what they write.
+    /// Creates a buffer that shows the present elements at its own addresses. Copies no bytes; from
+    /// now on both buffers have to [`make_mut`](Self::make_mut) before they write.
     ///
-    /// Waits for what the home stream and the recorded streams have queued, since it may still write
-    /// here. Per extent one `cuMemMap` and two `cuMemSetAccess`.
+    /// Waits for the work queued on the home stream and the recorded streams, since it may still
+    /// write here. Makes one `cuMemMap` and two `cuMemSetAccess` for each extent.
     ///
     /// # Errors
     /// [`ContainerError`] when the driver refuses; nothing has changed.
@@ -108,25 +109,25 @@ impl<T: Pod> CowBuffer<T> {
         })
     }
 
-    /// Elements for a kernel to write. What is shared of the extents they lie in is copied first;
-    /// the other snapshots keep what they had.
+    /// Returns elements for a kernel to write. Shared extents that contain them are copied first;
+    /// the other snapshots keep their bytes.
     ///
-    /// Where something is copied it waits for what the home stream and the recorded streams have
-    /// queued. Per copied extent `cuMemCreate`, a copy on the device, and mapping it twice; without
-    /// any it makes no driver call.
+    /// If anything is copied, waits for the work queued on the home stream and the recorded
+    /// streams. Makes `cuMemCreate`, a copy on the device, and two mappings for each copied extent;
+    /// no driver call otherwise.
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements are not all there, or there is no memory for the copies;
+    /// [`ContainerError`] when the range leaves the buffer, or there is no memory for the copies;
     /// nothing has changed then.
     pub fn make_mut(&mut self, range: Range<usize>) -> Result<ViewMut<'_, T>, ContainerError> {
         self.unshare(&range)?;
         Ok(self.elements.view_mut(range.start, range.len()))
     }
 
-    /// Overwrites elements from `first` on, which are [made](Self::make_mut) this buffer's own.
+    /// Overwrites elements from `first` on, after [making them mutable](Self::make_mut).
     ///
     /// # Errors
-    /// As [`Self::make_mut`], and when the copy fails.
+    /// Those of [`Self::make_mut`], and when the copy fails.
     pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
         self.unshare(&run(first, elements.len()))?;
         self.elements.write_at(first, elements)
@@ -135,7 +136,7 @@ impl<T: Pod> CowBuffer<T> {
     /// Reads as many elements as `into` holds, from `first` on.
     ///
     /// # Errors
-    /// [`ContainerError`] when they are not all there, or the copy fails.
+    /// [`ContainerError`] when the range leaves the buffer, or the copy fails.
     pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         self.elements.read(first, into)
     }
@@ -143,18 +144,18 @@ impl<T: Pod> CowBuffer<T> {
     /// Reads the element at an index.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Those of [`Self::read`].
     pub fn get(&self, index: usize) -> Result<T, ContainerError> {
         self.elements.get(index)
     }
 
-    /// The elements for a kernel to read.
+    /// Returns the elements for a kernel to read.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
         self.elements.view(0, self.len())
     }
 
-    /// Copies what is shared of the extents that a range of elements lies in.
+    /// Unshares the extents that contain a range of elements.
     fn unshare(&mut self, range: &Range<usize>) -> Result<(), ContainerError> {
         let bytes = self.elements.bytes(range)?;
         let Elements { region, users, .. } = &mut self.elements;

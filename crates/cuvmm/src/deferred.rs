@@ -1,9 +1,9 @@
-//! Code of users that runs when its thread has no pool locked.
+//! Deferral of user code until its thread has no pool locked.
 //!
-//! What a user gives (hooks, what keeps a stream alive, reports of drops) may call this library
-//! again, and its drop may too. So none of it is called or dropped inside a locked section: it is
-//! put off until the thread has left the section, whichever pool or device that is of. Outside of
-//! all sections it is called at once.
+//! User code (hooks, objects that keep a stream alive, reports of drops) may call this library
+//! again, and so may its drop. So none of it is called or dropped in a locked section: it is
+//! deferred until the thread has left the section, whichever pool or device the section belongs to.
+//! Outside of all sections it is called at once.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -14,16 +14,16 @@ use crate::sync::thread_local;
 
 type Call = Box<dyn FnOnce()>;
 
-/// What a thread is in, and what it has put off.
+/// The state of a thread: its sections and the deferred calls.
 struct Here {
-    /// Sections, one inside another.
+    /// The number of nested sections.
     depth: Cell<u32>,
-    /// How many of them have let their lock go for now.
+    /// The number of sections that have released their lock temporarily.
     unlocked: Cell<u32>,
-    /// Whether it is in a hook.
+    /// Set while the thread is in a hook.
     in_hook: Cell<bool>,
-    /// Without a destructor, so that it is there for what other thread-locals drop at a thread's
-    /// end. Outside of sections it is empty.
+    /// The deferred calls, without a destructor, so that it is usable by destructors of other
+    /// thread-locals at the end of a thread. It is empty outside of sections.
     calls: RefCell<ManuallyDrop<Vec<Call>>>,
 }
 
@@ -38,28 +38,29 @@ thread_local! {
     };
 }
 
-/// A thread's stay in a locked section. It is dropped on that thread, after the lock was let go.
+/// The presence of a thread in a locked section. It is dropped on that thread, after the lock was
+/// released.
 #[derive(Debug)]
 pub(crate) struct Section(());
 
 impl Section {
-    /// Notes that the calling thread has locked something.
+    /// Notes that the calling thread has taken a lock.
     #[inline]
     pub(crate) fn enter() -> Self {
         HERE.with(|here| here.depth.set(here.depth.get() + 1));
         Self(())
     }
 
-    /// Notes that the section's lock is let go while the value that is returned lives. What was put
-    /// off stays so: the section's work is half done.
+    /// Notes that the section's lock is released while the returned value lives. Deferred calls
+    /// stay deferred, since the section's work is incomplete.
     pub(crate) fn unlocked(&self) -> Unlocked {
         HERE.with(|here| here.unlocked.set(here.unlocked.get() + 1));
         Unlocked(())
     }
 }
 
-/// A part of a section in which its lock is let go. It is dropped on the section's thread, after the
-/// lock was taken again.
+/// A part of a section in which its lock is released. It is dropped on the section's thread, after
+/// the lock was taken again.
 #[derive(Debug)]
 pub(crate) struct Unlocked(());
 
@@ -69,7 +70,7 @@ impl Drop for Unlocked {
     }
 }
 
-/// Whether the calling thread has locked something.
+/// Returns `true` if the calling thread holds the lock of a section.
 pub(crate) fn is_locked() -> bool {
     HERE.with(|here| here.depth.get() > here.unlocked.get())
 }
@@ -77,19 +78,19 @@ pub(crate) fn is_locked() -> bool {
 impl Drop for Section {
     #[inline]
     fn drop(&mut self) {
-        let stocked = HERE.with(|here| {
+        let has_blocks = HERE.with(|here| {
             let depth = here.depth.get() - 1;
             here.depth.set(depth);
             depth == 0 && !here.calls.borrow().is_empty()
         });
-        if stocked {
+        if has_blocks {
             run();
         }
     }
 }
 
-/// Calls what belongs to a user once the thread is in no section: now, or when it leaves the last.
-/// To drop a value, move it into `call`.
+/// Calls user code once the thread is in no section: now, or when it leaves the last. To drop a
+/// value, move it into `call`.
 pub(crate) fn defer(call: impl FnOnce() + 'static) {
     if HERE.with(|here| here.depth.get()) == 0 {
         call();
@@ -99,9 +100,9 @@ pub(crate) fn defer(call: impl FnOnce() + 'static) {
     }
 }
 
-/// Calls a hook, and drops it. The thread is in no section.
+/// Calls a hook and drops it. The thread must be in no section.
 pub(crate) fn call_hook(hook: impl FnOnce()) {
-    /// The thread is in no hook any more, also if it panicked.
+    /// Marks the end of the hook, even if it panics.
     struct Ended(bool);
 
     impl Drop for Ended {
@@ -114,21 +115,22 @@ pub(crate) fn call_hook(hook: impl FnOnce()) {
     hook();
 }
 
-/// Wakes a task. A waker that panics ends no thread of this library.
+/// Wakes a task. A waker that panics does not end a thread of this library.
 pub(crate) fn wake(waker: Waker) {
     if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
         tracing::error!("a waker panicked");
     }
 }
 
-/// Whether the calling thread is in a hook, in which nothing waits and no other hook is called.
+/// Returns `true` if the calling thread is in a hook, in which nothing waits and no other hook is
+/// called.
 pub(crate) fn is_in_hook() -> bool {
     HERE.with(|here| here.in_hook.get())
 }
 
-/// Whether something was put off that would be called if the thread left its section now.
+/// Returns `true` if calls are deferred that would run if the thread left its section now.
 #[inline]
-pub(crate) fn is_stocked() -> bool {
+pub(crate) fn has_deferred_work() -> bool {
     HERE.with(|here| here.depth.get() == 1 && !here.calls.borrow().is_empty())
 }
 
@@ -165,13 +167,16 @@ mod tests {
     fn a_call_inside_a_section_waits_for_the_end_of_the_outermost() {
         let calls = Rc::default();
         let outer = Section::enter();
-        assert!(!is_stocked());
+        assert!(!has_deferred_work());
         let inner = Section::enter();
         count(&calls);
-        assert!(!is_stocked(), "leaving the inner one would not run it");
+        assert!(
+            !has_deferred_work(),
+            "leaving the inner one would not run it"
+        );
         drop(inner);
         assert_eq!(calls.get(), 0);
-        assert!(is_stocked());
+        assert!(has_deferred_work());
         drop(outer);
         assert_eq!(calls.get(), 1);
     }

@@ -1,7 +1,7 @@
-//! One device of one driver, and the gate through which every driver call goes.
+//! Devices of a driver, and the one path that every driver call takes.
 //!
-//! The gate counts and times calls, refuses them in a forked child, and remembers a lost context.
-//! It neither retries nor checks arguments: whoever calls has done so.
+//! [`Device::call`] and [`Device::give_back`] count and time calls, refuse them in a forked child,
+//! and remember a lost context. They neither retry nor check arguments, which is up to the caller.
 
 mod events;
 mod synchronise;
@@ -20,17 +20,28 @@ use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, DeviceError};
-use crate::fork::Birthplace;
+use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::{let_others_run, thread::ThreadId};
+use crate::sync::{thread::ThreadId, yield_point};
 
 pub(crate) use events::{Events, Progress, Stamp, Work};
 
 /// A device of a driver. Clones are the same device and share its counters.
 ///
-/// Open a device once and clone it. Two that were [opened](Self::open) separately count as the same
-/// device, but each keeps its own counters, learns of a lost context by its own calls, may have a
-/// mapper of its own, and records events of its own.
+/// Open a device once and clone it. Two handles that were [opened](Self::open) separately count as
+/// the same device, but each has its own counters, learns of a lost context by its own calls, may
+/// have its own mapper, and records its own events.
+///
+/// ```rust
+/// use cuvmm::Device;
+/// use cuvmm::driver::auto;
+///
+/// let opened = auto::open(auto::OpenOptions::new())?; // a GPU, or else host memory
+/// let device = Device::open(opened.driver, 0)?;
+/// println!("{}: granules of {} bytes", device.name(), device.granularity());
+/// assert!(device.memory_info()?.free <= device.total_memory());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
@@ -44,29 +55,29 @@ struct Shared {
     uuid: [u8; 16],
     total: u64,
     granularity: Granularity,
-    birthplace: Birthplace,
+    birthplace: OpeningProcess,
     lost: OnceLock<DriverError>,
-    /// Whether its memory can be made reachable for RDMA, once somebody has asked.
+    /// Set once queried: `true` if its memory can be made reachable for RDMA.
     rdma: OnceLock<bool>,
     drops: Drops,
-    /// Whether a mapper runs for it.
+    /// Set while the device has a mapper.
     mapped_for: AtomicBool,
     /// Bytes that were dropped and stay mapped.
     leaked: AtomicU64,
-    /// Stamps uses that end, and events.
+    /// The clock that stamps ends of uses, and events.
     clock: AtomicU64,
-    /// The events behind all work of the context.
+    /// The events recorded behind all work of the context.
     events: Events,
 }
 
 impl Device {
     /// Opens a device of a driver.
     ///
-    /// Calls `cuDeviceGetCount`, `cuDeviceGetName`, `cuDeviceGetUuid`, `cuDeviceGetAttribute`,
-    /// `cuDeviceTotalMem` and `cuMemGetAllocationGranularity`; makes no context yet.
+    /// Makes `cuDeviceGetCount`, `cuDeviceGetName`, `cuDeviceGetUuid`, `cuDeviceGetAttribute`,
+    /// `cuDeviceTotalMem` and `cuMemGetAllocationGranularity`. Creates no context yet.
     ///
     /// # Errors
-    /// [`DeviceError`] when there is no such device or it has no virtual memory management.
+    /// [`DeviceError`] when the device does not exist or has no virtual memory management.
     pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Self, DeviceError> {
         let ask = |error: DriverError| DeviceError::Call(error.into());
         let count = driver.device_count().map_err(ask)?;
@@ -82,7 +93,7 @@ impl Device {
         let bytes = driver
             .allocation_granularity(&PhysicalProps::device(device), GranularityKind::MINIMUM)
             .map_err(ask)?;
-        let granularity = Granularity::new(bytes).ok_or(DeviceError::OddGranularity {
+        let granularity = Granularity::new(bytes).ok_or(DeviceError::UnsupportedGranularity {
             ordinal,
             granularity: bytes,
         })?;
@@ -96,7 +107,7 @@ impl Device {
                 uuid,
                 total,
                 granularity,
-                birthplace: Birthplace::new(),
+                birthplace: OpeningProcess::new(),
                 lost: OnceLock::new(),
                 rdma: OnceLock::new(),
                 drops: Drops::default(),
@@ -109,7 +120,7 @@ impl Device {
         })
     }
 
-    /// The same device with counters of its own, starting at zero.
+    /// Returns a handle of the same device with its own counters, starting at zero.
     #[must_use]
     pub fn with_own_counters(&self) -> Self {
         Self {
@@ -118,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Returns a handle of this device that counts its calls together with those of another handle.
+    /// Returns a handle of this device that shares the counters of another handle.
     pub(crate) fn counted_with(&self, other: &Self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -126,63 +137,63 @@ impl Device {
         }
     }
 
-    /// The driver's number for the device.
+    /// Returns the driver's number of the device.
     #[must_use]
     pub fn ordinal(&self) -> Ordinal {
         self.shared.ordinal
     }
 
-    /// The product name.
+    /// Returns the product name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// The identity that is the same in every process.
+    /// Returns the identity, which is the same in every process.
     #[must_use]
     pub fn uuid(&self) -> [u8; 16] {
         self.shared.uuid
     }
 
-    /// All memory of the device in bytes.
+    /// Returns the total memory of the device in bytes.
     #[must_use]
     pub fn total_memory(&self) -> u64 {
         self.shared.total
     }
 
-    /// The granule in bytes: what the driver maps is always a multiple of it.
+    /// Returns the granule in bytes, of which every mapping is a multiple.
     #[must_use]
     pub fn granularity(&self) -> u64 {
         self.shared.granularity.bytes()
     }
 
-    /// The device as a location for memory and access.
+    /// Returns the location of the device, for memory and access.
     #[must_use]
     pub fn location(&self) -> Location {
         Location::device(self.shared.ordinal)
     }
 
-    /// The driver behind the device.
+    /// Returns the driver of the device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.shared.driver
     }
 
-    /// Free and total memory by the driver's own count (`cuMemGetInfo`).
+    /// Returns free and total memory by the driver's count (`cuMemGetInfo`).
     ///
     /// # Errors
-    /// [`CallError`] when the driver does not answer.
+    /// [`CallError`] when the driver refuses.
     pub fn memory_info(&self) -> Result<MemoryInfo, CallError> {
         self.call(Call::MemGetInfo, |driver, device| {
             driver.memory_info(device)
         })
     }
 
-    /// Whether this device can reach the memory of another (`cuDeviceCanAccessPeer`). A device
-    /// reaches itself; no device reaches those of another driver.
+    /// Returns `true` if this device can access the memory of another (`cuDeviceCanAccessPeer`). A
+    /// device can access its own memory, and none of another driver's devices.
     ///
     /// # Errors
-    /// [`CallError`] when the driver does not answer.
+    /// [`CallError`] when the driver refuses.
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_reach(&self, other: &Self) -> Result<bool, CallError> {
         if self.is_same(other) || !self.same_driver(other) {
@@ -194,7 +205,7 @@ impl Device {
         })
     }
 
-    /// Whether its memory can be made reachable for RDMA (attribute 110).
+    /// Returns `true` if its memory can be made reachable for RDMA (attribute 110).
     pub(crate) fn has_rdma(&self) -> Result<bool, CallError> {
         if let Some(&known) = self.shared.rdma.get() {
             return Ok(known);
@@ -206,79 +217,81 @@ impl Device {
         Ok(*self.shared.rdma.get_or_init(|| value != 0))
     }
 
-    /// Driver calls made through this handle and its clones.
+    /// Returns the driver calls made through this handle and its clones.
     #[must_use]
     pub fn calls(&self) -> CallCounts {
         self.calls.snapshot()
     }
 
-    /// The same, as far as a [mapper](crate::region::Mapper)'s thread made them.
+    /// Returns the part of [`calls`](Self::calls) that a [mapper](crate::region::Mapper)'s thread
+    /// made.
     #[must_use]
     pub fn mapper_calls(&self) -> CallCounts {
         self.calls.snapshot_of_mapper()
     }
 
-    /// Counts what a thread calls from now on as the mapper's.
+    /// Counts the calls of a thread as the mapper's, from now on.
     pub(crate) fn count_apart(&self, mapper: ThreadId) {
         self.calls.count_apart(mapper);
     }
 
-    /// Whether the device had no mapper until now, and has one from now on.
+    /// Marks the device as having a mapper; `false` if it had one already.
     pub(crate) fn claim_mapper(&self) -> bool {
         !self.shared.mapped_for.swap(true, Ordering::SeqCst)
     }
 
-    pub(crate) fn disclaim_mapper(&self) {
+    pub(crate) fn release_mapper(&self) {
         self.shared.mapped_for.store(false, Ordering::SeqCst);
     }
 
-    /// A moment that is after every earlier one of this device.
+    /// A stamp that is later than every earlier one of this device.
     pub(crate) fn tick(&self) -> Stamp {
-        // Whatever was queued before an earlier tick was queued before what follows this one.
+        // Work queued before an earlier tick was queued before whatever follows this one.
         self.shared.clock.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether the stamps of both can be compared: one was cloned from the other.
+    /// Returns `true` if the stamps of both can be compared: one was cloned from the other.
     pub(crate) fn shares_clock(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// The events behind all work of the context.
+    /// The events recorded behind all work of the context.
     pub(crate) fn events(&self) -> &Events {
         &self.shared.events
     }
 
-    /// How many drops could not give back what they owned.
+    /// Returns the number of drops that failed to release what they owned.
     #[must_use]
     pub fn drop_failures(&self) -> u64 {
         self.shared.drops.count()
     }
 
-    /// Has `hook` called for each drop that cannot give back what it owns; `None` removes it.
+    /// Sets a hook that is called for each drop that fails to release what it owns; `None` removes
+    /// it.
     ///
-    /// The hook is called with no lock of this library held, so it may use the library. Where
-    /// something was dropped while a pool of the device was locked, the thread that had locked it
-    /// calls the hook right after. In a forked child this does nothing.
+    /// The hook is called with no lock of this library held, so it may use the library. If a drop
+    /// fails while a pool of the device is locked, the thread that holds the lock calls the hook
+    /// after releasing it. In a forked child this does nothing.
     pub fn on_drop_failure(&self, hook: Option<DropHook>) {
         if !self.is_forked() {
             self.shared.drops.set_hook(hook);
         }
     }
 
-    /// The error that lost the context, if it is lost.
+    /// Returns the error that lost the context, if it is lost.
     #[must_use]
     pub fn lost(&self) -> Option<DriverError> {
         self.shared.lost.get().copied()
     }
 
-    /// Whether `other` is the same device of the same driver.
+    /// Returns `true` if `other` is the same device of the same driver.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
             || (self.same_driver(other) && self.ordinal() == other.ordinal())
     }
 
-    /// Whether `other` is a device of the same driver.
+    /// Returns `true` if `other` is a device of the same driver.
     #[must_use]
     pub fn same_driver(&self, other: &Self) -> bool {
         std::ptr::addr_eq(
@@ -291,19 +304,18 @@ impl Device {
         self.shared.granularity
     }
 
-    /// Whether this process is not the one that opened the device.
+    /// The error for a process other than the one that opened the device.
     pub(crate) fn forked(&self) -> Option<CallError> {
         let opened_by = self.shared.birthplace.id();
         self.is_forked().then_some(CallError::Forked { opened_by })
     }
 
-    /// Refuses in a forked child.
     pub(crate) fn own_process(&self) -> Result<(), CallError> {
         self.forked().map_or(Ok(()), Err)
     }
 
-    /// Whether this process is a forked child. Asked before every lock is taken: a thread that the
-    /// child does not have may have held it at the fork.
+    /// Returns `true` if this process is a forked child. Checked before every lock is taken: a
+    /// thread that does not exist in the child may have held the lock at the fork.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         !self.shared.birthplace.is_here()
@@ -319,7 +331,7 @@ impl Device {
         self.give_back(call, make)
     }
 
-    /// Whether anything new may be done: not on a lost context, and not in a forked child.
+    /// Refuses an operation on a lost context and in a forked child.
     pub(crate) fn usable(&self) -> Result<(), CallError> {
         match (self.lost(), self.forked()) {
             (Some(error), _) => Err(CallError::ContextLost(error)),
@@ -328,7 +340,7 @@ impl Device {
         }
     }
 
-    /// Makes a driver call that gives something back: made on a lost context too.
+    /// Makes a driver call that releases something: made on a lost context too.
     pub(crate) fn give_back<T>(
         &self,
         call: Call,
@@ -341,7 +353,7 @@ impl Device {
             !(takes_long(call) && is_locked()),
             "{call:?} is called while a pool is locked"
         );
-        let_others_run();
+        yield_point();
         let begun = Instant::now();
         let answer = make(&*self.shared.driver, self.shared.ordinal);
         self.calls.add(call, begun.elapsed());
@@ -353,8 +365,8 @@ impl Device {
         })
     }
 
-    /// Runs `ask` with this thread in relaxed capture mode, so that its queries break no capture
-    /// that another library is making.
+    /// Runs `ask` with this thread in relaxed capture mode, so that its queries do not break a
+    /// capture that another library is making.
     pub(crate) fn relaxed<T>(&self, ask: impl FnOnce() -> T) -> Result<T, CallError> {
         let exchange = |mode: CaptureMode| {
             self.give_back(Call::ThreadExchangeStreamCaptureMode, |driver, _| {
@@ -363,20 +375,21 @@ impl Device {
         };
         let before = exchange(CaptureMode::RELAXED)?;
         let answer = ask();
-        // What was asked is answered: one refusal is no reason to ask again in another mode.
+        // The answer is kept: a refused switch back is tried once more.
         exchange(before).or_else(|_| exchange(before))?;
         Ok(answer)
     }
 
-    /// Bytes of memory that stay mapped until the process ends, because their owner was dropped while
-    /// work of the GPU could have been using them, or because the driver did not unmap them.
+    /// Returns the bytes of memory that stay mapped until the process ends, because their owner was
+    /// dropped while work of the GPU could have been using them, or because the driver did not
+    /// unmap them.
     ///
-    /// Each such drop also counts as one of the [`drop_failures`](Self::drop_failures). To keep what
-    /// cannot be given back, and try again later, close the owner instead of dropping it.
+    /// Each such drop also counts in [`drop_failures`](Self::drop_failures). To keep what cannot be
+    /// released, and try again later, close the owner instead of dropping it.
     ///
-    /// Host memory of a [`HostStore`](crate::HostStore) that went while a copy may have been using it
-    /// counts here too, and not as a failed drop. It stays allocated, with the allocation of the store
-    /// that it is a part of.
+    /// Host memory of a [`HostStore`](crate::HostStore) that was dropped while a copy may have been
+    /// using it counts here too, but not as a failed drop. It stays allocated, with the allocation
+    /// of the store that it is a part of.
     #[must_use]
     pub fn leaked(&self) -> u64 {
         self.shared.leaked.load(Ordering::Relaxed)
@@ -410,7 +423,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Whether a call changes page tables or waits for the GPU: no pool is locked while it runs.
+/// Returns `true` for calls that change page tables or wait for the GPU. No pool is locked while
+/// they run.
 const fn takes_long(call: Call) -> bool {
     matches!(
         call,

@@ -1,9 +1,9 @@
-//! Failures nobody is there to be told of: what a drop could not give back.
+//! Failures of drops to release what they owned.
 //!
-//! Every drop of the library that can fail reports here, and nowhere else. Each is counted,
-//! logged as an error, and passed to the hook that the user of the device installed. Two failures
-//! are silent, because nothing is lost by them: a driver that is being torn down at exit, and a
-//! forked child, which owns nothing.
+//! Every drop of the library that can fail reports here, and nowhere else. Each failure is counted,
+//! logged as an error, and passed to the hook that the user of the device has set. Two failures are
+//! silent, because nothing is lost by them: those of a driver that is being torn down at exit, and
+//! those in a forked child, which owns nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::CallError;
 
-/// Something that a drop could not give back. It is lost to the process until it exits.
+/// An object that a drop failed to release. It is lost to the process until it exits.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DropFailure {
-    /// What was being dropped: "mapping", "physical", "reservation", "managed memory", "unified buffer",
-    /// "stream", "event", "region", "registration", "attachment", "imported tensor".
+    /// The kind of object: "mapping", "physical", "reservation", "managed memory", "unified
+    /// buffer", "stream", "event", "region", "registration", "attachment", "imported tensor".
     pub what: &'static str,
-    /// Its size in bytes; 0 for what has none.
+    /// Its size in bytes; 0 if it has none.
     pub bytes: u64,
-    /// Why it could not be given back.
+    /// The reason.
     pub error: CallError,
 }
 
@@ -28,16 +28,16 @@ impl fmt::Display for DropFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a dropped {} of {} bytes was not given back: {}",
+            "failed to release a dropped {} of {} bytes: {}",
             self.what, self.bytes, self.error
         )
     }
 }
 
-/// What a user has called for each failure.
+/// A hook that is called for each failure.
 pub type DropHook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
 
-/// Where a device's drop failures go.
+/// The counter and the hook of a device's drop failures.
 #[derive(Default)]
 pub(crate) struct Drops {
     count: AtomicU64,
@@ -45,7 +45,7 @@ pub(crate) struct Drops {
 }
 
 impl Drops {
-    /// Counts and logs a failure; returns the hook that is to be called with it.
+    /// Counts and logs a failure; returns the hook to call with it.
     pub(crate) fn count_failure(&self, failure: &DropFailure) -> Option<DropHook> {
         match &failure.error {
             CallError::Forked { .. } => return None,
@@ -58,7 +58,7 @@ impl Drops {
         hook.clone()
     }
 
-    /// The hook, for the one who drops it.
+    /// Takes the hook, for the caller to drop.
     pub(crate) fn take_hook(&mut self) -> Option<DropHook> {
         let hook = self.hook.get_mut();
         hook.unwrap_or_else(PoisonError::into_inner).take()
@@ -72,7 +72,7 @@ impl Drops {
         let mut known = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *known, hook);
         drop(known);
-        // The user's, and dropped without the lock.
+        // The old hook belongs to the user, and is dropped without the lock.
         drop(before);
     }
 }

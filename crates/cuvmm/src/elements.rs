@@ -1,8 +1,8 @@
-//! What every container is made of: a region that elements of one type lie in, how many there are,
-//! and the streams that use them.
+//! The common base of containers: a region that holds elements of one type, their number, and the
+//! streams that use them.
 //!
-//! Here are the checks of what a caller gives, the bytes of elements, copies in and out, and views.
-//! Which elements have memory, and when they get and lose it, is each container's own.
+//! This module has the checks of arguments, the conversion of elements to bytes, copies in and out,
+//! and views. Each container decides by itself which elements have memory, and when.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,8 +17,8 @@ use crate::region::Region;
 use crate::users::Users;
 use crate::view::{View, ViewMut, bytes_of};
 
-/// The region, the users and the number of a container's elements. When it goes, the memory is
-/// withdrawn behind the work of its users.
+/// The region, the users and the number of a container's elements. Dropping it withdraws the memory
+/// behind the work of its users.
 pub(crate) struct Elements<T: Pod> {
     pub(crate) region: Region,
     pub(crate) users: Users,
@@ -27,7 +27,7 @@ pub(crate) struct Elements<T: Pod> {
 }
 
 impl<T: Pod> Elements<T> {
-    /// Checks what a container of `elements` elements would be made of, and returns their bytes.
+    /// Checks the arguments of a container of `elements` elements, and returns their bytes.
     pub(crate) fn check(
         device: &Device,
         home: &Stream,
@@ -40,7 +40,7 @@ impl<T: Pod> Elements<T> {
         bytes.ok_or(Self::wrong_size(elements))
     }
 
-    /// `len` elements of a region that [`check`](Self::check) has found fit.
+    /// Wraps `len` elements of a region that [`check`](Self::check) has accepted.
     pub(crate) fn new(region: Region, home: &Stream, len: usize) -> Self {
         Self {
             region,
@@ -50,13 +50,13 @@ impl<T: Pod> Elements<T> {
         }
     }
 
-    /// The error for a number of elements that have no bytes, or too many.
+    /// The error for a number of elements that has no bytes, or too many.
     pub(crate) const fn wrong_size(elements: usize) -> ArgumentError {
         if elements == 0 || size_of::<T>() == 0 {
             let what = "bytes of the elements";
             return ArgumentError::Zero { what };
         }
-        ArgumentError::Uncountable {
+        ArgumentError::Overflow {
             what: "elements",
             value: elements as u64,
         }
@@ -71,12 +71,12 @@ impl<T: Pod> Elements<T> {
         usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<T>().max(1)
     }
 
-    /// Where a run of elements begins, in bytes from the first address.
+    /// The offset of an element, in bytes from the first address.
     pub(crate) fn offset(first: usize) -> Result<u64, ArgumentError> {
         bytes_of::<T>(first).ok_or(Self::wrong_size(first))
     }
 
-    /// The address of an element that the region has addresses for.
+    /// The address of an element within the region's addresses.
     pub(crate) fn address_of(&self, index: usize) -> DeviceAddress {
         let base = self.region.address();
         let address = bytes_of::<T>(index).and_then(|offset| base.checked_add(offset));
@@ -94,17 +94,17 @@ impl<T: Pod> Elements<T> {
         }
     }
 
-    /// That a range of elements is not there.
+    /// The error for a range of elements that leaves the container.
     pub(crate) const fn outside(&self, range: &Range<usize>) -> ArgumentError {
         ArgumentError::outside("elements", range, self.len)
     }
 
-    /// Elements for a kernel to read, which have been checked.
+    /// A view of checked elements for a kernel to read.
     pub(crate) fn view(&self, first: usize, len: usize) -> View<'_, T> {
         View::new(self.address_of(first), len, &self.users)
     }
 
-    /// Elements for a kernel to write, which have been checked.
+    /// A view of checked elements for a kernel to write.
     pub(crate) fn view_mut(&mut self, first: usize, len: usize) -> ViewMut<'_, T> {
         ViewMut::new(self.address_of(first), len, &self.users)
     }
@@ -115,7 +115,6 @@ impl<T: Pod> Elements<T> {
         self.read_at(first, into)
     }
 
-    /// Reads one element.
     pub(crate) fn get(&self, index: usize) -> Result<T, ContainerError> {
         let mut element = [T::zeroed()];
         self.read(index, &mut element)?;
@@ -123,7 +122,7 @@ impl<T: Pod> Elements<T> {
         Ok(element)
     }
 
-    /// Reads committed elements, also behind the container's last.
+    /// Reads committed elements, including those behind the container's last.
     pub(crate) fn read_at(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         if into.is_empty() {
             return Ok(());
@@ -132,7 +131,7 @@ impl<T: Pod> Elements<T> {
         Ok(self.region.read(self.home(), Self::offset(first)?, bytes)?)
     }
 
-    /// Writes committed elements, also behind the container's last.
+    /// Writes committed elements, including those behind the container's last.
     pub(crate) fn write_at(&self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
         if elements.is_empty() {
             return Ok(());
@@ -160,23 +159,23 @@ impl<T: Pod> Drop for Elements<T> {
     }
 }
 
-/// `len` elements from `first` on; as many as can be counted where that is less.
+/// The range of `len` elements from `first` on; it saturates at the largest index.
 pub(crate) const fn run(first: usize, len: usize) -> Range<usize> {
     first..first.saturating_add(len)
 }
 
-/// Gives a container what all of them have: `DeviceVec [T: Pod] [T] elements`.
+/// Gives a container the methods common to all: `DeviceVec [T: Pod] [T] elements`.
 macro_rules! is_container {
     ($name:ident [$($generics:tt)+] [$($given:tt)+] $($elements:ident).+) => {
         impl<$($generics)+> $name<$($given)+> {
-            /// Returns the address that the container's memory begins at, which is fixed for the
-            /// container's life. The first element lies there, except in a ring.
+            /// Returns the address of the container's memory, which is fixed for the container's
+            /// life. The first element is there, except in a ring buffer.
             #[must_use]
             pub fn address(&self) -> cuvmm_driver::DeviceAddress {
                 self.$($elements).+.region.address()
             }
 
-            /// Returns the device that the container was made on.
+            /// Returns the device that the container was created on.
             #[must_use]
             pub fn device(&self) -> &crate::device::Device {
                 self.$($elements).+.region.device()
@@ -188,27 +187,28 @@ macro_rules! is_container {
                 self.$($elements).+.home()
             }
 
-            /// Returns the number of elements, in a sparse array or grid those without memory too.
+            /// Returns the number of elements; in a sparse array or grid including those without
+            /// memory.
             #[must_use]
             pub const fn len(&self) -> usize {
                 self.$($elements).+.len
             }
 
-            /// Returns whether there are no elements.
+            /// Returns `true` if there are no elements.
             #[must_use]
             pub const fn is_empty(&self) -> bool {
                 self.$($elements).+.len == 0
             }
 
-            /// Returns the bytes of physical memory under the container: what is committed, what is
-            /// pending free, and what lies behind zeros.
+            /// Returns the bytes of physical memory of the container: committed, pending free, and
+            /// behind zeros.
             #[must_use]
             pub fn held(&self) -> u64 {
                 self.$($elements).+.region.held()
             }
 
             /// Notes that work on another stream uses the elements. Memory that the container gives
-            /// up waits for the work of all recorded streams, and so does its drop.
+            /// up waits for the work of all recorded streams, and so does dropping it.
             ///
             /// # Errors
             /// [`WrongDevice`](crate::error::ArgumentError::WrongDevice) when the stream belongs to

@@ -1,10 +1,10 @@
-//! Whether this process is a forked child of the one that opened a device.
+//! Detection of forked children of the process that opened a device.
 //!
-//! Asked at every drop and driver call, so it must cost nothing: a page that the kernel wipes in
-//! a child (`madvise(MADV_WIPEONFORK)`, Linux 4.14) tells, and where there is none, the process
-//! id does.
+//! It runs at every drop and driver call, so it must cost nothing: it reads a page that the kernel
+//! wipes in a child (`madvise(MADV_WIPEONFORK)`, Linux 4.14), or compares the process id if there
+//! is no such page.
 //!
-//! `unsafe` here: mapping that page and reading it.
+//! `unsafe` is used to map that page and to read it.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// What the page holds in the process that made it.
+/// The contents of the page in the process that created it.
 const HERE: u64 = 1;
 
-/// The process that made this.
+/// The process that created this value.
 #[derive(Debug)]
-pub(crate) struct Birthplace {
+pub(crate) struct OpeningProcess {
     id: u32,
     page: Option<Page>,
 }
 
-impl Birthplace {
+impl OpeningProcess {
     pub(crate) fn new() -> Self {
         Self {
             id: std::process::id(),
@@ -30,12 +30,11 @@ impl Birthplace {
         }
     }
 
-    /// The process id then.
     pub(crate) const fn id(&self) -> u32 {
         self.id
     }
 
-    /// Whether this is still that process.
+    /// Returns `true` if the calling process created this value.
     pub(crate) fn is_here(&self) -> bool {
         match &self.page {
             Some(page) => page.word().load(Ordering::Relaxed) == HERE,
@@ -51,13 +50,13 @@ struct Page {
     size: usize,
 }
 
-// SAFETY: the page is read and written as an atomic only.
+// SAFETY: the page is read and written only as an atomic.
 unsafe impl Send for Page {}
-// SAFETY: as above.
+// SAFETY: the page is read and written only as an atomic.
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// Nothing where the kernel has no such pages.
+    /// Maps a page; `None` if the kernel does not support wiping on fork.
     fn new() -> Option<Self> {
         let size = rustix::param::page_size();
         // SAFETY: a new mapping, placed by the kernel.
@@ -87,7 +86,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the range is the page, which nothing refers to any more.
+        // SAFETY: the range is the page, to which no reference is left.
         if let Err(error) = unsafe { munmap(self.address.as_ptr().cast(), self.size) } {
             tracing::warn!(%error, "a page could not be unmapped");
         }
@@ -100,12 +99,12 @@ mod tests {
 
     #[test]
     fn a_page_is_had_and_says_here() {
-        let born = Birthplace::new();
+        let born = OpeningProcess::new();
         assert!(
             born.page.is_some(),
             "MADV_WIPEONFORK is in every supported kernel"
         );
         assert!(born.is_here());
-        // tests/fork.rs asks in a child.
+        // `tests/fork.rs` checks it in a child.
     }
 }

@@ -1,19 +1,19 @@
-//! How far memory is committed ahead of its use: one rule for regions, blocks and plans.
+//! Growth rules: how far memory is committed ahead of its use, for regions, blocks and plans alike.
 //!
-//! Figures alone: what there is room for, and what a tenant may be charged, is asked elsewhere.
+//! Pure arithmetic. Available memory and the charges of tenants are checked elsewhere.
 
 use crate::size::Granularity;
 
-/// How much memory a block that outgrows what it has gets at once.
+/// The amount of memory that a block gets when it outgrows the memory it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
-    /// What it asks for and no more: an extent a granule for a block that grows by granules.
+    /// Exactly as much as requested: one extent for each granule if a block grows by granules.
     Exact,
-    /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
-    /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
-    /// precommitted memory: charged to the tenant, counted apart, never taken from other tenants,
-    /// and given up before a request is refused.
+    /// Up to one nth of the block's size, rounded down to a power of two, if that is more than
+    /// requested; 8 by default. With a mapper up to twice as much is committed ahead. Memory ahead
+    /// of its use is precommitted: charged to the tenant, counted separately, never reclaimed from
+    /// other tenants for this purpose, and given up before a request is refused.
     Part(u64),
 }
 
@@ -23,23 +23,23 @@ impl Default for Growth {
     }
 }
 
-/// A region doubles until it has grown by this many bytes at once: 16 MiB.
+/// The number of bytes up to which a region doubles: 16 MiB at once.
 const DOUBLED: u64 = 16 << 20;
 
-/// The steps that memory grows in.
+/// The steps in which memory grows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
     granule: Granularity,
     growth: Growth,
-    /// The most bytes that are added because memory doubles.
+    /// The most bytes that are added by doubling.
     doubled: u64,
     /// The most bytes that are added at once, a power of two granules.
     largest: u64,
 }
 
 impl Steps {
-    /// The steps of a region. It doubles while it is small, since each step costs what an extent
-    /// costs, and no one else wants what its owner has ahead.
+    /// The steps of a region. A region doubles while it is small, since each step costs as much as
+    /// an extent, and no other user needs the memory that its owner has ahead.
     pub(crate) fn of_region(granule: Granularity, largest: u64) -> Self {
         Self {
             granule,
@@ -49,8 +49,8 @@ impl Steps {
         }
     }
 
-    /// The steps of a block. It never doubles: what it has ahead is charged to its tenant, under a
-    /// limit that others share, and so is bounded by a part of its size.
+    /// The steps of a block. A block never doubles: the memory that it has ahead is charged to its
+    /// tenant, under a limit shared with other tenants, so it is bounded by a part of its size.
     pub(crate) const fn of_block(granule: Granularity, growth: Growth, largest: u64) -> Self {
         Self {
             granule,
@@ -75,14 +75,14 @@ impl Steps {
         self.granule.step(step, self.largest)
     }
 
-    /// Where memory should end that ends at `held` and must reach `need`: a step of memory of `size`
+    /// The new end of memory that ends at `held` and must reach `need`: a step of memory of `size`
     /// bytes behind `held`, but not beyond `most`, or `need` if that is more.
     pub(crate) fn end(&self, size: u64, held: u64, need: u64, most: u64) -> u64 {
         held.saturating_add(self.step(size)).min(most).max(need)
     }
 
-    /// The size of the one extent to put behind `held` bytes, of which `used` are used: a step, at
-    /// least a granule. Nothing where growth is exact or `most` is reached.
+    /// The size of the one extent to commit behind `held` bytes, of which `used` are used: a step,
+    /// at least a granule. `None` if growth is exact or `most` is reached.
     pub(crate) fn extent(&self, used: u64, held: u64, most: u64) -> Option<u64> {
         if self.growth == Growth::Exact || held >= most {
             return None;

@@ -1,31 +1,165 @@
-#![doc = include_str!("../README.md")]
+//! Elastic GPU memory: addresses that never move, and physical memory that is mapped and unmapped
+//! under them.
 //!
-//! # The rooms of this crate, from the bottom up
-//! - [`Device`]: one device of one [`driver`] (the real one, or the host's memory by the same
-//!   rules).
-//! - [`own`]: an owner for each thing the driver hands out.
-//! - [`region`]: a range of addresses with commit and decommit.
-//! - [`mod@vec`], [`sparse`], [`ring`], [`cow`]: containers for one owner. A vector that grows in
-//!   place, an array with holes, a ring that never wraps, a buffer with snapshots.
-//! - [`unified`]: a buffer that the host and the devices use at one address.
-//! - [`plan`]: operations gone through in advance, with what they take.
-//! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
-//!   idle.
-//! - [`kv`]: keys and values of attention for many sequences, over a tenant.
-//! - [`sleep`]: a tenant's memory put away and brought back at the same addresses; [`store`]: the
-//!   host memory that contents are kept in meanwhile.
-//! - [`share`]: memory given to other processes, and published under a name.
+//! CUDA's virtual memory management lets a program reserve far more address space than the GPU has
+//! memory, and map physical memory into it piece by piece. This crate makes that safe to use. Several
+//! models share one GPU under a hard limit, buffers grow in place, models sleep and wake at the same
+//! addresses, and processes share memory without a copy.
+//!
+//! Memory is handed on only after the GPU work that may use it is complete. An operation that fails
+//! leaves everything as it was, and its error carries the figures. Everything runs on a GPU, and
+//! without one on the host driver (`driver::host`), which keeps the same rules over ordinary memory.
+//!
+//! ```
+//! use cuvmm::driver::auto;
+//! use cuvmm::{Device, Limit, Pool, Stream};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const MIB: u64 = 1 << 20;
+//! let opened = auto::open(auto::OpenOptions::new())?; // a GPU, else host memory
+//! let device = Device::open(opened.driver, 0)?;
+//! let pool = Pool::builder(&device).limit(Limit::Bytes(256 * MIB)).build()?;
+//! let chat = pool.tenant("chat").guarantee(64 * MIB).register()?;
+//!
+//! let stream = Stream::new(&device)?;
+//! let mut cache = chat.block(2 * MIB).capacity(192 * MIB).home_stream(&stream).allocate()?;
+//! let address = cache.address();
+//! cache.grow_to(160 * MIB)?; // in place
+//! assert_eq!(cache.address(), address);
+//! drop(cache); // no driver call; stays mapped for the next block on this stream
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which type do I want?
+//!
+//! | need | type |
+//! |---|---|
+//! | share a GPU between models under a hard limit | [`Pool`], [`Tenant`], [`Block`] |
+//! | keep memory in place while work may use it | [`Lease`], [`Registration`] |
+//! | grow ahead of use, on another thread | [`Mapper`] |
+//! | wait for memory without a thread | [`Tenant::allocate_async`], [`pool::futures`] |
+//! | keys and values of many sequences | [`KvCache`] |
+//! | give up an idle model's memory and bring it back at the same addresses | [`Tenant::blocks`], [`HostStore`] |
+//! | a vector of one owner that grows in place | [`DeviceVec`] |
+//! | an array or a grid with holes | [`SparseArray`], [`SparseGrid`] |
+//! | a ring that never wraps for its reader | [`RingBuffer`] |
+//! | snapshots of a buffer | [`CowBuffer`] |
+//! | one address for the host and the devices | [`UnifiedBuffer`] |
+//! | commit and decommit by hand; several devices or host memory in one range | [`Region`], [`Layout`] |
+//! | the driver's own objects, with owners | [`Reservation`], [`Physical`], [`Mapping`] |
+//! | give memory to another process | [`Offer`], [`Channel`], [`Attachment`] |
+//! | publish weights that many processes read | [`share::Publisher`], [`share::Subscriber`] |
+//! | try operations before they are made | [`Plan`] |
+//! | pass memory to cudarc, candle, PyTorch, JAX or CuPy | features `cudarc` and `dlpack` |
+//!
+//! # Guides
+//!
+//! - [Serve several models](guides::models)
+//! - [Grow a cache](guides::growing)
+//! - [Handle out of memory](guides::out_of_memory)
+//! - [Share weights between processes](guides::sharing)
+//! - [Put a model to sleep](guides::sleep)
+//! - [Use it with candle, cudarc and DLPack](guides::interop)
+//! - [Streams, leases and captures](guides::streams)
+//! - [Tuning](guides::tuning)
+//!
+//! The [glossary] has the terms, and the words that other systems use.
+//! [Coming from another library](https://github.com/cuvmm/cuvmm/blob/main/docs/coming-from.md) has the
+//! calls of the driver and of other crates beside those of this one.
 //!
 //! # Features
+//!
 //! None is on by default.
-//! - `cudarc`: the room of that name. Contexts and streams of the crate cudarc taken up here, and
-//!   memory of this library where its slices go.
-//! - `dlpack`: the room of that name. Tensors over our memory for PyTorch and others, and theirs for
-//!   us.
+//!
+//! - `cudarc`: the module `cudarc`. Contexts and streams of the crate cudarc, and memory of this
+//!   library as its slices.
+//! - `dlpack`: the module `dlpack`. Tensors over memory of this library for PyTorch and other
+//!   libraries, and tensors of theirs used here.
+//!
+//! # Platforms
+//!
+//! 64-bit Linux; libcuda is loaded at run time, and no CUDA toolkit is needed. Tested on x86-64 with
+//! NVIDIA H200 GPUs. The minimum supported Rust version is 1.88.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use cuvmm_driver as driver;
 
-// A page beside this one, whose code is tested here.
+/// Guides: how to do common things, step by step.
+///
+/// They are the files of `docs/guides` in the repository. Their code is tested.
+pub mod guides {
+    #[doc = include_str!("../docs/guides/models.md")]
+    ///
+    /// # See also
+    /// [`Pool`](crate::Pool), [`PoolBuilder`](crate::pool::PoolBuilder), [`Tenant`](crate::Tenant),
+    /// [`Block`](crate::Block), [`PoolStats`](crate::PoolStats), and
+    /// [`pool::futures`](crate::pool::futures).
+    pub mod models {}
+
+    #[doc = include_str!("../docs/guides/growing.md")]
+    ///
+    /// # See also
+    /// [`Block::grow_to`](crate::Block::grow_to), [`Mapper`](crate::Mapper),
+    /// [`Growth`](crate::Growth), [`KvCache`](crate::KvCache), and [`kv`](crate::kv).
+    pub mod growing {}
+
+    #[doc = include_str!("../docs/guides/out-of-memory.md")]
+    ///
+    /// # See also
+    /// [`error`](crate::error), [`Shortage`](crate::error::Shortage),
+    /// [`BlockError`](crate::error::BlockError), and [`Pressure`](crate::pool::Pressure).
+    pub mod out_of_memory {}
+
+    #[doc = include_str!("../docs/guides/sharing.md")]
+    ///
+    /// # See also
+    /// [`share`](crate::share), [`Publisher`](crate::share::Publisher),
+    /// [`Subscriber`](crate::share::Subscriber), [`Offer`](crate::Offer), and
+    /// [`Attachment`](crate::Attachment).
+    pub mod sharing {}
+
+    #[doc = include_str!("../docs/guides/sleep.md")]
+    ///
+    /// # See also
+    /// [`sleep`](crate::sleep), [`Tenant::blocks`](crate::Tenant::blocks),
+    /// [`HostStore`](crate::HostStore), and [`SleepError`](crate::error::SleepError).
+    pub mod sleep {}
+
+    // Its code needs both features.
+    #[cfg_attr(
+        all(feature = "cudarc", feature = "dlpack"),
+        doc = include_str!("../docs/guides/interop.md")
+    )]
+    #[cfg_attr(
+        not(all(feature = "cudarc", feature = "dlpack")),
+        doc = "Use it with candle, cudarc and DLPack: shown with the features `cudarc` and `dlpack`."
+    )]
+    pub mod interop {}
+
+    #[doc = include_str!("../docs/guides/streams.md")]
+    ///
+    /// # See also
+    /// [`Stream`](crate::Stream), [`Lease`](crate::Lease),
+    /// [`CaptureGuard`](crate::pool::CaptureGuard), and [`View`](crate::View).
+    pub mod streams {}
+
+    #[doc = include_str!("../docs/guides/tuning.md")]
+    ///
+    /// # See also
+    /// [`PoolBuilder`](crate::pool::PoolBuilder), [`BlockBuilder`](crate::pool::BlockBuilder),
+    /// [`KvCacheBuilder`](crate::kv::KvCacheBuilder), and [`Plan`](crate::Plan).
+    pub mod tuning {}
+}
+
+#[doc = include_str!("../docs/glossary.md")]
+pub mod glossary {}
+
+// Pages of the repository whose code is tested here.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 #[cfg(doctest)]
 #[doc = include_str!("../docs/coming-from.md")]
 mod coming_from {}
@@ -36,6 +170,7 @@ pub mod cow;
 pub mod cudarc;
 mod deferred;
 mod device;
+mod display;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
 mod drops;

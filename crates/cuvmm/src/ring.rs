@@ -1,5 +1,5 @@
-//! A ring buffer that never wraps for whoever reads or writes it: its memory is mapped twice, side by
-//! side, so that any run of elements is one run of addresses.
+//! Ring buffers that never wrap for their readers and writers: the memory is mapped twice, one
+//! range behind the other, so that any run of elements is one run of addresses.
 
 use bytemuck::Pod;
 
@@ -12,12 +12,13 @@ use crate::view::{View, ViewMut};
 
 /// A queue of elements in device memory, in the order in which they were added.
 ///
-/// What is in it is always one contiguous range ([`filled`](Self::filled)), and so is what is free
-/// ([`vacant`](Self::vacant)): kernels see plain arrays. The two views of the memory follow the rule
-/// for aliases: see [`Region::alias`]. On one stream it is kept by the order of the launches.
+/// The elements are always one contiguous range ([`filled`](Self::filled)), and so is the free
+/// space ([`spare_capacity_mut`](Self::spare_capacity_mut)), so kernels see plain arrays. The two
+/// mappings of the memory follow the coherence rule for aliases: see [`Region::alias`]. On one
+/// stream the order of launches satisfies it.
 ///
-/// Copies in and out are ordered behind what the home stream has queued and have ended when they
-/// return. Dropping a ring waits for the home stream and the recorded ones.
+/// Copies in and out are ordered behind the work queued on the home stream and complete when they
+/// return. Dropping a ring buffer waits for the home stream and the recorded streams.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -28,7 +29,7 @@ use crate::view::{View, ViewMut};
 /// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
 /// let stream = Stream::new(&device)?;
 /// let mut queue = RingBuffer::<u32>::new(&device, &stream, 1000)?;
-/// queue.try_push(&[1, 2, 3])?;
+/// queue.extend_from_slice(&[1, 2, 3])?;
 /// let mut oldest = [0; 2];
 /// queue.pop_into(&mut oldest)?;
 /// assert_eq!((oldest, queue.len()), ([1, 2], 1));
@@ -39,20 +40,20 @@ use crate::view::{View, ViewMut};
 pub struct RingBuffer<T: Pod> {
     elements: Elements<T>,
     capacity: usize,
-    /// Where the oldest element lies, below the capacity.
+    /// The index of the oldest element, below the capacity.
     head: usize,
 }
 
 is_container!(RingBuffer [T: Pod] [T] elements);
 
 impl<T: Pod> RingBuffer<T> {
-    /// Makes a ring for at least `capacity` elements: as many as fill whole granules. Reserves twice
-    /// its size of addresses and takes the memory once (`cuMemAddressReserve`; `cuMemCreate` and twice
-    /// `cuMemMap` and `cuMemSetAccess` for each extent).
+    /// Creates a ring buffer for at least `capacity` elements, rounded up to fill whole granules.
+    /// Reserves twice its size of addresses and allocates the memory once (`cuMemAddressReserve`;
+    /// `cuMemCreate` and twice `cuMemMap` and `cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, the capacity is zero or too large, the
-    /// stream is another device's, or the driver refuses.
+    /// [`ContainerError`] when the elements have size zero, the capacity is zero or too large, the
+    /// stream belongs to another device, or the driver refuses.
     pub fn new(device: &Device, home: &Stream, capacity: usize) -> Result<Self, ContainerError> {
         let bytes = Elements::<T>::check(device, home, capacity)?;
         let whole = device.granule().round_up_for(bytes, size_of::<T>() as u64);
@@ -70,13 +71,13 @@ impl<T: Pod> RingBuffer<T> {
         })
     }
 
-    /// How many elements it can hold.
+    /// Returns the number of elements that it can hold.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How many elements can be added.
+    /// Returns the number of elements that can be added.
     #[must_use]
     pub const fn free(&self) -> usize {
         self.capacity - self.len()
@@ -85,58 +86,63 @@ impl<T: Pod> RingBuffer<T> {
     /// Adds elements behind the newest (one `cuMemcpyHtoDAsync`, waited for).
     ///
     /// # Errors
-    /// [`ContainerError::Full`] when they do not all fit, and nothing is added; or when the copy fails.
-    pub fn try_push(&mut self, elements: &[T]) -> Result<(), ContainerError> {
+    /// [`ContainerError::Full`] when they do not all fit, and none is added; or when the copy
+    /// fails.
+    #[doc(alias = "try_push")]
+    #[doc(alias = "push")]
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<(), ContainerError> {
         self.room_for(elements.len())?;
         self.elements.write_at(self.tail(), elements)?;
         self.elements.len += elements.len();
         Ok(())
     }
 
-    /// Takes the oldest elements out (one `cuMemcpyDtoHAsync`, waited for).
+    /// Removes the oldest elements and reads them (one `cuMemcpyDtoHAsync`, waited for).
     ///
     /// # Errors
-    /// [`ContainerError::Argument`] when there are fewer than asked for, and none is taken; or when the
-    /// copy fails.
+    /// [`ContainerError::Argument`] when there are fewer than requested, and none is removed; or
+    /// when the copy fails.
     pub fn pop_into(&mut self, into: &mut [T]) -> Result<(), ContainerError> {
         self.peek(0, into)?;
         self.consume(into.len())
     }
 
-    /// Reads elements without taking them out, from the `first` oldest on.
+    /// Reads elements without removing them, from the `first` oldest on.
     ///
     /// # Errors
-    /// As [`Self::pop_into`].
+    /// Those of [`Self::pop_into`].
     pub fn peek(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         self.elements.bytes(&run(first, into.len()))?;
         self.elements.read_at(self.head + first, into)
     }
 
-    /// Everything in it, oldest first, for a kernel to read.
+    /// Returns all elements, oldest first, for a kernel to read.
     #[must_use]
     pub fn filled(&self) -> View<'_, T> {
         self.elements.view(self.head, self.len())
     }
 
-    /// What is free, for a kernel to write in order; [`produce`](Self::produce) then adds it.
+    /// Returns the free space, for a kernel to write in order; [`produce`](Self::produce) then adds
+    /// the elements.
     #[must_use]
-    pub fn vacant(&mut self) -> ViewMut<'_, T> {
+    #[doc(alias = "vacant")]
+    pub fn spare_capacity_mut(&mut self) -> ViewMut<'_, T> {
         let (tail, free) = (self.tail(), self.free());
         self.elements.view_mut(tail, free)
     }
 
-    /// Adds elements that a kernel has written, or has been told to write, to
-    /// [`vacant`](Self::vacant).
+    /// Adds elements that a kernel has written, or was launched to write, to
+    /// [`spare_capacity_mut`](Self::spare_capacity_mut).
     ///
     /// # Errors
-    /// [`ContainerError::Full`] when that is more than is free.
+    /// [`ContainerError::Full`] when they exceed the free space.
     pub fn produce(&mut self, elements: usize) -> Result<(), ContainerError> {
         self.room_for(elements)?;
         self.elements.len += elements;
         Ok(())
     }
 
-    /// Drops the oldest elements.
+    /// Removes the oldest elements.
     ///
     /// # Errors
     /// [`ContainerError::Argument`] when there are fewer.
@@ -158,12 +164,12 @@ impl<T: Pod> RingBuffer<T> {
         Ok(())
     }
 
-    /// Where the next element goes.
+    /// The index where the next element is written.
     const fn tail(&self) -> usize {
         self.wrapped(self.head + self.len())
     }
 
-    /// A place below the capacity for one below twice that.
+    /// Reduces an index below twice the capacity to one below the capacity.
     const fn wrapped(&self, place: usize) -> usize {
         if place < self.capacity {
             place

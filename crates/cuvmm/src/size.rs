@@ -1,16 +1,16 @@
 //! Sizes: the only file that rounds.
 //!
-//! The driver takes multiples of the granularity and nothing else; users think in bytes. Every
-//! conversion between the two is here, checked, in 64 bits.
+//! The driver accepts only multiples of the granularity; users specify bytes. Every conversion
+//! between the two is here, checked, in 64 bits.
 
 use std::ops::Range;
 
-/// A device's allocation granularity: the granule in bytes, a power of two.
+/// The allocation granularity of a device: the granule in bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granularity(u64);
 
 impl Granularity {
-    /// Takes a granule size as the driver told it; nothing if it is not a power of two.
+    /// Converts the granularity that the driver reported; `None` if it is not a power of two.
     #[must_use]
     pub(crate) const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() {
@@ -20,13 +20,12 @@ impl Granularity {
         }
     }
 
-    /// The granule in bytes.
     #[must_use]
     pub(crate) const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// The least whole number of granules that holds `bytes`, in bytes; nothing on overflow.
+    /// The least whole number of granules that holds `bytes`, in bytes; `None` on overflow.
     #[must_use]
     pub(crate) const fn round_up(self, bytes: u64) -> Option<u64> {
         bytes.checked_next_multiple_of(self.0)
@@ -38,7 +37,6 @@ impl Granularity {
         bytes & !(self.0 - 1)
     }
 
-    /// Whether `bytes` is a whole number of granules.
     #[must_use]
     pub(crate) const fn divides(self, bytes: u64) -> bool {
         bytes & (self.0 - 1) == 0
@@ -81,7 +79,7 @@ impl Granularity {
     }
 
     /// The least whole number of granules that holds `bytes` and a whole number of elements of
-    /// `element` bytes, in bytes; nothing on overflow or where an element has no size.
+    /// `element` bytes, in bytes; `None` on overflow or if `element` is zero.
     #[must_use]
     pub(crate) const fn round_up_for(self, bytes: u64, element: u64) -> Option<u64> {
         if element == 0 {
@@ -98,8 +96,8 @@ impl Granularity {
         }
     }
 
-    /// The class of blocks that may trade places with one of `bytes`: the next power of two of
-    /// granules; nothing on overflow.
+    /// The class of blocks that may exchange slots with one of `bytes`: the next power of two of
+    /// granules; `None` on overflow.
     #[must_use]
     pub(crate) const fn class(self, bytes: u64) -> Option<u64> {
         match self.round_up(bytes) {
@@ -109,10 +107,10 @@ impl Granularity {
         }
     }
 
-    /// The class of blocks that lie side by side, with `between` bytes (whole granules) from one's
-    /// end to the next one's beginning, so that from beginning to beginning is a whole number of
-    /// elements of `element` bytes: the usual one if that is so, or else with a power of two of the
-    /// least distances that could be. Nothing on overflow or where an element has no size.
+    /// The class of adjacent blocks with `between` bytes (whole granules) from the end of one to
+    /// the start of the next, such that the distance from start to start is a whole number of
+    /// elements of `element` bytes: the usual class if it satisfies that, or else a power of two of
+    /// the least possible distances. `None` on overflow or if `element` is zero.
     #[must_use]
     pub(crate) fn class_apart(self, bytes: u64, between: u64, element: u64) -> Option<u64> {
         let class = self.class(bytes)?;
@@ -131,7 +129,7 @@ impl Granularity {
 pub(crate) struct Tiling(u64);
 
 impl Tiling {
-    /// The least tile of at least `bytes`; nothing on overflow.
+    /// The least tile of at least `bytes`; `None` on overflow.
     #[must_use]
     pub(crate) const fn new(granule: Granularity, bytes: u64, element: u64) -> Option<Self> {
         match granule.round_up_for(bytes, element) {
@@ -140,33 +138,32 @@ impl Tiling {
         }
     }
 
-    /// A tile in bytes.
     #[must_use]
     pub(crate) const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// Where the tile that a byte lies in begins.
+    /// The start of the tile that contains a byte.
     #[must_use]
     pub(crate) const fn below(self, byte: u64) -> u64 {
         byte - byte % self.0
     }
 
-    /// Where the first tile from a byte on begins; nothing on overflow.
+    /// The start of the first tile that begins at a byte or behind it; `None` on overflow.
     #[must_use]
     pub(crate) const fn above(self, byte: u64) -> Option<u64> {
         byte.checked_next_multiple_of(self.0)
     }
 
-    /// The number of the tile that a byte lies in.
+    /// The number of the tile that contains a byte.
     #[must_use]
     pub(crate) const fn number(self, byte: u64) -> u64 {
         byte / self.0
     }
 }
 
-/// The range of `size` bytes from `offset`, or nothing when it is empty, overflows or does not
-/// fit in `0..within`.
+/// The range of `size` bytes from `offset`; `None` if it is empty, overflows or does not fit in
+/// `0..within`.
 #[must_use]
 pub(crate) fn range_within(offset: u64, size: u64, within: u64) -> Option<Range<u64>> {
     let end = offset.checked_add(size)?;
@@ -218,7 +215,7 @@ mod tests {
         let granules = |class: Option<u64>| class.map(|bytes| bytes / G.0);
         let apart =
             |bytes, between, element| granules(G.class_apart(bytes * G.0, between, element));
-        // What divides is left as it is, be it because of what lies between.
+        // A class that divides is left as it is, even if only because of the bytes between.
         assert_eq!(apart(5, 0, 256), Some(8));
         assert_eq!(apart(7, 4 * G.0, 3 * G.0), Some(8));
         // Heads of 96 and of 80 elements of two bytes.
@@ -251,7 +248,7 @@ mod tests {
             for size in &sizes {
                 prop_assert!((size / G.0).is_power_of_two() && G.divides(*size) && *size <= most);
             }
-            // No shorter cover exists: each whole `most`, then one extent per set bit.
+            // No shorter cover exists: each whole `most`, then one extent for each set bit.
             let whole = granules >> most_log;
             let rest = (granules & ((1 << most_log) - 1)).count_ones();
             prop_assert_eq!(sizes.len() as u64, whole + u64::from(rest));

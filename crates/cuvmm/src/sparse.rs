@@ -1,9 +1,10 @@
-//! An array with far more indices than memory: tiles of it have memory, the rest are holes.
+//! Sparse arrays: arrays with far more indices than memory. Some tiles of them have memory, the
+//! rest are holes.
 //!
-//! A tile is what is committed and decommitted, and one extent where its size is a power of two. A
-//! [`SparseGrid`] of two or three dimensions is committed brick by brick instead.
-//! Kernels index the whole array from its base address and keep to tiles that are committed, or to
-//! holes that are [backed with zeros](SparseArray::back_with_zeros) when they only read.
+//! A tile is the unit of committing and decommitting, and is one extent if its size is a power of
+//! two. A [`SparseGrid`] of one to three dimensions is committed brick by brick instead. Kernels
+//! index the whole array from its base address and access only committed tiles, or read holes that
+//! are [backed with zeros](SparseArray::back_with_zeros).
 
 mod bricks;
 mod grid;
@@ -26,24 +27,24 @@ pub use bricks::{BrickParams, Bricks};
 pub use grid::SparseGrid;
 pub use tiles::Tile;
 
-/// The size of a tile by default: 32 MiB. A gigabyte is then 32 mappings; in tiles of 2 MiB it would
-/// be 512, and cost sixteen times as much.
+/// The default size of a tile: 32 MiB. A gigabyte is then 32 mappings; in tiles of 2 MiB it would
+/// be 512, at sixteen times the cost.
 pub const DEFAULT_TILE: u64 = 32 << 20;
 
-/// What a copy does about elements that have no memory.
+/// The treatment of elements without memory in a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holes {
     /// They are an error, and nothing is copied.
     Refuse,
-    /// They read as zero, and what is written to them is discarded.
+    /// They read as zero, and writes to them are discarded.
     AsZero,
 }
 
-/// Figures of a sparse array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Statistics of a sparse array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct SparseStats {
-    /// Tiles there are addresses for.
+    /// Tiles that have addresses.
     pub tiles: usize,
     /// Tiles that are committed.
     pub committed_tiles: usize,
@@ -51,27 +52,27 @@ pub struct SparseStats {
     pub tile_bytes: u64,
     /// Bytes of addresses.
     pub reserved: u64,
-    /// Bytes that are committed.
+    /// Committed bytes.
     pub committed: u64,
-    /// Bytes that were decommitted and wait for the work that may use them.
+    /// Bytes that were decommitted and are waiting for the work that may use them.
     #[doc(alias = "limbo")]
     pub pending_free: u64,
-    /// Bytes of addresses whose holes read as zero.
+    /// Bytes of addresses of holes that are backed with zeros.
     pub zero_backed: u64,
-    /// Bytes of memory held: committed, pending free, and behind the zeros.
+    /// Bytes of memory held: committed, pending free, and behind zeros.
     pub held: u64,
     /// Mappings in use: extents and aliases of zeros.
     pub mappings: u64,
-    /// Mappings there may be.
+    /// The limit on mappings.
     pub mapping_limit: u64,
 }
 
-/// A huge array of which chosen tiles have memory. Its address is fixed for life.
+/// A huge array in which selected tiles have memory. Its address is fixed for life.
 ///
-/// A tile that is committed reads as zero, also one that was there before. Copies in and out are
-/// ordered behind what the home stream has queued and have ended when they return. Work of other
-/// streams is named with [`record_use`](Self::record_use): memory that the array gives up waits for
-/// it. Dropping an array waits for those streams.
+/// A newly committed tile reads as zero, even if it had memory before. Copies in and out are
+/// ordered behind the work queued on the home stream and complete when they return. Work of other
+/// streams is recorded with [`record_use`](Self::record_use): memory that the array gives up waits
+/// for it. Dropping an array waits for those streams.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -113,46 +114,47 @@ pub struct SparseBuilder<'a, T, S = usize> {
 }
 
 impl<T: Pod, S> SparseBuilder<'_, T, S> {
-    /// Bytes of a tile, rounded up to whole granules and whole elements; by default 32 MiB in an
-    /// array, and the bytes of a brick in a grid.
+    /// Sets the bytes of a tile, rounded up to whole granules and whole elements; by default 32 MiB
+    /// in an array, and the bytes of a brick in a grid.
     #[must_use]
     pub const fn tile_bytes(mut self, bytes: u64) -> Self {
         self.tile = bytes;
         self
     }
 
-    /// Where tiles lie, in turn; by default all on the device.
+    /// Sets the places of tiles, used in turn; by default all tiles are on the device.
     #[must_use]
     pub fn places(mut self, places: impl IntoIterator<Item = Place>) -> Self {
         self.places = places.into_iter().collect();
         self
     }
 
-    /// How many mappings the array may have, tiles and aliases of zeros; 65,536 by default.
+    /// Limits the mappings of the array, tiles and aliases of zeros together; 65,536 by default.
     #[must_use]
     pub const fn mapping_limit(mut self, mappings: u64) -> Self {
         self.mapping_limit = mappings;
         self
     }
 
-    /// The largest alias of zeros under holes, in bytes, a power of two granules; 64 MiB by default.
+    /// Sets the size of the largest alias of zeros under holes, in bytes, a power of two granules;
+    /// 64 MiB by default.
     #[must_use]
     pub const fn zero_extent(mut self, bytes: u64) -> Self {
         self.zero_extent = Some(bytes);
         self
     }
 
-    /// An array of `len` elements with these options.
+    /// Reserves an array of `len` elements with these options.
     fn array(self, len: usize) -> Result<SparseArray<T>, ContainerError> {
         let bytes = Elements::<T>::check(self.device, self.home, len)?;
         let element = size_of::<T>();
         let granule = self.device.granule();
-        let odd = ContainerError::OddTile {
+        let odd = ContainerError::TileSize {
             tile: self.tile,
             element,
         };
         let tiling = Tiling::new(granule, self.tile, element as u64);
-        // A tile many times the one that was asked for would be no tile any more.
+        // A tile many times larger than requested would defeat its purpose.
         let most = self.tile.max(granule.bytes()).saturating_mul(64);
         let Some(tiling) = tiling.filter(|tiling| self.tile > 0 && tiling.bytes() <= most) else {
             return Err(odd);
@@ -175,11 +177,11 @@ impl<T: Pod, S> SparseBuilder<'_, T, S> {
 }
 
 impl<T: Pod> SparseBuilder<'_, T> {
-    /// Reserves the addresses (`cuMemAddressReserve`) and takes no memory.
+    /// Reserves the addresses (`cuMemAddressReserve`) and allocates no memory.
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, length or tile are zero or too large, the
-    /// stream is another device's, or the driver refuses.
+    /// [`ContainerError`] when the elements have size zero, length or tile are zero or too large,
+    /// the stream belongs to another device, or the driver refuses.
     pub fn reserve(self) -> Result<SparseArray<T>, ContainerError> {
         let len = self.shape;
         self.array(len)
@@ -187,15 +189,15 @@ impl<T: Pod> SparseBuilder<'_, T> {
 }
 
 impl<T: Pod> SparseArray<T> {
-    /// An array with addresses for `len` elements and memory for none.
+    /// Reserves an array with addresses for `len` elements and no memory.
     ///
     /// # Errors
-    /// As [`SparseBuilder::reserve`].
+    /// Those of [`SparseBuilder::reserve`].
     pub fn new(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         Self::builder(device, home, len).reserve()
     }
 
-    /// Sets out to reserve addresses for `len` elements.
+    /// Returns a builder for an array of `len` elements.
     #[must_use]
     pub fn builder<'a>(device: &'a Device, home: &'a Stream, len: usize) -> SparseBuilder<'a, T> {
         SparseBuilder {
@@ -210,7 +212,7 @@ impl<T: Pod> SparseArray<T> {
         }
     }
 
-    /// Its figures.
+    /// Returns the statistics of the array.
     #[must_use]
     pub fn stats(&self) -> SparseStats {
         let region = &self.elements.region;
@@ -228,12 +230,12 @@ impl<T: Pod> SparseArray<T> {
         }
     }
 
-    /// Puts memory behind the tiles that a range of elements touches, also in part; those that have it keep it and
-    /// what is in it. Returns how many tiles are new; they read as zero.
+    /// Commits the tiles that a range of elements touches, even in part. Committed tiles keep their
+    /// memory and contents. Returns the number of new tiles, which read as zero.
     ///
-    /// Per tile `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. Where tiles of the range are pending free, or
-    /// zeros under them have to make way, it waits for what the home stream and the recorded streams
-    /// have queued, if that has not passed.
+    /// Makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each tile. If tiles of the range
+    /// are pending free, or zeros under them have to be unmapped, waits for the work queued on the
+    /// home stream and the recorded streams, unless it is complete.
     ///
     /// # Errors
     /// [`ContainerError`]; nothing has changed.
@@ -245,43 +247,43 @@ impl<T: Pod> SparseArray<T> {
         }
         let streams = self.elements.users.all();
         self.once_complete(|region| {
-            // What was given up would come back with what was in it.
+            // Without the purge, pending frees would be revived with their old contents.
             region.purge_in(&bytes)?;
             region.commit_after(bytes.clone(), &streams)
         })?;
         Ok(new)
     }
 
-    /// Commits one tile. A tile that has memory keeps it and what is in it. Returns whether the tile is
-    /// new. Makes the driver calls of [`commit`](Self::commit).
+    /// Commits one tile. A committed tile keeps its memory and contents. Returns `true` if the tile
+    /// is new. Makes the driver calls of [`commit`](Self::commit).
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such tile, or as [`commit`](Self::commit); nothing has
-    /// changed.
+    /// [`ContainerError`] when the tile does not exist, and those of [`commit`](Self::commit);
+    /// nothing has changed.
     pub fn commit_tile(&mut self, index: usize) -> Result<bool, ContainerError> {
         let tile = self.tile(index)?;
         Ok(self.commit(tile.elements)? > 0)
     }
 
     /// Decommits one tile, behind the work of the home stream and the recorded streams. Returns
-    /// whether the tile had memory; never waits.
+    /// `true` if the tile had memory; never waits.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such tile, or as [`decommit`](Self::decommit).
+    /// [`ContainerError`] when the tile does not exist, and those of [`decommit`](Self::decommit).
     pub fn decommit_tile(&mut self, index: usize) -> Result<bool, ContainerError> {
         let tile = self.tile(index)?;
         Ok(self.decommit(tile.elements)? > 0)
     }
 
-    /// Takes the memory from the tiles that lie whole in a range of elements, not from those that it
-    /// only touches ([`SparseGrid`] counts what shares a tile): behind the work of the
-    /// home stream and the recorded ones. What has passed is given back to the driver at once, the
-    /// rest with the next call, or by [`purge`](Self::purge). Returns how many tiles it were;
-    /// never waits. Tiles that have no memory are passed over.
+    /// Decommits the tiles that are wholly in a range of elements, not those that it only touches
+    /// ([`SparseGrid`] counts the bricks that share a tile), behind the work of the home stream and
+    /// the recorded streams. Tiles whose fence is complete are released at once, the rest by the
+    /// next call or by [`purge`](Self::purge). Returns the number of tiles; never waits. Tiles
+    /// without memory are skipped.
     ///
     /// # Errors
-    /// [`ContainerError`]; the tiles are as before, or given up where the driver refused to take them
-    /// back.
+    /// [`ContainerError`]; the tiles are unchanged, or decommitted if the driver refused to release
+    /// them.
     pub fn decommit(&mut self, range: Range<usize>) -> Result<usize, ContainerError> {
         let bytes = self.contained(&range)?;
         let tiles = self.committed_tiles_in(&bytes);
@@ -292,8 +294,7 @@ impl<T: Pod> SparseArray<T> {
         Ok(tiles)
     }
 
-    /// Gives decommitted tiles back to the driver, as far as the work that may use them has passed.
-    /// Returns their bytes; never waits.
+    /// Releases decommitted tiles whose fence is complete. Returns their bytes; never waits.
     ///
     /// # Errors
     /// [`ContainerError`] from the driver.
@@ -302,12 +303,12 @@ impl<T: Pod> SparseArray<T> {
         Ok(self.elements.region.purge()?)
     }
 
-    /// Backs the holes among the tiles that a range touches with zeros: kernels may read them, and
-    /// one that writes there loses the context, as without. Each alias is a mapping and counts
+    /// Backs the holes among the tiles that a range touches with zeros. Kernels may read them; a
+    /// kernel that writes to them still loses the context. Each alias is a mapping and counts
     /// against the [limit](SparseBuilder::mapping_limit).
     ///
-    /// Waits for what the home stream and the recorded streams have queued if tiles of the range are
-    /// pending free. Per alias `cuMemMap` and `cuMemSetAccess`.
+    /// Waits for the work queued on the home stream and the recorded streams if tiles of the range
+    /// are pending free. Makes `cuMemMap` and `cuMemSetAccess` for each alias.
     ///
     /// # Errors
     /// [`ContainerError`]; nothing has changed.
@@ -316,9 +317,9 @@ impl<T: Pod> SparseArray<T> {
         self.once_complete(|region| region.back_with_zeros(bytes.clone()))
     }
 
-    /// Takes the zeros under the holes among the tiles that a range touches away again. Waits for
-    /// what the home stream and the recorded streams have queued. Returns the bytes of addresses that
-    /// have nothing behind them any more.
+    /// Unmaps the zeros under the holes among the tiles that a range touches. Waits for the work
+    /// queued on the home stream and the recorded streams. Returns the bytes of addresses that have
+    /// no memory any more.
     ///
     /// # Errors
     /// [`ContainerError`]; nothing has changed.
@@ -328,7 +329,7 @@ impl<T: Pod> SparseArray<T> {
         self.once_complete(|region| region.remove_zeros_after(bytes.clone(), &streams))
     }
 
-    /// Whether all elements of a range have memory. An empty range has.
+    /// Returns `true` if all elements of a range have memory. An empty range does.
     #[must_use]
     pub fn is_committed(&self, range: Range<usize>) -> bool {
         range.is_empty()
@@ -338,7 +339,7 @@ impl<T: Pod> SparseArray<T> {
                 .is_ok_and(|bytes| self.elements.region.is_committed(bytes))
     }
 
-    /// Elements for a kernel to read.
+    /// Returns elements for a kernel to read.
     ///
     /// # Errors
     /// [`ContainerError`] when the range leaves the array or has holes.
@@ -347,7 +348,7 @@ impl<T: Pod> SparseArray<T> {
         Ok(self.elements.view(range.start, range.len()))
     }
 
-    /// Elements for a kernel to write.
+    /// Returns elements for a kernel to write.
     ///
     /// # Errors
     /// [`ContainerError`] when the range leaves the array or has holes.
@@ -359,7 +360,8 @@ impl<T: Pod> SparseArray<T> {
     /// Reads as many elements as `into` holds, from `first` on.
     ///
     /// # Errors
-    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy fails.
+    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy
+    /// fails.
     pub fn read(&self, first: usize, into: &mut [T], holes: Holes) -> Result<(), ContainerError> {
         let parts = self.parts(&run(first, into.len()), holes)?;
         if holes == Holes::AsZero {
@@ -373,10 +375,11 @@ impl<T: Pod> SparseArray<T> {
         Ok(())
     }
 
-    /// Writes elements from `first` on. Returns how many of them have memory.
+    /// Writes elements from `first` on. Returns the number of them that have memory.
     ///
     /// # Errors
-    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy fails.
+    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy
+    /// fails.
     pub fn write(
         &mut self,
         first: usize,
@@ -394,7 +397,8 @@ impl<T: Pod> SparseArray<T> {
         Ok(written)
     }
 
-    /// Does something with the region, and waits for the work that is in its way if there is some.
+    /// Runs an operation on the region, and runs it again after waiting for the users if memory was
+    /// pending free.
     fn once_complete<R>(
         &mut self,
         mut act: impl FnMut(&mut Region) -> Result<R, MemoryError>,
@@ -435,7 +439,7 @@ impl<T: Pod> SparseArray<T> {
     }
 }
 
-/// Where a part of the array lies among elements that begin with the array's element `first`.
+/// The indices of a part of the array in a slice that begins with the array's element `first`.
 const fn within(part: &Range<usize>, first: usize) -> Range<usize> {
     part.start.saturating_sub(first)..part.end.saturating_sub(first)
 }

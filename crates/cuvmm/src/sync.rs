@@ -1,13 +1,13 @@
-//! The locks, signals and threads of this crate.
+//! The locks, condition variables and threads of this crate.
 //!
-//! They are the standard library's. Under `--cfg cuvmm_shuttle` they are shuttle's, which runs a
-//! test under one order of its threads after another. Two kinds are the standard library's always,
-//! to be named where they are used: what no thread can be interrupted in (counters, `OnceLock`
-//! whose making takes no lock), and clocks.
+//! They are those of the standard library. Under `--cfg cuvmm_shuttle` they are those of shuttle,
+//! which runs a test under many orders of its threads. Two kinds are always those of the standard
+//! library and named where they are used: operations in which no thread can be interrupted
+//! (counters, `OnceLock` whose initialization takes no lock), and clocks.
 //!
-//! Shuttle has no time: there a wait with a timeout lasts until somebody ends it. So a wake-up that
-//! is lost shows as a deadlock, even where a timeout would hide it. And since a stand-in's calls
-//! take no time either, [`let_others_run`] says where a driver would be busy.
+//! Shuttle has no time: a wait with a timeout lasts until another thread ends it. So a lost wake-up
+//! shows as a deadlock, even if a timeout would hide it. Since the calls of a stand-in driver take
+//! no time either, [`yield_point`] marks where a driver would be busy.
 
 #[cfg(not(cuvmm_shuttle))]
 pub(crate) use std::{
@@ -21,16 +21,16 @@ pub(crate) use shuttle::{
     thread, thread_local,
 };
 
-/// Whether a wait may spin for a while. Under shuttle that would be a number of steps which the
-/// machine's clock chooses, and no schedule could be run again.
+/// `true` if a wait may spin for a while. Under shuttle the number of steps would depend on the
+/// machine's clock, and no schedule could be reproduced.
 pub(crate) const SPINS: bool = cfg!(not(cuvmm_shuttle));
 
-/// Whether a wait with a timeout ends by itself.
+/// `true` if a wait with a timeout ends by itself.
 pub(crate) const TIMES_OUT: bool = cfg!(not(cuvmm_shuttle));
 
-/// A moment in which other threads may run.
+/// A point at which other threads may run.
 #[inline]
-pub(crate) fn let_others_run() {
+pub(crate) fn yield_point() {
     #[cfg(cuvmm_shuttle)]
     thread::sleep(std::time::Duration::ZERO);
 }

@@ -1,8 +1,8 @@
-//! The streams that use a container's memory: its home, where its own copies run, and those that
-//! were named besides. What the container gives up waits for all of them.
+//! The streams that use a container's memory: its home stream, on which its own copies run, and the
+//! recorded streams. Memory that the container gives up waits for all of them.
 //!
-//! A stream that was named is kept alive. One that nothing else holds any more, and whose work is
-//! done, is let go of now and then, so that streams made for a single launch do not pile up.
+//! A recorded stream is kept alive. One that has no other owner and whose work is complete is
+//! dropped from time to time, so that streams made for a single launch do not accumulate.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::own::Stream;
 use crate::region::Region;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of streams that are kept before the driver is asked which of them are done.
+/// The number of streams that are kept before the driver is queried for completed ones.
 const KEPT: usize = 16;
 
 /// A container's streams, all of one device.
@@ -21,11 +21,12 @@ const KEPT: usize = 16;
 pub(crate) struct Users {
     home: Stream,
     others: Vec<Stream>,
-    /// The handles of the others. Handles of live streams of one device differ.
+    /// The handles of `others`. Handles of live streams of one device differ.
     known: BTreeSet<StreamHandle>,
-    /// The number of other streams that are kept before the driver is asked again which are done.
+    /// The number of other streams that are kept before the driver is queried for completed ones
+    /// again.
     most: usize,
-    /// Whether work on streams that nobody named uses it too.
+    /// Set if work on streams that were not recorded uses the memory too.
     anywhere: AtomicBool,
 }
 
@@ -44,7 +45,7 @@ impl Users {
         &self.home
     }
 
-    /// Notes another one. False, and nothing noted, if it is another device's.
+    /// Records a stream; returns `false`, and records nothing, if it belongs to another device.
     pub(crate) fn record(&mut self, stream: &Stream) -> bool {
         if !stream.device().is_same(self.home.device()) {
             return false;
@@ -54,7 +55,8 @@ impl Users {
         }
         if self.others.len() >= self.most {
             self.forget_abandoned();
-            // Asked again once as many have come as are left: a constant share of each record.
+            // Queried again once the number of streams has doubled: a constant cost for each
+            // record.
             self.most = KEPT.max(2 * self.others.len());
         }
         self.known.insert(stream.as_raw());
@@ -62,7 +64,7 @@ impl Users {
         true
     }
 
-    /// Lets go of streams that no work can be queued on any more and whose work is done.
+    /// Drops streams on which no more work can be queued and whose work is complete.
     fn forget_abandoned(&mut self) {
         let done = |stream: &Stream| -> Result<bool, CallError> {
             // A query would break a capture.
@@ -79,35 +81,36 @@ impl Users {
         });
     }
 
-    /// Notes work that is on no stream which could be named.
+    /// Notes work on streams that cannot be recorded.
     pub(crate) fn record_anywhere(&self) {
         self.anywhere.store(true, Ordering::Relaxed);
     }
 
-    /// Whether some work is on streams that nobody named.
+    /// Returns `true` if some work is on streams that were not recorded.
     pub(crate) fn are_anywhere(&self) -> bool {
         self.anywhere.load(Ordering::Relaxed)
     }
 
-    /// Those that were named, the home first.
+    /// The recorded streams, the home stream first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Stream> {
         std::iter::once(&self.home).chain(&self.others)
     }
 
-    /// The same, kept alive.
+    /// The recorded streams, kept alive, the home stream first.
     pub(crate) fn all(&self) -> Vec<Stream> {
         self.iter().cloned().collect()
     }
 
-    /// Withdraws all of a region behind their work, as their container goes. Where work may be on
-    /// streams that were not named, the region waits for all work when it is dropped.
+    /// Withdraws all of a region behind the work of the users, because their container is being
+    /// dropped. If work may be on streams that were not recorded, the region waits for all work
+    /// when it is dropped.
     pub(crate) fn end(&self, region: &mut Region) {
         if !self.are_anywhere() {
             region.end_after(&self.all());
         }
     }
 
-    /// Waits for what they have queued (`cuStreamSynchronize`).
+    /// Waits for the work queued on the recorded streams (`cuStreamSynchronize`).
     pub(crate) fn wait(&self) -> Result<(), CallError> {
         self.home.device().relaxed(|| {
             self.home.synchronize()?;

@@ -1,9 +1,9 @@
-//! A vector on the device: it grows in place, so its base address never changes and no byte is
-//! copied when it does.
+//! Vectors on the device. A vector grows in place: its base address never changes and no bytes are
+//! copied.
 //!
-//! It reserves addresses for as many elements as it may ever have and commits memory as far as it
-//! is used: doubled up to 32 MiB, then in steps of 16 MiB or of an eighth of what it has. For one
-//! owner: no budget, no sharing; that is [`pool`](crate::pool).
+//! It reserves addresses for the most elements that it may ever have and commits memory as it
+//! grows: doubled up to 32 MiB, then in steps of 16 MiB or an eighth of its size. It has one owner
+//! and no budget; for shared memory, see [`pool`](crate::pool).
 
 use std::ops::Range;
 
@@ -16,17 +16,17 @@ use crate::own::{Physical, Stream};
 use crate::region::{Extent, Region, Registration};
 use crate::view::{View, ViewMut, bytes_of};
 
-/// Elements are repeated in host memory up to this number of bytes, and from there on the device.
+/// Up to this number of bytes, elements are repeated in host memory; beyond it, on the device.
 const REPEATED: usize = 256 << 10;
 
 /// A resizable array in device memory. Its address is fixed for life.
 ///
-/// Copies in and out are ordered behind what its home stream has queued and have ended when they
+/// Copies in and out are ordered behind the work queued on the home stream and complete when they
 /// return. Work of other streams is recorded with [`record_use`](Self::record_use): memory that the
 /// vector gives up waits for it. Dropping a vector waits for those streams.
 ///
-/// Every operation that can fail returns an error and leaves length and elements as they were; the
-/// vector may have more capacity then.
+/// An operation that returns an error leaves length and elements unchanged; the vector may have
+/// more capacity then.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -38,8 +38,8 @@ const REPEATED: usize = 256 << 10;
 /// let stream = Stream::new(&device)?;
 /// let mut numbers = DeviceVec::<u32>::new(&device, &stream, 1 << 30)?;
 /// let address = numbers.address();
-/// numbers.try_extend_from_slice(&[1, 2, 3])?;
-/// numbers.try_resize(1 << 20, 7)?;
+/// numbers.extend_from_slice(&[1, 2, 3])?;
+/// numbers.resize(1 << 20, 7)?;
 /// assert_eq!((numbers.get(1)?, numbers.get(1 << 19)?), (2, 7));
 /// assert_eq!(numbers.address(), address);
 /// # Ok(())
@@ -55,25 +55,26 @@ pub struct DeviceVec<T: Pod> {
 is_container!(DeviceVec [T: Pod] [T] elements);
 
 impl<T: Pod> DeviceVec<T> {
-    /// Makes an empty vector that may grow to `most` elements, used on `home`. Reserves addresses
-    /// (`cuMemAddressReserve`) and takes no memory.
+    /// Creates an empty vector that may grow to `most` elements, used on `home`. Reserves addresses
+    /// (`cuMemAddressReserve`) and allocates no memory.
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, `most` is zero or too large, or the stream
-    /// is another device's.
+    /// [`ContainerError`] when the elements have size zero, `most` is zero or too large, or the
+    /// stream belongs to another device.
     pub fn new(device: &Device, home: &Stream, most: usize) -> Result<Self, ContainerError> {
         let bytes = Elements::<T>::check(device, home, most)?;
         Ok(Self::build(Region::reserve(device, bytes)?, home, most))
     }
 
-    /// Makes an empty vector in a region of the caller's making, with nothing in it yet: to be
-    /// [shareable](crate::region::RegionBuilder::shareable), for RDMA, or in other extents. It may
-    /// grow to as many elements as the region has room for.
+    /// Creates an empty vector in an empty region, for memory that is
+    /// [shareable](crate::region::RegionBuilder::shareable), made for RDMA, or in extents of
+    /// another size. It may grow to the size of the region.
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, the region has memory already, or the
-    /// stream is another device's.
-    pub fn over(region: Region, home: &Stream) -> Result<Self, ContainerError> {
+    /// [`ContainerError`] when the elements have size zero, the region has memory already, or the
+    /// stream belongs to another device.
+    #[doc(alias = "over")]
+    pub fn from_region(region: Region, home: &Stream) -> Result<Self, ContainerError> {
         let most = Elements::<T>::count(region.size());
         Elements::<T>::check(region.device(), home, most)?;
         if region.mappings() > 0 {
@@ -92,25 +93,26 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// How many elements it can have without asking the driver for memory.
+    /// Returns the number of elements that fit without allocating memory.
     #[must_use]
     pub fn capacity(&self) -> usize {
         Elements::<T>::count(self.held).min(self.most)
     }
 
-    /// How many elements it can have at all.
+    /// Returns the maximum number of elements.
     #[must_use]
     pub const fn max_len(&self) -> usize {
         self.most
     }
 
-    /// Makes room for `additional` elements more (`cuMemCreate`, `cuMemMap` and `cuMemSetAccess`
-    /// for each extent), and for some beyond if there is memory for that.
+    /// Reserves capacity for at least `additional` more elements (`cuMemCreate`, `cuMemMap` and
+    /// `cuMemSetAccess` for each extent), and for some beyond if there is memory for that.
     ///
     /// # Errors
-    /// [`ContainerError`] when it would have more than [`max_len`](Self::max_len), or the driver has no
-    /// memory.
-    pub fn try_reserve(&mut self, additional: usize) -> Result<(), ContainerError> {
+    /// [`ContainerError`] when the vector would exceed [`max_len`](Self::max_len), or the driver
+    /// has no memory.
+    #[doc(alias = "try_reserve")]
+    pub fn reserve(&mut self, additional: usize) -> Result<(), ContainerError> {
         let wanted = self.len().checked_add(additional);
         let Some(wanted) = wanted.filter(|&wanted| wanted <= self.most) else {
             return Err(self.full(additional, self.most));
@@ -122,47 +124,51 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// Adds an element. A copy for one element takes some ten microseconds: rather
-    /// [extend](Self::try_extend_from_slice).
+    /// Appends an element. A copy of one element takes about ten microseconds; prefer
+    /// [`extend_from_slice`](Self::extend_from_slice).
     ///
     /// # Errors
-    /// As [`Self::try_reserve`], and when the copy fails.
-    pub fn try_push(&mut self, element: T) -> Result<(), ContainerError> {
-        self.try_extend_from_slice(&[element])
+    /// Those of [`Self::reserve`], and when the copy fails.
+    #[doc(alias = "try_push")]
+    pub fn push(&mut self, element: T) -> Result<(), ContainerError> {
+        self.extend_from_slice(&[element])
     }
 
-    /// Adds elements (`cuMemcpyHtoDAsync`, waited for).
+    /// Appends elements (`cuMemcpyHtoDAsync`, waited for).
     ///
     /// # Errors
-    /// As [`Self::try_reserve`], and when the copy fails.
-    pub fn try_extend_from_slice(&mut self, elements: &[T]) -> Result<(), ContainerError> {
-        self.try_reserve(elements.len())?;
+    /// Those of [`Self::reserve`], and when the copy fails.
+    #[doc(alias = "try_extend_from_slice")]
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<(), ContainerError> {
+        self.reserve(elements.len())?;
         self.elements.write_at(self.len(), elements)?;
         self.elements.len += elements.len();
         Ok(())
     }
 
-    /// Makes it `len` elements long; new ones are `element`. They are made on the device: by a fill
-    /// where all bytes of the element are the same (`cuMemsetD8Async`), else by copies of copies.
+    /// Resizes the vector to `len` elements; new ones are `element`. They are written on the
+    /// device: by a fill if all bytes of the element are equal (`cuMemsetD8Async`), or else by
+    /// copies that double.
     ///
     /// # Errors
-    /// As [`Self::try_extend_from_slice`].
-    pub fn try_resize(&mut self, len: usize, element: T) -> Result<(), ContainerError> {
+    /// Those of [`Self::extend_from_slice`].
+    #[doc(alias = "try_resize")]
+    pub fn resize(&mut self, len: usize, element: T) -> Result<(), ContainerError> {
         let Some(more) = len.checked_sub(self.len()).filter(|&more| more > 0) else {
             self.truncate(len);
             return Ok(());
         };
-        self.try_reserve(more)?;
+        self.reserve(more)?;
         let bytes = Elements::<T>::offset(self.len())?..Elements::<T>::offset(len)?;
         let queued = self.repeat(bytes, &element);
-        // What is queued when a later call fails must not outlast this one.
+        // Work that was queued before a later call failed must not outlast this function.
         self.elements.users.wait()?;
         queued?;
         self.elements.len = len;
         Ok(())
     }
 
-    /// Queues filling bytes that are committed with an element again and again.
+    /// Queues filling committed bytes with repetitions of an element.
     fn repeat(&self, bytes: Range<u64>, element: &T) -> Result<(), ContainerError> {
         let (region, home) = (&self.elements.region, self.elements.home());
         let pattern = bytemuck::bytes_of(element);
@@ -177,7 +183,7 @@ impl<T: Pod> DeviceVec<T> {
             usize::try_from(each.min(all)).unwrap_or(REPEATED) / pattern.len().max(1)
         ];
         region.write(home, bytes.start, bytemuck::cast_slice(&chunk))?;
-        // Each copy doubles what is there.
+        // Each copy doubles the written part.
         let mut made = each.min(all);
         while made < all {
             let size = made.min(all - made);
@@ -188,21 +194,24 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// What has memory behind the last element, for a kernel to write in order;
-    /// [`produce`](Self::produce) then adds it. [Reserve](Self::try_reserve) to have as much as is
-    /// wanted. It holds zeros, or what elements that are gone have left.
+    /// Returns the elements behind the last one that have memory, for a kernel to write in order;
+    /// [`assume_written`](Self::assume_written) then appends them. [`reserve`](Self::reserve)
+    /// provides as many as needed. They hold zeros, or the bytes of removed elements.
     #[must_use]
-    pub fn vacant(&mut self) -> ViewMut<'_, T> {
+    #[doc(alias = "vacant")]
+    pub fn spare_capacity_mut(&mut self) -> ViewMut<'_, T> {
         let (len, vacant) = (self.len(), self.capacity() - self.len());
         self.elements.view_mut(len, vacant)
     }
 
-    /// Adds elements that a kernel has written, or has been told to write, to
-    /// [`vacant`](Self::vacant). Makes no driver call.
+    /// Appends elements that a kernel has written, or was launched to write, to
+    /// [`spare_capacity_mut`](Self::spare_capacity_mut). Makes no driver call.
     ///
     /// # Errors
     /// [`ContainerError::Full`] when there is no memory for that number of elements.
-    pub fn produce(&mut self, elements: usize) -> Result<(), ContainerError> {
+    #[doc(alias = "produce")]
+    #[doc(alias = "set_len")]
+    pub fn assume_written(&mut self, elements: usize) -> Result<(), ContainerError> {
         let capacity = self.capacity();
         if elements > capacity - self.len() {
             return Err(self.full(elements, capacity));
@@ -211,19 +220,19 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// Drops the elements from `len` on. Keeps the memory; makes no driver call.
+    /// Removes the elements from `len` on. Keeps the memory; makes no driver call.
     pub fn truncate(&mut self, len: usize) {
         self.elements.len = self.len().min(len);
     }
 
-    /// Drops all elements. Keeps the memory.
+    /// Removes all elements. Keeps the memory.
     pub fn clear(&mut self) {
         self.elements.len = 0;
     }
 
-    /// Proof for whoever registers memory with a NIC or with NCCL: the extents under all of the
-    /// capacity, which stay as they are while it lives. The vector may grow meanwhile; what it
-    /// grows by needs another. Makes no driver call.
+    /// Registers the extents of the whole capacity, so that they can be registered with a NIC or
+    /// with NCCL: none of them changes while the registration lives. The vector may grow meanwhile;
+    /// the added extents need another registration. Makes no driver call.
     ///
     /// # Errors
     /// [`ContainerError::Memory`] when there is no capacity, or the context is lost.
@@ -231,9 +240,9 @@ impl<T: Pod> DeviceVec<T> {
         Ok(self.elements.region.register(0..self.held)?)
     }
 
-    /// Gives up memory that no element lies in, in whole extents, behind the work of the streams
-    /// that used it, and gives back to the driver what has passed: what has not goes with the next
-    /// call. What is [registered](Self::register) stays. Returns the bytes given back; never waits.
+    /// Withdraws whole extents without elements, behind the work of the streams that used them, and
+    /// releases those whose fence is complete; the rest is released by a later call.
+    /// [Registered](Self::register) memory stays. Returns the bytes released; never waits.
     ///
     /// # Errors
     /// [`ContainerError`] from the driver; the elements stay.
@@ -247,15 +256,15 @@ impl<T: Pod> DeviceVec<T> {
         Ok(self.elements.region.purge()?)
     }
 
-    /// Notes that work which is on no stream of this library uses the elements too: that of another
-    /// library which was given the address, say. Memory that the vector gives up waits for all work
-    /// of the device from then on.
+    /// Notes that work outside this library's streams uses the elements too, such as that of
+    /// another library which was given the address. From then on, memory that the vector gives up
+    /// waits for all work of the device.
     pub fn record_use_anywhere(&self) {
         self.elements.users.record_anywhere();
     }
 
-    /// The streams whose work may use the elements, the home first; nothing where that is all work
-    /// of the device.
+    /// Returns the streams whose work may use the elements, the home stream first; `None` if all
+    /// work of the device may.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         let users = &self.elements.users;
@@ -273,7 +282,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Reads as many elements as `into` holds, from `first` on (`cuMemcpyDtoHAsync`, waited for).
     ///
     /// # Errors
-    /// [`ContainerError`] when they are not all there, or the copy fails.
+    /// [`ContainerError`] when the range leaves the vector, or the copy fails.
     pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         self.elements.read(first, into)
     }
@@ -281,65 +290,65 @@ impl<T: Pod> DeviceVec<T> {
     /// Overwrites elements from `first` on.
     ///
     /// # Errors
-    /// [`ContainerError`] when they are not all there, or the copy fails.
+    /// [`ContainerError`] when the range leaves the vector, or the copy fails.
     pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
         self.elements.bytes(&run(first, elements.len()))?;
         self.elements.write_at(first, elements)
     }
 
-    /// All elements, in host memory.
+    /// Copies all elements to host memory.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Those of [`Self::read`].
     pub fn to_vec(&self) -> Result<Vec<T>, ContainerError> {
         let mut elements = vec![T::zeroed(); self.len()];
         self.read(0, &mut elements)?;
         Ok(elements)
     }
 
-    /// The elements for a kernel to read. Launching one is up to whoever can: on the home stream,
-    /// or on one that was [recorded](Self::record_use).
+    /// Returns the elements for a kernel to read. Launch it on the home stream, or on one that was
+    /// [recorded](Self::record_use).
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
         self.elements.view(0, self.len())
     }
 
-    /// The elements for a kernel to write.
+    /// Returns the elements for a kernel to write.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         let len = self.len();
         self.elements.view_mut(0, len)
     }
 
-    /// Every extent under it, in order: what whoever registers memory must register.
+    /// Returns every extent of the vector, in order. Registering the memory elsewhere takes one
+    /// registration for each.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.elements.region.extents()
     }
 
-    /// The extents that its elements lie in, with their memory, which counts as exported from here
-    /// on.
+    /// The extents that contain elements, each with its physical, which is marked as exported.
     pub(crate) fn promise(&self) -> Vec<(Extent, Physical)> {
         let promised = self.elements.region.promise(0..self.bytes());
         promised.unwrap_or_default()
     }
 
-    /// The bytes of its elements.
+    /// The bytes of the elements.
     pub(crate) fn bytes(&self) -> u64 {
         bytes_of::<T>(self.len()).unwrap_or_default()
     }
 
-    /// Whether no registration of it may write.
+    /// Checks that no registration may write to the vector.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         self.elements.region.may_be_sealed()
     }
 
-    /// Waits for what writes to it, and lets nobody write any more.
+    /// Waits for the work that writes to the vector, and makes it read-only.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         self.elements.region.seal()
     }
 
-    /// The bytes of a number of elements, in whole granules.
+    /// The bytes of a number of elements, rounded up to whole granules.
     fn whole(&self, elements: usize) -> Result<u64, ContainerError> {
         let bytes = self
             .device()

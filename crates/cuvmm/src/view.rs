@@ -1,8 +1,8 @@
-//! What a kernel is given: an address and a length, borrowed from the container, so that nothing can
-//! move, shrink or free the elements before the borrow ends.
+//! Views of a container's elements for a kernel: an address and a length, borrowed from the
+//! container, so that the elements are neither moved nor freed before the borrow ends.
 //!
-//! The borrow ends when the launch has been queued, not when the kernel has run: what comes after
-//! that is ordered by streams. Which ones the container waits for, the view says.
+//! The borrow ends when the launch has been queued, not when the kernel has run; afterwards streams
+//! provide the order. The view names the streams that the container waits for.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -12,7 +12,7 @@ use cuvmm_driver::DeviceAddress;
 use crate::own::Stream;
 use crate::users::Users;
 
-/// Elements for a kernel to read: the borrow keeps them in place.
+/// Elements for a kernel to read. The borrow keeps them in place.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, T> {
     address: DeviceAddress,
@@ -21,8 +21,8 @@ pub struct View<'a, T> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// Elements for a kernel to write: the borrow keeps them in place, and everybody else
-/// away.
+/// Elements for a kernel to write. The borrow keeps them in place and excludes other accesses
+/// through the container.
 #[derive(Debug)]
 pub struct ViewMut<'a, T> {
     view: View<'a, T>,
@@ -39,26 +39,26 @@ impl<'a, T> View<'a, T> {
         }
     }
 
-    /// The first element's address.
+    /// Returns the address of the first element.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there are no elements.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The streams that the container waits for before it gives memory up: its home stream, then those
-    /// that were recorded. What is launched on another is not waited for.
+    /// Returns the streams that the container waits for before it gives memory up: its home stream,
+    /// then the recorded ones. Work launched on other streams is not waited for.
     pub fn streams(&self) -> impl Iterator<Item = &'a Stream> + use<'a, T> {
         self.users.iter()
     }
@@ -81,7 +81,7 @@ impl<'a, T> Deref for ViewMut<'a, T> {
     }
 }
 
-/// The bytes of so many elements; nothing if they cannot be counted.
+/// The bytes of a number of elements; `None` on overflow.
 pub(crate) fn bytes_of<T>(elements: usize) -> Option<u64> {
     u64::try_from(elements.checked_mul(size_of::<T>())?).ok()
 }

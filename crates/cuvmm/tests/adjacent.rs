@@ -1,4 +1,4 @@
-//! Blocks side by side: the rows of one tensor, each of which grows in place.
+//! Adjacent blocks: the rows of one tensor, each of which grows in place.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -16,7 +16,7 @@ use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::pool::BlockBuilder;
 use cuvmm::{Block, Contents, Growth, Hardened, HostStore, Limit, Mapper, Pool, Stream, Tenant};
 
-/// From the first to the second, once it is known to be the same everywhere.
+/// Returns the distance from each block to the next, which must be the same for all.
 fn stride(blocks: &[Block]) -> u64 {
     let distances: Vec<u64> = blocks
         .windows(2)
@@ -30,7 +30,7 @@ fn addresses(blocks: &[Block]) -> Vec<DeviceAddress> {
     blocks.iter().map(Block::address).collect()
 }
 
-/// A byte of its own for each granule of each block.
+/// Returns a byte that identifies a granule of a block.
 fn byte(row: usize, granule: u64) -> u8 {
     1 + row as u8 * 32 + granule as u8
 }
@@ -92,13 +92,13 @@ on_both! {
                 tenant.fork_all(&rows, G, 2 * G).unwrap()
             };
             assert_eq!(stride(&fork(&rows)), distance);
-            // What has shared memory serves no other block: its addresses go.
+            // Slots with shared memory are not reused: their addresses are released.
             drop(rows.remove(0));
             pool.trim(64 * G).unwrap();
             let forks = fork(&rows);
             assert_eq!((stride(&forks), stride(&fork(&forks))), (distance, distance));
             assert_eq!(stride(&fork(&rows[1..3])), distance);
-            // What lies elsewhere is a row of its own.
+            // A block that is not adjacent becomes a row of its own.
             drop(rows.remove(1));
             let forks = fork(&rows);
             assert_eq!(stride(&forks[1..]), distance);
@@ -132,10 +132,13 @@ on_both! {
             let end = block.address().0 + 8 * G;
             for extent in block.extents() {
                 assert_eq!(extent.address.0, block.address().0 + extent.offset);
-                assert!(extent.address.0 + extent.size <= end, "in its neighbour's");
+                assert!(
+                    extent.address.0 + extent.size <= end,
+                    "within the addresses of its neighbor"
+                );
             }
         }
-        // As far as its capacity goes, a block grows, shrinks and goes without its neighbours.
+        // Within its capacity a block grows, shrinks and is freed independently of its neighbors.
         let refused = blocks[1].try_grow_to(7 * G);
         assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))), "{refused:?}");
         blocks[1].shrink_to(G).unwrap();
@@ -167,7 +170,7 @@ on_both! {
         pool.trim(0).unwrap();
         let wide = || tenant.block(G).capacity(16 * G).try_allocate();
         assert!(matches!(wide(), Err(BlockError::OutOfAddresses { .. })));
-        // And nothing was given up for it: the three places still serve.
+        // Nothing was given up for it: the three slots are still reusable.
         let again = tenant.block(8 * G).try_allocate_adjacent(3).unwrap();
         assert_eq!(again[2].address().0 + 8 * G, last.address().0);
         drop(again);
@@ -190,7 +193,7 @@ on_both! {
         rig.faults.forget();
         let rows = of(4).allocate_adjacent(4).unwrap();
         assert_eq!((addresses(&rows), rig.faults.total()), (first.clone(), 0));
-        // As long as one is in use, the rest serves fewer.
+        // While one of its slots is in use, the row serves smaller requests.
         let mut rows = rows;
         let kept = rows.remove(0);
         drop(rows);
@@ -198,19 +201,19 @@ on_both! {
         let fewer = of(4).try_allocate_adjacent(3).unwrap();
         assert_eq!((addresses(&fewer), rig.faults.total()), (first[1..].to_vec(), 0));
         drop(fewer);
-        // A single one takes a place too, and a row that is whole is found elsewhere.
+        // A single block may use one of the slots. A full row is then found elsewhere.
         let single = of(4).try_allocate().unwrap();
         assert!(first[1..].contains(&single.address()));
         let other = of(4).try_allocate_adjacent(3).unwrap();
         assert!(addresses(&other).iter().all(|address| !first.contains(address)));
         drop((kept, single, other));
-        // Of two rows the one that lacks least.
+        // Of two rows, the one that lacks least memory is chosen.
         let small = of(4).try_allocate_adjacent(4).unwrap();
-        assert_eq!(addresses(&small), first, "four places whole");
+        assert_eq!(addresses(&small), first, "four complete slots");
         let stats = tenant.stats();
         assert_eq!((stats.blocks, stats.addresses), (4, 7 * 8 * G));
         drop(small);
-        // Another class is another row's.
+        // A different capacity class uses a different row.
         let large = of(4).largest_extent(2 * G).try_allocate_adjacent(4).unwrap();
         assert!(addresses(&large).iter().all(|address| !first.contains(address)));
         drop(large);
@@ -226,7 +229,7 @@ on_both! {
             let pool = builder.build().unwrap();
             let tenant = pool.tenant("a").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
-            // Heads of 96, 80 and 112 elements of two bytes, and what is no odd multiple.
+            // Heads of 96, 80 and 112 elements of two bytes, and sizes that are no odd multiple.
             for (element, capacity, apart) in
                 [(192, 5, 6), (160, 5, 5), (224, 2, 7), (G, 5, 8), (3 * G, 7, 12)]
             {
@@ -250,7 +253,7 @@ on_both! {
                 let first = rows[0].address();
                 drop((forks, rows));
                 if guard == 0 {
-                    // What lay so serves whoever wants the same.
+                    // The row is reused for the same stride.
                     pool.trim(64 * G).unwrap();
                     assert_eq!(of(2).allocate_adjacent(3).unwrap()[0].address(), first);
                     let refused = of(capacity + 1).try_allocate_adjacent(2);
@@ -262,8 +265,9 @@ on_both! {
             let refused = wide(0).try_allocate_adjacent(2);
             assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Zero { .. }))), "{refused:?}");
             let refused = wide(u64::MAX).try_allocate_adjacent(2);
-            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Uncountable { .. }))), "{refused:?}");
-            // More addresses than there are: a prime number of granules, and only where it matters.
+            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Overflow { .. }))), "{refused:?}");
+            // A prime number of granules exceeds the available addresses, but only if a stride
+            // requires it.
             let refused = wide((1 << 40) + 15).try_allocate_adjacent(2);
             assert!(refused.is_err());
             assert_eq!(books(rig, &pool).committed, before.committed);
@@ -272,17 +276,17 @@ on_both! {
     }
 
     fn of_several_rows_the_best_serves(rig) {
-        // Granules of each block of some rows, how many of them there are, whether other work is
-        // to pass first, and which of the rows serves two blocks of three granules.
+        // For each row: granules per block, number of blocks, and whether pending work comes first.
+        // Then which of the two rows serves a request for two blocks of three granules.
         for (rows, best) in [
-            ([(2, 2, false), (6, 2, false)], Some(1)), // too little is worse than too much
-            ([(6, 2, false), (4, 2, false)], Some(1)), // what differs least
-            ([(1, 2, false), (2, 2, false)], Some(1)), // the same of too little
-            ([(3, 2, true), (4, 2, false)], Some(1)),  // and a fence is worse than too much
-            ([(2, 2, false), (3, 2, true)], Some(1)),  // but better than too little
+            ([(2, 2, false), (6, 2, false)], Some(1)), // too little memory is worse than too much
+            ([(6, 2, false), (4, 2, false)], Some(1)), // the smallest excess wins
+            ([(1, 2, false), (2, 2, false)], Some(1)), // the smallest lack wins
+            ([(3, 2, true), (4, 2, false)], Some(1)),  // a pending fence is worse than too much memory
+            ([(2, 2, false), (3, 2, true)], Some(1)),  // a pending fence is better than too little memory
             ([(3, 4, false), (3, 2, false)], Some(1)), // a long row stays whole
             ([(3, 2, false), (3, 4, false)], Some(0)),
-            ([(3, 1, false), (3, 1, false)], None),    // two halves are no row
+            ([(3, 1, false), (3, 1, false)], None),    // parts of two rows are no row
         ] {
             let pool = pool(rig, 64);
             let tenant = pool.tenant("a").register().unwrap();
@@ -315,7 +319,7 @@ on_both! {
         let rows = of(8).try_allocate_adjacent(2).unwrap();
         let first = addresses(&rows);
         drop(rows);
-        // An extent of eight lies under each.
+        // Each slot holds an extent of eight granules.
         let small = of(2).try_allocate_adjacent(2).unwrap();
         assert!(addresses(&small).iter().all(|address| !first.contains(address)));
         assert_eq!(tenant.stats().stranded, 0);
@@ -329,7 +333,7 @@ on_both! {
         let early = promising.tenant("early").register().unwrap();
         let of = |granules: u64| early.block(granules * G).capacity(16 * G).home_stream(&stream);
         drop(of(10).try_allocate_adjacent(2).unwrap());
-        // Idle and charged to it, but only 12 are left for it.
+        // The memory is cached and charged to the tenant, but only 12 granules are left for it.
         let late = promising.tenant("late").guarantee(12 * G).register().unwrap();
         let refused = of(10).try_allocate_adjacent(2);
         assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{refused:?}");
@@ -337,7 +341,7 @@ on_both! {
         drop((late.try_allocate(12 * G).unwrap(), rows));
         drop((early, late));
         promising.close().unwrap();
-        // A peer writes to what was exported, whoever has its addresses.
+        // A peer can write to exported memory, whichever block has its addresses.
         let pool = shareable(rig, 64).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let of = || tenant.block(2 * G).home_stream(&stream);
@@ -348,7 +352,7 @@ on_both! {
         drop(rows);
         let next = of().try_allocate_adjacent(3).unwrap();
         assert!(addresses(&next).iter().all(|address| !row.contains(address)));
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
     }
 
     fn a_single_block_leaves_rows_whole_if_it_can(rig) {
@@ -359,7 +363,7 @@ on_both! {
         let rows = of().try_allocate_adjacent(2).unwrap();
         let single = of().try_allocate().unwrap();
         let (row, alone) = (addresses(&rows), single.address());
-        // Not by the stream cache.
+        // Bypass the stream cache.
         rows.iter().chain([&single]).for_each(Block::record_use_anywhere);
         drop((rows, single));
         rig.device.synchronize().unwrap();
@@ -389,7 +393,7 @@ on_both! {
         let after = books(rig, &pool);
         assert_eq!((after.committed, after.addresses), (before.committed, before.addresses));
         let rows = of(5).try_allocate_adjacent(3).unwrap();
-        assert_eq!(addresses(&rows), first, "idle memory of one is no loss of another");
+        assert_eq!(addresses(&rows), first, "one block's idle memory does not strand another's");
         for bad in [of(9).try_allocate_adjacent(2), of(0).try_allocate_adjacent(2)] {
             assert!(bad.is_err());
         }
@@ -431,7 +435,7 @@ on_both! {
         let waiting = std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                rig.machine.let_go_all(D0);
+                rig.machine.release_all_streams(D0);
             });
             of.allocate_adjacent(3)
         });
@@ -453,11 +457,11 @@ on_both! {
         assert!(of(7).try_allocate_adjacent(3).is_err());
         let stats = books(rig, &pool);
         assert_eq!((stats.in_use, stats.tenants[0].blocks), (0, 0));
-        // The row stays with it, and serves when there is enough.
+        // The row stays with its tenant, and serves once there is enough memory.
         assert_eq!((stats.pending_free > 0, stats.addresses), (true, 24 * G));
         let rows = of(7).try_allocate_adjacent(2).unwrap();
         assert_eq!(books(rig, &pool).addresses, 24 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         let mut seen = [1; 64];
         for at in [0, G, 4 * G - 64, 7 * G - 64] {
             rows[0].read(at, &mut seen).unwrap();
@@ -482,7 +486,7 @@ on_both! {
         assert!(reads(next.0) && !reads(next.0 - 4) && !reads(gone.0 + 2 * G));
         drop(first);
         pool.trim(0).unwrap();
-        // It rests, and nobody is given its place; its neighbours are as they were.
+        // The slot rests and is not reused, and its neighbors are unchanged.
         assert!(!reads(gone.0));
         let stats = books(rig, &pool);
         assert_eq!((stats.resting_blocks, stats.resting_addresses), (1, 4 * G));
@@ -492,14 +496,17 @@ on_both! {
         drop(rows);
         drop(fresh);
         pool.trim(0).unwrap();
-        // Two of them rest longest, and go when their neighbour does.
+        // Two of the slots rest longest, and are released with their neighbor.
         let stats = books(rig, &pool);
         assert_eq!((stats.resting_blocks, tenant.stats().addresses), (2, 0));
         for _ in 0..2 {
             drop(of().try_allocate().unwrap());
             pool.trim(0).unwrap();
         }
-        assert_eq!(books(rig, &pool).addresses, 8 * G, "those of the two that went last");
+        assert_eq!(
+            books(rig, &pool).addresses, 8 * G,
+            "the addresses of the two blocks freed last"
+        );
     }
 
     fn what_was_exported_goes_alone(rig) {
@@ -516,8 +523,11 @@ on_both! {
         pool.trim(64 * G).unwrap();
         let stats = books(rig, &pool);
         assert_eq!((stats.exported, stats.committed, stats.addresses), (0, 4 * G, 6 * G));
-        assert_eq!(tenant.stats().addresses, 4 * G, "nobody's, and still reserved");
-        // What is left is no row any more, and serves single blocks.
+        assert_eq!(
+            tenant.stats().addresses, 4 * G,
+            "released memory, but addresses still reserved"
+        );
+        // The remaining slots are no longer a row, and serve single blocks.
         drop(rows);
         let two = of().try_allocate_adjacent(2).unwrap();
         assert!(addresses(&two).iter().all(|address| !row.contains(address)));
@@ -542,7 +552,7 @@ on_both! {
         assert_eq!(cache.sleep(Contents::Keep(&store)).unwrap().given, 6 * G);
         let asleep = books(rig, &pool);
         assert_eq!((asleep.committed, asleep.addresses), (2 * G, 26 * G));
-        // Neither their addresses nor memory beside them is anybody's, and none of them grows.
+        // No block gets their addresses or memory between them, and none of them grows.
         let others = of(&tenant, &stream, 3).try_allocate_adjacent(2).unwrap();
         assert!(addresses(&others).iter().all(|address| !(before[0]..=before[2]).contains(address)));
         drop(others);
@@ -611,7 +621,7 @@ on_both! {
         assert_eq!(stats.tenants[0].addresses, 4 * G);
         drop(rows);
         rig.device.synchronize().unwrap();
-        // Whoever comes next finds what has passed.
+        // The next operation purges what has completed.
         let next = pool.tenant("b").register().unwrap();
         drop(next.block(62 * G).home_stream(&stream).try_allocate().unwrap());
         let stats = books(rig, &pool);
@@ -644,7 +654,7 @@ fn of<'a>(tenant: &'a Tenant, stream: &'a Stream, granules: u64) -> BlockBuilder
     block.home_stream(stream)
 }
 
-/// What a failed call may not change.
+/// Figures that a failed call must not change.
 fn figures(world: &World) -> [u64; 7] {
     let stats = world.pool.stats();
     [
@@ -682,7 +692,7 @@ fn every_driver_call_failed_once() {
         figures,
         true,
     );
-    assert_eq!(again, 9, "an extent more for each");
+    assert_eq!(again, 9, "one more extent per block");
     let grown = sweep(
         |rig| world(rig, 3),
         |_, World { tenant, rows, .. }| {
@@ -701,7 +711,7 @@ fn every_driver_call_failed_once() {
         },
         |_, world| {
             text(world.pool.trim(0))?;
-            // All the addresses that there are: the row makes way.
+            // Requests all addresses that there are, so that the row is released.
             let wide = world.tenant.block(G).capacity(1 << 46);
             Ok(drop(text(wide.try_allocate())?))
         },
@@ -715,8 +725,8 @@ fn every_driver_call_failed_once() {
 fn what_cannot_be_undone_keeps_the_addresses_of_all() {
     let rig = common::model();
     let mut world = world(&rig, 0);
-    // The third block's second extent is not to be had, and the first block's not to be given back,
-    // asked twice.
+    // The third block's second extent cannot be created, and the first block's extent cannot be
+    // unmapped, in both attempts.
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     rig.faults.arm(common::nth_of(6, code, &[Call::MemMap]));
     for nth in [2, 3] {

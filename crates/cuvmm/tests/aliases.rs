@@ -1,6 +1,6 @@
-//! The same memory at two addresses: rings that never wrap, snapshots that copy when told to.
+//! Memory mapped at two addresses: ring buffers that never wrap, snapshots that copy on request.
 //!
-//! `unsafe` here: reading memory through the driver as a kernel would see it, by its address.
+//! `unsafe` is used to read memory by its address through the driver, as a kernel would see it.
 #![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -15,7 +15,7 @@ use cuvmm::error::{ArgumentError, ContainerError, MemoryError};
 use cuvmm::{Access, CowBuffer, Place, Region, RingBuffer, Stream};
 use proptest::prelude::*;
 
-/// Elements in a granule.
+/// Elements per granule.
 const PER_GRANULE: usize = G as usize / 4;
 
 fn numbers(from: u32, count: usize) -> Vec<u32> {
@@ -30,7 +30,7 @@ where
     RingBuffer::new(&rig.device, &stream, granules * PER_GRANULE).unwrap()
 }
 
-/// A buffer of so many granules with an extent for each.
+/// Creates a buffer of `granules` granules, each one extent.
 fn buffer<B: Backing + 'static>(rig: &Rig<B>, granules: usize) -> CowBuffer<u32>
 where
     Machine<B>: Driver,
@@ -55,7 +55,10 @@ on_both! {
         let before = rig.device.memory_info().unwrap().free;
         region.decommit_after(0..3 * G, &[]).unwrap();
         region.purge().unwrap();
-        assert_eq!(rig.device.memory_info().unwrap().free, before, "it is shown still");
+        assert_eq!(
+            rig.device.memory_info().unwrap().free, before,
+            "the memory is still mapped elsewhere"
+        );
         assert_eq!((region.committed(), region.held()), (3 * G, 3 * G));
         region.read(&stream, 9 * G - 2, &mut seen).unwrap();
         if rig.keeps_bytes() {
@@ -86,7 +89,10 @@ on_both! {
         assert_eq!((region.committed(), region.mappings()), (2 * G, 2));
         region.alias(0..2 * G, 4 * G).unwrap();
         region.alias(0..2 * G, 6 * G).unwrap();
-        assert!(matches!(region.alias(0..2 * G, 8 * G), Err(MemoryError::Mappings { .. })), "the limit");
+        assert!(
+            matches!(region.alias(0..2 * G, 8 * G), Err(MemoryError::Mappings { .. })),
+            "the limit of mappings"
+        );
         assert!(matches!(region.fork(&[]), Err(MemoryError::Aliased)));
     }
 
@@ -98,14 +104,14 @@ on_both! {
         region.write(&stream, 0, b"one").unwrap();
         let host = Place::HostNuma(0);
         let moved = region.relocate(0..2 * G, &host, &stream);
-        assert!(matches!(moved, Err(MemoryError::Aliased)), "the other would show other bytes");
+        assert!(matches!(moved, Err(MemoryError::Aliased)), "the two mappings would differ");
         assert!(matches!(region.fork(&[]), Err(MemoryError::Aliased)));
-        // With the second showing gone both can be done.
+        // Without the second mapping both operations succeed.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
         region.purge().unwrap();
         region.relocate(0..2 * G, &host, &stream).unwrap();
         let fork = region.fork(&[]).unwrap();
-        // A second showing could be written, and with it the fork.
+        // Through a second mapping the memory could be written, and the fork with it.
         let shown = region.alias(0..2 * G, 4 * G);
         assert!(matches!(shown, Err(MemoryError::ReadOnly { start: 0, end }) if end == 2 * G));
         region.unshare(0..2 * G, &stream, &[]).unwrap();
@@ -123,26 +129,26 @@ on_both! {
         let mut ring = ring(rig, 3);
         let capacity = ring.capacity();
         assert_eq!((capacity, ring.held(), ring.free()), (3 * PER_GRANULE, 3 * G, capacity));
-        ring.try_push(&numbers(0, capacity - 2)).unwrap();
+        ring.extend_from_slice(&numbers(0, capacity - 2)).unwrap();
         let mut out = vec![0; capacity - 4];
         ring.pop_into(&mut out).unwrap();
-        // These go over the end.
-        ring.try_push(&numbers(500, 8)).unwrap();
+        // These elements cross the end.
+        ring.extend_from_slice(&numbers(500, 8)).unwrap();
         let base = ring.filled().address();
         assert_eq!(ring.filled().len(), 10);
         if rig.keeps_bytes() {
             assert_eq!(out, numbers(0, capacity - 4));
             let mut seen = [0; 40];
-            // SAFETY: nobody writes there.
+            // SAFETY: nothing writes to the range.
             unsafe { rig.machine.copy_to_host(D0, &mut seen, base) }.unwrap();
             let seen: &[u32] = bytemuck::cast_slice(&seen);
             assert_eq!(seen[..2], numbers(capacity as u32 - 4, 2));
             assert_eq!(seen[2..], numbers(500, 8));
         }
-        // What a kernel writes to the free part is one run too.
-        assert_eq!(ring.vacant().len(), capacity - 10);
+        // The free part is contiguous for kernels too.
+        assert_eq!(ring.spare_capacity_mut().len(), capacity - 10);
         let home = ring.home_stream().as_raw();
-        let writes = vec![(ring.vacant().address(), (capacity as u64 - 10) * 4, 0x11)];
+        let writes = vec![(ring.spare_capacity_mut().address(), (capacity as u64 - 10) * 4, 0x11)];
         rig.machine.queue_kernel(D0, home, vec![], writes).unwrap();
         ring.produce(capacity - 10).unwrap();
         assert_eq!(ring.free(), 0);
@@ -166,15 +172,15 @@ on_both! {
         let triples = RingBuffer::<[f32; 3]>::new(&rig.device, &stream, 1).unwrap();
         assert_eq!((triples.capacity(), triples.held()), (512 << 10, 3 * G));
         let mut ring = ring(rig, 1);
-        ring.try_push(&numbers(0, 5)).unwrap();
-        assert!(matches!(ring.try_push(&numbers(0, PER_GRANULE - 4)), Err(ContainerError::Full { len: 5, .. })));
+        ring.extend_from_slice(&numbers(0, 5)).unwrap();
+        assert!(matches!(ring.extend_from_slice(&numbers(0, PER_GRANULE - 4)), Err(ContainerError::Full { len: 5, .. })));
         assert!(matches!(ring.produce(PER_GRANULE), Err(ContainerError::Full { .. })));
         assert!(matches!(ring.pop_into(&mut [0; 6]), Err(ContainerError::Argument(ArgumentError::OutOfRange { len: 5, .. }))));
         assert!(matches!(ring.consume(6), Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         assert!(matches!(ring.peek(usize::MAX, &mut [0; 2]), Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         assert_eq!(ring.len(), 5);
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemcpyHtoDAsync));
-        assert!(matches!(ring.try_push(&[1]), Err(ContainerError::Memory(MemoryError::Range { .. }))));
+        assert!(matches!(ring.extend_from_slice(&[1]), Err(ContainerError::Memory(MemoryError::Range { .. }))));
         rig.faults.disarm();
         assert_eq!(ring.len(), 5);
     }
@@ -208,7 +214,7 @@ on_both! {
         assert_eq!(rig.faults.count(Call::MemSetAccess), 1);
         rig.faults.forget();
         let _ = then.make_mut(0..4).unwrap();
-        assert_eq!(rig.faults.total(), 0, "what is one's own needs no call");
+        assert_eq!(rig.faults.total(), 0, "unshared memory needs no call");
     }
 
     fn a_write_to_what_is_shared_faults(rig) {
@@ -236,7 +242,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!(then.get(2 * PER_GRANULE - 1).unwrap(), 0x0303_0303);
         }
-        // The same without waiting, a layer below.
+        // The same for a region, without waiting.
         let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
         region.commit(0..4 * G).unwrap();
         rig.machine.hold(D0, user.as_raw());
@@ -245,8 +251,11 @@ on_both! {
         assert!(matches!(fork, Err(MemoryError::InUse { .. })));
         assert!(!region.is_read_only(0..4 * G));
         region.decommit_after(G..2 * G, std::slice::from_ref(&user)).unwrap();
-        assert!(matches!(region.fork(&[]), Err(MemoryError::InUse { .. })), "a part that was given up is written");
-        rig.machine.let_go_all(D0);
+        assert!(
+            matches!(region.fork(&[]), Err(MemoryError::InUse { .. })),
+            "a pending free is still written to"
+        );
+        rig.machine.release_all_streams(D0);
         let fork = region.fork(&[]).unwrap();
         assert_eq!((fork.committed(), fork.held()), (3 * G, 4 * G));
         assert!(region.is_read_only(0..4 * G) && fork.is_read_only(0..G));
@@ -263,13 +272,19 @@ on_both! {
         assert_eq!((fork.access_of(&second), fork.zero_backed()), (Access::ReadWrite, 4 * G));
         let stream = Stream::new(&second).unwrap();
         fork.read(&stream, 0, &mut [0; 4]).unwrap();
-        assert!(fork.write(&stream, 0, &[0; 4]).is_err(), "shared is read-only for everybody");
+        assert!(
+            fork.write(&stream, 0, &[0; 4]).is_err(),
+            "shared memory is read-only for both owners"
+        );
         let home = Stream::new(&rig.device).unwrap();
         let missing = region.unshare(0..4 * G, &home, &[]);
         assert!(matches!(missing, Err(MemoryError::NotCommitted { .. })));
         let wrong = region.unshare(0..2 * G, &stream, &[]);
         assert!(matches!(wrong, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))));
-        assert_eq!(region.unshare(0..G, &home, &[stream]).unwrap(), 2 * G, "extents count whole");
+        assert_eq!(
+            region.unshare(0..G, &home, &[stream]).unwrap(), 2 * G,
+            "extents count as a whole"
+        );
         assert!(!region.is_read_only(0..2 * G));
         assert_eq!(region.access_of(&second), Access::ReadWrite);
     }
@@ -279,7 +294,7 @@ on_both! {
         let stranger = Stream::new(&common::model().device).unwrap();
         assert!(matches!(CowBuffer::<u32>::zeroed(&rig.device, &stranger, 1), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         assert!(matches!(CowBuffer::<()>::zeroed(&rig.device, &stream, 1), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
-        assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, usize::MAX), Err(ContainerError::Argument(ArgumentError::Uncountable { .. }))));
+        assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, usize::MAX), Err(ContainerError::Argument(ArgumentError::Overflow { .. }))));
         assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, 0), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
         assert!(CowBuffer::<u64>::with_extents(&rig.device, &stream, 8, 3 * G).is_err());
         let mut buffer = buffer(rig, 1);
@@ -317,7 +332,7 @@ on_both! {
                 let hit = hit || rig.faults.injected() > 0;
                 rig.faults.disarm();
                 if let Err(error) = written {
-                    // A copy that could not be waited for may have come through.
+                    // A copy whose wait failed may have completed.
                     if rig.keeps_bytes() && !matches!(error, ContainerError::Memory(MemoryError::Range { .. })) {
                         assert_eq!(now.get(PER_GRANULE).unwrap(), PER_GRANULE as u32, "{k}");
                     }
@@ -386,7 +401,7 @@ proptest! {
                 Turn::Push(count) => {
                     let more = numbers(next, count);
                     let fits = count <= ring.capacity() - known.len();
-                    assert_eq!(ring.try_push(&more).is_ok(), fits);
+                    assert_eq!(ring.extend_from_slice(&more).is_ok(), fits);
                     if fits {
                         known.extend(&more);
                         next += count as u32;
@@ -438,7 +453,7 @@ proptest! {
                 }
                 Act::Drop(_) => {}
             }
-            // Memory is held once for each extent that differs, and never more than copies would.
+            // Memory is held once per distinct extent, and never more than copies would hold.
             let shown: u64 = all.iter().map(|(buffer, _)| buffer.held()).sum();
             assert!(rig.machine.live().physical_bytes <= shown);
             for (buffer, known) in &all {

@@ -1,4 +1,4 @@
-//! Several blocks in one call, what each block's memory comes in, and how much room there is.
+//! Operations on several blocks in one call, growth policies, and headroom.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -11,7 +11,7 @@ use cuvmm::driver::model::Nothing;
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, Stream, Tenant};
 
-/// The extents under a block, in granules.
+/// Returns the sizes of a block's extents in granules.
 fn extents(block: &Block) -> Vec<u64> {
     block
         .extents()
@@ -20,7 +20,8 @@ fn extents(block: &Block) -> Vec<u64> {
         .collect()
 }
 
-/// What a failed call may not change: committed, used, precommitted memory, in the free list, mappings, addresses.
+/// Figures that a failed call must not change: committed, in-use, precommitted and free bytes,
+/// mappings, addresses.
 type Books = [u64; 6];
 
 fn books(pool: &Pool) -> Books {
@@ -58,7 +59,7 @@ on_both! {
         assert_eq!((extents(&plain), extents(&fine), extents(&exact)), (
             vec![64, 8], vec![64, 2], vec![64, 1],
         ));
-        // A stream cache keeps them apart: the next one grows as it says itself.
+        // The stream cache distinguishes growth policies: the next block grows by its own.
         drop(plain);
         let mut next = tenant.block(65 * G).capacity(128 * G).home_stream(&stream)
             .growth(Growth::Part(16)).try_allocate().unwrap();
@@ -78,7 +79,7 @@ on_both! {
         let address = small.address();
         drop(small);
         let large = of(1 << 40).try_allocate().unwrap();
-        assert_eq!(extents(&large), [8, 2, 1], "no more than the pool's");
+        assert_eq!(extents(&large), [8, 2, 1], "no extent larger than the pool's largest");
         rig.faults.forget();
         let again = tenant.block(7 * G).capacity(16 * G).home_stream(&stream)
             .largest_extent(4 * G).try_allocate().unwrap();
@@ -88,7 +89,7 @@ on_both! {
             refused,
             Err(BlockError::Argument(ArgumentError::NotPowerOfTwo { value, .. })) if value == 3 * G
         ), "{refused:?}");
-        // A compaction makes no larger ones of them.
+        // A compaction creates no larger extents.
         let mut grown = tenant.block(G).capacity(16 * G).largest_extent(2 * G)
             .growth(Growth::Exact).try_allocate().unwrap();
         for size in 2..=8 {
@@ -144,7 +145,7 @@ on_both! {
         let sizes: Vec<_> = blocks.iter().map(|block| block.size() / G).collect();
         assert_eq!(sizes, [2, 3, 2, 4]);
         assert_eq!(pool.stats().refusals, 1);
-        // Smaller than it is, and larger than it may be.
+        // One size is too small, and one too large.
         assert!(matches!(
             grow_all(&tenant, &mut blocks, &[2, 2, 2, 4]),
             Err(BlockError::Refused { index: 1, ref cause, .. })
@@ -165,7 +166,7 @@ on_both! {
         let other = pool.tenant("b").register().unwrap();
         assert!(matches!(
             grow_all(&other, &mut blocks, &[4, 4, 4, 4]),
-            Err(BlockError::NotOurs { index: 0 })
+            Err(BlockError::WrongTenant { index: 0 })
         ));
         drop(blocks);
     }
@@ -192,7 +193,7 @@ on_both! {
         let mut pairs: Vec<_> = blocks.iter_mut().map(|block| (block, 12 * G)).collect();
         tenant.grow_all(&mut pairs).unwrap();
         assert_eq!(tenant.stats().in_use, 24 * G);
-        assert!(spare.lock().unwrap().is_none(), "its hook gave it");
+        assert!(spare.lock().unwrap().is_none(), "the hook gave up the block");
         drop(blocks);
     }
 
@@ -213,8 +214,11 @@ on_both! {
         assert!(grow_all(&tenant, &mut blocks, &[4, 15]).is_err());
         let stats = tenant.stats();
         assert_eq!(stats.in_use, 2 * G);
-        assert_eq!(stats.committed, 2 * G + stats.precommitted, "what is being zeroed is precommitted");
-        rig.machine.let_go_all(D0);
+        assert_eq!(
+            stats.committed, 2 * G + stats.precommitted,
+            "memory being zeroed is precommitted"
+        );
+        rig.machine.release_all_streams(D0);
         rig.device.synchronize().unwrap();
         grow_all(&tenant, &mut blocks, &[8, 8]).unwrap();
         let mut bytes = [1; 64];
@@ -235,7 +239,7 @@ on_both! {
         let of = tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
         let mut blocks = of.growth(Growth::Part(64)).try_allocate_many(2).unwrap();
         grow_all(&tenant, &mut blocks, &[3, 3]).unwrap();
-        until(&pool, "placed ahead", || tenant.stats().precommitted >= 2 * G);
+        until(&pool, "precommitted", || tenant.stats().precommitted >= 2 * G);
         // An extent of its own, which the driver has just zeroed.
         mapper.stop();
         rig.faults.forget();
@@ -264,10 +268,10 @@ on_both! {
         grow_all(&tenant, &mut blocks, &[3; 8]).unwrap();
         let own = || common::calls_without_mapper(&rig.device, &pool);
         for size in 4..16 {
-            until(&pool, "placed ahead", || tenant.stats().precommitted >= 8 * G);
+            until(&pool, "precommitted", || tenant.stats().precommitted >= 8 * G);
             let before = own();
             grow_all(&tenant, &mut blocks, &[size; 8]).unwrap();
-            assert_eq!(own(), before, "driver calls of who only grows");
+            assert_eq!(own(), before, "the growing thread makes no driver call");
         }
         drop(blocks);
         drop(tenant);
@@ -288,15 +292,15 @@ on_both! {
         let ours = tenant.allocate_on(&stream, 5 * G).unwrap();
         assert_eq!(figures(), [3, 17, 17]);
         drop(theirs);
-        // Above its guarantee it may be taken: 2 and 8 in one piece, which is taken whole, but 6
-        // stay kept for it.
+        // Memory above the guarantee may be reclaimed: 2 granules and an extent of 8, which is
+        // taken as a whole. 6 granules stay guaranteed.
         assert_eq!(figures(), [3, 17, 21]);
         rig.machine.hold(D0, stream.as_raw());
         let writes = vec![(ours.address(), G, 1)];
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
         drop(ours);
-        assert_eq!(figures(), [8, 17, 21], "what is pending free is not to be had");
-        rig.machine.let_go_all(D0);
+        assert_eq!(figures(), [8, 17, 21], "pending memory is not available");
+        rig.machine.release_all_streams(D0);
         rig.device.synchronize().unwrap();
         assert_eq!(figures(), [8, 22, 26]);
         for wanted in [22, 26] {
@@ -304,7 +308,7 @@ on_both! {
             drop(block);
         }
         assert!(tenant.try_allocate(27 * G).is_err());
-        // Its own limit is another bound.
+        // The tenant's own limit is another bound.
         let small = pool.tenant("small").limit(3 * G).register().unwrap();
         let room = small.headroom().unwrap();
         assert_eq!((room.at_worst, room.now, room.taking_back), (0, 0, 3 * G));
@@ -360,7 +364,8 @@ fn every_driver_call_of_a_batch_failed_once() {
 fn what_a_batch_cannot_undo_is_quarantined() {
     let rig = common::model();
     let mut world = world(&rig);
-    // The third block's memory is not to be had, and the first's not to be given back, asked twice.
+    // The third block's memory cannot be mapped, and the first block's cannot be unmapped, in both
+    // attempts.
     rig.faults.arm(common::nth_of(
         2,
         cuvmm::driver::CUresult::CUDA_ERROR_UNKNOWN,
@@ -375,7 +380,7 @@ fn what_a_batch_cannot_undo_is_quarantined() {
     let stats = world.pool.stats();
     assert_eq!((stats.quarantined, stats.committed), (G, 6 * G));
     assert_eq!(stats.in_use, 6 * G);
-    // Its place is taken: that block cannot grow any more, the others can.
+    // Its addresses are taken: that block can no longer grow, the others can.
     assert!(grow_all(&world.tenant, &mut world.blocks, &[3, 2, 2]).is_err());
     grow_all(&world.tenant, &mut world.blocks, &[2, 3, 7]).unwrap();
     drop(world);
@@ -413,11 +418,11 @@ fn what_idle_extents_leave_over_is_not_what_the_last_block_lacks() {
         block.home_stream(&stream)
     };
     drop(of(2).try_allocate_many(2).unwrap());
-    // Two would fit in place, each with a granule behind it that no other can have.
+    // Two blocks would fit in place, but each would strand a granule.
     let blocks = of(1).try_allocate_many(4).unwrap();
     assert_eq!(tenant.stats().stranded, 0);
     drop(blocks);
-    // The same where they lie in the stream cache.
+    // The same when the blocks are in the stream cache.
     let mut blocks = of(2).try_allocate_many(2).unwrap();
     for block in &mut blocks {
         block.shrink_to(G).unwrap();

@@ -1,5 +1,5 @@
-//! Blocks that begin with the bytes of others: what they show, what they hold together, what nobody
-//! may write, and what happens when one of them shrinks, grows or goes.
+//! Forked blocks: what they contain, which memory they share, what cannot be written, and what
+//! happens when one of them shrinks, grows or is freed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -17,10 +17,10 @@ use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// What a block is written in and held against.
+/// The unit in which blocks are written and checked.
 const CELL: u64 = G / 2;
 
-/// Writes a byte to each cell from one on: the salt and which cell it is.
+/// Writes a byte derived from the salt and the offset to each cell from `from` on.
 fn write(block: &Block, salt: u8, from: u64) {
     for at in (from..block.size()).step_by(CELL as usize) {
         block.write(at, &[byte(salt, at); 32]).unwrap();
@@ -31,7 +31,7 @@ const fn byte(salt: u8, at: u64) -> u8 {
     salt.wrapping_mul(16).wrapping_add((at / CELL) as u8)
 }
 
-/// That the cells in a range are as they were written.
+/// Checks that the cells in a range are as they were written.
 fn shows<B: Backing>(rig: &Rig<B>, block: &Block, salt: u8, cells: std::ops::Range<u64>)
 where
     Machine<B>: Driver,
@@ -57,7 +57,7 @@ where
     builder.build().unwrap()
 }
 
-/// A block that is made to be forked: extents of two granules.
+/// Allocates a block for forking, with extents of two granules.
 fn allocate(tenant: &Tenant, stream: &Stream, size: u64) -> Block {
     let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
     builder.home_stream(stream).tag("kv").allocate().unwrap()
@@ -88,7 +88,7 @@ on_both! {
         shows(rig, &fork, 1, 0..5 * G + 100);
         let stats = books(rig, &pool);
         assert_eq!((stats.shared, stats.in_use), (4 * G, 3 * G + 2 * G));
-        // Behind what they share each has its own.
+        // Behind the shared prefix each block has its own memory.
         write(&root, 2, 4 * G);
         write(&fork, 3, 5 * G + CELL);
         fork.grow_to(9 * G).unwrap();
@@ -97,7 +97,7 @@ on_both! {
         shows(rig, &root, 2, 4 * G..7 * G);
         shows(rig, &fork, 1, 0..5 * G + CELL);
         shows(rig, &fork, 3, 5 * G + CELL..9 * G);
-        // A fork of the fork, whose whole prefix is common; the one in the middle goes first.
+        // A fork of the fork, whose whole prefix is shared. The one in the middle is dropped first.
         let last = fork.try_fork(2 * G, 2 * G).unwrap();
         assert_eq!((fork.read_only(), last.read_only()), (4 * G, 2 * G));
         assert_eq!(books(rig, &pool).shared, 4 * G);
@@ -106,7 +106,8 @@ on_both! {
         assert_eq!((root.read_only(), last.read_only()), (2 * G, 2 * G));
         drop(root);
         pool.trim(0).unwrap();
-        // The last one may not write what it took over, and has it for itself.
+        // The last block may not write to the memory that it took over, although it is its only
+        // owner.
         assert_eq!(last.read_only(), 2 * G);
         let stats = books(rig, &pool);
         assert_eq!((stats.shared, stats.in_use, stats.committed), (0, 2 * G, 2 * G));
@@ -141,11 +142,11 @@ on_both! {
         shows(rig, &root, 1, 0..4 * G);
         drop(fork);
         pool.trim(0).unwrap();
-        // Nobody reads it any more: the block that was forked has all of it again.
+        // No block shares it any more: the source can write to all of it again.
         assert_eq!(root.read_only(), 0);
         write(&root, 2, 0);
         let exported = root.export(HandleTypes::POSIX_FD).unwrap();
-        // What others can write to is copied.
+        // Exported memory, to which peers can write, is copied.
         let copy = root.fork(4 * G, 4 * G).unwrap();
         assert_eq!((copy.read_only(), books(rig, &pool).shared), (0, 0));
         shows(rig, &copy, 2, 0..4 * G);
@@ -165,7 +166,7 @@ on_both! {
             block.shrink_to(5 * G + 1).unwrap();
             assert_eq!(block.read_only(), 5 * G + 1);
             block.try_grow_to(10 * G).unwrap();
-            // The extent that its end lay in is its own as well.
+            // The extent in which the block ended is its own as well.
             assert_eq!((block.read_only(), block.address()), (4 * G, address));
             shows(rig, block, 1, 0..5 * G + 1);
             write(block, salt, 4 * G);
@@ -173,15 +174,15 @@ on_both! {
         shows(rig, &root, 2, 4 * G..10 * G);
         shows(rig, &fork, 3, 4 * G..10 * G);
         shows(rig, &other, 1, 0..8 * G);
-        // It took them over, and still may not write them.
+        // It took the memory over, and still may not write to it.
         assert_eq!(other.read_only(), 8 * G);
-        // Within a granule that it has, too.
+        // The same within a granule that it has.
         let mut small = root.fork(2 * G, 2 * G).unwrap();
         small.shrink_to(2 * G - CELL).unwrap();
         small.grow_to(2 * G).unwrap();
         write(&small, 6, 2 * G - CELL);
         drop(small);
-        // Together, and one of them does not need it.
+        // Together with a block that needs no unsharing.
         let mut third = allocate(&tenant, &stream, G);
         root.shrink_to(G).unwrap();
         fork.shrink_to(3 * G).unwrap();
@@ -211,19 +212,19 @@ on_both! {
         let BlockError::SharedInUse { offset, bytes, others: 1 } = refused else {
             panic!("{refused}")
         };
-        // Behind that nothing is shown any more.
+        // Behind the lease nothing is shared any more.
         assert_eq!((offset, bytes), (3 * G, G));
         drop(lease);
-        // In a batch it is named, and nobody has grown.
+        // In a batch the error names the block, and no block has grown.
         let mut blocks = [(&mut root, 9 * G), (&mut fork, 6 * G)];
         let refused = tenant.grow_all(&mut blocks).unwrap_err();
         let BlockError::Refused { index, cause, .. } = refused else { panic!("{refused}") };
         assert!(cause.is_shortage(), "{cause}");
         assert_eq!((index, root.size(), fork.size()), (1, 8 * G, 3 * G));
-        // But what it was to grow over is its own by now.
+        // The extent in the way of its growth is unshared by now.
         let stats = books(rig, &pool);
         assert_eq!((stats.in_use + stats.shared, fork.read_only()), (before + G, 2 * G));
-        // A size that cannot be is refused before anything is unmapped.
+        // An invalid size is refused before anything is unmapped.
         let snapshot = rig.machine.snapshot();
         assert!(matches!(fork.grow_to(33 * G), Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
         assert_eq!(rig.machine.snapshot(), snapshot);
@@ -271,7 +272,7 @@ on_both! {
             for (salt, row) in (1..).zip(rows.iter().chain([&single])) {
                 write(row, salt, 0);
             }
-            // A row without its first, one alone, and the first.
+            // A row without its first block, a single block, and the first block.
             let chosen = [&rows[1], &rows[2], &rows[3], &single, &rows[0]];
             let reservations = rig.machine.live().reservations;
             let mut forks = tenant.fork_all(&chosen, 4 * G, 5 * G).unwrap();
@@ -281,7 +282,7 @@ on_both! {
             for (salt, fork) in [2, 3, 4, 5, 1].into_iter().zip(&forks) {
                 shows(rig, fork, salt, 0..4 * G);
             }
-            // They grow together, and are forked again, as a row.
+            // The forks grow together, and are forked again, as a row.
             let mut grown: Vec<(&mut Block, u64)> =
                 forks.iter_mut().take(3).map(|fork| (fork, 7 * G)).collect();
             tenant.try_grow_all(&mut grown).unwrap();
@@ -305,7 +306,7 @@ on_both! {
         let before = (books(rig, &pool), rig.machine.live());
         let refused = |tenant: &Tenant, bytes, size| tenant.fork_all(&both, bytes, size).unwrap_err();
         assert!(matches!(refused(&one, 0, G), BlockError::Argument(ArgumentError::Zero { .. })));
-        assert!(matches!(refused(&other, G, G), BlockError::NotOurs { index: 0 }));
+        assert!(matches!(refused(&other, G, G), BlockError::WrongTenant { index: 0 }));
         let error = refused(&one, 5 * G, 5 * G);
         let BlockError::Argument(ArgumentError::TooLarge { value, most, .. }) = error else { panic!("{error}") };
         assert_eq!((value, most), (5 * G, 4 * G));
@@ -397,10 +398,10 @@ fn every_driver_call_failed_once() {
         figures,
         true,
     );
-    // One reservation; each maps two extents, makes a third, and asks whether its stream captures
-    // before it copies to that.
+    // One reservation. Each fork maps two extents, creates a third, and checks whether its stream
+    // captures before it copies to that extent.
     assert_eq!(forked, 1 + 3 * (2 * 2 + 3 + 2));
-    // What was made a block's own stays so, and shows the same: only the books must add up.
+    // Unshared memory stays unshared, with the same contents: only the books must add up.
     let grown = sweep(
         |rig| world(rig, true),
         |_, World { tenant, rows, .. }| {
@@ -473,13 +474,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A block and what is known of its cells: what it was given by a write or by the block that it was
-/// forked from. Nothing of the others is known here.
+/// A block and what is known about its cells: the bytes written to it or inherited from the block
+/// that it was forked from. Other blocks are not known here.
 struct Known {
     block: Block,
     zeroed: bool,
     cells: Vec<Option<u8>>,
-    /// How many of them somebody else shows too, or did.
+    /// Number of cells that another block shares, or shared.
     common: u64,
 }
 
@@ -495,7 +496,7 @@ const fn cells(bytes: u64) -> u64 {
     bytes / CELL
 }
 
-/// Runs a program, and holds every block against the reference after each step.
+/// Runs a program, and compares every block with the reference after each step.
 fn run<B: Backing + 'static>(rig: &Rig<B>, hardened: bool, steps: &[Step])
 where
     Machine<B>: Driver,
@@ -581,7 +582,7 @@ where
                 let injected = rig.faults.injected();
                 match it.block.grow_to(size) {
                     Ok(()) => {
-                        // What is new is there to be written.
+                        // The new memory can be written.
                         let first = it.cells.len();
                         it.resized(cells(size));
                         rig.faults.disarm();
@@ -623,7 +624,7 @@ where
                     Err(MemoryError::Argument(ArgumentError::OutOfRange { .. })) => {
                         assert!(at >= it.block.size())
                     }
-                    // Queued or not, the bytes may be there.
+                    // The bytes may have been written, although the call failed.
                     Err(MemoryError::Range { .. } | MemoryError::Call(_)) => {
                         it.cells[cell as usize] = None
                     }
@@ -653,7 +654,7 @@ where
                     let kept = tenant.blocks().sleep(cuvmm::Contents::Keep(&store));
                     rig.faults.disarm();
                     if kept.is_ok() {
-                        // What was shared is each one's own when it wakes, and may not all fit.
+                        // Shared memory is unshared on waking, and may not all fit.
                         if tenant.blocks().wake().is_err() {
                             known.truncate(2);
                             tenant.blocks().wake().unwrap();
@@ -679,7 +680,7 @@ where
                 }
             }
         }
-        // Addresses that a failed call left reserved are counted as such, and no pool's.
+        // Addresses that a failed call left reserved are counted as such, and belong to no pool.
         match rig.device.drop_failures() {
             0 => books(rig, &pool),
             _ => balanced(rig, &pool),

@@ -1,5 +1,5 @@
-//! Forks of blocks where something comes between: a driver that refuses to undo, a fence that passes
-//! or a sleep that is called off while another call is under way.
+//! Forks of blocks beside other events: a driver that refuses to undo, a fence that completes, or a
+//! sleep that is canceled, during another call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -17,7 +17,7 @@ use cuvmm::{Block, Contents, Stream, Tenant};
 
 const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-/// A block that is made to be forked: extents of two granules.
+/// Allocates a block for forking, with extents of two granules.
 fn allocate(tenant: &Tenant, stream: &Stream, tag: &str, size: u64) -> Block {
     let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
     builder.home_stream(stream).tag(tag).allocate().unwrap()
@@ -45,22 +45,22 @@ on_both! {
             root.write(at, &[byte; 32]).unwrap();
         }
         let fork = root.fork(4 * G, 4 * G).unwrap();
-        // The root's memory has been taken out when it is to be put back: its first extent is mapped,
-        // is not opened, and stays.
+        // When the root's memory is put back, its first extent is mapped, cannot be given access,
+        // and stays mapped.
         let watch = |_: &Progress| {
             for call in [Call::MemSetAccess, Call::MemUnmap] {
                 rig.faults.arm(Fault::nth(1, UNKNOWN).of(call));
             }
             false
         };
-        let refused = tenant.blocks().watch(&watch).sleep(Contents::Discard);
+        let refused = tenant.blocks().on_progress(&watch).sleep(Contents::Discard);
         rig.faults.disarm();
         assert!(matches!(
             refused,
             Err(SleepError::Stayed { blocks: 1, bytes, .. }) if bytes == 5 * G
         ), "{refused:?}");
         assert!(root.is_asleep() && !fork.is_asleep());
-        // What the fork shows behind that is not in the free list.
+        // The memory behind it that the fork shares is not in the free list.
         let stats = balanced(rig, &pool);
         assert_eq!((stats.committed, stats.in_use, stats.free), (4 * G, 4 * G, G));
         let other = allocate(&tenant, &stream, "other", 2 * G);
@@ -88,7 +88,7 @@ on_both! {
             }
             drop(lease);
             pool.trim(0).unwrap();
-            assert_eq!(pool.stats().mappings, 4, "nothing is unmapped under the kernel");
+            assert_eq!(pool.stats().mappings, 4, "no memory is unmapped under the kernel");
             rig.machine.let_go(D0, named.as_raw());
             pool.trim(0).unwrap();
             assert_eq!(pool.stats().mappings, 3);
@@ -107,8 +107,8 @@ on_both! {
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
         fork.shrink_to(G).unwrap();
         drop(allocate(&idle, &stream, "kv", G));
-        // The root still shows the extent when the fork is to have its own, and no more when there is
-        // room for that.
+        // The root still shares the extent when the fork starts to unshare it, and no longer does
+        // when there is memory for the copy.
         for nth in [1, 2] {
             rig.faults.arm(Fault::nth(nth, UNKNOWN).of(Call::MemUnmap));
         }
@@ -119,7 +119,7 @@ on_both! {
         assert_eq!((fork.read_only(), books(rig, &pool).committed), (0, 2 * G));
         fork.write(0, &[8; 32]).unwrap();
         fork.write(G, &[9; 32]).unwrap();
-        // The device may, too.
+        // The device may write to it too.
         rig.machine
             .queue_kernel(D0, stream.as_raw(), vec![], vec![(fork.address(), 2 * G, 5)])
             .unwrap();
@@ -136,7 +136,7 @@ on_both! {
             fork.shrink_to(G).unwrap();
             (root, fork)
         });
-        // Another tenant has all the rest. Asked for it, it first has the sleep called off.
+        // Another tenant has all remaining memory. Its pressure hook first has the sleep canceled.
         let (call_off, called_off) = mpsc::channel();
         let (awake, is_awake) = mpsc::channel::<()>();
         let (falling, falls) = mpsc::channel();
@@ -162,7 +162,7 @@ on_both! {
                     false
                 };
                 let blocks = tenant.blocks().tag("falls");
-                let slept = blocks.watch(&watch).sleep(Contents::Discard);
+                let slept = blocks.on_progress(&watch).sleep(Contents::Discard);
                 assert!(matches!(slept, Err(SleepError::Cancelled)), "{slept:?}");
                 awake.send(()).unwrap();
             });
@@ -190,7 +190,7 @@ on_both! {
         root.write(0, &[7; 32]).unwrap();
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
         fork.shrink_to(G).unwrap();
-        // What was queued until now has passed, and that is known.
+        // The work queued so far is known to be complete.
         let lease = fork.lease();
         let refused = fork.try_grow_to(2 * G);
         assert!(matches!(refused, Err(BlockError::SharedInUse { .. })), "{refused:?}");
@@ -222,7 +222,7 @@ on_both! {
         root.record_use(&other).unwrap();
         busy(rig, &other, &root, 8);
         drop(root);
-        // The copy waits in its stream, and what kept the root's memory there has passed.
+        // The copy waits in its stream, and the work that kept the root's memory is complete.
         rig.machine.hold(D0, home.as_raw());
         fork.try_grow_to(2 * G).unwrap();
         rig.machine.let_go(D0, other.as_raw());
@@ -247,7 +247,7 @@ on_both! {
         let refused = other.block(G).try_allocate();
         let Err(BlockError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
         assert_eq!((shortage.pending_free, shortage.available), (4 * G, 0));
-        // It may not be asked now whether that has passed.
+        // During the capture the fence cannot be polled.
         let guard = pool.capture_guard();
         let refused = other.block(G).try_allocate();
         assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");

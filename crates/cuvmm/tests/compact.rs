@@ -1,4 +1,4 @@
-//! Few large extents made of many small ones, under the same addresses and bytes.
+//! Compaction: many small extents become few large ones, with the same addresses and bytes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -23,7 +23,7 @@ where
         .unwrap()
 }
 
-/// What a compaction calls, but for giving addresses back, whose failure is a drop's to report.
+/// The calls that a compaction makes, except freeing addresses, whose failure the drop reports.
 const CALLS: &[Call] = &[
     Call::MemAddressReserve,
     Call::MemCreate,
@@ -39,7 +39,7 @@ const CALLS: &[Call] = &[
     Call::ThreadExchangeStreamCaptureMode,
 ];
 
-/// A block of single granules, each stamped with its number.
+/// Allocates a block of single granules, each stamped with its number.
 fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     let block = tenant.block(G).capacity(32 * G).home_stream(stream);
     let mut block = block.try_allocate().unwrap();
@@ -84,7 +84,7 @@ on_both! {
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.extents_before, done.extents_after), (20, 3), "8 + 8 + 4");
         assert_eq!((done.copied, done.steps, done.stopped), (20 * G, 3, false));
-        assert_eq!(done.released, 20 * G, "the old pieces");
+        assert_eq!(done.released, 20 * G, "the old extents");
         assert_eq!(block.address(), address);
         let sizes: Vec<u64> = block.extents().iter().map(|extent| extent.size / G).collect();
         assert_eq!(sizes, [8, 8, 4]);
@@ -137,7 +137,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let block = pieces(&tenant, &stream, 16);
         let done = pool.compact(|_| true).unwrap();
-        assert_eq!((done.no_room, done.copied, done.extents_after), (2, 0, 16));
+        assert_eq!((done.no_space, done.copied, done.extents_after), (2, 0, 16));
         assert!(rig.machine.live().physical_bytes <= 20 * G);
         assert_stamped(rig, &block);
         balanced(rig, &pool);
@@ -164,7 +164,7 @@ on_both! {
             let outcome = pool.compact(|_| true);
             let hit = rig.faults.injected() > 0;
             rig.faults.disarm();
-            // A block whose streams cannot be asked about stays as it is.
+            // A block stays unchanged if its streams cannot be queried.
             let whole = [1, 8].contains(&block.extents().len());
             assert!(outcome.is_err() || !hit || pool.stats().quarantined > 0 || whole, "{k}");
             assert_stamped(rig, &block);
@@ -187,12 +187,13 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
-        // The copy's own mapping is the first; then neither the new nor the old can be mapped.
+        // The first mapping is the copy's own. Then neither the new nor the old memory can be
+        // mapped.
         rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
         let lost = pool.compact(|_| true);
         assert!(matches!(lost, Err(BlockError::Lost { bytes, .. }) if bytes == 8 * G), "{lost:?}");
         rig.faults.disarm();
-        // The block has its size still, and no memory.
+        // The block still has its size, but no memory.
         are_the_drivers(rig, &pool.stats(), 0);
         drop((block, tenant));
         pool.close().unwrap();
@@ -218,7 +219,8 @@ on_both! {
         };
         assert_eq!(sizes(&block), [1, 2, 2]);
         rig.faults.forget();
-        // New memory of four granules is mapped, what follows it is not; and it cannot be unmapped.
+        // New memory of four granules is mapped, the next extent is not; and the first cannot be
+        // unmapped.
         rig.faults.arm(Fault::nth(4, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
         for nth in [6, 7] {
             rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
@@ -241,7 +243,8 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
-        // The new memory is not mapped, and of the old the last extent but one, twice.
+        // The new memory cannot be mapped, and neither can the last but one extent of the old, in
+        // both attempts.
         for nth in [2, 4, 5] {
             rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
         }

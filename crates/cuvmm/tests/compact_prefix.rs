@@ -1,5 +1,5 @@
-//! Few large extents under what will be forked: what forks map then, what stands in the way, and what
-//! becomes of the memory.
+//! Compacting a prefix before it is forked: what forks map then, what prevents it, and what happens
+//! to the memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -18,7 +18,7 @@ use cuvmm::error::{ArgumentError, BlockError, CallError, KvCacheError, MemoryErr
 use cuvmm::kv::Layout;
 use cuvmm::{Block, Contents, HostStore, KvCache, Limit, Pool, Stream, Tenant};
 
-/// A block that is made to be forked: extents of two granules, each of whose granules has its stamp.
+/// Allocates a block for forking, with extents of two granules and a stamp in each granule.
 fn prompt(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     let builder = tenant.block(granules * G).capacity(64 * G);
     let builder = builder.largest_extent(2 * G).home_stream(stream);
@@ -60,15 +60,16 @@ on_both! {
         let parent = prompt(&tenant, &stream, 23);
         assert_eq!(parent.extents().len(), 12);
         let address = parent.address();
-        // The last byte of the prefix lies in an extent that is not whole, and stays as it is.
+        // The last byte of the prefix is in an extent that is only partly covered, which stays
+        // unchanged.
         assert_eq!(parent.compact_prefix(21 * G).unwrap(), 20 * G);
         assert_eq!((sizes(&parent), parent.address()), (vec![16, 4, 2, 1], address));
         assert_eq!(books(rig, &pool).committed, 23 * G);
         shows(rig, &parent, 0..23);
-        assert_eq!(parent.compact_prefix(21 * G).unwrap(), 0, "it has been done");
+        assert_eq!(parent.compact_prefix(21 * G).unwrap(), 0, "the prefix is compact already");
         rig.faults.forget();
         let fork = parent.fork(21 * G, 22 * G).unwrap();
-        assert_eq!(rig.faults.count(Call::MemMap), 3, "two that are shared, and one of its own");
+        assert_eq!(rig.faults.count(Call::MemMap), 3, "two shared extents, and one of its own");
         assert_eq!(sizes(&fork), [16, 4, 2]);
         shows(rig, &fork, 0..21);
         assert_eq!(books(rig, &pool).shared, 20 * G);
@@ -98,7 +99,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let parent = prompt(&tenant, &stream, 8);
         busy(rig, &stream, &parent, 1);
-        assert!(is_in_use(&parent.compact_prefix(8 * G)), "it may not wait");
+        assert!(is_in_use(&parent.compact_prefix(8 * G)), "the call does not wait");
         assert_eq!(sizes(&parent), [2; 4]);
         let builder = tenant.block(8 * G).capacity(8 * G).largest_extent(2 * G);
         let builder = builder.home_stream(&stream).timeout(Duration::from_secs(600));
@@ -127,7 +128,7 @@ on_both! {
         busy(rig, &stream, &other, 1);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // The stream is never without work, and all but the last has always passed.
+            // The stream always has work, and all but the last work is always complete.
             scope.spawn(|| while !done.load(Ordering::Acquire) {
                 let writes = vec![(other.address(), G, 1)];
                 rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
@@ -138,7 +139,7 @@ on_both! {
             done.store(true, Ordering::Release);
             assert_eq!(compacted.unwrap(), 8 * G);
         });
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
     }
 
     fn there_need_be_room_for_one_at_a_time(rig) {
@@ -148,7 +149,7 @@ on_both! {
         let (one, two) = (prompt(&tenant, &stream, 8), prompt(&tenant, &stream, 8));
         assert_eq!(tenant.compact_prefix(&[&one, &two], 8 * G).unwrap(), 16 * G);
         assert_eq!((sizes(&one), sizes(&two)), (vec![8], vec![8]));
-        // And where what is free lies in small physicals.
+        // The same if the free memory is in small physicals.
         let three = prompt(&tenant, &stream, 8);
         drop((one, two));
         assert_eq!(pool.trim(8 * G).unwrap(), 16 * G);
@@ -206,9 +207,9 @@ on_both! {
             panic!("{refused:?}");
         };
         assert_eq!(shortage.tenant, "a");
-        assert_eq!(held(), before, "what is idle with another tenant stays there");
+        assert_eq!(held(), before, "another tenant's cached memory is not taken");
         assert_eq!(sizes(&parent), [2; 6]);
-        // What fits is done by itself.
+        // A shorter prefix fits.
         assert_eq!(parent.compact_prefix(4 * G).unwrap(), 4 * G);
         assert_eq!(sizes(&parent), [4, 2, 2, 2, 2]);
         shows(rig, &parent, 0..12);
@@ -221,7 +222,7 @@ on_both! {
         let parent = prompt(&tenant, &stream, 8);
         let too_large = parent.compact_prefix(8 * G + 1);
         assert!(matches!(too_large, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
-        assert!(matches!(other.compact_prefix(&[&parent], G), Err(BlockError::NotOurs { index: 0 })));
+        assert!(matches!(other.compact_prefix(&[&parent], G), Err(BlockError::WrongTenant { index: 0 })));
         assert_eq!(tenant.compact_prefix(&[], G).unwrap(), 0);
         assert_eq!(parent.compact_prefix(0).unwrap(), 0);
         {
@@ -249,14 +250,14 @@ on_both! {
         parent.compact_prefix(16 * G).unwrap();
         drop(parent);
         let next = prompt(&tenant, &stream, 16);
-        assert_eq!(sizes(&next), [2; 8], "it can be forked anywhere");
-        // Nor those of a fork that is the last to show them.
+        assert_eq!(sizes(&next), [2; 8], "large extents of a fork source are not reused");
+        // The same after a fork that was the last owner of its memory.
         next.compact_prefix(16 * G).unwrap();
         let mut fork = next.fork(16 * G, 16 * G).unwrap();
         drop(next);
         fork.shrink_to(15 * G).unwrap();
         fork.grow_to(16 * G).unwrap();
-        assert_eq!(fork.read_only(), 0, "it was opened where it lies");
+        assert_eq!(fork.read_only(), 0, "the extent was made writable in place");
         drop(fork);
         let next = prompt(&tenant, &stream, 16);
         assert_eq!(sizes(&next), [2; 8]);
@@ -278,7 +279,7 @@ on_both! {
         fork.write(18 * G, &[99; 8]).unwrap();
         shows(rig, &fork, 0..18);
         shows(rig, &parent, 0..20);
-        // In the first: nothing is shared any more.
+        // In the first extent: nothing is shared any more.
         fork.shrink_to(10 * G).unwrap();
         fork.grow_to(11 * G).unwrap();
         assert_eq!((fork.read_only(), books(rig, &pool).shared), (0, 0));
@@ -301,7 +302,7 @@ on_both! {
         assert!(matches!(zero, Err(KvCacheError::Argument(_))), "{zero:?}");
         let more = cache.compact_prefix(root, 401);
         assert!(matches!(more, Err(KvCacheError::Tokens { tokens: 401, most: 400, .. })), "{more:?}");
-        // 16 tokens a granule: 24 whole ones, which were six extents of four.
+        // 16 tokens per granule: 24 whole granules, which were six extents of four.
         assert_eq!(cache.compact_prefix(root, 392).unwrap(), 24 * G);
         assert_eq!(pool.stats().mappings, before - 4);
         let fork = cache.fork(root, 392).unwrap();
@@ -316,7 +317,7 @@ on_both! {
         assert_attends(rig, &cache, fork, &salts(&[(1, 30), (3, 10)]));
         assert_attends(rig, &cache, root, &[1; 400]);
         cache.free(root).unwrap();
-        assert!(cache.compact_prefix(root, 1).is_err(), "it is gone");
+        assert!(cache.compact_prefix(root, 1).is_err(), "the sequence was freed");
         balanced(rig, &pool);
     }
 }
@@ -353,6 +354,6 @@ fn every_driver_call_failed_once() {
         },
         false,
     );
-    // Of each block a run of four extents and one of two.
+    // In each block a run of four extents and one of two.
     assert!(calls > 4 * 8, "{calls}");
 }

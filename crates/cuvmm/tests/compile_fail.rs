@@ -1,9 +1,9 @@
-//! What the types forbid does not compile, and the compiler says why.
+//! Code that the types must reject does not compile, with the expected compiler errors.
 //!
-//! The compiler's words are kept beside each file. Where a newer compiler words them differently,
-//! `TRYBUILD=overwrite` writes them anew: look that the error codes have stayed.
+//! The expected output is stored beside each file. If a newer compiler words it differently, run
+//! with `TRYBUILD=overwrite`, and check that the error codes are unchanged.
 
-// With a feature the compiler names things by other paths.
+// With these features the compiler names items by other paths.
 #[cfg(not(any(feature = "cudarc", feature = "dlpack")))]
 #[test]
 fn what_the_types_forbid_does_not_compile() {

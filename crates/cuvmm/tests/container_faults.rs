@@ -1,5 +1,5 @@
-//! Every driver call of the containers and of regions over several places, failed once: nothing has
-//! changed afterwards, nothing is left, and a second try succeeds.
+//! Fails every driver call of containers and of regions over several places once. A failure changes
+//! nothing and leaks nothing, and a second attempt succeeds.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -20,10 +20,10 @@ use cuvmm::{
     SparseGrid, Stream,
 };
 
-/// Elements in a granule.
+/// Elements per granule.
 const PER_GRANULE: usize = G as usize / 4;
 
-/// A region in extents of a granule, and who uses it.
+/// A region in extents of a granule, and its users.
 struct World {
     region: Region,
     stream: Stream,
@@ -44,7 +44,7 @@ fn world(rig: &Rig<Nothing>) -> World {
     }
 }
 
-/// What a region tells of itself.
+/// Returns the figures of a region.
 fn told(world: &World) -> (u64, u64, u64, u64, Access, Vec<(u64, Location)>) {
     let region = &world.region;
     let one = |extent: &cuvmm::Extent| (extent.offset, extent.location);
@@ -87,7 +87,7 @@ fn granting_and_revoking() {
     assert_eq!(
         sweep(world, grant, told, true),
         1 + 3,
-        "asked whether it reaches; each extent"
+        "one query for peer access, one call per extent"
     );
     let granted = |rig: &Rig<Nothing>| {
         let mut world = world(rig);
@@ -102,7 +102,7 @@ fn granting_and_revoking() {
 #[test]
 fn backing_with_zeros_and_committing_over_them() {
     let back = |_: &Rig<Nothing>, world: &mut World| text(world.region.back_with_zeros(0..32 * G));
-    // Memory that was had for aliases that then did not come stays until the region goes.
+    // Memory created for aliases that then failed stays until the region is dropped.
     let without_memory = |world: &World| (told(world), ());
     let calls = sweep(world, back, without_memory, false);
     assert!(calls >= 2 * 8, "{calls}");
@@ -169,7 +169,7 @@ fn snapshots_and_writing() {
             )
         },
         |(buffer, snapshots)| (buffer.shared(), snapshots[0].shared()),
-        // What failed late may have given an extent its own memory, with the same bytes.
+        // A late failure may have unshared an extent, with the same bytes.
         false,
     );
     assert!(calls > 2 * 5, "{calls}");
@@ -200,7 +200,7 @@ fn sparse_arrays_and_vectors() {
         true,
     );
     assert_eq!(calls, 3);
-    // A tile that the driver refuses to take back is given up all the same.
+    // A tile that the driver refuses to unmap is given up all the same.
     let calls = sweep(
         array,
         |_, array| text(array.decommit_tile(1).map(|_| ())),
@@ -214,9 +214,9 @@ fn sparse_arrays_and_vectors() {
     };
     let calls = sweep(
         vec,
-        |_, vec| text(vec.try_resize(5 * PER_GRANULE, 0x0102_0304)),
+        |_, vec| text(vec.resize(5 * PER_GRANULE, 0x0102_0304)),
         DeviceVec::len,
-        // It may have more capacity then.
+        // The vector may have more capacity then.
         false,
     );
     assert!(calls > 10, "{calls}");
@@ -247,11 +247,14 @@ fn bricks() {
         grid
     };
     let calls = sweep(back, commit, told, true);
-    assert!(calls >= 2 + 1 + 3, "zeros waited for, and a tile: {calls}");
+    assert!(
+        calls >= 2 + 1 + 3,
+        "waits for the zeros, and one tile: {calls}"
+    );
     let decommit = |_: &Rig<Nothing>, grid: &mut SparseGrid<u32, 1>| {
         text(grid.decommit_brick([0]).map(|_| ()))
     };
-    // A tile that the driver refuses to take back is given up all the same.
+    // A tile that the driver refuses to unmap is given up all the same.
     let calls = sweep(grid, decommit, |grid| grid.stats().tiles, false);
     assert!(calls >= 2, "{calls}");
 }
@@ -270,7 +273,7 @@ fn moving_memory() {
             )
         },
         |world| told(world).5,
-        // What a drop could not give back of the old memory is another matter: it has moved then.
+        // A drop may fail to release the old memory. The range has moved then.
         false,
     );
     assert!(calls > 20, "{calls}");

@@ -1,10 +1,10 @@
-//! cudarc over the stand-in for libcuda: the whole of both libraries, without a GPU.
+//! cudarc over the stand-in for libcuda: both libraries as a whole, without a GPU.
 //!
-//! Each case runs in a process of its own, whose loader finds the stand-in, and at whose end everything
+//! Each case runs in a process of its own, whose loader finds the stand-in. At its end everything
 //! is counted.
 //!
-//! `unsafe` here: calling what the stand-in has for tests, and doing what a rule forbids, to see that it
-//! would show.
+//! `unsafe` is used to call the stand-in's functions for tests, and to violate a rule, to see that
+//! the violation would be noticed.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -32,7 +32,7 @@ use cuvmm::{DeviceVec, Limit, Pool};
 use stand_in::{hold, let_go};
 
 stand_in::on_stand_in! {
-    /// A use on a stream that the owner does not know is over when cudarc returns.
+    /// A use on a stream that the owner does not know is complete when cudarc returns.
     fn a_stream_that_is_not_known_is_waited_for() {
         let rig = cases::rig();
         let mut slice = Slice::new(rig.vec(&[1, 2, 3])).unwrap();
@@ -49,10 +49,10 @@ stand_in::on_stand_in! {
             copying.join().unwrap();
             !early
         });
-        assert!(done, "it returned while the stream was held back");
+        assert!(done, "returned while the stream was held back");
         assert_eq!(rig.seen(&copy), [1, 2, 3]);
 
-        // Behind what the home stream has queued.
+        // The use is ordered behind the home stream's work.
         hold(&rig.theirs);
         rig.theirs.memcpy_htod(&[4, 5, 6], &mut slice).unwrap();
         std::thread::scope(|scope| {
@@ -67,11 +67,12 @@ stand_in::on_stand_in! {
         rig.nothing_went_wrong();
     }
 
-    /// A use on a stream that was recorded is not waited for; whoever has the memory next comes behind
-    /// it. cudarc's events have no part in that.
+    /// A use on a recorded stream is not waited for. The next owner of the memory is ordered behind
+    /// it, independently of cudarc's events.
     fn a_stream_that_was_recorded_keeps_the_memory() {
         let rig = cases::rig();
-        // SAFETY: everything is written before another stream reads it, and the memory waits for both.
+        // SAFETY: every byte is written before another stream reads it, and the memory waits for
+        // both streams.
         unsafe { rig.context.as_cudarc().disable_event_tracking() };
         let g = rig.g();
         let pool = Pool::builder(rig.context.device()).limit(Limit::Bytes(g));
@@ -101,13 +102,13 @@ stand_in::on_stand_in! {
         rig.nothing_went_wrong();
     }
 
-    /// A vector that lent its elements gives memory up behind every stream that it was told of, and
-    /// a lent slice knows those.
+    /// A vector that lends its elements gives memory up behind every stream that was recorded on
+    /// it, and a lent slice knows these streams.
     fn what_a_container_was_told_its_slices_know() {
         let rig = cases::rig();
         let other = rig.context.as_cudarc().new_stream().unwrap();
         let mut vec = rig.vec(&[7]);
-        vec.try_resize(1 << 20, 7).unwrap();
+        vec.resize(1 << 20, 7).unwrap();
         vec.record_use(&rig.context.stream(&other).unwrap()).unwrap();
         let mut copy = rig.theirs.alloc_zeros::<u32>(vec.len()).unwrap();
         hold(&other);
@@ -115,7 +116,7 @@ stand_in::on_stand_in! {
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         drop(slice);
         vec.truncate(1);
-        assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy has not run");
+        assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy is pending");
         let_go(&other);
         assert!(vec.shrink_to_fit().unwrap() > 0);
         assert!(rig.seen(&copy).iter().all(|&number| number == 7));
@@ -123,7 +124,7 @@ stand_in::on_stand_in! {
         rig.nothing_went_wrong();
     }
 
-    /// Uses of several streams are ordered by cudarc's events, from slice to slice too.
+    /// cudarc's events order uses on several streams, also from one slice to the next.
     fn streams_come_behind_each_other() {
         let rig = cases::rig();
         let other = rig.context.as_cudarc().new_stream().unwrap();
@@ -135,7 +136,7 @@ stand_in::on_stand_in! {
         let mut slice = Slice::new(vec.view_mut()).unwrap();
         rig.theirs.memcpy_htod(&[1, 2, 3], &mut slice).unwrap();
         drop(slice);
-        // A slice that has seen nothing of that.
+        // A new slice, which has recorded none of these uses.
         let mut slice = Slice::new(vec.view_mut()).unwrap();
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         rig.theirs.memcpy_htod(&[9; 3], &mut slice).unwrap();
@@ -147,7 +148,7 @@ stand_in::on_stand_in! {
         rig.nothing_went_wrong();
     }
 
-    /// Nobody need drop a slice for the memory to be safe.
+    /// The memory is safe even if a slice is never dropped.
     fn a_forgotten_slice_hides_no_use() {
         let rig = cases::rig();
         let other = rig.context.as_cudarc().new_stream().unwrap();
@@ -160,19 +161,19 @@ stand_in::on_stand_in! {
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         std::mem::forget(slice);
         vec.clear();
-        assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy has not run");
+        assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy is pending");
         let_go(&other);
         assert_eq!(rig.seen(&copy), [1, 2, 3]);
         rig.nothing_went_wrong();
-        // What was forgotten holds events and a reference to the stream for good.
+        // A forgotten slice leaks its events and its reference to the stream.
         stand_in::leaks(&["streams", "events", "retained"]);
     }
 
-    /// What a dropped `CudaSlice` of ours would do, so that the other cases are known to see it.
+    /// Shows that the other cases would notice if cudarc freed memory that it does not own.
     fn a_free_that_is_not_cudarcs_would_show() {
         let rig = cases::rig();
         let slice = Slice::new(rig.vec(&[1, 2, 3])).unwrap();
-        // SAFETY: it is dropped against the rule: the stand-in refuses to free a mapping.
+        // SAFETY: dropping the slice violates the rule, but the stand-in refuses to free a mapping.
         let (theirs, vec) = unsafe { slice.into_parts() };
         drop(theirs);
         let error = rig.context.as_cudarc().check_err().unwrap_err();
@@ -182,15 +183,16 @@ stand_in::on_stand_in! {
         rig.nothing_went_wrong();
     }
 
-    /// While cudarc tracks no events, none are made, and what is not known is waited for all the same.
+    /// If cudarc tracks no events, none are created, and uses on unknown streams are still waited
+    /// for.
     fn without_cudarcs_events() {
         let context = Context::open(0).unwrap();
-        // SAFETY: the streams below are waited for.
+        // SAFETY: the streams below are synchronized.
         unsafe { context.as_cudarc().disable_event_tracking() };
         let theirs = context.as_cudarc().new_stream().unwrap();
         let ours = context.stream(&theirs).unwrap();
         let mut vec = DeviceVec::<u32>::new(context.device(), &ours, 8).unwrap();
-        vec.try_extend_from_slice(&[1, 2, 3]).unwrap();
+        vec.extend_from_slice(&[1, 2, 3]).unwrap();
         let events = stand_in::live()[5];
         let slice = Slice::new(vec.view()).unwrap();
         assert_eq!(stand_in::live()[5], events);
@@ -209,7 +211,7 @@ stand_in::on_stand_in! {
         std::thread::scope(|scope| {
             let copying = scope.spawn(|| other.memcpy_dtod(&slice, &mut copy).unwrap());
             std::thread::sleep(Duration::from_millis(50));
-            assert!(!copying.is_finished(), "it came before the home stream's work");
+            assert!(!copying.is_finished(), "not ordered behind the home stream's work");
             let_go(&theirs);
             copying.join().unwrap();
         });
@@ -219,13 +221,13 @@ stand_in::on_stand_in! {
         context.as_cudarc().check_err().unwrap();
     }
 
-    /// The default stream has one handle in every context.
+    /// The default stream has the same handle in every context.
     fn another_contexts_default_stream_is_another() {
         let context = Context::open(0).unwrap();
         let theirs = context.as_cudarc().default_stream();
         let ours = context.stream(&theirs).unwrap();
         let mut vec = DeviceVec::<u32>::new(context.device(), &ours, 8).unwrap();
-        vec.try_push(1).unwrap();
+        vec.push(1).unwrap();
         let second = Context::open(1).unwrap();
         let foreign = second.as_cudarc().default_stream();
         assert!(matches!(
@@ -258,7 +260,7 @@ stand_in::on_stand_in! {
         let code = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
         assert!(
             matches!(Slice::new(vec.view()).unwrap_err(), CudarcError::Cudarc(found) if found == code),
-            "found by cudarc, where it would panic"
+            "an error where cudarc would panic"
         );
         let lost = rig.ours.synchronize().unwrap_err();
         let refused = Slice::new(vec.view()).unwrap_err();
@@ -271,7 +273,7 @@ stand_in::on_stand_in! {
         assert_eq!(rig.context.device().drop_failures(), 0);
     }
 
-    /// A forked child gives nothing back that is its parent's.
+    /// A forked child releases nothing of its parent's.
     fn a_forked_child_drops_nothing() {
         let rig = cases::rig();
         let slice = Slice::new(rig.vec(&[1, 2, 3])).unwrap();
@@ -281,12 +283,13 @@ stand_in::on_stand_in! {
             0 => {
                 drop(slice);
                 let same = stand_in::live() == before;
-                // SAFETY: it ends the child without running anything else.
+                // SAFETY: ends the child without running any other code.
                 unsafe { libc::_exit(i32::from(!same)) }
             }
             child => {
                 let mut status = -1;
-                // SAFETY: the child is this process's, and the result goes to a local.
+                // SAFETY: the process is a child of this one, and the status is written to a local
+                // variable.
                 let ended = unsafe { libc::waitpid(child, &mut status, 0) };
                 assert_eq!((ended, status), (child, 0));
             }
@@ -312,14 +315,14 @@ stand_in::cases_on_stand_in!(
     a_context_of_another_device_than_it_says_is_refused,
 );
 
-/// cudarc asks the loader for other names first than this library does.
+/// cudarc asks the loader for other names first, so it may find another copy of the driver.
 #[test]
 fn another_copy_of_the_driver_is_refused() {
     stand_in::run("two_drivers", stand_in::Library::Twice);
 }
 
 #[test]
-#[ignore = "wants two copies of the stand-in; `another_copy_of_the_driver_is_refused` runs it"]
+#[ignore = "needs two copies of the stand-in; `another_copy_of_the_driver_is_refused` runs it"]
 fn two_drivers() {
     let refused = Context::open(0).unwrap_err();
     let CudarcError::Driver(auto::OpenError::NotCurrent { current: 0, .. }) = refused else {
@@ -332,7 +335,7 @@ fn two_drivers() {
     stand_in::ended();
 }
 
-/// Where cudarc would panic there is an error.
+/// Without a driver cudarc would panic; this is an error instead.
 #[test]
 fn without_a_driver_it_is_an_error() {
     match Context::open(0) {
@@ -341,7 +344,8 @@ fn without_a_driver_it_is_an_error() {
     }
 }
 
-// With other features the compiler names things by other paths: recorded with all of them.
+// With other features the compiler names items by other paths, so the output is recorded with all
+// features.
 #[cfg(feature = "dlpack")]
 #[test]
 fn what_the_types_forbid_does_not_compile() {

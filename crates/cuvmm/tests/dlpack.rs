@@ -1,6 +1,7 @@
-//! Tensors over our memory, held by somebody else: whose they are, when they go, what is refused.
+//! Tensors over memory of this library in the hands of another library: ownership, lifetime, and
+//! refusals.
 //!
-//! `unsafe` here: standing in for another library, which looks at memory by a pointer.
+//! `unsafe` is used to play the other library, which accesses memory through a pointer.
 #![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
@@ -29,18 +30,18 @@ use cuvmm::error::{
 use cuvmm::own::CloseRefusal;
 use cuvmm::{Block, Contents, Device, DeviceVec, Layout, Place, Region, Stream};
 
-/// What another library sees of a tensor that lies side by side.
+/// Reads the elements of a contiguous tensor as another library would.
 fn seen<T: DlpackElement + Copy>(tensor: &Managed<impl ManagedTensorBase>) -> Vec<T> {
     let view = tensor.validate().unwrap();
-    // SAFETY: the tensor lives, and nobody writes to it now.
+    // SAFETY: the tensor is alive, and nothing writes to it now.
     unsafe { view.cpu_slice::<T>() }.unwrap().to_vec()
 }
 
-/// What it sees of one that does not, by the strides.
+/// Reads the elements of a tensor that is not contiguous, by its strides.
 fn strided<T: DlpackElement + Copy>(tensor: &versioned::Dlpack) -> Vec<T> {
     let view = tensor.validate().unwrap();
     let strides = view.strides().unwrap();
-    // SAFETY: the tensor lives.
+    // SAFETY: the tensor is alive.
     let data = unsafe { view.offset_data_ptr::<T>() }.unwrap();
     let mut places = vec![0];
     for (&length, &stride) in view.shape().iter().zip(strides) {
@@ -54,15 +55,15 @@ fn strided<T: DlpackElement + Copy>(tensor: &versioned::Dlpack) -> Vec<T> {
     places.iter().map(at).collect()
 }
 
-/// Somebody else writes to a tensor.
+/// Writes an element of a tensor as another library would.
 fn put<T: DlpackElement>(tensor: &mut versioned::Dlpack, index: usize, value: T) {
     let mut view = tensor.validate_mut().unwrap();
-    // SAFETY: the tensor lives, and nobody else looks now.
+    // SAFETY: the tensor is alive, and nothing else accesses it now.
     unsafe { view.cpu_slice_mut::<T>() }.unwrap()[index] = value;
 }
 
 fn refusal<O: Memory>(tensor: &Tensor, owner: O) -> (Refusal, O) {
-    let refused = tensor.export(owner, &Consumer::Anybody).err().unwrap();
+    let refused = tensor.export(owner, &Consumer::Synchronized).err().unwrap();
     assert!(refused.to_string().contains(&refused.reason.to_string()));
     (refused.reason, refused.owner)
 }
@@ -71,7 +72,7 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
 }
 
-/// A kernel that is queued and held back, and will write into the first granule.
+/// Queues a kernel that writes to the block's first granule, and holds it back.
 fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
 where
     Machine<B>: Driver,
@@ -87,10 +88,10 @@ on_both! {
     fn a_tensor_needs_memory(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let mut numbers = DeviceVec::<u32>::new(&rig.device, &stream, 100).unwrap();
-        numbers.try_extend_from_slice(&[5; 10]).unwrap();
+        numbers.extend_from_slice(&[5; 10]).unwrap();
         let tensor = Tensor::of::<u32>(&[10]);
         if rig.keeps_bytes() {
-            let tensor = tensor.export(numbers, &Consumer::Anybody).unwrap();
+            let tensor = tensor.export(numbers, &Consumer::Synchronized).unwrap();
             assert_eq!(tensor.validate().unwrap().device(), DLDevice::CPU);
             assert_eq!(seen::<u32>(&tensor), [5; 10]);
         } else {
@@ -112,14 +113,14 @@ fn the_block_lives_in_the_tensor_and_ends_with_it() {
     let address = block.address();
     let mut tensor = Tensor::of::<u32>(&[2, 3])
         .offset(G)
-        .export(block, &Consumer::Anybody)
+        .export(block, &Consumer::Synchronized)
         .unwrap();
 
     let view = tensor.validate().unwrap();
     assert_eq!(view.shape(), [2, 3]);
     assert_eq!(view.strides().unwrap(), [3, 1]);
     assert_eq!(view.dtype(), DLDataType::U32);
-    // PyTorch does not look at `byte_offset`.
+    // PyTorch ignores `byte_offset`.
     assert_eq!(
         (view.data_ptr().addr() as u64, view.byte_offset()),
         (address.0 + G, 0)
@@ -130,7 +131,10 @@ fn the_block_lives_in_the_tensor_and_ends_with_it() {
 
     let stats = pool.stats();
     assert_eq!((stats.in_use, stats.tenants[0].leases), (3 * G, 1));
-    assert!(tenant.try_allocate(4 * G).is_err(), "it is not taken away");
+    assert!(
+        tenant.try_allocate(4 * G).is_err(),
+        "the memory is not released"
+    );
     thread::spawn(move || drop(tensor)).join().unwrap();
     let stats = pool.stats();
     assert_eq!(
@@ -153,18 +157,20 @@ fn several_tensors_and_we_hold_one_block() {
     block.write(0, &bytes_of(&[1, 2, 3, 4, 5, 6])).unwrap();
     let whole = Tensor::of::<u32>(&[6]);
     let mut whole = whole
-        .export(Arc::clone(&block), &Consumer::Anybody)
+        .export(Arc::clone(&block), &Consumer::Synchronized)
         .unwrap();
-    // Transposed, and again and again the same.
+    // Transposed, and with a stride of zero that repeats elements.
     let turned = Tensor::of::<u32>(&[3, 2]).strides(&[1, 3]);
     let turned = turned
-        .export(Arc::clone(&block), &Consumer::Anybody)
+        .export(Arc::clone(&block), &Consumer::Synchronized)
         .unwrap();
     let same = Tensor::of::<u32>(&[2, 2])
         .strides(&[0, 1])
         .offset(8)
         .read_only();
-    let same = same.export(Arc::clone(&block), &Consumer::Anybody).unwrap();
+    let same = same
+        .export(Arc::clone(&block), &Consumer::Synchronized)
+        .unwrap();
     assert_eq!(strided::<u32>(&turned), [1, 4, 2, 5, 3, 6]);
     assert_eq!(strided::<u32>(&same), [3, 4, 3, 4]);
     assert_eq!(
@@ -172,7 +178,7 @@ fn several_tensors_and_we_hold_one_block() {
         (DlpackFlags::empty(), DlpackFlags::READ_ONLY)
     );
 
-    // What they write we read, and the other way round.
+    // Writes of the other library are visible here, and the reverse.
     put(&mut whole, 2, 30u32);
     let mut bytes = [0; 4];
     block.read(8, &mut bytes).unwrap();
@@ -184,7 +190,11 @@ fn several_tensors_and_we_hold_one_block() {
     assert_eq!(Arc::strong_count(&block), 2);
     drop(block);
     assert_eq!(pool.stats().in_use, 2 * G);
-    assert_eq!(strided::<u32>(&same), [30, 40, 30, 40], "it outlives us");
+    assert_eq!(
+        strided::<u32>(&same),
+        [30, 40, 30, 40],
+        "the tensor outlives its owner"
+    );
     drop(same);
     assert_eq!(pool.stats().in_use, 0);
     drop((tenant, stream));
@@ -192,7 +202,7 @@ fn several_tensors_and_we_hold_one_block() {
     common::nothing_left(rig);
 }
 
-/// Consumers call the deleter while their work is running, on streams that nobody told us.
+/// The deleter may be called while work runs on streams that were never named to this library.
 #[test]
 fn memory_waits_for_work_of_streams_that_nobody_named() {
     for by_lease in [false, true] {
@@ -206,14 +216,16 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         let address = block.address();
         let tensor = Tensor::of::<u8>(&[G as usize]);
         let tensor = if by_lease {
-            let tensor = tensor.export(block.lease(), &Consumer::Anybody).unwrap();
+            let tensor = tensor
+                .export(block.lease(), &Consumer::Synchronized)
+                .unwrap();
             busy(&rig, &theirs, &block, 9);
             drop(block);
             assert_eq!(pool.stats().leased, 4 * G);
             tensor
         } else {
             busy(&rig, &theirs, &block, 9);
-            tensor.export(block, &Consumer::Anybody).unwrap()
+            tensor.export(block, &Consumer::Synchronized).unwrap()
         };
         rig.faults.forget();
         drop(tensor);
@@ -223,17 +235,17 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         assert!(
             matches!(refused, BlockError::OutOfMemory(shortage) if shortage.pending_free == 4 * G)
         );
-        // On the home stream it is ready at once, behind that work.
+        // On its home stream the memory is reusable at once, ordered behind that work.
         let again = a.block(4 * G).home_stream(&stream).try_allocate().unwrap();
         assert_eq!(again.address(), address);
         rig.machine
             .queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)])
             .unwrap();
         assert!(!stream.is_done().unwrap());
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         let mut byte = [0];
         again.read(G - 1, &mut byte).unwrap();
-        assert_eq!(byte, [3], "the late write did not come last");
+        assert_eq!(byte, [3], "the late write was not last");
         assert!(rig.device.lost().is_none());
         drop((again, a, b, stream, theirs));
         pool.close().unwrap();
@@ -241,7 +253,7 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
     }
 }
 
-/// What a block gave up while it was lent is not the block's any more, and still lent.
+/// Memory that a block gave up while it was lent is no longer the block's, but stays lent.
 #[test]
 fn what_a_lent_block_gave_up_waits_too() {
     let rig = common::host();
@@ -261,21 +273,24 @@ fn what_a_lent_block_gave_up_waits_too() {
     assert_eq!(lease.size(), 4 * G);
     let last = block.address().checked_add(3 * G).unwrap();
     let tensor = Tensor::of::<u8>(&[4 * G as usize])
-        .export(lease, &Consumer::Anybody)
+        .export(lease, &Consumer::Synchronized)
         .unwrap();
     block.shrink_to(G).unwrap();
     assert_eq!(pool.stats().leased, 3 * G);
-    // Asked for and refused, so that the fence has been looked at.
+    // Request it and be refused, so that the fence has been polled.
     assert!(other.try_allocate(2 * G).is_err());
     rig.machine.hold(D0, theirs.as_raw());
     rig.machine
         .queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)])
         .unwrap();
     drop(tensor);
-    assert!(other.try_allocate(2 * G).is_err(), "their work is at it");
-    rig.machine.let_go_all(D0);
+    assert!(
+        other.try_allocate(2 * G).is_err(),
+        "the importer's work still uses it"
+    );
+    rig.machine.release_all_streams(D0);
     drop(other.try_allocate(2 * G).unwrap());
-    assert!(rig.device.lost().is_none(), "it found its memory");
+    assert!(rig.device.lost().is_none(), "the work found its memory");
     drop((block, tenant, other, stream, theirs));
     pool.close().unwrap();
     common::nothing_left(rig);
@@ -297,13 +312,13 @@ fn the_consumer_comes_behind_what_is_queued() {
     busy(&rig, &other, &block, 7);
     let tensor = Tensor::of::<u8>(&[G as usize]);
 
-    // Ordered by nobody: what is queued has not run.
+    // `Ordered`: the export orders nothing, so the queued work has not run.
     let early = tensor
         .export(Arc::clone(&block), &Consumer::Ordered)
         .unwrap();
     assert_eq!(seen::<u8>(&early)[..2], [0, 0]);
-    // Anybody: host memory has no other consumers, whatever stream they name.
-    for consumer in [Consumer::Anybody, Consumer::Stream(theirs.clone())] {
+    // Consumers of host memory access it at once, so the export waits even if they name a stream.
+    for consumer in [Consumer::Synchronized, Consumer::Stream(theirs.clone())] {
         rig.machine.hold(D0, other.as_raw());
         rig.machine
             .queue_kernel(D0, other.as_raw(), vec![], vec![(block.address(), G, 8)])
@@ -315,12 +330,16 @@ fn the_consumer_comes_behind_what_is_queued() {
             });
             thread::sleep(std::time::Duration::from_millis(5));
             assert!(!waiting.is_finished());
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             assert_eq!(waiting.join().unwrap(), 8);
         });
     }
     drop(early);
-    assert_eq!(block.streams(), None, "others have used it from now on");
+    assert_eq!(
+        block.streams(),
+        None,
+        "use by unknown streams is assumed from now on"
+    );
     drop((block, tenant, home, other, theirs));
     pool.close().unwrap();
     common::nothing_left(rig);
@@ -336,7 +355,7 @@ fn a_capture_is_not_broken() {
     let stray = tenant.try_allocate(G).unwrap();
     let tensor = Tensor::of::<u8>(&[4]);
     let guard = pool.capture_guard();
-    // All work of the device would have to be waited for.
+    // The export would have to wait for all work of the device.
     let (reason, stray) = refusal(&tensor, stray);
     assert!(matches!(reason, Refusal::NoOrder), "{reason}");
     // SAFETY: the stream is alive, and the capture is ended below.
@@ -348,7 +367,7 @@ fn a_capture_is_not_broken() {
     assert!(matches!(reason, Refusal::NoOrder), "{reason}");
     let tensor = tensor.export(stray, &Consumer::Ordered).unwrap();
     drop(tensor);
-    // SAFETY: it was begun above; the graph is not used.
+    // SAFETY: the capture was begun above, and the graph is not used.
     unsafe {
         let graph = rig.machine.capture_end(D0, home.as_raw()).unwrap();
         rig.machine.graph_destroy(D0, graph).unwrap();
@@ -363,7 +382,7 @@ fn what_python_calls_a_stream() {
     let rig = common::host();
     let stream = Stream::new(&rig.device).unwrap();
     let numbers = DeviceVec::<u32>::new(&rig.device, &stream, 1).unwrap();
-    // SAFETY: none of them is used.
+    // SAFETY: none of the streams is used.
     let of = |number| unsafe { Consumer::from_python(&numbers, number) };
     for (number, handle) in [(None, 0), (Some(1), 0), (Some(77), 77)] {
         let Ok(Consumer::Stream(stream)) = of(number) else {
@@ -389,9 +408,9 @@ fn a_vector_is_lent_as_long_as_it_is() {
     let rig = common::host();
     let stream = Stream::new(&rig.device).unwrap();
     let mut numbers = DeviceVec::<f32>::new(&rig.device, &stream, 4 << 20).unwrap();
-    numbers.try_resize(2 << 20, 1.5).unwrap();
-    numbers.try_reserve(1 << 20).unwrap();
-    // There is memory behind the elements, but no element.
+    numbers.resize(2 << 20, 1.5).unwrap();
+    numbers.reserve(1 << 20).unwrap();
+    // There is memory behind the elements, but no elements.
     let (reason, numbers) = refusal(&Tensor::of::<f32>(&[(2 << 20) + 1]), numbers);
     assert!(
         matches!(reason, Refusal::Argument(ArgumentError::OutOfRange { start: 0, end, len, .. }) if end == (8 << 20) + 4 && len == 8 << 20),
@@ -400,23 +419,24 @@ fn a_vector_is_lent_as_long_as_it_is() {
     let numbers = Arc::new(numbers);
     let tensor = Tensor::of::<f32>(&[2 << 20]);
     let tensor = tensor
-        .export(Arc::clone(&numbers), &Consumer::Anybody)
+        .export(Arc::clone(&numbers), &Consumer::Synchronized)
         .unwrap();
     assert!(
         Arc::into_inner(numbers).is_none(),
-        "the tensor holds it too"
+        "the tensor is an owner too"
     );
     assert_eq!(seen::<f32>(&tensor)[(2 << 20) - 1], 1.5);
     drop(tensor);
     assert_eq!(rig.machine.live().mappings, 0);
 
-    // Used by streams that nobody named, it gives nothing up before their work has passed.
+    // Streams that were not named used the vector, so it gives up nothing before their work is
+    // complete.
     let mut numbers = DeviceVec::<f32>::new(&rig.device, &stream, 4 << 20).unwrap();
-    numbers.try_resize(4 << 20, 0.0).unwrap();
+    numbers.resize(4 << 20, 0.0).unwrap();
     let shared = Arc::new(numbers);
     let tensor = Tensor::of::<f32>(&[4 << 20]);
     let tensor = tensor
-        .export(Arc::clone(&shared), &Consumer::Anybody)
+        .export(Arc::clone(&shared), &Consumer::Synchronized)
         .unwrap();
     let theirs = Stream::new(&rig.device).unwrap();
     rig.machine.hold(D0, theirs.as_raw());
@@ -428,8 +448,12 @@ fn a_vector_is_lent_as_long_as_it_is() {
     let mut numbers = Arc::into_inner(shared).unwrap();
     assert_eq!(numbers.streams(), None);
     numbers.truncate(0);
-    assert_eq!(numbers.shrink_to_fit().unwrap(), 0, "their work is at it");
-    rig.machine.let_go_all(D0);
+    assert_eq!(
+        numbers.shrink_to_fit().unwrap(),
+        0,
+        "the importer's work still uses it"
+    );
+    rig.machine.release_all_streams(D0);
     assert!(numbers.shrink_to_fit().unwrap() >= 16 << 20);
     assert!(rig.device.lost().is_none());
     drop((numbers, stream, theirs));
@@ -456,7 +480,7 @@ fn of_a_region_what_is_committed() {
     );
     let tensor = tensor
         .offset(2 * G - 2)
-        .export(region, &Consumer::Anybody)
+        .export(region, &Consumer::Synchronized)
         .unwrap();
     assert_eq!(seen::<u8>(&tensor)[..4], [1, 2, 3, 4]);
     drop((tensor, stream));
@@ -477,7 +501,7 @@ fn what_is_shared_by_a_fork_is_lent_to_be_read() {
     );
     let tensor = tensor
         .read_only()
-        .export(region, &Consumer::Anybody)
+        .export(region, &Consumer::Synchronized)
         .unwrap();
     assert_eq!(seen::<u8>(&tensor), [0; 8]);
     drop((tensor, fork));
@@ -507,12 +531,16 @@ fn a_lease_lends_no_more_than_its_block() {
             "{reason}"
         );
         let to_read = tensor.clone().read_only();
-        let shown = to_read.export(lease, &Consumer::Anybody).unwrap();
+        let shown = to_read.export(lease, &Consumer::Synchronized).unwrap();
         assert_eq!(seen::<u8>(&shown), [1; 8]);
         drop(shown);
-        // What lies behind is the block's own.
+        // The memory behind the shared prefix is the block's own.
         let behind = tensor.clone().offset(2 * G);
-        drop(behind.export(root.lease(), &Consumer::Anybody).unwrap());
+        drop(
+            behind
+                .export(root.lease(), &Consumer::Synchronized)
+                .unwrap(),
+        );
     }
     let (reason, fork) = refusal(&tensor, fork);
     assert!(matches!(reason, Refusal::Memory(ref found) if *found == shared));
@@ -541,17 +569,17 @@ fn a_sleeping_block_is_not_lent() {
     }
     let (reason, block) = refusal(&tensor, Arc::new(block));
     assert!(matches!(reason, Refusal::Memory(ref found) if *found == asleep));
-    // Awake it is lent, and does not sleep while it is.
+    // An awake block can be lent, and cannot sleep while it is.
     tenant.blocks().wake().unwrap();
     let mut lent = tensor
-        .export(Arc::clone(&block), &Consumer::Anybody)
+        .export(Arc::clone(&block), &Consumer::Synchronized)
         .unwrap();
     let refused = tenant.blocks().sleep(Contents::Discard);
     assert!(matches!(refused, Err(SleepError::Leased { blocks: 1, .. })));
     put::<u8>(&mut lent, 7, 9);
     drop(lent);
 
-    // A lease of what was freed in its sleep has no memory.
+    // A lease of a block that was freed while asleep has no memory.
     tenant.blocks().sleep(Contents::Discard).unwrap();
     let lease = block.lease();
     drop(block);
@@ -636,40 +664,42 @@ fn figures_are_checked_before_anything_is_lent() {
     let block = block.unwrap();
     let legacy = float(&[4])
         .read_only()
-        .export_legacy(block, &Consumer::Anybody);
+        .export_legacy(block, &Consumer::Synchronized);
     let refused = legacy.err().unwrap();
     assert!(matches!(refused.reason, Refusal::ReadOnly));
     assert_eq!(rig.faults.total(), 0);
 
-    // Packed elements of less than a byte, and none at all.
+    // Packed elements of less than a byte, and no elements.
     let block = Arc::new(refused.owner);
     let half_bytes = Tensor::new(DLDataType::F4E2M1FN, &[199]).offset(0);
     let tensor = half_bytes
-        .export(Arc::clone(&block), &Consumer::Anybody)
+        .export(Arc::clone(&block), &Consumer::Synchronized)
         .unwrap();
     assert_eq!(tensor.validate().unwrap().num_bytes(), 100);
     let none = float(&[3, 0])
         .offset(100)
-        .export(Arc::clone(&block), &Consumer::Anybody)
+        .export(Arc::clone(&block), &Consumer::Synchronized)
         .unwrap();
     assert!(none.validate().unwrap().data_ptr().is_null());
     assert!(seen::<f32>(&none).is_empty());
-    let one = float(&[]).export_legacy(block, &Consumer::Anybody).unwrap();
+    let one = float(&[])
+        .export_legacy(block, &Consumer::Synchronized)
+        .unwrap();
     assert_eq!(seen::<f32>(&one), [0.0]);
     drop((tensor, none, one, tenant));
     pool.close().unwrap();
     common::nothing_left(rig);
 }
 
-/// A deleter is called from C.
+/// A deleter is called from C, so it must not panic.
 #[test]
 fn no_panic_leaves_a_deleter() {
     let rig = common::host();
     let stream = Stream::new(&rig.device).unwrap();
     let mut numbers = DeviceVec::<u8>::new(&rig.device, &stream, 100).unwrap();
-    numbers.try_resize(100, 1).unwrap();
+    numbers.resize(100, 1).unwrap();
     let tensor = Tensor::of::<u8>(&[100])
-        .export(numbers, &Consumer::Anybody)
+        .export(numbers, &Consumer::Synchronized)
         .unwrap();
     rig.device
         .on_drop_failure(Some(Arc::new(|_| panic!("a hook that panics"))));
@@ -679,7 +709,8 @@ fn no_panic_leaves_a_deleter() {
     assert!(rig.device.drop_failures() > 0);
 }
 
-/// Each driver call of an export failed once: the owner comes back, and the next try succeeds.
+/// After the failure of any driver call of an export, the owner is returned and the next attempt
+/// succeeds.
 #[test]
 fn an_export_that_fails_hands_the_owner_back() {
     let rig = common::host();
@@ -698,12 +729,12 @@ fn an_export_that_fails_hands_the_owner_back() {
             let before = (rig.machine.live(), pool.stats().tenants[0].leases);
             rig.faults.forget();
             rig.faults.arm(Fault::nth(n, CUresult::CUDA_ERROR_UNKNOWN));
-            let outcome = tensor.export(block, &Consumer::Anybody);
+            let outcome = tensor.export(block, &Consumer::Synchronized);
             let failed = rig.faults.injected() > 0;
             rig.faults.disarm();
             let refused = match (outcome, failed) {
                 (Ok(_), false) => break,
-                // What undoes is asked twice.
+                // A failed call that undoes something is retried.
                 (Ok(_), true) => continue,
                 (Err(refused), _) => refused,
             };
@@ -720,7 +751,11 @@ fn an_export_that_fails_hands_the_owner_back() {
             );
             assert_eq!(pool.stats().tenants[0].leases, before.1);
             assert_eq!(refused.owner.streams().is_none(), homeless);
-            drop(tensor.export(refused.owner, &Consumer::Anybody).unwrap());
+            drop(
+                tensor
+                    .export(refused.owner, &Consumer::Synchronized)
+                    .unwrap(),
+            );
             calls = n;
         }
         assert!(calls > 0);
@@ -738,24 +773,27 @@ fn a_forked_child_gives_nothing_back() {
     let stream = Stream::new(&rig.device).unwrap();
     let block = tenant.allocate_on(&stream, G).unwrap();
     let mut numbers = DeviceVec::<u8>::new(&rig.device, &stream, 100).unwrap();
-    numbers.try_resize(100, 1).unwrap();
+    numbers.resize(100, 1).unwrap();
     let whole = |bytes| Tensor::of::<u8>(&[bytes]);
-    let block = whole(G as usize).export(block, &Consumer::Anybody).unwrap();
-    let numbers = whole(100).export(numbers, &Consumer::Anybody).unwrap();
-    let ours = Tensor::of::<u8>(&[4]).export(tenant.try_allocate(G).unwrap(), &Consumer::Anybody);
-    // SAFETY: the memory is there, and nobody writes to it.
+    let block = whole(G as usize)
+        .export(block, &Consumer::Synchronized)
+        .unwrap();
+    let numbers = whole(100).export(numbers, &Consumer::Synchronized).unwrap();
+    let ours =
+        Tensor::of::<u8>(&[4]).export(tenant.try_allocate(G).unwrap(), &Consumer::Synchronized);
+    // SAFETY: the memory is mapped, and nothing writes to it.
     let imported = unsafe { Imported::new(&stream, ours.unwrap()) }.unwrap();
     rig.faults.forget();
-    // SAFETY: the child only uses what this test made, and leaves by `_exit`.
+    // SAFETY: the child only uses what this test created, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((block, numbers, imported));
         let right = rig.faults.total() == 0 && rig.device.drop_failures() == 0;
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent's exit.
         unsafe { libc::_exit(i32::from(!right)) }
     }
     let mut status = -1;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just created.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child's checks");
     assert_eq!(seen::<u8>(&block)[..3], [0; 3]);
@@ -765,16 +803,17 @@ fn a_forked_child_gives_nothing_back() {
     common::nothing_left(rig);
 }
 
-/// A tensor as another library makes one, and whether its deleter has been called.
+/// A tensor as another library would make it, and its owner, whose count shows whether the deleter
+/// ran.
 fn foreign(rig_device: &Device, numbers: &[u32]) -> (Tensor, Arc<DeviceVec<u32>>) {
     let stream = Stream::new(rig_device).unwrap();
     let mut vec = DeviceVec::new(rig_device, &stream, numbers.len()).unwrap();
-    vec.try_extend_from_slice(numbers).unwrap();
+    vec.extend_from_slice(numbers).unwrap();
     (Tensor::of::<u32>(&[numbers.len()]), Arc::new(vec))
 }
 
 fn import(stream: &Stream, tensor: versioned::Dlpack) -> Imported {
-    // SAFETY: what this file exports is what it says.
+    // SAFETY: the tensors that this file exports describe their memory truthfully.
     unsafe { Imported::new(stream, tensor) }.unwrap()
 }
 
@@ -784,7 +823,7 @@ fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
     let stream = Stream::new(&rig.device).unwrap();
     let (tensor, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
     let exported = tensor
-        .export(Arc::clone(&theirs), &Consumer::Anybody)
+        .export(Arc::clone(&theirs), &Consumer::Synchronized)
         .unwrap();
     let mut imported = import(&stream, exported);
     assert_eq!((imported.shape(), imported.strides()), (&[6][..], &[1][..]));
@@ -810,7 +849,7 @@ fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
     );
     imported.read(24, &mut []).unwrap();
 
-    // The host driver's kernels reach the host's memory.
+    // Kernels of the host driver can access host memory.
     assert_eq!(imported.view::<u32>().unwrap().len(), 6);
     assert_eq!(
         imported.view_mut::<u32>().unwrap().address(),
@@ -841,7 +880,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
     let (tensor, theirs) = foreign(&rig.device, &[0; 4]);
     let take = || {
         let exported = tensor
-            .export(Arc::clone(&theirs), &Consumer::Anybody)
+            .export(Arc::clone(&theirs), &Consumer::Synchronized)
             .unwrap();
         let mut imported = import(&home, exported);
         imported.record_use(&other).unwrap();
@@ -854,7 +893,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
             .queue_kernel(D0, other.as_raw(), vec![], writes)
             .unwrap();
     };
-    // Dropped: the deleter is not called before our work is done.
+    // Dropped: the deleter is called only when the importer's work is done.
     let imported = take();
     queue(1);
     thread::scope(|scope| {
@@ -862,11 +901,11 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
         thread::sleep(std::time::Duration::from_millis(5));
         assert!(!dropping.is_finished());
         assert_eq!(Arc::strong_count(&theirs), 2);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
     });
     assert_eq!(Arc::strong_count(&theirs), 1);
 
-    // Given back: the library's stream comes behind it, and nobody waits.
+    // Given back: the library's stream is ordered behind that work, and no thread waits.
     let producer = Stream::new(&rig.device).unwrap();
     let imported = take();
     queue(2);
@@ -877,13 +916,13 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
         .queue_kernel(D0, producer.as_raw(), vec![], writes)
         .unwrap();
     assert!(!producer.is_done().unwrap());
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     assert_eq!(
         theirs.to_vec().unwrap(),
         [0x0303_0303, 0x0303_0303, 0x0202_0202, 0x0202_0202]
     );
 
-    // A stream that cannot be waited for keeps it, unless nothing runs any more.
+    // A stream that cannot be synchronized keeps the tensor, unless no work is left on it.
     let imported = take();
     rig.faults
         .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
@@ -914,7 +953,7 @@ fn a_lost_context_still_lets_go_of_a_tensor() {
     let stream = Stream::new(&rig.device).unwrap();
     let (tensor, theirs) = foreign(&rig.device, &[0; 4]);
     let exported = tensor
-        .export(Arc::clone(&theirs), &Consumer::Anybody)
+        .export(Arc::clone(&theirs), &Consumer::Synchronized)
         .unwrap();
     let imported = import(&stream, exported);
     rig.machine
@@ -932,11 +971,11 @@ fn what_is_imported_is_looked_at() {
     let (_, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
     let taken = |tensor: Tensor, change: &dyn Fn(&mut DLManagedTensorVersioned)| {
         let tensor = tensor
-            .export(Arc::clone(&theirs), &Consumer::Anybody)
+            .export(Arc::clone(&theirs), &Consumer::Synchronized)
             .unwrap();
-        // SAFETY: nobody else looks at the descriptor.
+        // SAFETY: nothing else accesses the descriptor.
         change(unsafe { &mut *tensor.as_ptr() });
-        // SAFETY: what is wrong about it is to be found before anything is used.
+        // SAFETY: the import must find the error in the descriptor before it uses any memory.
         unsafe { Imported::new(&stream, tensor) }
     };
     let six = || Tensor::of::<u32>(&[6]);
@@ -951,7 +990,7 @@ fn what_is_imported_is_looked_at() {
         refused.reason,
         TensorError::WrongDevice { found, device } if found == DLDevice::cuda(0) && device == D0
     ));
-    // It comes back as it was, to be let go of.
+    // The refusal returns the tensor unchanged.
     assert_eq!(Arc::strong_count(&theirs), 2);
     drop(refused);
     assert_eq!(Arc::strong_count(&theirs), 1);
@@ -982,7 +1021,7 @@ fn what_is_imported_is_looked_at() {
         TensorError::Imported(_)
     ));
 
-    // `byte_offset` counts, strides of single rows do not.
+    // `byte_offset` is honored, and strides of dimensions of length 1 are ignored.
     let second = taken(Tensor::of::<u32>(&[5]), &|tensor| {
         tensor.dl_tensor.byte_offset = 4
     })
@@ -1000,7 +1039,7 @@ fn what_is_imported_is_looked_at() {
     assert_eq!((none.size(), none.address().0), (0, 0));
     none.read(0, &mut []).unwrap();
 
-    // Bytes are copied from anywhere; a kernel's elements lie where such elements may.
+    // Bytes can be copied from any offset. A kernel requires aligned elements.
     let mut odd = taken(Tensor::of::<u32>(&[5]), &|tensor| {
         tensor.dl_tensor.byte_offset = 2
     })

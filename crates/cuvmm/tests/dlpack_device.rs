@@ -1,7 +1,7 @@
-//! Tensors in memory of a device that the processors do not reach, as the real driver has it: the
-//! code that talks to the real driver, over a stand-in for its library.
+//! Tensors in device memory that the host cannot access, through the code for the real driver, over
+//! a stand-in for its library.
 //!
-//! `unsafe` here: standing in for another library.
+//! `unsafe` is used to play another library.
 #![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
@@ -31,7 +31,7 @@ struct Rig {
     faults: Arc<FaultDriver>,
     device: Device,
     stream: Stream,
-    /// Holds the library that the driver was loaded from.
+    /// Keeps the library that the driver was loaded from.
     _directory: tempfile::TempDir,
 }
 
@@ -57,7 +57,7 @@ impl Rig {
         self.device.granularity()
     }
 
-    /// Three extents of one granule each, and the bytes around their seams.
+    /// Creates a region of three extents of one granule each, with bytes around their boundaries.
     fn region(&self) -> Arc<Region> {
         let g = self.g();
         let mut region = Region::builder(&self.device, 4 * g)
@@ -78,14 +78,14 @@ impl Rig {
         let tensor = tensor
             .export(Arc::clone(region), &Consumer::Ordered)
             .unwrap();
-        // SAFETY: nobody else looks at the descriptor.
+        // SAFETY: nothing else accesses the descriptor.
         change(unsafe { &mut *tensor.as_ptr() });
-        // SAFETY: what is wrong about it is to be found before anything is used.
+        // SAFETY: the import must find the error in the descriptor before it uses any memory.
         unsafe { Imported::new(&self.stream, tensor) }
     }
 }
 
-/// One test, since the stand-in is one library with one state for the process.
+/// A single test, because the stand-in is one library with one state per process.
 #[test]
 fn memory_of_a_device_is_looked_for_before_it_is_used() {
     let rig = Rig::new();
@@ -93,7 +93,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     let region = rig.region();
     let all = Tensor::of::<u8>(&[3 * g as usize]);
 
-    // Out under the device's name, and not the processors'.
+    // Exported as memory of the device, not of the host.
     let tensor = all.export(
         Arc::clone(&region),
         &Consumer::Stream(Stream::legacy(&rig.device)),
@@ -104,7 +104,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     assert_eq!(view.data_ptr().addr() as u64, region.address().0);
     drop(tensor);
 
-    // In again: every mapping is looked for.
+    // Imported again: every mapping is looked up.
     rig.faults.forget();
     let mut imported = rig.import(&all, &region, |_| ()).unwrap();
     assert_eq!(rig.faults.count(Call::MemGetAddressRange), 3);
@@ -122,7 +122,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     ));
     drop(imported);
 
-    // What is not there, or not on this device.
+    // Memory that is not mapped, or not on this device.
     let one_more = |tensor: &mut DLManagedTensorVersioned| tensor.dl_tensor.byte_offset = 1;
     let refused = rig.import(&all, &region, one_more).unwrap_err();
     assert!(
@@ -138,7 +138,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
         Refusal::WrongDevice { .. }
     ));
 
-    // Host memory under a region is the processors', and a tensor lies at one place.
+    // Host memory in a region belongs to the host, and a tensor has a single location.
     let on_host = Place::HostNuma(0);
     let mut mixed = Region::builder(&rig.device, 2 * g)
         .layout(Layout::shares([
@@ -160,10 +160,12 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     drop(refused);
     for (offset, device) in [(0, DLDevice::cuda(0)), (g, DLDevice::CPU)] {
         let half = Tensor::of::<u8>(&[half]).offset(offset);
-        let tensor = half.export(Arc::clone(&mixed), &Consumer::Anybody).unwrap();
+        let tensor = half
+            .export(Arc::clone(&mixed), &Consumer::Synchronized)
+            .unwrap();
         assert_eq!(tensor.validate().unwrap().device(), device);
     }
-    // No kernel was let into what the processors have of another library.
+    // Kernels have no access to host memory of another library.
     let half = Tensor::of::<u8>(&[half]).offset(g);
     let mut imported = rig.import(&half, &mixed, |_| ()).unwrap();
     assert!(imported.is_on_host());
@@ -172,7 +174,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     let mut byte = [0];
     mixed.read(&rig.stream, g, &mut byte).unwrap();
     assert_eq!(byte, [7]);
-    // Said to be the device's, it is found out.
+    // A wrong claim to be device memory is detected.
     let refused = rig.import(&half, &mixed, |tensor| {
         tensor.dl_tensor.device = DLDevice::cuda(0)
     });
@@ -182,7 +184,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     ));
     drop((imported, mixed));
 
-    // Each driver call of an import failed once: the tensor comes back.
+    // Fail each driver call of an import once: the tensor is returned.
     let mut calls = 0;
     for n in 1.. {
         rig.faults.forget();
@@ -194,7 +196,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
             refused.reason,
             Refusal::Memory(MemoryError::Call(CallError::Driver(_)))
         ));
-        assert_eq!(Arc::strong_count(&region), 2, "it has come back");
+        assert_eq!(Arc::strong_count(&region), 2, "the tensor was returned");
         drop(refused);
         assert_eq!(Arc::strong_count(&region), 1);
         calls = n;

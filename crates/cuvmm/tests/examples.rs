@@ -1,4 +1,4 @@
-//! The examples run, and end without an error.
+//! Runs the examples, which must end without an error.
 #![allow(
     missing_docs,
     unreachable_pub,

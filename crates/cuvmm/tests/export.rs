@@ -1,4 +1,4 @@
-//! Physical memory as a handle: what it may be exported as, whose it is on the other side, and who
+//! Physical memory as handles: which types it can be exported as, what an importer may do, and what
 //! keeps it alive.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -22,12 +22,12 @@ fn opened(device: &Device, physical: &Physical) -> Mapping {
     let reservation = Reservation::new(device, physical.size()).unwrap();
     let mapping = reservation.map(0, physical).unwrap();
     mapping
-        .set_access(&[AccessGrant::device(device, Access::ReadWrite)])
+        .set_access(&[AccessGrant::new(device, Access::ReadWrite)])
         .unwrap();
     mapping
 }
 
-/// Two drivers that know nothing of each other, as two processes have them.
+/// Two drivers that do not know each other, as in two processes.
 #[test]
 fn what_one_driver_exports_another_sees_and_outlives() {
     let (giver, taker) = (common::host(), common::host());
@@ -42,7 +42,7 @@ fn what_one_driver_exports_another_sees_and_outlives() {
     drop(handle);
     assert!(
         !imported.is_exported(),
-        "it is the giver that must not hand it on"
+        "only the exporter must not reuse it"
     );
     let seen = opened(&taker.device, &imported);
     let mut bytes = [0; 9];
@@ -50,7 +50,7 @@ fn what_one_driver_exports_another_sees_and_outlives() {
     assert_eq!(&bytes, b"from here");
     seen.write(G, b"and there").unwrap();
     mapping.read(G, &mut bytes).unwrap();
-    assert_eq!(&bytes, b"and there", "it is the same memory");
+    assert_eq!(&bytes, b"and there", "both mappings show the same memory");
 
     drop((mapping, physical));
     seen.read(G, &mut bytes).unwrap();
@@ -81,8 +81,8 @@ on_both! {
             Physical::builder(&rig.device, G).shareable(FD | HandleTypes::WIN32).create(),
             Err(MemoryError::Argument(ArgumentError::HandleType { bits: 3 }))
         ));
-        assert_eq!(rig.faults.calls().len(), made, "the driver was asked");
-        // What was imported cannot be passed on.
+        assert_eq!(rig.faults.calls().len(), made, "no driver call");
+        // Imported memory cannot be exported again.
         let handle = physical.export(FD).unwrap();
         let imported = Physical::import(&rig.device, &handle, G).unwrap();
         assert!(matches!(imported.export(FD), Err(MemoryError::Export { .. })));
@@ -109,12 +109,12 @@ on_both! {
             Physical::import(&rig.device, &handle, G + 1),
             Err(MemoryError::Argument(ArgumentError::Misaligned { value, multiple: G, .. })) if value == G + 1
         ));
-        // The driver knows the size only when it is mapped.
+        // The driver checks the size only when the memory is mapped.
         let imported = Physical::import(&rig.device, &handle, G).unwrap();
         let reservation = Reservation::new(&rig.device, G).unwrap();
         assert!(matches!(reservation.map(0, &imported), Err(MemoryError::Range { .. })));
         assert_eq!(reservation.mapped_bytes(), 0);
-        // Memory of another device than it is said to be on.
+        // Memory of another device than claimed.
         assert!(matches!(
             Physical::import(&rig.second(), &handle, 2 * G),
             Err(MemoryError::Elsewhere { .. })
@@ -157,7 +157,7 @@ on_both! {
 
     fn a_probe_says_why_not(rig) {
         Physical::probe_export(&rig.device, FD).unwrap();
-        // As on the GPU that was measured: the attribute says yes, the call says no.
+        // As measured on a GPU: the attribute says yes, the call says no.
         assert!(matches!(
             Physical::probe_export(&rig.device, HandleTypes::FABRIC),
             Err(MemoryError::Create { .. })

@@ -1,5 +1,5 @@
-//! Memory of blocks and regions that others have too: it is theirs and its owner's, never anybody
-//! else's, and goes back to the driver when its owner has done with it.
+//! Exported memory of blocks and regions: it stays with its importers and its owner, is never
+//! reused, and returns to the driver when its owner is done with it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -20,8 +20,8 @@ use cuvmm::{
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// Whether nothing is committed, and this number of exported bytes has arrived at the driver, of
-/// which the pool had less before.
+/// Returns `true` if nothing is committed and the exported memory was released: the free list holds
+/// less than `exported` bytes, and the driver has no other memory of the pool.
 fn is_released<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, exported: u64) -> bool
 where
     Machine<B>: Driver,
@@ -31,7 +31,7 @@ where
     stats.committed == 0 && stats.free < exported && arrived
 }
 
-/// Somebody with a driver of its own, as another process has.
+/// A peer with a driver of its own, as in another process.
 struct Peer {
     rig: Rig<HostMemory>,
 }
@@ -48,7 +48,7 @@ impl Peer {
             let physical = Physical::import(device, handle, extent.size).unwrap();
             let reservation = Reservation::new(device, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [AccessGrant::device(device, Access::ReadWrite)];
+            let access = [AccessGrant::new(device, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (extent.offset, mapping)
         });
@@ -62,7 +62,7 @@ impl Peer {
     }
 }
 
-/// What a peer has imported, by its offset in the block or region.
+/// A peer's imports, by offset in the block or region.
 struct Showing {
     extents: Vec<(u64, Mapping)>,
 }
@@ -118,14 +118,14 @@ on_both! {
         showing.write(G, 7);
         if rig.keeps_bytes() {
             assert_eq!(&showing.read(2 * G), b"from its");
-            assert_eq!(read(&block, G), [7; 8], "it is the same memory");
+            assert_eq!(read(&block, G), [7; 8], "both mappings show the same memory");
         }
-        // Nobody uses it any more: it is released by the drop itself, and what else there is is not.
+        // The drop itself releases the memory, because no work uses it. Other memory stays.
         drop(block);
         let stats = books(rig, &pool, 3 * G);
         assert_eq!((stats.committed, stats.exported, stats.free), (G, 0, 0));
         assert_eq!((rig.machine.live().mappings, rig.machine.live().exported_only), (1, 2));
-        // The next of its shape on its stream finds other memory, whatever the peer does to its own.
+        // The next block of this shape on this stream gets other memory, whatever the peer writes.
         let next = tenant.allocate_on(&stream, 3 * G).unwrap();
         for granule in 0..3 {
             showing.write(granule * G, 0xEE);
@@ -154,14 +154,15 @@ on_both! {
         drop(block);
         let stats = books(rig, &pool, 0);
         assert_eq!((stats.pending_free, stats.exported), (4 * G, 4 * G));
-        // Its own stream and shape, which would have it at once if it had not been exported.
+        // An allocation of this shape on this stream would reuse the block at once if it had not
+        // been exported.
         let next = a.allocate_on(&stream, 4 * G).unwrap();
         assert_eq!(books(rig, &pool, 0).committed, 8 * G);
         let refused = b.try_allocate(G).unwrap_err();
         assert!(matches!(refused, BlockError::OutOfMemory(short) if short.pending_free == 4 * G));
         assert_eq!(pool.trim(0).unwrap(), 0);
-        rig.machine.let_go_all(D0);
-        // Whoever looks at the pool next releases it.
+        rig.machine.release_all_streams(D0);
+        // The next operation on the pool releases it.
         drop(b.try_allocate(4 * G).unwrap());
         assert_eq!((books(rig, &pool, 0).exported, rig.machine.live().exported_only), (0, 0));
         assert!(rig.device.lost().is_none());
@@ -182,7 +183,7 @@ on_both! {
             let waiter = scope.spawn(wanted);
             std::thread::sleep(Duration::from_millis(5));
             assert!(!waiter.is_finished());
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             let got = waiter.join().unwrap();
             let seen = read(&got, G);
             assert!(seen == [0; 8] || !rig.keeps_bytes(), "{seen:?}");
@@ -206,19 +207,19 @@ on_both! {
         assert!(b.try_allocate(5 * G).is_err());
         let again = lease.clone();
         drop(lease);
-        assert_eq!(pool.trim(0).unwrap(), 4 * G, "what b left");
-        // Used where the block knew nothing of: it waits for that too.
+        assert_eq!(pool.trim(0).unwrap(), 4 * G, "the memory that b left");
+        // The block's fence waits for a recorded stream too.
         let other = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, other.as_raw());
         rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(again.address(), G, 1)]).unwrap();
         again.record_use(&other).unwrap();
         drop(again);
         assert_eq!(books(rig, &pool, 0).pending_free, 4 * G);
-        rig.machine.let_go_all(D0);
-        assert_eq!(pool.trim(u64::MAX).unwrap(), 4 * G, "nothing of it is kept");
+        rig.machine.release_all_streams(D0);
+        assert_eq!(pool.trim(u64::MAX).unwrap(), 4 * G, "none of the memory is kept");
         assert_eq!(books(rig, &pool, 4 * G).exported, 0);
         if rig.keeps_bytes() {
-            assert_eq!(showing.read(0), [1; 8], "the late kernel wrote to the peer's memory too");
+            assert_eq!(showing.read(0), [1; 8], "the late kernel wrote to the shared memory");
         }
         drop(showing);
         peer.nothing_left();
@@ -233,7 +234,7 @@ on_both! {
         busy(rig, &stream, &block, 9);
         drop(block);
         assert_eq!(books(rig, &pool, 0).exported, 4 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(pool.trim(u64::MAX).unwrap(), 4 * G);
     }
 
@@ -256,14 +257,14 @@ on_both! {
             }
             let before = rig.machine.live().physicals;
             block.try_grow_to(3 * G).unwrap();
-            assert_eq!(rig.machine.live().physicals, before, "it has its own again");
+            assert_eq!(rig.machine.live().physicals, before, "it has memory of its own again");
             if rig.keeps_bytes() {
-                assert_eq!(read(&block, G), [5; 8], "what stayed in use");
+                assert_eq!(read(&block, G), [5; 8], "the memory that stayed in use");
                 let expected = if zeroed { [0; 8] } else { [5; 8] };
                 assert_eq!(read(&block, G + 512), expected);
                 assert_eq!(read(&block, 2 * G), expected);
             }
-            // Somebody else gets room for it, and never itself.
+            // The other tenant gets memory in its place, never the exported memory itself.
             block.shrink_to(G).unwrap();
             let theirs = b.try_allocate(7 * G).unwrap();
             let stats = books(rig, &pool, 3 * G);
@@ -281,7 +282,7 @@ on_both! {
             pool.trim(G).unwrap();
             block.try_grow_to(2 * G).unwrap();
             if rig.keeps_bytes() {
-                assert_eq!(read(&block, G), [0; 8], "other memory by now");
+                assert_eq!(read(&block, G), [0; 8], "replaced by other memory");
             }
             drop((block, showing));
         }
@@ -296,7 +297,7 @@ on_both! {
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream).zeroed(true);
         let mut block = block.try_allocate().unwrap();
         block.try_grow_to(33 * G - 100).unwrap();
-        assert_eq!(tenant.stats().precommitted, 3 * G, "in one extent with the end");
+        assert_eq!(tenant.stats().precommitted, 3 * G, "in the same extent as the end");
         let exported = block.export(FD).unwrap();
         let showing = peer.import(exported.handles());
         assert_eq!((showing.bytes(), tenant.stats().exported), (36 * G, 36 * G));
@@ -349,11 +350,11 @@ on_both! {
         let (shared, own) = (pieces(), pieces());
         let exported = shared.export(FD).unwrap();
         let showing = peer.import(exported.handles());
-        assert_eq!(pool.compact(|_| true).unwrap().in_use, 1, "a lease lives");
+        assert_eq!(pool.compact(|_| true).unwrap().in_use, 1, "a lease is alive");
         drop(exported);
         let done = pool.compact(|_| true).unwrap();
         assert!(done.exported > 0);
-        assert_eq!((done.copied, done.in_use), (0, 0), "the other was done before");
+        assert_eq!((done.copied, done.in_use), (0, 0), "the other block was compacted before");
         assert_eq!((shared.extents().len(), own.extents().len()), (8, 1));
         showing.write(3 * G, 4);
         if rig.keeps_bytes() {
@@ -404,10 +405,10 @@ on_both! {
         drop(block.export(FD).unwrap());
         busy(rig, &stream, &block, 1);
         drop(block);
-        // The mapper may be placing more behind it just now.
+        // The mapper may just be placing more memory behind the block.
         until(&pool, "settled", || rig.machine.live().physical_bytes == pool.stats().committed);
         assert!(pool.stats().exported >= 5 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         until(&pool, "released", || is_released(rig, &pool, 5 * G));
         assert_eq!(books(rig, &pool, 0).exported, 0);
         drop(tenant);
@@ -427,7 +428,7 @@ on_both! {
         until(&pool, "charged", || pool.stats().committed > 40 * G);
         drop(block.export(FD).unwrap());
         drop(block);
-        // All of it until the mapper is done, which it may be by now.
+        // All of the memory stays until the mapper is done, which may be the case already.
         let exported = pool.stats().exported;
         assert!([0, 40 * G].contains(&exported), "{exported}");
         until(&pool, "released", || is_released(rig, &pool, 40 * G));
@@ -481,12 +482,12 @@ on_both! {
             let stats = books(rig, &pool, 0);
             assert_eq!((stats.exported, stats.tenants[0].leases), (0, 0), "call {k}");
         }
-        // As warm as ever.
+        // The block is still cached.
         drop(block);
         rig.faults.forget();
         let again = tenant.allocate_on(&stream, 3 * G).unwrap();
         assert_eq!((again.address(), rig.faults.total()), (address, 0));
-        // With a lease beside it, it is known when that has ended.
+        // A failed export ends its own lease, also beside another one.
         let lease = again.lease();
         rig.faults.arm(nth_of(2, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemExportToShareableHandle]));
         again.export(FD).unwrap_err();
@@ -505,7 +506,7 @@ on_both! {
         block.shrink_to(2 * G).unwrap();
         let refused = Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemRelease);
         rig.faults.arm(refused);
-        // It was planned to bring 2 granules, and brought none.
+        // It was planned to yield 2 granules, and yielded none.
         let shortage = match b.try_allocate(G).unwrap_err() {
             BlockError::OutOfMemory(shortage) => shortage,
             other => panic!("{other}"),
@@ -529,7 +530,7 @@ on_both! {
         let refused = block.export(FD).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "the memory is shareable as HandleTypes(0x0), not as HandleTypes(POSIX_FD)"
+            "the memory cannot be exported as HandleTypes(POSIX_FD): it was created shareable as HandleTypes(0x0)"
         );
         for types in [HandleTypes::empty(), FD | HandleTypes::FABRIC, HandleTypes::WIN32] {
             assert!(matches!(
@@ -549,7 +550,7 @@ on_both! {
             Pool::builder(&rig.device).shareable(unknown).build(),
             Err(PoolError::Argument(ArgumentError::HandleType { bits: 0x40 }))
         ));
-        assert_eq!(rig.faults.total(), 0, "the driver was asked");
+        assert_eq!(rig.faults.total(), 0, "no driver call");
         assert_eq!(plain.stats().exported, 0);
         drop(block);
     }
@@ -582,7 +583,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!(seen, [7; 8]);
         }
-        // Neither may it move, nor be what a fork relies on; the rest may.
+        // Exported memory can neither be moved nor forked; the rest can.
         let before = rig.machine.snapshot();
         let host = Place::HostNuma(0);
         assert!(matches!(
@@ -596,8 +597,11 @@ on_both! {
         assert_eq!(rig.machine.snapshot(), before);
         assert_eq!(region.relocate(0..2 * G, &host, &stream).unwrap(), 2 * G);
         let here = Place::from(&rig.device);
-        assert_eq!(region.relocate(2 * G..6 * G, &here, &stream).unwrap(), 0, "it lies there");
-        // Committed again out of a pending free, it is the same memory.
+        assert_eq!(
+            region.relocate(2 * G..6 * G, &here, &stream).unwrap(), 0,
+            "the memory is on the device"
+        );
+        // Memory committed again out of a pending free is the same memory.
         region.decommit_after(2 * G..6 * G, std::slice::from_ref(&stream)).unwrap();
         assert_eq!((region.exported(), region.pending_free()), (4 * G, 4 * G));
         showing.write(4 * G, 9);
@@ -606,7 +610,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!(seen, [9; 8]);
         }
-        // And after it has gone, another.
+        // Once it is purged, a commit gets other memory.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
         assert_eq!(region.purge().unwrap(), 4 * G);
         assert_eq!((region.exported(), rig.machine.live().exported_only), (0, 2));
@@ -637,7 +641,7 @@ on_both! {
         drop(region.export(0..4 * G, FD).unwrap());
         assert_eq!((region.exported(), fork.exported()), (4 * G, 0));
         drop(fork);
-        // Shown twice, it is exported once.
+        // Memory that is mapped twice is exported once.
         let twice = Region::builder(&rig.device, 4 * G).shareable(FD);
         let mut twice = twice.reserve().unwrap();
         twice.commit(0..2 * G).unwrap();

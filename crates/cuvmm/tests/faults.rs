@@ -1,5 +1,5 @@
-//! Every driver call of owners, regions, unified buffers and copies, failed once: nothing has changed
-//! afterwards, and the operation then succeeds.
+//! Fails every driver call of owners, regions, unified buffers and copies once. A failure changes
+//! nothing, and the operation then succeeds.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -57,7 +57,7 @@ fn owners() {
     let calls = sweep(
         mapped,
         |rig, (mapping, ..)| {
-            text(mapping.set_access(&[AccessGrant::device(&rig.device, Access::Read)]))
+            text(mapping.set_access(&[AccessGrant::new(&rig.device, Access::Read)]))
         },
         |_| (),
         true,
@@ -113,7 +113,7 @@ fn regions() {
         true,
     );
     assert_eq!(calls, 9, "3 extents of 3 calls");
-    // Giving back: each extent that went stays gone, each that did not stays whole.
+    // On release, extents that were unmapped stay unmapped, and the others stay whole.
     let calls = sweep(
         |rig| {
             let mut region = region(rig);
@@ -166,7 +166,8 @@ fn registrations() {
         true,
     );
     assert_eq!(calls, 1);
-    // What a region left: each extent that went stays gone, each that did not is there still.
+    // After the region is dropped, extents that were unmapped stay unmapped, and the others are
+    // still there.
     let calls = sweep(
         |rig| {
             let (region, registration) = world(rig);
@@ -207,7 +208,7 @@ fn shared(rig: &Rig<Nothing>) -> Shared {
     (buffer, [home, other])
 }
 
-/// What the driver says of both halves of a shared buffer.
+/// Returns the driver's advice for both halves of a shared buffer.
 fn advice((buffer, _): &Shared) -> [(bool, Option<String>, Vec<String>); 2] {
     [0..2048, 2048..5000].map(|half| {
         let text = |place: cuvmm::driver::Location| place.to_string();

@@ -36,7 +36,7 @@ fn a_forked_child_owns_nothing() {
     assert_eq!(buffer.host().unwrap().len(), 100);
     let access = buffer.device_read(&stream).unwrap();
     rig.faults.forget();
-    // SAFETY: the child only uses what this test made, and leaves by `_exit`.
+    // SAFETY: the child only uses what this test created, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let forked = |error: &CallError| matches!(error, CallError::Forked { .. });
@@ -48,7 +48,7 @@ fn a_forked_child_owns_nothing() {
             BlockError::Memory(MemoryError::Call(cause) | MemoryError::Range { cause, .. }) => forked(cause),
             _ => false,
         });
-        // Nothing would have to be waited for; the pages are not the child's all the same.
+        // There is no work to wait for, but the pages are not the child's.
         right &= matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(cause))) if forked(&cause));
         right &= matches!(region.register(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
         right &= matches!(block.register(), Err(MemoryError::Call(cause)) if forked(&cause));
@@ -62,11 +62,11 @@ fn a_forked_child_owns_nothing() {
             left, registered, lease, block, tenant, pool, region, physical,
         ));
         right &= rig.faults.total() == 0 && rig.device.drop_failures() == 0;
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent's exit.
         unsafe { libc::_exit(i32::from(!right)) }
     }
     let mut status = -1;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just created.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child's checks");
     assert_eq!(rig.faults.total(), 0);
@@ -78,7 +78,7 @@ fn a_forked_child_owns_nothing() {
     common::nothing_left(rig);
 }
 
-/// What the test of a held lock uses.
+/// The objects in the test of a held lock.
 struct Held {
     pool: Pool,
     tenant: Tenant,
@@ -86,7 +86,7 @@ struct Held {
     stream: Stream,
     store: HostStore,
     block: Block,
-    /// In a stream cache, once it is dropped.
+    /// In a stream cache once it is dropped.
     _cached: Block,
     asleep: Block,
 }
@@ -99,7 +99,7 @@ fn refused<T>(outcome: Result<T, BlockError>) -> bool {
     matches!(outcome, Err(BlockError::Memory(MemoryError::Call(error))) if forked(&error))
 }
 
-/// Every public way to the lock of a pool, and whether the answer is right.
+/// Returns every public operation that takes a pool's lock, with a check of its result.
 fn ways() -> Vec<fn(&mut Held) -> bool> {
     vec![
         |it| refused(it.tenant.try_allocate(G)),
@@ -234,26 +234,26 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
         while rig.faults.count(Call::MemCreate) == 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends a child that hangs.
+            // SAFETY: `alarm` only makes the system end a child that hangs.
             unsafe { libc::alarm(20) };
             let mut own = held.take().unwrap();
             let wrong = ways.iter().position(|way| !way(&mut own));
             drop(own);
             let status = wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1);
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent's exit.
             unsafe { libc::_exit(status) }
         }
         let mut status = -1;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child that was just created.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_ne!(status & 0x7f, libc::SIGALRM, "the child hangs");
         assert_eq!(
             status >> 8,
             0,
-            "the number of the way that is wrong, from 1 on"
+            "the number of the failed operation, counted from 1"
         );
         assert_eq!(status, 0);
     });
@@ -283,19 +283,19 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         while rig.faults.count(Call::StreamQuery) == 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends a child that hangs.
+            // SAFETY: `alarm` only makes the system end a child that hangs.
             unsafe { libc::alarm(20) };
             let right = matches!(ours.purge(), Err(error) if forked(&error));
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent's exit.
             unsafe { libc::_exit(i32::from(!right)) }
         }
         let mut status = -1;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child that was just created.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "it hangs, or the answer is wrong");
+        assert_eq!(status, 0, "the child hangs, or its result is wrong");
     });
     rig.faults.set_cost(Call::StreamQuery, Duration::ZERO);
     drop((regions, stream));

@@ -1,5 +1,5 @@
-//! Waiting for memory as a future: granted in order, refused where waiting cannot help, and taken
-//! back where the future is dropped.
+//! Waiting for memory as a future: granted in order, refused if waiting cannot help, and undone if
+//! the future is dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -16,14 +16,14 @@ use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, CallError, MemoryError};
 use cuvmm::{Block, Contents, Limit, Mapper, Stream, Tenant};
 
-/// Far longer than the mapper takes to answer what can be answered.
+/// Far longer than the mapper takes to serve a request.
 const WHILE: Duration = Duration::from_secs(120);
-/// Long enough that one which should not be woken would have been.
+/// Long enough for a wrong wake-up to happen.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Waits until the mapper has gone through the queue.
 fn served(tenant: &Tenant) {
-    // Nothing can grant it, and it is refused in its turn.
+    // No pool can grant it, so it is refused in its turn.
     let impossible = tenant.allocate_async(u64::MAX >> 1);
     assert!(block_on(impossible).is_err());
 }
@@ -37,7 +37,10 @@ on_both! {
         assert_eq!((first.size(), tenant.stats().in_use), (3 * G, 3 * G));
         let waiting = Task::waiting(tenant.allocate_async(2 * G));
         served(&tenant);
-        assert_eq!((waiting.wakings(), pool.stats().refusals), (0, 1), "of the other one");
+        assert_eq!(
+            (waiting.wakings(), pool.stats().refusals), (0, 1),
+            "the refusal of the other request"
+        );
         drop(first);
         let second = waiting.finish().unwrap();
         second.write(0, &[7; 64]).unwrap();
@@ -57,10 +60,11 @@ on_both! {
         drop(other);
         before = calls_without_mapper(&rig.device, &pool);
         let apart = rig.device.mapper_calls().total();
-        // What the home stream has cached comes with the first poll, and what a block has already.
+        // The first poll gets a cached block of the home stream, and growth within a block's own
+        // memory.
         let mut cached = Task::new(tenant.allocate_on_async(&stream, G));
         let Poll::Ready(Ok(other)) = cached.poll() else {
-            panic!("it had to wait");
+            panic!("the future had to wait");
         };
         block.shrink_to(2 * G + 1).unwrap();
         assert!(matches!(Task::new(block.grow_to_async(3 * G)).poll(), Poll::Ready(Ok(()))));
@@ -89,11 +93,11 @@ on_both! {
         let _other = tenant.try_allocate(2 * G).unwrap();
         let allocation = Task::waiting(tenant.allocate_async(2 * G));
         let growth = Task::waiting(block.grow_to_async(4 * G));
-        let news = Task::waiting(pool.freed());
+        let freed_count = Task::waiting(pool.freed());
         mapper.stop();
         assert_eq!(allocation.finish().unwrap_err(), BlockError::NoMapper);
         assert_eq!(growth.finish().unwrap_err(), BlockError::NoMapper);
-        assert_eq!(news.finish().unwrap_err(), BlockError::NoMapper);
+        assert_eq!(freed_count.finish().unwrap_err(), BlockError::NoMapper);
         assert_eq!(block.size(), 2 * G);
         assert_eq!(block_on(tenant.allocate_async(2 * G)).unwrap_err(), BlockError::NoMapper);
     }
@@ -167,7 +171,7 @@ on_both! {
         served(&tenant);
         let stats = books(rig, &pool);
         assert_eq!((stats.in_use, stats.tenants[0].blocks, block.size()), (2 * G, 1, 2 * G));
-        // Granted, and dropped before that was seen.
+        // Granted, and dropped before it was polled again.
         let granted = Task::waiting(tenant.allocate_async(G));
         assert!(granted.is_woken(WHILE));
         assert_eq!(tenant.stats().in_use, 3 * G);
@@ -180,7 +184,7 @@ on_both! {
         let mut bytes = [0; 16];
         block.read(0, &mut bytes).unwrap();
         assert!(bytes == [5; 16] || !rig.keeps_bytes());
-        // A block that is dropped with its growth waiting.
+        // A block that is dropped while its growth waits.
         let mut gone = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
         drop(Task::waiting(gone.grow_to_async(4 * G)));
         drop(gone);
@@ -246,7 +250,7 @@ on_both! {
         }
         let small = block_on(two.allocate_async(2 * G)).unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1);
-        // One call is not enough: it waits, and none is called again.
+        // One hook's memory is not enough: the request waits, and no hook is called again.
         cache.lock().unwrap().insert(0, small);
         let waiting = Task::waiting(two.allocate_async(4 * G));
         served(&two);
@@ -278,7 +282,7 @@ on_both! {
         let first = waiting.finish().unwrap();
         until(&pool, "granted", || two.stats().in_use == 4 * G);
         let Poll::Ready(second) = loud.poll() else {
-            panic!("it was granted");
+            panic!("the request was granted");
         };
         drop((first, second.unwrap()));
         drop(block_on(two.allocate_async(3 * G)).unwrap());
@@ -290,7 +294,7 @@ on_both! {
         impl Wake for Uses {
             fn wake(self: Arc<Self>) {
                 self.1.lock().unwrap().clear();
-                // It would have to wait for itself.
+                // A blocking allocation in a hook would wait for itself.
                 let refused = self.0.block(4 * G).timeout(WHILE).allocate();
                 assert!(refused.unwrap_err().is_shortage());
                 drop(self.0.allocate(G).unwrap());
@@ -311,7 +315,7 @@ on_both! {
         drop(held);
         until(&pool, "woken", || uses.2.load(Ordering::SeqCst) == 1);
         let Poll::Ready(first) = first.poll() else {
-            panic!("it was granted");
+            panic!("the request was granted");
         };
         assert_eq!(figures(&pool).in_use, 2 * G);
         drop(first.unwrap());
@@ -326,15 +330,16 @@ on_both! {
         busy(rig, &stream, &block, 7);
         drop(block);
         let waiting = Task::waiting(tenant.allocate_async(2 * G));
-        let news = Task::waiting(pool.freed());
+        let freed_count = Task::waiting(pool.freed());
         served(&tenant);
-        assert!(!waiting.is_woken(MOMENT) && !news.is_woken(MOMENT));
-        // Its own stream has it at once, behind that work, though others came before.
+        assert!(!waiting.is_woken(MOMENT) && !freed_count.is_woken(MOMENT));
+        // Its own stream gets the memory at once, ordered behind that work, although other requests
+        // came before.
         let ours = block_on(tenant.allocate_on_async(&stream, 3 * G)).unwrap();
         drop(ours);
         rig.machine.let_go(D0, stream.as_raw());
         waiting.finish().unwrap();
-        news.finish().unwrap();
+        freed_count.finish().unwrap();
     }
 
     fn news_come_of_what_others_free_and_of_no_attempt(rig) {
@@ -347,7 +352,7 @@ on_both! {
         let refused = tenant.try_allocate(4 * G).unwrap_err();
         assert!(refused.is_shortage());
         served(&tenant);
-        assert!(!freed.as_ref().unwrap().is_woken(MOMENT), "nothing came free");
+        assert!(!freed.as_ref().unwrap().is_woken(MOMENT), "no memory became free");
         drop(waits);
         let mut attempts = 0;
         let block = loop {
@@ -400,9 +405,9 @@ on_both! {
         let pool = refused.owner;
         drop(held);
         drop(waiting.finish().unwrap());
-        let news = pool.freed();
+        let freed_count = pool.freed();
         let refused = pool.close().unwrap_err();
-        drop((news, tenant));
+        drop((freed_count, tenant));
         refused.owner.close().unwrap();
     }
 }
@@ -443,7 +448,7 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
     let pool = mapped_pool(&rig, 4, &mapper);
     let tenant = pool.tenant("a").register().unwrap();
     let block = block_on(sends(tenant.block(G).tag("t").allocate_async())).unwrap();
-    let news = sends(pool.freed());
+    let freed_count = sends(pool.freed());
     drop(pool);
     let waiting = sends(tenant.allocate_async(4 * G));
     drop(tenant);
@@ -452,7 +457,7 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
         block_on(waiting),
         Err(BlockError::Unregistered { .. })
     ));
-    drop(news);
+    drop(freed_count);
     drop(mapper);
     common::nothing_left(rig);
 }
@@ -485,12 +490,12 @@ fn a_forked_child_is_told_so_and_hangs_nowhere() {
     let held = tenant.try_allocate(3 * G).unwrap();
     let mut waiting = Some(Task::waiting(tenant.allocate_async(2 * G)));
     let mut growing = Some(Task::waiting(grows.grow_to_async(2 * G)));
-    let mut news = Some(Task::waiting(pool.freed()));
-    // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+    let mut freed_count = Some(Task::waiting(pool.freed()));
+    // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
     #[allow(unsafe_code)]
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs.
+        // SAFETY: `alarm` only makes the system end a child that hangs.
         #[allow(unsafe_code)]
         unsafe {
             libc::alarm(20)
@@ -513,22 +518,26 @@ fn a_forked_child_is_told_so_and_hangs_nowhere() {
             Task::new(pool.freed()).poll(),
             Poll::Ready(Err(error)) if is_forked(&error)
         );
-        drop((waiting.take(), growing.take(), news.take()));
-        // SAFETY: ends the child without running anything of the parent's.
+        drop((waiting.take(), growing.take(), freed_count.take()));
+        // SAFETY: ends the child without running any code of the parent's exit.
         #[allow(unsafe_code)]
         unsafe {
             libc::_exit(i32::from(!told))
         }
     }
     let mut status = -1;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just created.
     #[allow(unsafe_code)]
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "it hangs, or is not told");
-    // The parent's go on.
+    assert_eq!(
+        (waited, status),
+        (child, 0),
+        "the child hangs, or its futures do not fail"
+    );
+    // The parent's futures continue.
     drop(held);
     growing.take().unwrap().finish().unwrap();
-    news.take().unwrap().finish().unwrap();
+    freed_count.take().unwrap().finish().unwrap();
     drop(waiting.take().unwrap().finish().unwrap());
     drop(growing);
     assert_eq!(grows.size(), 2 * G);

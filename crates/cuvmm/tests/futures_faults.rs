@@ -1,5 +1,5 @@
-//! Every driver call that a future has made for it, failed once: the future says so or waits on, what
-//! is in use is as before, nothing is left, and a second try succeeds.
+//! Fails every driver call made for a future once. The future returns the error or continues to
+//! wait, memory in use is unchanged, nothing is leaked, and a second attempt succeeds.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;

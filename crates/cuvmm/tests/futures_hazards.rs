@@ -1,4 +1,4 @@
-//! Futures at the seams of the pool: beside fences, captures, hooks, panics and blocks that go.
+//! Futures beside fences, captures, hooks, panics, and blocks that are dropped.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -15,10 +15,10 @@ use common::{D0, G, busy, mapped_pool, pool, until};
 use cuvmm::driver::CUresult;
 use cuvmm::{Contents, Limit, Mapper, Pool, Stream, Tenant};
 
-/// Far longer than the mapper takes to answer what can be answered.
+/// Far longer than the mapper takes to serve a request.
 const WHILE: Duration = Duration::from_secs(60);
 
-/// Waits until the queue has been gone through.
+/// Waits until the mapper has gone through the queue.
 fn served(tenant: &Tenant) {
     assert!(block_on(tenant.allocate_async(u64::MAX >> 1)).is_err());
 }
@@ -49,7 +49,7 @@ fn one_that_waits_for_addresses_holds_up_none_of_its_size() {
     let pool = pool.mapper(&mapper).build().unwrap();
     let tenant = pool.tenant("a").register().unwrap();
     let held = tenant.try_allocate(4 * G).unwrap();
-    // Addresses that stay taken: a small block of large capacity.
+    // A small block of large capacity, which keeps addresses in use.
     drop(held);
     let wide = tenant.block(G).capacity(40 * G).try_allocate().unwrap();
     let held = tenant.try_allocate(3 * G).unwrap();
@@ -111,7 +111,7 @@ fn a_growth_over_a_cut_waits_for_the_work_queued_before() {
         (0..4).for_each(|_| queue());
         let stop = AtomicBool::new(false);
         let done = std::thread::scope(|scope| {
-            // Steady work: always a few kernels behind the one that runs.
+            // Steady work: a few kernels are always queued behind the running one.
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
                     queue();
@@ -145,31 +145,31 @@ fn news_are_told_beside_memory_that_became_pending() {
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
     );
-    // Cached memory of another tenant, which has to be zeroed for me.
+    // Cached memory of another tenant, which has to be zeroed for this one.
     let cached = other.allocate_on(&slow, 2 * G).unwrap();
     let third = pool.tenant("third").register().unwrap();
     let pending = third.allocate_on(&quick, 2 * G).unwrap();
     busy(&rig, &quick, &pending, 7);
     drop((cached, pending));
     rig.machine.hold(D0, slow.as_raw());
-    // All fences are asked: what has passed already is no news.
+    // Polls all fences, so that those already complete are no news.
     me.headroom().unwrap();
-    let news = Task::waiting(pool.freed());
+    let freed_count = Task::waiting(pool.freed());
     served(&me);
-    let before = news.wakings();
+    let before = freed_count.wakings();
     let two = me.block(2 * G).home_stream(&slow).try_allocate_many(2);
     assert!(two.is_err(), "{:?}", pool.stats());
-    // The queue is gone through once more, and what is pending now is known.
+    // The mapper goes through the queue once more, and knows what is pending now.
     served(&me);
-    until(&pool, "looked through", || {
+    until(&pool, "the mapper has gone through the queue", || {
         rig.device.mapper_calls().total() > 0
     });
     std::thread::sleep(Duration::from_millis(20));
-    let after_attempt = news.wakings();
+    let after_attempt = freed_count.wakings();
     rig.machine.let_go(D0, quick.as_raw());
-    let woken = news.is_woken(WHILE);
+    let woken = freed_count.is_woken(WHILE);
     rig.machine.let_go(D0, slow.as_raw());
-    assert_eq!((before, after_attempt), (0, 0), "told of nothing");
+    assert_eq!((before, after_attempt), (0, 0), "not woken without news");
     assert!(woken);
 }
 
@@ -211,7 +211,7 @@ fn what_a_hook_gives_is_for_the_first() {
     let count = Arc::clone(&calls);
     let giver = pool.tenant("giver").on_pressure(move |_| {
         match count.fetch_add(1, Ordering::SeqCst) {
-            // In the turn of the first: nothing. In that of the gated one: wait.
+            // In the turn of the first request: nothing. In the turn of the gated one: wait.
             0 => {}
             1 => gated.pass(),
             2 => drop(kept.lock().unwrap().pop()),
@@ -253,12 +253,12 @@ fn a_lost_context_is_news() {
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let held = tenant.try_allocate(4 * G).unwrap();
-    let news = Task::waiting(pool.freed());
+    let freed_count = Task::waiting(pool.freed());
     rig.machine
         .lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert!(stream.synchronize().is_err());
-    let woken = news.is_woken(WHILE);
-    assert!(woken && news.finish().is_err());
+    let woken = freed_count.is_woken(WHILE);
+    assert!(woken && freed_count.finish().is_err());
     assert!(block_on(pool.freed()).is_err());
     drop((held, tenant, stream));
 }
@@ -280,8 +280,8 @@ fn one_behind_others_is_told_that_it_can_never_be() {
 
 #[test]
 fn a_pool_is_closed_though_the_mapper_panics_meanwhile() {
-    struct Keeper(Arc<Gate>);
-    impl Drop for Keeper {
+    struct RegistrationOwner(Arc<Gate>);
+    impl Drop for RegistrationOwner {
         fn drop(&mut self) {
             self.0.pass();
             panic!("a mistake in a keeper");
@@ -300,12 +300,12 @@ fn a_pool_is_closed_though_the_mapper_panics_meanwhile() {
     let giver = giver.register().unwrap();
     let held = giver.try_allocate(4 * G).unwrap();
     let tenant = pool.tenant("a").register().unwrap();
-    // SAFETY: `own` outlives it.
+    // SAFETY: `own` outlives the stream.
     let stream = unsafe {
         Stream::from_raw(
             &rig.device,
             own.as_raw(),
-            Arc::new(Keeper(Arc::clone(&gate))),
+            Arc::new(RegistrationOwner(Arc::clone(&gate))),
         )
     }
     .unwrap();
@@ -326,7 +326,7 @@ fn a_pool_is_closed_though_the_mapper_panics_meanwhile() {
     std::thread::sleep(Duration::from_millis(200));
     gate.open();
     let closed = receive.recv_timeout(Duration::from_secs(60));
-    assert!(closed.is_ok(), "it hangs");
+    assert!(closed.is_ok(), "the operation hangs");
     drop(mapper);
 }
 
@@ -337,7 +337,7 @@ fn one_that_waits_for_a_capture_holds_up_none_that_need_not() {
     let pool = mapped_pool(&rig, 4, &mapper);
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
-    // Idle memory of the tenant itself, which a zeroed block cannot have in a capture.
+    // Idle memory of the tenant itself, which cannot be zeroed during a capture.
     let held = tenant.allocate_on(&stream, 4 * G).unwrap();
     let guard = pool.capture_guard();
     let head = Task::waiting(
@@ -399,7 +399,7 @@ fn a_thread_that_panics_with_a_block_beside_those_who_wait_only_unwinds() {
     until(&pool, "asked", || asked.load(Ordering::SeqCst));
     let panicked = catch_unwind(AssertUnwindSafe(move || {
         let _held = block;
-        panic!("a mistake of the user's");
+        panic!("a mistake in user code");
     }));
     assert!(panicked.is_err());
     open.send(()).unwrap();
@@ -418,7 +418,7 @@ fn what_a_panic_left_behind_is_not_done_in_a_poll() {
     gone.unregister();
     let panicked = catch_unwind(AssertUnwindSafe(move || {
         let _held = block;
-        panic!("a mistake of the user's");
+        panic!("a mistake in user code");
     }));
     assert!(panicked.is_err());
     let before = common::calls_without_mapper(&rig.device, &pool);
@@ -464,21 +464,21 @@ fn a_forked_child_is_told_that_it_has_no_sleeper() {
             .timeout(Duration::from_secs(60))
             .sleep_async(Contents::Discard),
     );
-    // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+    // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends a child that hangs.
+        // SAFETY: `alarm` only makes the system end a child that hangs.
         unsafe { libc::alarm(20) };
         let ready = sleeping.poll().is_ready();
-        // SAFETY: ends the child.
+        // SAFETY: ends the child without running any code of the parent's exit.
         unsafe { libc::_exit(i32::from(!ready)) }
     }
     let mut status = -1;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just created.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     drop(lease);
     drop(sleeping);
-    assert_eq!(status, 0, "it is not told");
+    assert_eq!(status, 0, "the child's future did not fail");
 }
 
 #[test]
@@ -514,7 +514,7 @@ fn a_waker_is_dropped_with_no_lock_held() {
         static ASKED: RefCell<Option<Tenant>> = const { RefCell::new(None) };
     }
     fn look(_: *const ()) {
-        // Under the pool's lock this would wait for itself.
+        // Under the pool's lock this would deadlock.
         ASKED.with_borrow(|tenant| tenant.as_ref().map(Tenant::stats));
     }
     fn clone(_: *const ()) -> RawWaker {
@@ -527,10 +527,10 @@ fn a_waker_is_dropped_with_no_lock_held() {
     let tenant = pool.tenant("a").register().unwrap();
     let held = tenant.try_allocate(4 * G).unwrap();
     ASKED.set(Some(tenant.clone()));
-    // SAFETY: its functions take no data.
+    // SAFETY: the functions of the table use no data.
     let waker = unsafe { Waker::from_raw(clone(std::ptr::null())) };
     let mut future = Task::new(tenant.allocate_async(2 * G));
-    // Kept, replaced, and in the end not kept.
+    // The waker is kept, then replaced, and finally dropped.
     assert!(future.poll_with(&waker).is_pending());
     assert!(future.poll_with(&waker).is_pending());
     drop(held);

@@ -1,6 +1,6 @@
-//! Random programs of futures that wait, are dropped half-way and are served beside changes of
-//! limits, held streams and blocks that come and go. When the mapper serves whom is its own affair:
-//! what is checked is so in any order.
+//! Random programs of futures that wait, are dropped midway, and are served beside changes of
+//! limits, held streams, and other blocks. The order in which the mapper serves them is not
+//! specified, so the checks hold in any order.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -80,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a future comes to: a block, also where it could not grow.
+/// A future's outcome: the block, if any, and the result. A failed growth returns its block.
 type Waiting = Task<Pin<Box<dyn Future<Output = (Option<Block>, Result<(), BlockError>)>>>>;
 
 fn allocation(tenant: &Tenant, stream: Option<&Stream>, granules: u64) -> Waiting {
@@ -106,7 +106,7 @@ fn growth(mut block: Block, size: u64) -> Waiting {
     }))
 }
 
-/// Takes what a future came to. A refusal is for good only where no waiting helps.
+/// Takes a future's outcome. A refusal is final only if waiting cannot help.
 fn take((block, outcome): (Option<Block>, Result<(), BlockError>), blocks: &mut Vec<Block>) {
     blocks.extend(block);
     match outcome {
@@ -184,7 +184,8 @@ fn run(steps: &[Step]) {
         }
         assert!(pool.stats().committed <= LIMIT * G);
     }
-    // Held streams, limits and blocks go: each future that waits is served, or refused for good.
+    // After streams, limits and blocks have been released, each waiting future is served or refused
+    // for good.
     rig.machine.let_go(D0, stream.as_raw());
     for tenant in &tenants {
         tenant.set_guarantee(0).unwrap();
@@ -192,8 +193,8 @@ fn run(steps: &[Step]) {
     }
     pool.set_limit(Limit::Bytes(LIMIT * G)).unwrap();
     blocks.clear();
-    // Those that are polled for the first time now come last; a block that waits to grow keeps what it
-    // has, so that two of them can wait for each other.
+    // Futures that are polled for the first time now are last in the queue. A block that waits to
+    // grow keeps its memory, so two of them can block each other.
     let mut begun = Vec::new();
     for mut future in futures {
         match future.poll() {

@@ -1,4 +1,5 @@
-//! Sleeping and waking as futures: on a thread of their own, ended by dropping them.
+//! Sleeping and waking as futures: each operation has a thread of its own, and ends when its future
+//! is dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -26,7 +27,7 @@ on_both! {
         let store = HostStore::builder(&rig.device).ordinary(9 * G).build().unwrap();
         let calls = rig.device.calls().total();
         let sleeping = tenant.blocks().tag("w").sleep_async(Contents::Keep(&store));
-        assert_eq!(rig.device.calls().total(), calls, "it begins with the first poll");
+        assert_eq!(rig.device.calls().total(), calls, "the operation begins with the first poll");
         let slept = block_on(sleeping).unwrap();
         assert_eq!((slept.blocks, slept.kept), (1, 9 * G));
         assert!(block.is_asleep() && !other.is_asleep());
@@ -44,7 +45,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.try_allocate(9 * G).unwrap();
         let store = HostStore::builder(&rig.device).ordinary(9 * G).build().unwrap();
-        // Not polled: nothing has begun.
+        // It was not polled, so nothing has begun.
         drop(tenant.blocks().sleep_async(Contents::Discard));
         // It waits for a lease, far longer than the test may take.
         let lease = block.lease();
@@ -59,11 +60,11 @@ on_both! {
         drop(Task::waiting(tenant.blocks().timeout(far).wake_async()));
         std::thread::sleep(Duration::from_millis(20));
         drop(held);
-        until(&pool, "given up", || {
+        until(&pool, "canceled", || {
             let stats = pool.stats();
             stats.in_use == 0 && stats.asleep == 9 * G
         });
-        // The thread may have begun only now, and undo what it did.
+        // The thread may have begun only now, and undoes its work.
         until(&pool, "woken", || match tenant.blocks().timeout(far).wake() {
             Err(SleepError::Busy { .. }) => false,
             woken => woken.unwrap().blocks == 1,
@@ -86,19 +87,19 @@ on_both! {
             calls.fetch_add(1, Ordering::SeqCst);
             true
         };
-        block_on(tenant.blocks().watch(&watch).sleep_async(Contents::Discard)).unwrap();
-        block_on(tenant.blocks().watch(&watch).wake_async()).unwrap();
+        block_on(tenant.blocks().on_progress(&watch).sleep_async(Contents::Discard)).unwrap();
+        block_on(tenant.blocks().on_progress(&watch).wake_async()).unwrap();
         assert!(blocks.iter().all(|block| !block.is_asleep()));
-        // Progress may be over before it is looked at.
+        // The operation may be complete before its progress is polled.
         assert!(calls.load(Ordering::SeqCst) <= 16);
-        // A watcher that panics does so where it is called.
+        // A callback that panics does so in the thread that polls.
         let stop = |_: &Progress| -> bool { panic!("a mistake") };
         let store = HostStore::builder(&rig.device).ordinary(16 * G).build().unwrap();
         let stopped = catch_unwind(AssertUnwindSafe(|| {
-            block_on(tenant.blocks().watch(&stop).sleep_async(Contents::Keep(&store)))
+            block_on(tenant.blocks().on_progress(&stop).sleep_async(Contents::Keep(&store)))
         }));
-        // It was told of no progress, or panicked: then all is as it was when the thread has ended,
-        // unless that had done all already.
+        // The callback may never be called. If it panicked, the thread has undone everything by its
+        // end, unless everything was done already.
         drop(tenant);
         let pool = ended(pool, blocks.len() as u64);
         let asleep = pool.stats().asleep;
@@ -131,8 +132,8 @@ on_both! {
     }
 }
 
-/// Waits until no tenant of the pool is registered by the thread of a future, and this number of
-/// blocks is left.
+/// Waits until no thread of a future holds a tenant of the pool, and checks the number of remaining
+/// blocks.
 fn ended(pool: Pool, blocks: u64) -> Pool {
     until(&pool, "ended", || {
         let stats = pool.stats();
@@ -143,7 +144,7 @@ fn ended(pool: Pool, blocks: u64) -> Pool {
     pool
 }
 
-/// Closes a pool, as soon as no thread of a future has a part in it.
+/// Closes a pool as soon as no thread of a future uses it.
 fn close(mut pool: Pool) {
     let begun = Instant::now();
     while let Err(refused) = pool.close() {
@@ -172,7 +173,10 @@ fn a_panic_of_the_operation_is_that_of_the_poll() {
         }
     }));
     assert!(panicked.is_err() && block.is_asleep());
-    assert!(matches!(waking.poll(), Poll::Pending), "it has ended");
+    assert!(
+        matches!(waking.poll(), Poll::Pending),
+        "the thread has ended"
+    );
     drop(held);
     block_on(tenant.blocks().wake_async()).unwrap();
     drop(waking);

@@ -1,5 +1,5 @@
-//! Every way to the memory of a block or region asks the same questions: what is refused, that
-//! nothing has changed then, and that what was given away counts as exported everywhere.
+//! Every way to share the memory of a block or region makes the same checks: what is refused, that
+//! a refusal changes nothing, and that exported memory counts as such everywhere.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -14,7 +14,7 @@ use cuvmm::error::{MemoryError, ShareError, SleepError};
 use cuvmm::share::{Manifest, Offer, Publishable, Publisher};
 use cuvmm::{Access, Block, Contents, DeviceVec, Region, Registration, Stream};
 
-/// Writes to all that is registered, as a kernel does, which loses the context where it may not.
+/// Writes to all registered memory as a kernel does. The write loses the context without access.
 fn written<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration) -> bool
 where
     Machine<B>: Driver,
@@ -33,7 +33,7 @@ fn publisher() -> (tempfile::TempDir, Publisher) {
     (folder, publisher)
 }
 
-/// Publishes what is refused because it is lent; hands it back.
+/// Publishes memory that is lent, which must be refused. Returns the error and the memory.
 fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -> (ShareError, M) {
     let refused = publisher
         .publish("model", Manifest::default(), memory)
@@ -65,11 +65,11 @@ on_both! {
         assert!(matches!(offered, Err(ShareError::Memory(refused)) if refused == asleep));
         assert_eq!(pool.stats().leased, 0);
 
-        // None of them has left a lease or a mark.
+        // None of the refusals left a lease or a mark.
         tenant.blocks().wake().unwrap();
         drop(lease);
         tenant.blocks().sleep(Contents::Discard).unwrap();
-        // What was freed in its sleep has nothing to be registered.
+        // A block that was freed while asleep has nothing to register.
         let lease = block.lease();
         drop(block);
         let gone = MemoryError::NotCommitted { start: 0, end: 3 * G };
@@ -103,7 +103,8 @@ on_both! {
         let dma_buf = block.register().unwrap().dma_buf(0..4 * G).unwrap();
         let (descriptor, registration) = dma_buf.into_parts();
         drop(registration);
-        // Who has the descriptor can write for good: no fork shows the memory, and it does not sleep.
+        // The owner of a descriptor can write at any time: no fork shares the memory, and it cannot
+        // sleep.
         let fork = block.fork(2 * G, 2 * G).unwrap();
         assert_eq!((fork.read_only(), books(rig, &pool).shared), (0, 0));
         let asleep = tenant.blocks().sleep(Contents::Discard);
@@ -111,14 +112,14 @@ on_both! {
         let moved = pool.compact(|_| true).unwrap();
         assert_eq!(moved.copied, 0, "{moved:?}");
         assert_eq!(pool.stats().exported, 4 * G);
-        // It is no other block's, neither where it lies nor elsewhere.
+        // The memory is not reused, neither in its slot nor elsewhere.
         let old: Vec<_> = rig.machine.snapshot().mappings.iter().map(|it| it.handle).collect();
         drop((block, fork));
         let next = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         assert_eq!(pool.stats().exported, 0);
         let here = rig.machine.snapshot().mappings;
         let kept = here.iter().filter(|mapping| old[..4].contains(&mapping.handle));
-        // Released handles come back at once where the driver is hostile.
+        // A hostile driver reuses released handles at once.
         if common::manner() != Manner::Hostile {
             assert_eq!(kept.count(), 0);
         }
@@ -138,7 +139,7 @@ on_both! {
         assert!(matches!(exported, Err(MemoryError::Export { .. })));
         rig.faults.disarm();
         drop(registration);
-        // As before: it sleeps, wakes, and shares its memory with forks.
+        // As before the registration, the block sleeps, wakes, and shares its memory with forks.
         tenant.blocks().sleep(Contents::Discard).unwrap();
         tenant.blocks().wake().unwrap();
         assert_eq!(block.fork(2 * G, 2 * G).unwrap().read_only(), 2 * G);
@@ -157,7 +158,7 @@ on_both! {
             let shared = MemoryError::ReadOnly { start: 0, end: 2 * G };
             assert_eq!(refused, shared);
             assert!(!registration.is_exported());
-            // What lies behind is its own.
+            // The memory behind the shared prefix is the block's own.
             drop(registration.dma_buf(2 * G..4 * G).unwrap());
         }
         drop((root, fork));
@@ -209,8 +210,8 @@ on_both! {
 
         let region = Region::builder(&rig.device, 4 * G).shareable(HandleTypes::POSIX_FD);
         let region = region.reserve().unwrap();
-        let mut vec = DeviceVec::<u32>::over(region, &stream).unwrap();
-        vec.try_extend_from_slice(&[5; 10]).unwrap();
+        let mut vec = DeviceVec::<u32>::from_region(region, &stream).unwrap();
+        vec.extend_from_slice(&[5; 10]).unwrap();
         let registration = vec.register().unwrap();
         let (error, vec) = refused(&publisher, vec);
         assert!(matches!(error, ShareError::Memory(MemoryError::Registered { .. })), "{error}");

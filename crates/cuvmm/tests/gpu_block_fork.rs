@@ -1,5 +1,5 @@
-//! Forks of blocks on the GPU: rows whose prefix a kernel still writes, and which are read through the
-//! forks while both sides go on; and a fork whose memory becomes its own once nobody reads it.
+//! Forks of blocks on the GPU: rows whose prefix a kernel is still writing, which are read through
+//! the forks while both sides continue; and a fork that becomes the sole owner of its memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -11,7 +11,7 @@ use cuvmm::error::MemoryError;
 use cuvmm::{Block, Stream};
 use gpu::{Stage, eventually};
 
-/// Work takes so long, where it is to be late.
+/// Delay of late work.
 const LATE: Duration = Duration::from_millis(4);
 
 fn fill(stage: &Stage, on: &Stream, block: &Block, range: std::ops::Range<u64>, stamp: u32) {
@@ -45,7 +45,8 @@ on_each! {
         for row in &rows {
             stage.late_fill(&home, row, prefix, LATE);
         }
-        // Shared and copied while the kernels have not begun: two extents, and part of the third.
+        // Forked while the kernels have not begun: two extents are shared, and part of the third is
+        // copied.
         let blocks: Vec<&Block> = rows.iter().collect();
         let mut forks = tenant.try_fork_all(&blocks, 5 * g, 6 * g).unwrap();
         assert_eq!(stride(&forks), stride(&rows));
@@ -67,7 +68,7 @@ on_each! {
             check(stage, &home, fork, 0..5 * g, prefix);
             check(stage, &home, fork, 5 * g..8 * g, theirs);
         }
-        // The rows go first, with work of the forks on the way.
+        // The rows are dropped first, while work of the forks is pending.
         drop(rows);
         for fork in &forks {
             check(stage, &home, fork, 0..5 * g, prefix);
@@ -88,7 +89,7 @@ on_each! {
         let other = root.fork(6 * g, 6 * g).unwrap();
         stage.device.synchronize().unwrap();
         let address = fork.address();
-        // Somebody reads it, so that nothing can be put under its addresses yet.
+        // A reader uses the memory, so its mapping cannot be replaced yet.
         let gate = stage.work().gate(&reader);
         fork.record_use(&reader).unwrap();
         check(stage, &reader, &fork, 0..6 * g, prefix);
@@ -122,7 +123,7 @@ on_each! {
         let sizes = |block: &Block| block.extents().iter().map(|it| it.size / g).collect::<Vec<_>>();
         assert_eq!((root.address(), sizes(&root)), (address, vec![16, 2]));
         check(stage, &home, &root, 0..18 * g, prefix);
-        // Read through the fork while the root goes on behind it.
+        // Read through the fork while the root continues behind it.
         let mut fork = root.fork(17 * g, 18 * g).unwrap();
         assert_eq!(sizes(&fork)[0], 16);
         fill(stage, &home, &root, 17 * g..18 * g, mine);
@@ -131,7 +132,7 @@ on_each! {
         check(stage, &home, &root, 0..17 * g, prefix);
         check(stage, &home, &root, 17 * g..18 * g, mine);
         check(stage, &home, &fork, 17 * g..18 * g, theirs);
-        // A cut in the large extent: what lies before it is copied.
+        // A cut in the large extent: the part before it is copied.
         fork.shrink_to(9 * g).unwrap();
         fork.grow_to(10 * g).unwrap();
         assert_eq!(fork.read_only(), 0);

@@ -1,8 +1,8 @@
-//! Captures on the pool's context: ours under a guard, and another library's that nobody told us
-//! of.
+//! Captures in the pool's context: one under a guard, and one of another library, unknown to the
+//! pool.
 //!
-//! `unsafe` here: the driver's calls that capture and launch graphs. Streams and graphs are the
-//! tests' own, and what a graph uses is leased or held until its launches have passed.
+//! `unsafe` is used to capture and launch graphs. Streams and graphs belong to the tests, and
+//! memory that a graph uses is leased or held until its launches are complete.
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,14 +16,14 @@ use cuvmm::error::{BlockError, MemoryError};
 use gpu::{D0, Stage};
 
 fn begin(stage: &Stage, stream: &Stream, mode: CaptureMode) {
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     unsafe { stage.driver().capture_begin(D0, stream.as_raw(), mode) }.unwrap();
 }
 
-/// Ends a capture, which nobody may have broken, and makes its graph ready.
+/// Ends a capture, which must not be broken, and instantiates its graph.
 fn end(stage: &Stage, stream: &Stream) -> GraphExecHandle {
     let driver = stage.driver();
-    // SAFETY: the stream lives, and the graph is destroyed once.
+    // SAFETY: the stream is alive, and the graph is destroyed once.
     unsafe {
         let graph = driver.capture_end(D0, stream.as_raw());
         let graph = graph.expect("the capture was not broken");
@@ -34,12 +34,12 @@ fn end(stage: &Stage, stream: &Stream) -> GraphExecHandle {
 }
 
 fn launch(stage: &Stage, graph: GraphExecHandle, stream: &Stream) {
-    // SAFETY: what the graph uses is held by the tests.
+    // SAFETY: the tests hold everything that the graph uses.
     unsafe { stage.driver().graph_launch(D0, graph, stream.as_raw()) }.unwrap();
 }
 
 fn forget(stage: &Stage, graph: GraphExecHandle) {
-    // SAFETY: its launches have passed, and it is destroyed once.
+    // SAFETY: the launches are complete, and the graph is destroyed once.
     unsafe { stage.driver().graph_exec_destroy(D0, graph) }.unwrap();
 }
 
@@ -60,13 +60,13 @@ on_each! {
         begin(stage, &stream, CaptureMode::GLOBAL);
         let stamp = stage.stamp();
         stage.fill(&stream, &block, stamp);
-        // Warm memory of the home stream and fresh memory can be had, and be freed again.
+        // Cached memory of the home stream and fresh memory can be allocated and freed.
         let calls = pool.calls();
         let warm = a.block(8 * g).home_stream(&stream).try_allocate().unwrap();
         assert_eq!(pool.calls().total(), calls.total());
         let fresh = a.block(8 * g).home_stream(&stream).try_allocate().unwrap();
         drop((warm, fresh));
-        // What is behind a fence cannot.
+        // Memory with a pending fence cannot.
         let refused = a.block(24 * g).home_stream(&stream).try_allocate();
         assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");
         let kept = block.free().unwrap_err();
@@ -82,7 +82,7 @@ on_each! {
             stage.work().fill(&stream, address, 16 * g, stage.stamp(), Duration::ZERO);
             launch(stage, graph, &stream);
             stage.work().check(&stream, address, 16 * g, stamp);
-            // Everything else moves from tenant to tenant meanwhile.
+            // All other memory changes hands meanwhile.
             for tenant in [&a, &b] {
                 let wait = Duration::from_secs(10);
                 let moved = tenant.block(32 * g).home_stream(&other).timeout(wait);
@@ -112,9 +112,9 @@ on_each! {
             let stamp = stage.stamp();
             stage.fill(&theirs, &plain, stamp);
             drop(block);
-            // All of this asks fences, maps, unmaps or scrubs on the thread that captures. Blocks
-            // without a home stream are left out: what they wait for is a mark on the whole
-            // context, which the driver refuses while anything on it is captured.
+            // These calls poll fences, map, unmap or scrub in the thread that captures. Blocks
+            // without a home stream are left out: they wait for an event on the whole context,
+            // which the driver refuses during any capture in it.
             let moved = gpu::eventually(|| b.block(12 * g).home_stream(&more).try_allocate());
             drop(moved);
             drop(gpu::eventually(|| a.block(g).home_stream(&ours).try_allocate()));
@@ -140,7 +140,7 @@ on_each! {
         stage.fill(&ours, &block, stage.stamp());
         drop(block);
         begin(stage, &theirs, CaptureMode::GLOBAL);
-        // Scrubbed on a stream of the pool's own, which is made for it and waited for.
+        // Scrubbed on a stream of the pool's own, which is created and synchronized for this.
         let block = gpu::eventually(|| b.try_allocate(8 * g));
         forget(stage, end(stage, &theirs));
         stage.check(&theirs, &block, 0);

@@ -1,4 +1,5 @@
-//! cudarc on a GPU: what is true over the stand-in, and memory that both libraries take and give back.
+//! cudarc on a GPU: the cases that also run over the stand-in, and memory that both libraries
+//! allocate and free.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 #[path = "cudarc/cases.rs"]
@@ -13,10 +14,10 @@ use cudarc::driver::CudaContext;
 use cuvmm::cudarc::{Context, Leased, Slice};
 use cuvmm::error::CudarcError;
 
-/// The GPU, or nothing where there is none, which is then said on the terminal even if the test harness
-/// keeps quiet. `CUVMM_REQUIRE_GPU=1` makes it a failure.
+/// Checks for a GPU. Without one, returns `None` and says so on the terminal even if the test
+/// harness captures output. `CUVMM_REQUIRE_GPU=1` turns a missing GPU into a failure.
 fn gpu(test: &str) -> Option<MutexGuard<'static, ()>> {
-    // cudarc's errors are the context's, which the tests share.
+    // cudarc's errors belong to the context, which the tests share.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match Context::open(0) {
@@ -65,13 +66,13 @@ fn the_example() {
     }
 }
 
-/// Blocks that change hands while both libraries copy in and out of them on two streams.
+/// Both libraries copy to and from the blocks on two streams meanwhile.
 #[test]
 fn blocks_change_hands_under_copies() {
     let Some(_turn) = gpu("blocks_change_hands_under_copies") else {
         return;
     };
-    // So that the context stays, with its memory, and the figures before and after can be compared.
+    // Keeps the context and its memory, so that the figures before and after can be compared.
     let outer = CudaContext::new(0).unwrap();
     let rig = cases::rig();
     let device = rig.context.device().clone();
@@ -94,7 +95,7 @@ fn blocks_change_hands_under_copies() {
         rig.theirs.memcpy_htod(&pattern, &mut slice).unwrap();
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         drop(slice);
-        // Whoever has the memory next writes to it at once.
+        // The next owner of the memory writes to it at once.
         let next = tenant.allocate_on(&rig.ours, elements as u64 * 4).unwrap();
         let mut next = Slice::<u32, _>::new(Leased::from(next)).unwrap();
         rig.theirs.memset_zeros(&mut next).unwrap();

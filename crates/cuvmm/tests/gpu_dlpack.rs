@@ -1,7 +1,7 @@
-//! Tensors between libraries under kernels: whoever looks at the memory first or last, nobody is too
-//! early, and no late work of one finds the memory of another.
+//! Tensors exchanged between libraries, under kernels: no access is too early, whichever library
+//! makes it, and no late work of one finds memory of another.
 //!
-//! `unsafe` here: standing in for another library.
+//! `unsafe` is used to play another library.
 #![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
@@ -22,14 +22,14 @@ use cuvmm::dlpack::{Consumer, Imported, Tensor};
 use cuvmm::driver::{DeviceAddress, DeviceMemory};
 use cuvmm::{Block, Stream};
 
-/// How long kernels take to begin, so that whoever does not wait for them is too early.
+/// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(20);
 
 fn words_of(block: &Block) -> Tensor {
     Tensor::of::<u32>(&[block.size() as usize / 4])
 }
 
-/// Where a tensor's elements are, to whom it was given.
+/// Returns the address and the size of a tensor's elements, as a consumer sees them.
 fn at(tensor: &Dlpack) -> (DeviceAddress, u64) {
     let seen = tensor.validate().unwrap();
     let address = DeviceAddress(seen.data_ptr().addr() as u64);
@@ -37,7 +37,7 @@ fn at(tensor: &Dlpack) -> (DeviceAddress, u64) {
 }
 
 fn import(stream: &Stream, tensor: Dlpack) -> Imported {
-    // SAFETY: what is exported here is what it says.
+    // SAFETY: the tensors exported here describe their memory truthfully.
     unsafe { Imported::new(stream, tensor) }.unwrap()
 }
 
@@ -46,7 +46,7 @@ on_each! {
         let pool = stage.pool(2);
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.allocate_on(&stage.stream(), stage.g()).unwrap();
-        let tensor = words_of(&block).export(block, &Consumer::Anybody).unwrap();
+        let tensor = words_of(&block).export(block, &Consumer::Synchronized).unwrap();
         let on_gpu = stage.driver().device_memory() == DeviceMemory::Device;
         let place = if on_gpu { DLDevice::cuda(0) } else { DLDevice::CPU };
         assert_eq!(tensor.validate().unwrap().device(), place);
@@ -92,7 +92,8 @@ on_each! {
             let (address, bytes) = at(&tensor);
             stage.work().fill(&theirs, address, bytes, stage.stamp(), LATE);
             drop(tensor);
-            // All that the pool has: the next owner is the same tenant, on its home stream or another, or another tenant.
+            // The request takes the whole pool. The next owner is the same tenant, on its home
+            // stream or another, or another tenant.
             let mine = stage.stamp();
             let next = gpu::eventually(|| match round % 3 {
                 0 => tenant.allocate_on(&home, 4 * stage.g()),
@@ -132,7 +133,7 @@ on_each! {
             assert_eq!(Arc::strong_count(&block), 1);
             stage.check(&producer, &block, stamp);
         }
-        let mut taken = import(&home, words_of(&block).export(block, &Consumer::Anybody).unwrap());
+        let mut taken = import(&home, words_of(&block).export(block, &Consumer::Synchronized).unwrap());
         taken.write(8, &[1, 2, 3, 4]).unwrap();
         let mut bytes = [0; 4];
         taken.read(8, &mut bytes).unwrap();

@@ -1,5 +1,5 @@
-//! Memory that others have imported, under kernels of both sides: each sees what the other wrote
-//! while the block lives, and no later block ever does.
+//! Imported memory under kernels of both sides: each sees the other's writes while the block lives,
+//! and no later block sees any.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -15,10 +15,10 @@ use gpu::Stage;
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// How long kernels take to begin, so that whoever does not wait for them is too early.
+/// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(10);
 
-/// What a peer has, at addresses of its own, and how much of each extent was the block's.
+/// A peer's mappings at addresses of its own, each with the number of bytes that were the block's.
 struct Imported {
     mappings: Vec<(Mapping, u64)>,
 }
@@ -30,7 +30,7 @@ impl Imported {
             let physical = Physical::import(device, handle, extent.size).unwrap();
             let reservation = Reservation::new(device, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [AccessGrant::device(device, Access::ReadWrite)];
+            let access = [AccessGrant::new(device, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (mapping, extent.size.min(size - extent.offset))
         });
@@ -83,7 +83,7 @@ fn churn(stage: &Stage, hardened: bool) {
         let answer = stage.stamp();
         peer.fill(stage, &stream, answer);
         stage.check(&stream, &block, answer);
-        // The block is gone while its last kernel waits, and the next has its shape.
+        // The block is dropped while its last kernel waits, and the next block has its shape.
         let last = stage.stamp();
         stage.late_fill(&stream, &block, last, LATE);
         let shape = block.size();
@@ -97,7 +97,7 @@ fn churn(stage: &Stage, hardened: bool) {
         let own = stage.stamp();
         stage.fill(&stream, &next, own);
         stream.synchronize().unwrap();
-        // As late as can be: whatever is the pool's by now is not what they write to.
+        // Writes of the peer this late must not reach memory of the pool.
         peer.check(stage, &theirs, last);
         let late = stage.stamp();
         peer.fill(stage, &theirs, late);

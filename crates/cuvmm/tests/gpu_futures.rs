@@ -1,5 +1,6 @@
-//! Futures that wait for memory which kernels still write: it is granted when they have ended, in
-//! order, and its new owner sees no late write. Sleeping and waking as futures keep every word.
+//! Futures that wait for memory to which kernels still write: they are granted in order when the
+//! kernels have ended, and the new owner sees no late write. Sleeping and waking as futures keep
+//! every word.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 #[path = "common/executor.rs"]
@@ -14,7 +15,7 @@ use cuvmm::pool::futures::AllocateFuture;
 use cuvmm::{Block, Contents, HostStore, Limit, Mapper, Pool};
 use executor::{Task, block_on};
 
-/// The block of the future that is granted first.
+/// Returns the block of the future that is granted first.
 fn first(waiting: &mut Vec<Task<AllocateFuture>>) -> Block {
     let begun = Instant::now();
     loop {
@@ -46,7 +47,7 @@ on_each! {
                 waiting.reverse();
             }
             drop(block);
-            // The kernel may end between their turns: either can be first.
+            // The kernel may end between their turns, so either can be first.
             while !waiting.is_empty() {
                 let block = first(&mut waiting);
                 let stamp = stage.stamp();
@@ -80,7 +81,7 @@ on_each! {
         let begun = tenant.block(4 * g).home_stream(&stream).allocate().unwrap();
         block.shrink_to(4 * g).unwrap();
         stage.check(&stream, &block, stamp);
-        // Given up, and still what the kernel reads.
+        // Given up, but still read by the kernel.
         block_on(block.grow_to_async(40 * g)).unwrap();
         let stamp = stage.stamp();
         stage.fill(&stream, &block, stamp);
@@ -105,7 +106,7 @@ on_each! {
             let blocks_of = || tenant.blocks().timeout(Duration::from_secs(30));
             let slept = block_on(blocks_of().sleep_async(Contents::Keep(&store))).unwrap();
             assert_eq!((slept.blocks, slept.kept), (3, 24 * g));
-            // Called off while it copies: all is as it was, whenever that was.
+            // Canceled while it copies: everything is unchanged, whenever that was.
             drop(Task::waiting(blocks_of().wake_async()));
             let woken = loop {
                 let woken = block_on(blocks_of().wake_async());

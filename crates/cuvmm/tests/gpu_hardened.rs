@@ -1,7 +1,7 @@
-//! Hardened pools on the driver that counts: what a guard and an unmapped block do to a copy, and
-//! to a kernel, which loses the context and therefore has a process of its own.
+//! Hardened pools on the real driver: what a guard and an unmapped block do to a copy, and to a
+//! kernel, which loses the context and therefore has a process of its own.
 //!
-//! `unsafe` here: the driver's own copies, which take any address.
+//! `unsafe` is used for the driver's own copies, which take any address.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -34,11 +34,12 @@ fn block(tenant: &Tenant, stream: &Stream, size: u64) -> Block {
     builder.timeout(PATIENCE).allocate().unwrap()
 }
 
-/// What the driver answers to somebody who kept an address.
+/// Returns the driver's results for copies through an address that was kept.
 fn late_copies(stage: &Stage, at: DeviceAddress) -> [Result<(), CUresult>; 2] {
     let driver = stage.driver();
     let mut bytes = [0; 4];
-    // SAFETY: where nothing is mapped both are refused; elsewhere the test has failed.
+    // SAFETY: if nothing is mapped there, the driver refuses both copies. Otherwise the test has
+    // failed.
     let answers = unsafe {
         [
             driver.copy_to_host(D0, &mut bytes, at),
@@ -48,7 +49,7 @@ fn late_copies(stage: &Stage, at: DeviceAddress) -> [Result<(), CUresult>; 2] {
     answers.map(|answer| answer.map_err(|error| error.code().unwrap()))
 }
 
-/// Both refused, at the call. A stand-in may choose the code.
+/// Checks that both copies are refused by the call itself. A stand-in may choose the code.
 fn refused(stage: &Stage, at: u64) {
     let exact = stage.scaled(true, false);
     for answer in late_copies(stage, DeviceAddress(at)) {
@@ -86,7 +87,7 @@ on_each! {
         stream.synchronize().unwrap();
         pool.trim(u64::MAX).unwrap();
         assert_eq!((pool.stats().committed, pool.stats().resting_blocks), (0, 3));
-        // The memory is another block's by now, and the old addresses lead to none of it.
+        // The memory belongs to another block now, and the old addresses do not lead to it.
         let next = block(&tenant, &stream, 6 * g);
         let stamp = stage.stamp();
         stage.fill(&stream, &next, stamp);
@@ -106,14 +107,14 @@ on_each! {
         let [stream, other] = stage.streams();
         let stamp = stage.stamp();
         for step in 0..4 {
-            let soiled = block(&a, &stream, 8 * g);
+            let to_scrub = block(&a, &stream, 8 * g);
             let gate = stage.work().gate(&stream);
-            stage.fill(&stream, &soiled, stamp);
-            let at = soiled.address();
-            drop(soiled);
+            stage.fill(&stream, &to_scrub, stamp);
+            let at = to_scrub.address();
+            drop(to_scrub);
             pool.trim(u64::MAX).unwrap();
             assert_eq!(pool.stats().pending_free, 8 * g, "unmapped under a kernel");
-            // Queued late by somebody who may, since it is the home stream: it meets the pattern.
+            // A legitimate late access on the home stream: it finds the fill pattern.
             let looked = stage.pinned(4 * g);
             if step == 0 {
                 looked.copy_from(&stream, at);
@@ -202,7 +203,7 @@ fn a_kernel_behind_the_end_faults_on_gpu() {
 }
 
 #[test]
-#[ignore = "loses the context of its process; the test on the GPU runs it in one of its own"]
+#[ignore = "loses the context of its process; the test on the GPU runs it in a process of its own"]
 fn in_a_process_of_its_own() {
     if let Some(stage) = Stage::on_gpu("in_a_process_of_its_own") {
         write_behind_the_end(stage);

@@ -1,9 +1,8 @@
-//! A cache of keys and values under kernels that find its rows by address and strides: while
-//! sequences grow, from a graph that was captured before they grew, and in memory that another
-//! sequence has just left.
+//! A KV cache used by kernels that find its rows by address and strides: while sequences grow, from
+//! a graph that was captured before they grew, and in memory that another sequence has just freed.
 //!
-//! `unsafe` here: the driver's calls that capture and launch graphs. Streams and graphs are the
-//! tests' own, and the sequence that a graph reads lives until its launches have passed.
+//! `unsafe` is used to capture and launch graphs. Streams and graphs belong to the tests, and the
+//! sequence that a graph reads lives until its launches are complete.
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -30,7 +29,7 @@ const ROW: u64 = 8 * 128 * 2;
 
 const LAYOUTS: [Layout; 2] = [Layout::TokenMajor, Layout::LayerMajor];
 
-/// How long kernels take to begin, so that whoever does not wait for them is too early.
+/// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(10);
 
 fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
@@ -38,12 +37,12 @@ fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     builder.layout(layout).build().unwrap()
 }
 
-/// All keys and values of a model, by layer.
+/// Returns all keys and values of a model, by layer.
 fn parts() -> impl Iterator<Item = (u32, Part)> {
     (0..SHAPE.layers).flat_map(|layer| [Part::Key, Part::Value].map(|part| (layer, part)))
 }
 
-/// Rows of tokens, none of whose words are in any other's place.
+/// Returns rows of tokens in which every word is unique.
 fn rows(salt: u64, (layer, part): (u32, Part), tokens: std::ops::Range<u64>) -> Vec<u8> {
     let tensor = u64::from(layer) * 2 + u64::from(part == Part::Value);
     let words = tokens.flat_map(|token| {
@@ -54,7 +53,7 @@ fn rows(salt: u64, (layer, part): (u32, Part), tokens: std::ops::Range<u64>) -> 
     words.flat_map(u32::to_le_bytes).collect()
 }
 
-/// Memory beside the cache where rows lie side by side, for the host to see.
+/// A dense buffer for rows beside the cache, which the host can read and write.
 struct Desk<'a> {
     stage: &'a Stage,
     stream: &'a Stream,
@@ -73,7 +72,7 @@ impl<'a> Desk<'a> {
         }
     }
 
-    /// What a kernel is told of the tokens of a tensor from `first` on.
+    /// Returns what a kernel needs to access a tensor's tokens from `first` on.
     fn rows(&self, tensor: KvTensor<'_>, first: u64) -> Rows {
         let [_, heads, elements] = tensor.shape();
         let [token_stride, head_stride, element] = tensor.byte_strides();
@@ -92,7 +91,7 @@ impl<'a> Desk<'a> {
         self.tokens.write(0, &tokens.to_le_bytes()).unwrap();
     }
 
-    /// Has a kernel write rows to a tensor.
+    /// Writes rows to a tensor with a kernel.
     fn put(&self, tensor: KvTensor<'_>, first: u64, bytes: &[u8]) {
         self.dense.write(0, bytes).unwrap();
         self.tell(bytes.len() as u64 / ROW);
@@ -100,7 +99,7 @@ impl<'a> Desk<'a> {
         self.stage.work().rows(self.stream, &rows, true);
     }
 
-    /// Has a kernel read all rows of a tensor.
+    /// Reads all rows of a tensor with a kernel.
     fn get(&self, tensor: KvTensor<'_>) -> Vec<u8> {
         let [tokens, ..] = tensor.shape();
         self.tell(tokens);
@@ -115,7 +114,7 @@ impl<'a> Desk<'a> {
         seen
     }
 
-    /// Has kernels write what a sequence has from `first` on.
+    /// Writes a sequence's rows from `first` on with kernels.
     fn fill(&self, view: SequenceView<'_>, salt: u64, first: u64) {
         for (layer, part) in parts() {
             let tensor = view.tensor(layer, part).unwrap();
@@ -140,7 +139,7 @@ fn same(seen: &[u8], expected: &[u8], what: impl std::fmt::Display) {
     }
 }
 
-/// The memory of a sequence, range by range.
+/// Returns the address ranges of a sequence.
 fn ranges(view: SequenceView<'_>, layout: Layout) -> Vec<(DeviceAddress, u64)> {
     let tensors = parts().map(|(layer, part)| view.tensor(layer, part).unwrap());
     let range = |tensor: KvTensor<'_>| (tensor.address(), view.tokens() * tensor.byte_strides()[0]);
@@ -212,7 +211,7 @@ on_each! {
             desk.tell(before);
             let guard = pool.capture_guard();
             let driver = stage.driver();
-            // SAFETY: stream and graphs live, and what is destroyed is destroyed once.
+            // SAFETY: stream and graphs are alive, and each graph is destroyed once.
             let graph = unsafe {
                 driver.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap();
                 let tensor = cache.view(id).unwrap().tensor(layer, part).unwrap();
@@ -223,7 +222,7 @@ on_each! {
                 ready
             };
             drop(guard);
-            // By more than two granules, and another grows beside it.
+            // Grow by more than two granules, while another sequence grows beside it.
             let other: SequenceId = cache.create(grain / 2 + 1).unwrap();
             desk.fill(cache.view(other).unwrap(), 2, 0);
             for more in [2, grain, grain] {
@@ -234,15 +233,16 @@ on_each! {
                 }
                 let after = cache.view(id).unwrap().tokens();
                 desk.tell(after);
-                // SAFETY: what the graph uses lives: the sequence and the desk.
+                // SAFETY: the sequence and the buffer that the graph uses are alive.
                 unsafe { driver.graph_launch(D0, graph, stream.as_raw()) }.unwrap();
-                // A kernel reads how many there are; other work was told.
+                // A kernel reads the number of tokens when it runs; work of the host driver got it
+                // when queued.
                 let tokens = stage.scaled(after, before);
                 let expected = rows(1, (layer, part), 0..tokens);
                 same(&desk.seen(tokens), &expected, format!("{layout:?}, {after} tokens"));
             }
             stage.settle();
-            // SAFETY: its launches have passed, and it is destroyed once.
+            // SAFETY: the launches are complete, and the graph is destroyed once.
             unsafe { driver.graph_exec_destroy(D0, graph) }.unwrap();
             drop((cache, desk, tenant));
             stage.settle();
@@ -267,7 +267,7 @@ on_each! {
                     stage.work().check(&home, at, bytes, stamp);
                 }
             };
-            // On the home stream the next one is behind it without anybody waiting.
+            // On the home stream the next sequence is ordered behind the last, and no thread waits.
             let first = cache.create(tokens).unwrap();
             let had = ranges(cache.view(first).unwrap(), layout);
             let calls = pool.calls();
@@ -275,8 +275,8 @@ on_each! {
             cache.free(first).unwrap();
             let second = cache.create(tokens).unwrap();
             let made = pool.calls().since(&calls);
-            // Whoever holds work back may just be letting go of a stream of the round before, and of
-            // the events behind its work.
+            // The thread that holds work back may just be destroying a stream of the last round,
+            // and the events behind its work.
             let others = made.count(Call::StreamDestroy) + made.count(Call::EventDestroy);
             assert_eq!(made.total(), others, "{layout:?}: {made:?}");
             assert_eq!(ranges(cache.view(second).unwrap(), layout), had);
@@ -284,7 +284,7 @@ on_each! {
             fill(&home, &had, stamp, Duration::ZERO);
             check(&had, stamp);
             stage.settle();
-            // Behind work of another stream if that was named.
+            // A recorded stream is waited for.
             cache.record_use(second, &other).unwrap();
             fill(&other, &had, stage.stamp(), LATE);
             cache.free(second).unwrap();

@@ -1,5 +1,5 @@
-//! Forks of a sequence on the GPU: kernels that still write the prefix, read what is shared while
-//! the other side grows, and use memory that was freed.
+//! Forks of a sequence on the GPU: kernels that still write the prefix, that read shared memory
+//! while the other side grows, and that use memory which was freed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -12,7 +12,7 @@ use cuvmm::kv::{Layout, SequenceId, Shape};
 use cuvmm::{KvCache, Limit, Mapper, Pool, Stream, Tenant};
 use gpu::{Stage, eventually};
 
-/// A token takes 128 KiB, 16 KiB a tensor.
+/// 128 KiB per token, 16 KiB per tensor.
 const SHAPE: Shape = Shape {
     layers: 4,
     kv_heads: 2,
@@ -24,7 +24,7 @@ const SHAPE: Shape = Shape {
 
 const LAYOUTS: [Layout; 2] = [Layout::TokenMajor, Layout::LayerMajor];
 
-/// Work takes so long, where it is to be late.
+/// Delay of late work.
 const LATE: Duration = Duration::from_millis(4);
 
 fn build(tenant: &Tenant, home: &Stream, layout: Layout) -> KvCache {
@@ -33,7 +33,7 @@ fn build(tenant: &Tenant, home: &Stream, layout: Layout) -> KvCache {
     builder.build().unwrap()
 }
 
-/// Where tokens of a sequence lie: a range for each of its tensors, or one for all.
+/// Returns the addresses of a sequence's tokens: one range per tensor, or one for all.
 fn ranges(
     cache: &KvCache,
     id: SequenceId,
@@ -52,7 +52,7 @@ fn ranges(
         (at, (tokens.end - tokens.start) * stride)
     };
     match layers {
-        // All tensors of a token lie behind its first layer's keys.
+        // All tensors of a token follow its first layer's keys.
         1 => tensors.take(1).map(range).collect(),
         _ => tensors.map(range).collect(),
     }
@@ -104,7 +104,7 @@ on_each! {
             let root = both.cache.create(tokens).unwrap();
             let [prefix, mine, theirs] = [stage.stamp(), stage.stamp(), stage.stamp()];
             both.fill(&home, root, 0..tokens, prefix, LATE);
-            // Shared and copied while the kernel has not begun.
+            // Forked while the kernel has not begun.
             let fork = both.cache.try_fork(root, tokens).unwrap();
             let early = both.cache.try_fork(root, tokens - 33).unwrap();
             both.cache.append(&[(root, 40), (fork, 50), (early, 60)]).unwrap();
@@ -150,7 +150,7 @@ on_each! {
         }
         let held = both.cache.stats().shared;
         both.cache.free(root).unwrap();
-        // What was freed is somebody else's as soon as it may be.
+        // Freed memory is reused as soon as possible.
         let next = both.cache.create(tokens).unwrap();
         let other = stage.stamp();
         both.fill(&home, next, 0..tokens, other, Duration::ZERO);
@@ -161,7 +161,7 @@ on_each! {
         assert!(held > 0);
         eventually(|| match both.cache.stats().shared {
             0 => Ok(()),
-            shared => Err(format!("{shared} bytes are shared still")),
+            shared => Err(format!("{shared} bytes are still shared")),
         });
         both.check(&home, forks[0], 0..tokens, prefix);
         stage.settle();
@@ -186,7 +186,7 @@ on_each! {
             stage.device.synchronize().unwrap();
             let gate = stage.work().gate(&reader);
             both.check(&reader, root, 0..tokens, prefix);
-            // The other one's readers are nothing to this one.
+            // Readers of the other sequence do not block this one.
             let cut = 100;
             both.cache.truncate(fork, cut).unwrap();
             eventually(|| both.cache.try_append(&[(fork, 3)]));
@@ -199,7 +199,7 @@ on_each! {
                 assert!(matches!(error, KvCacheError::Block { .. }) && error.is_shortage(), "{error}");
                 both.cache.append(&[(root, 5)]).unwrap();
             }
-            assert!(!alone, "it took memory from under a reader");
+            assert!(!alone, "memory was unmapped under a reader");
             both.fill(&home, root, cut..cut + 5, theirs, Duration::ZERO);
             both.check(&home, fork, 0..cut, prefix);
             both.check(&home, fork, cut..cut + 3, mine);

@@ -1,4 +1,5 @@
-//! A kernel that faults loses the context, for the whole process: so it happens in one of its own.
+//! A kernel that faults loses the context of the whole process, so the test has a process of its
+//! own.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -22,7 +23,7 @@ fn lose_the_context(stage: Stage) {
     drop(tenant.allocate_on(&stream, 8 * g).unwrap());
     let lease = block.lease();
 
-    // Addresses with nothing behind them.
+    // Addresses without memory.
     let nothing = Reservation::new(&stage.device, g).unwrap();
     stage
         .work()
@@ -69,7 +70,7 @@ fn on_gpu() {
 }
 
 #[test]
-#[ignore = "loses the context of its process; `on_gpu` runs it in one of its own"]
+#[ignore = "loses the context of its process; `on_gpu` runs it in a process of its own"]
 fn in_a_process_of_its_own() {
     if let Some(stage) = Stage::on_gpu("in_a_process_of_its_own") {
         lose_the_context(stage);

@@ -1,5 +1,5 @@
-//! What waits for the device and what does not: pending frees, leases, growing and shrinking, scrubbing
-//! and regions, under work that runs until it is told to end.
+//! Operations that wait for the device and those that do not: pending frees, leases, growing and
+//! shrinking, scrubbing and regions, under work that runs until a gate opens.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cuvmm::Region;
 use cuvmm::error::BlockError;
 
-/// Far more than any call needs, far less than a gate stays shut.
+/// Far longer than any call takes, and far shorter than a gate stays closed.
 const PROMPT: Duration = Duration::from_millis(500);
 
 fn pending_free(error: &BlockError) -> u64 {
@@ -37,7 +37,7 @@ on_each! {
         };
         let mut blocks = vec![block, nowhere];
         timed(&mut || blocks.clear());
-        // Fresh memory, memory pending behind a stream and behind the device, and too much.
+        // Fresh memory, memory pending on a stream and on the device, and more than there is.
         timed(&mut || drop(b.try_allocate(16 * g).unwrap()));
         timed(&mut || drop(a.block(8 * g).try_allocate().map(drop)));
         timed(&mut || assert!(pending_free(&b.try_allocate(40 * g).unwrap_err()) >= 32 * g));
@@ -46,7 +46,7 @@ on_each! {
         let mut grown = b.block(g).capacity(8 * g).home_stream(&two).try_allocate().unwrap();
         timed(&mut || grown.try_grow_to(8 * g).unwrap());
         timed(&mut || grown.shrink_to(g).unwrap());
-        assert!(!one.is_done().unwrap(), "the kernel ended before it was told to");
+        assert!(!one.is_done().unwrap(), "the kernel ended before its gate opened");
         assert!(slowest < PROMPT, "{slowest:?}");
         gate.open();
         drop(grown);
@@ -79,7 +79,7 @@ on_each! {
                     b.block(size).home_stream(&two).timeout(Duration::from_secs(10)).allocate()
                 });
                 std::thread::sleep(Duration::from_millis(20));
-                assert!(!waits.is_finished(), "handed on under a running kernel");
+                assert!(!waits.is_finished(), "reused under a running kernel");
                 gate.open();
                 waits.join().unwrap()
             });
@@ -106,7 +106,7 @@ on_each! {
         drop(block);
         assert!(b.try_allocate(size).is_err());
         assert!(a.block(size).home_stream(&home).try_allocate().is_err());
-        // Only now somebody launches, on a stream that the block knew nothing of.
+        // Work begins only now, on a stream that the block does not know.
         let gate = stage.work().gate(&other);
         let stamp = stage.stamp();
         stage.work().fill(&other, lease.address(), size, stamp, Duration::ZERO);
@@ -132,7 +132,7 @@ on_each! {
         let mut dice = fastrand::Rng::with_seed(3);
         for round in 0..stage.scaled(200, 20) {
             let tenant = &tenants[round % 2];
-            // Nothing of its own is left to it, so whatever it gets was the other's.
+            // No memory is left to it, so anything that it gets was the other tenant's.
             let mut held = vec![];
             let mut left = 64;
             while left > 0 {
@@ -201,7 +201,8 @@ on_each! {
             stage.fill(stream, &block, stage.stamp());
             block.shrink_to(4).unwrap();
             block.try_grow_to(8 * g).unwrap();
-            // Zeros come after the kernel, and whoever looks on the home stream comes after them.
+            // The zeros are ordered after the kernel, and the check on the home stream after the
+            // zeros.
             let at = block.address().checked_add(g).unwrap();
             stage.work().check(&home, at, 7 * g, 0);
             gate.open();
@@ -214,7 +215,7 @@ on_each! {
 
     fn what_is_given_up_twice_waits_for_both_streams(stage) {
         let g = stage.g();
-        // Small extents, so that the end of the block can be taken back by itself.
+        // Small extents, so that the end of the block can be reclaimed separately.
         let pool = cuvmm::Pool::builder(&stage.device)
             .limit(cuvmm::Limit::Bytes(8 * g))
             .largest_extent(g)
@@ -227,8 +228,8 @@ on_each! {
         let gate = stage.work().gate(&home);
         stage.fill(&home, &block, stage.stamp());
         block.shrink_to(g).unwrap();
-        // Growing again orders the home stream behind the other; what is still given up waits for
-        // the home stream all the same.
+        // Growing again orders the home stream behind the other stream. The rest of the given-up
+        // memory still waits for the home stream.
         block.try_grow_to(2 * g).unwrap();
         assert_eq!(pending_free(&b.try_allocate(4 * g).unwrap_err()), 6 * g);
         assert!(!home.is_done().unwrap());
@@ -258,7 +259,7 @@ on_each! {
             }
             assert_eq!(region.purge().unwrap(), 0, "the kernel still runs");
             assert_eq!((region.pending_free(), region.held()), (32 * g, 32 * g));
-            // A part is wanted again: it was never away.
+            // Part of it is committed again, and was never unmapped.
             region.commit(0..8 * g).unwrap();
             assert_eq!(region.purge().unwrap(), 0);
             assert!(begun.elapsed() < PROMPT);
@@ -267,7 +268,7 @@ on_each! {
             let mut given = 0;
             gpu::eventually(|| {
                 given += region.purge().unwrap();
-                if given < 24 * g { Err("the work is done, and memory is still pending free") } else { Ok(()) }
+                if given < 24 * g { Err("memory is pending after the work") } else { Ok(()) }
             });
             assert_eq!((given, region.held()), (24 * g, 8 * g));
             stage.work().check(&stream, address, 8 * g, stamp);
@@ -276,7 +277,7 @@ on_each! {
             region.purge_blocking().unwrap();
         }
         assert_eq!(region.held(), 0);
-        // Memory that comes back under the same addresses is fresh.
+        // Memory committed anew at the same addresses is fresh.
         region.commit(0..32 * g).unwrap();
         stage.work().check(&stream, address, 32 * g, 0);
         stage.settle();

@@ -1,7 +1,7 @@
-//! Memory under the same addresses, somewhere else: kernels write and check it before and after it
-//! moves, where it is shown twice, where it is shared, and where there is none.
+//! Memory that moves under its addresses: kernels write and check it before and after it moves,
+//! where it is mapped twice, where it is shared, and where there is none.
 //!
-//! `unsafe` here: reading host memory that a kernel wrote, once it has ended.
+//! `unsafe` is used to read host memory that a kernel wrote, once the kernel has ended.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -21,7 +21,7 @@ use cuvmm::{
 };
 use gpu::Stage;
 
-/// How long kernels take to begin, so that whoever does not wait for them is too early.
+/// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(20);
 
 fn at(base: DeviceAddress, offset: u64) -> DeviceAddress {
@@ -38,13 +38,14 @@ fn host_memory(stage: &Stage) -> Place {
     Place::HostNuma(nearest_node(stage))
 }
 
-/// The second device, or a word on the terminal. `CUVMM_REQUIRE_GPUS=2` makes that a failure.
+/// Opens the second device, or prints a message if there is none. `CUVMM_REQUIRE_GPUS=2` turns a
+/// missing device into a failure.
 fn second(stage: &Stage, test: &str) -> Option<Device> {
     if let Ok(device) = Device::open(stage.driver().clone(), 1) {
         return Some(device);
     }
     let required = std::env::var("CUVMM_REQUIRE_GPUS").is_ok_and(|count| count != "1");
-    assert!(!required, "there is one device only");
+    assert!(!required, "there is only one device");
     let said = writeln!(
         std::io::stderr(),
         "\n*** {test} DID NOT RUN: it needs two devices ***"
@@ -103,7 +104,7 @@ on_each! {
             };
             assert_eq!(region.relocate(0..8 * g, &host, &stream).unwrap(), 8 * g);
             assert_eq!(ready.ready(), 0);
-            // Kernels reach it without the host's processors being let in, and so does a copy.
+            // Kernels and copies can access it without access for the host.
             check();
             let mut seen = [0; 4];
             region.read(&stream, 2 * g, &mut seen).unwrap();
@@ -164,11 +165,11 @@ on_each! {
         let capacity = ring.capacity();
         ring.produce(capacity - 100).unwrap();
         ring.consume(capacity - 100).unwrap();
-        // From here on everything goes over the end.
+        // From here on everything crosses the end.
         for round in 0..4 {
             let stamp = stage.stamp();
             let bytes = 4 * capacity as u64;
-            stage.work().fill(&stream, ring.vacant().address(), bytes, stamp, Duration::ZERO);
+            stage.work().fill(&stream, ring.spare_capacity_mut().address(), bytes, stamp, Duration::ZERO);
             ring.produce(capacity).unwrap();
             stage.work().check(&stream, ring.filled().address(), bytes, stamp);
             stage.settle();
@@ -197,7 +198,7 @@ on_each! {
         assert_eq!(array.decommit(far..far + 3 * words).unwrap(), 3);
         assert_eq!(array.stats().pending_free, 3 * g);
         gate.open();
-        // What comes back is zero, behind the kernel.
+        // Memory committed anew is zero, ordered behind the kernel.
         assert_eq!(array.commit(far..far + words).unwrap(), 1);
         stage.work().check(&stream, tile, g, 0);
         stage.settle();
@@ -225,12 +226,12 @@ on_each! {
         stage.work().check(&stream, region.address(), 16 * g, stamp);
         stage.settle();
         let mut seen = vec![0; 16 * g as usize];
-        assert!(region.read(&theirs, 0, &mut seen).is_err(), "it has no access");
+        assert!(region.read(&theirs, 0, &mut seen).is_err(), "the device has no access");
         region.grant(&other, Access::Read).unwrap();
         region.read(&theirs, 0, &mut seen).unwrap();
         let pattern = stage.work().pattern(stamp);
         assert!(seen.chunks_exact(4).all(|word| word == pattern));
-        assert!(region.write(&theirs, 0, &[0; 4]).is_err(), "it may only read");
+        assert!(region.write(&theirs, 0, &[0; 4]).is_err(), "the device has read access only");
         region.grant(&other, Access::ReadWrite).unwrap();
         let bytes: Vec<u8> = stage.work().pattern(stage.stamp()).repeat(4);
         region.write(&theirs, 2 * g - 8, &bytes).unwrap();

@@ -1,5 +1,5 @@
-//! A plan on the GPU makes the calls that the model expects, holds what it expects, and leaves
-//! nothing. Its times are printed beside the expected ones: how near they are says the bench.
+//! A plan on the GPU makes the calls that the model predicts, holds what it predicts, and leaks
+//! nothing. Its times are printed beside the predicted ones; the bench measures how close they are.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod gpu;
@@ -35,12 +35,12 @@ on_each! {
                 offset: 32 * g,
                 size: 68 * g,
             })
-            .reserve("by hand", 8 * g)
+            .reserve("separate", 8 * g)
             .create("memory", 3 * g)
-            .map("memory", "by hand", 0)
-            .map("memory", "by hand", 4 * g)
+            .map("memory", "separate", 0)
+            .map("memory", "separate", 4 * g)
             .step(Step::Unmap {
-                within: "by hand".to_owned(),
+                within: "separate".to_owned(),
                 offset: 0,
             })
             .stripe("striped", 7 * g, 2 * g, &[0])
@@ -67,11 +67,11 @@ on_each! {
         assert_eq!(measured.ending.calls, expected.ending.calls);
         assert_eq!(stage.device.drop_failures(), 0);
 
-        // More than there is: the step fails at once, and takes nothing.
+        // More memory than there is: the step fails at once and takes nothing.
         let much = 2 * stage.device.total_memory();
         let plan = Plan::new().create("a little", g).create("much", much);
         let refused = plan.run(&devices, &WallClock::new()).unwrap();
-        let failure = refused.failure.expect("there was room");
+        let failure = refused.failure.expect("the plan succeeded");
         assert_eq!(failure.reached.step, 2);
         assert_eq!(failure.reached.in_use.memory(), g);
     }

@@ -1,8 +1,8 @@
-//! Nothing is unmapped under running work: by a drop whose synchronisation fails, and by an answer
-//! that was given while a lease lived. A kernel that lost its memory would lose the context, for the
-//! whole process: so this happens in one of its own.
+//! Nothing is unmapped under running work: neither by a drop whose synchronization fails, nor
+//! because of a fence that was polled while a lease lived. A kernel that lost its memory would lose
+//! the context of the whole process, so the test has a process of its own.
 //!
-//! `unsafe` here: captures, begun as another library would.
+//! `unsafe` is used to begin captures as another library would.
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,8 +14,8 @@ use cuvmm::Region;
 use cuvmm::driver::CaptureMode;
 use gpu::{D0, Stage};
 
-/// A region is dropped while a kernel that writes there waits for its turn, and while another
-/// library captures: the device cannot be waited for.
+/// Drops a region while a kernel that writes to it is pending, and while another library captures,
+/// so that the device cannot be synchronized.
 fn drop_under_a_foreign_capture(stage: &Stage) {
     let size = 16 * stage.g();
     let mut region = Region::reserve(&stage.device, size).unwrap();
@@ -26,10 +26,10 @@ fn drop_under_a_foreign_capture(stage: &Stage) {
     let work = stage.work();
     work.fill(&stream, region.address(), size, stamp, Duration::ZERO);
     let driver = stage.driver();
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     unsafe { driver.capture_begin(D0, theirs.as_raw(), CaptureMode::RELAXED) }.unwrap();
     drop(region);
-    // SAFETY: the stream lives, and the graph is destroyed once.
+    // SAFETY: the stream is alive, and the graph is destroyed once.
     unsafe {
         if let Ok(graph) = driver.capture_end(D0, theirs.as_raw()) {
             driver.graph_destroy(D0, graph).unwrap();
@@ -40,8 +40,8 @@ fn drop_under_a_foreign_capture(stage: &Stage) {
     assert_eq!(stage.device.drop_failures(), 1);
 }
 
-/// What a fork's sibling gave up is read through a lease that ends before the read has run, after its
-/// fence was asked while the lease lived.
+/// Reads memory that a fork's sibling gave up, through a lease that ends before the read has run,
+/// after the fence was polled while the lease lived.
 fn read_behind_an_early_answer(stage: &Stage) {
     let g = stage.g();
     let pool = stage.pool(64);

@@ -1,4 +1,4 @@
-//! Registered memory on a GPU: kernels go on writing where the region has gone, and NICs get their
+//! Registered memory on a GPU: kernels continue to write after the region is dropped, and NICs get
 //! descriptors.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -11,7 +11,7 @@ use cuvmm::driver::{DeviceAttribute, PointerAttribute};
 use cuvmm::error::MemoryError;
 use cuvmm::{Limit, Pool, Region};
 
-/// How long kernels take to begin, so that whoever does not wait for them is too early.
+/// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(20);
 
 on_each! {
@@ -25,7 +25,7 @@ on_each! {
         drop(region);
         stage.work().fill(&stream, registration.address(), 4 * g, stamp, LATE);
         stage.work().check(&stream, registration.address(), 4 * g, stamp);
-        // It waits for both, or the context is lost.
+        // The drop waits for both kernels, or the context is lost.
         drop(registration);
         stage.settle();
     }

@@ -1,6 +1,6 @@
-//! Memory is never reused early: blocks are dropped while work still uses them and are allocated
-//! again at once, on the same stream, another one, none, or by another tenant. Every owner leaves
-//! its own pattern and looks later whether each word still has it.
+//! Memory is never reused early. Blocks are dropped while work still uses them, and allocated again
+//! at once on the same stream, another stream, no stream, or by another tenant. Every owner writes
+//! a pattern of its own and checks later that each word still has it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -15,14 +15,14 @@ use gpu::Stage;
 const LIMIT: u64 = 256;
 const LARGEST: u64 = 64;
 
-/// A block, what is in it, and a stream behind which it can be looked at.
+/// A block, its contents, and a stream behind which it can be checked.
 struct Held {
     block: Block,
     stamp: u32,
     stream: Stream,
 }
 
-/// What one thread does to a pool.
+/// The operations of one thread on a pool.
 struct Churn<'a> {
     stage: &'a Stage,
     dice: fastrand::Rng,
@@ -75,7 +75,7 @@ impl<'a> Churn<'a> {
         if !homeless {
             builder = builder.home_stream(&stream);
         }
-        // What is pending free is refused at first; most of the time somebody waits for it.
+        // Pending memory is refused at first. Most of the time the thread waits for it.
         let got = match builder.clone().try_allocate() {
             Err(BlockError::OutOfMemory(_)) if self.dice.u8(..4) > 0 => {
                 self.refused += 1;
@@ -104,7 +104,7 @@ impl<'a> Churn<'a> {
         stage.late_fill(&stream, &block, stamp, after);
         let mut last = stream;
         if self.dice.u8(..3) == 0 {
-            // Another stream goes on with it, behind the first.
+            // Another stream continues to use it, ordered behind the first.
             let other = self.a_stream();
             let event = Event::new(&stage.device).unwrap();
             event.record(&last).unwrap();
@@ -120,7 +120,7 @@ impl<'a> Churn<'a> {
         });
     }
 
-    /// Looks at a block and drops it, with that and maybe a late write still ahead.
+    /// Checks a block and drops it, with the check and possibly a late write still pending.
     fn let_one_go(&mut self) {
         if self.held.is_empty() {
             return;
@@ -165,7 +165,7 @@ impl<'a> Churn<'a> {
     }
 }
 
-/// Tenants with guarantees, limits and priorities of their own.
+/// Registers tenants with guarantees, limits and priorities of their own.
 fn tenants(pool: &Pool, g: u64) -> [Tenant; 3] {
     [
         pool.tenant("a").guarantee(32 * g).register().unwrap(),
@@ -186,7 +186,7 @@ on_each! {
         }
         println!("{} served, {} refused at first", churn.served, churn.refused);
         assert!(churn.served > rounds * 3 / 4, "{}", churn.served);
-        assert!(churn.refused > 0, "nothing was ever pending free when it was wanted");
+        assert!(churn.refused > 0, "no request ever found its memory pending");
         drop(churn);
         drop(tenants);
         pool.close().unwrap();
@@ -218,7 +218,8 @@ on_each! {
             for thread in 0..THREADS {
                 let tenants = &tenants;
                 scope.spawn(move || {
-                    // Together less than there is: nobody waits for memory that all wait for.
+                    // Together less than the limit, so that no thread waits for memory that all
+                    // threads wait for.
                     let most = LIMIT / THREADS * 3 / 4;
                     let mut churn = Churn::new(stage, tenants, 100 + thread, 2, most);
                     churn.run(stage.scaled(600, 40));
@@ -249,7 +250,7 @@ on_each! {
             let gate = (!stage.scaled(true, false)).then(|| stage.work().gate(&one));
             copied.copy_from(&one, address);
             drop(block);
-            // The same tenant has the memory at once, behind an event; another one has to wait.
+            // The same tenant gets the memory at once, behind an event. Another tenant has to wait.
             let (tenant, overwrite) = if round % 2 == 0 { (&a, &two) } else { (&b, &two) };
             let got = tenant.block(size).home_stream(overwrite).try_allocate();
             let running = !one.is_done().unwrap();
@@ -260,7 +261,7 @@ on_each! {
                     block
                 }
                 Ok(block) => {
-                    assert!(!running, "handed to another tenant under a copy");
+                    assert!(!running, "given to another tenant under a copy");
                     block
                 }
                 Err(BlockError::OutOfMemory(shortage)) => {
@@ -289,7 +290,7 @@ on_each! {
         for round in 0..stage.scaled(30, 10) {
             let block = a.block(size).home_stream(&one).timeout(Duration::from_secs(10));
             let block = block.allocate().unwrap();
-            // The kernel touches nothing until its end.
+            // The kernel touches no memory until its end.
             stage.late_fill(&one, &block, stage.stamp(), Duration::from_millis(10));
             drop(block);
             let (tenant, home) = match round % 4 {
@@ -306,7 +307,7 @@ on_each! {
             let stamp = stage.stamp();
             stage.fill(&two, &next, stamp);
             stage.check(&two, &next, stamp);
-            // Again when the first kernel is over for sure.
+            // Check again once the first kernel has ended for certain.
             one.synchronize().unwrap();
             stage.check(&two, &next, stamp);
             two.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Memory shared by two real processes: seen by both, held once, and kept by whoever is left.
+//! Memory shared by two real processes: visible to both, held once, and kept by the last one.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -15,10 +15,10 @@ use gpu::Stage;
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// Where a child finds its parent, and on which driver it is to run.
+/// Environment variable with the socket that a child connects to.
 const SOCKET: &str = "CUVMM_TEST_SOCKET";
 
-/// What the driver takes for its own purposes when memory is mapped.
+/// Memory that the driver may allocate for itself when memory is mapped.
 const SLACK: u64 = 64 << 20;
 
 /// How long one process waits for the other.
@@ -34,7 +34,7 @@ fn region(device: &Device, granules: u64) -> Region {
     region
 }
 
-/// Bytes that say where they lie.
+/// Returns bytes derived from their offset.
 fn stamp(at: u64) -> [u8; 16] {
     let mut stamp = *b"at 0123456789abc";
     stamp[3..11].copy_from_slice(&at.to_le_bytes());
@@ -49,7 +49,7 @@ fn child_of(test: &str, socket: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env(SOCKET, socket)
-        // A summary of its own would be taken for this one's.
+        // The child's test summary would be mistaken for this process's.
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -59,7 +59,7 @@ fn ends_well(mut child: Child) {
     let begun = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            assert!(status.success(), "the other process: {status}");
+            assert!(status.success(), "the other process failed: {status}");
             return;
         }
         if begun.elapsed() > PATIENCE {
@@ -70,7 +70,7 @@ fn ends_well(mut child: Child) {
     }
 }
 
-/// A word that both can write: what one says to the other, through the memory itself.
+/// Waits for a byte that the other process writes to the shared memory.
 fn wait_for(read: impl Fn(&mut [u8]), wanted: u8) {
     let begun = Instant::now();
     loop {
@@ -81,7 +81,7 @@ fn wait_for(read: impl Fn(&mut [u8]), wanted: u8) {
         }
         assert!(
             begun.elapsed() < PATIENCE,
-            "the other process says {}",
+            "the other process wrote {}",
             said[0]
         );
         std::thread::sleep(Duration::from_millis(1));
@@ -107,10 +107,10 @@ fn gives(stage: &Stage, child: &str) {
     let mut channel = listener.accept(PATIENCE).unwrap();
     channel.set_timeout(PATIENCE);
     channel
-        .give(&Offer::region(&data, 0..data.size()).unwrap())
+        .send(&Offer::region(&data, 0..data.size()).unwrap())
         .unwrap();
     channel
-        .give(&Offer::region(&mailbox, 0..g).unwrap().read_write())
+        .send(&Offer::region(&mailbox, 0..g).unwrap().read_write())
         .unwrap();
     let read = |into: &mut [u8]| mailbox.read(&stream, 0, into).unwrap();
     wait_for(read, 1);
@@ -125,13 +125,13 @@ fn takes(stage: &Stage, socket: &Path) {
     let stream = stage.stream();
     let mut channel = Channel::connect(socket).unwrap();
     channel.set_timeout(PATIENCE);
-    // The first copy of a process has the driver set things up.
+    // The first copy of a process makes the driver allocate memory.
     let own = region(device, 1);
     own.write(&stream, 0, b"x").unwrap();
     let before = device.memory_info().unwrap().free;
-    let data = channel.take(&Attachment::builder(device)).unwrap();
+    let data = channel.recv(&Attachment::builder(device)).unwrap();
     let mailbox = channel
-        .take(&Attachment::builder(device).read_write())
+        .recv(&Attachment::builder(device).read_write())
         .unwrap();
     assert_eq!(
         (data.access(), mailbox.access()),
@@ -142,7 +142,7 @@ fn takes(stage: &Stage, socket: &Path) {
     assert!(data.held() > SLACK || device.driver().kind() != DriverKind::Cuda);
     assert!(
         taken < SLACK.min(data.held()),
-        "{taken} bytes for {} that are there",
+        "{taken} bytes of device memory for {} attached bytes",
         data.held()
     );
     let verify = || {
@@ -155,7 +155,7 @@ fn takes(stage: &Stage, socket: &Path) {
     verify();
     mailbox.write(&stream, 0, &[1]).unwrap();
     wait_for(|into| mailbox.read(&stream, 0, into).unwrap(), 2);
-    // The giver has closed it, and it is all there.
+    // The giver has closed its memory, and all of it is still there.
     verify();
     data.close().unwrap();
     mailbox.write(&stream, 0, &[3]).unwrap();
@@ -185,10 +185,13 @@ fn publishes(stage: &Stage, child: &str) {
     assert_eq!(published(b"first"), 1);
     let child = child_of(child, publisher.path());
     let begun = Instant::now();
-    // The reader says that it has the first by a publication of its own making: its socket's name.
+    // The reader signals that it has the first version by creating a socket of its own.
     let seen = folder.path().join("seen");
     while !seen.exists() {
-        assert!(begun.elapsed() < PATIENCE, "nobody attached");
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "timed out: the reader did not attach"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(published(b"other"), 2);
@@ -218,7 +221,8 @@ fn subscribes(stage: &Stage, socket: &Path) {
     assert_eq!(&bytes(&first), b"first");
 }
 
-/// A handle type that does not work is refused with the driver's own reason; one that does, works.
+/// A handle type that does not work is refused with the driver's reason. A type that works is
+/// usable.
 fn tries_handle_types(stage: &Stage) {
     Physical::probe_export(&stage.device, FD).unwrap();
     let fabric = Physical::probe_export(&stage.device, HandleTypes::FABRIC);
@@ -235,8 +239,8 @@ fn tries_handle_types(stage: &Stage) {
     let offer = Offer::physical(&made.unwrap()).unwrap().as_fabric();
     let (mut one, mut other) = Channel::pair().unwrap();
     let (given, taken) = std::thread::scope(|scope| {
-        let given = scope.spawn(|| one.give(&offer));
-        let taken = other.take(&Attachment::builder(&stage.device));
+        let given = scope.spawn(|| one.send(&offer));
+        let taken = other.recv(&Attachment::builder(&stage.device));
         (given.join().unwrap(), taken)
     });
     if fabric.is_ok() {

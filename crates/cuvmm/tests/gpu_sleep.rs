@@ -1,7 +1,8 @@
-//! Sleep and wake under real work: kernels, copies and captured graphs find everything where it was.
+//! Sleep and wake under real work: kernels, copies and captured graphs find everything at the same
+//! addresses.
 //!
-//! `unsafe` here: the driver's calls that capture and launch graphs. Streams and graphs are the
-//! tests' own, and what a graph uses is there whenever it is launched.
+//! `unsafe` is used to capture and launch graphs. Streams and graphs belong to the tests, and
+//! memory that a graph uses is mapped whenever it is launched.
 #![allow(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -31,7 +32,7 @@ on_each! {
         let store = store.build().unwrap();
         for _ in 0..4 {
             let (kept, lost) = (stage.stamp(), stage.stamp());
-            // Both are being written to when it begins.
+            // Kernels are writing to both when the sleep begins.
             stage.late_fill(&stream, &weights, kept, Duration::from_millis(3));
             stage.late_fill(&stream, &cache, lost, Duration::from_millis(1));
             let refused = model.blocks().sleep(Contents::Discard);
@@ -40,7 +41,7 @@ on_each! {
             asleep.clone().tag("weights").sleep(Contents::Keep(&store)).unwrap();
             asleep.clone().tag("cache").sleep(Contents::Discard).unwrap();
             assert_eq!(model.stats().committed, 0);
-            // Another has all of the memory, and soils it.
+            // Another tenant takes all of the memory and overwrites it.
             let all = other.block(48 * g).home_stream(&side).timeout(LONG).allocate().unwrap();
             stage.late_fill(&side, &all, stage.stamp(), Duration::from_millis(2));
             drop(all);
@@ -63,11 +64,11 @@ on_each! {
         let store = HostStore::builder(pool.device()).pinned(9 * g).build().unwrap();
         let driver = stage.driver();
         let guard = pool.capture_guard();
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { driver.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
         let stamp = stage.stamp();
         stage.fill(&stream, &block, stamp);
-        // SAFETY: the stream lives, and the graph is destroyed once.
+        // SAFETY: the stream is alive, and the graph is destroyed once.
         let graph = unsafe {
             let graph = driver.capture_end(D0, stream.as_raw()).unwrap();
             let ready = driver.graph_instantiate(D0, graph).unwrap();
@@ -85,12 +86,12 @@ on_each! {
             model.blocks().timeout(LONG).wake().unwrap();
             let kept = if let Contents::Keep(_) = contents { before } else { 0 };
             stage.check(&stream, &block, kept);
-            // SAFETY: the block is awake, and so lies where the graph writes.
+            // SAFETY: the block is awake, so it is mapped where the graph writes.
             unsafe { driver.graph_launch(D0, graph, stream.as_raw()) }.unwrap();
             stage.check(&stream, &block, stamp);
             stage.settle();
         }
-        // SAFETY: its launches have passed, and it is destroyed once.
+        // SAFETY: the launches are complete, and the graph is destroyed once.
         unsafe { driver.graph_exec_destroy(D0, graph) }.unwrap();
         drop((block, model, other));
         pool.close().unwrap();

@@ -1,4 +1,5 @@
-//! Managed memory under real kernels: they and the host take turns in place, and nobody is early.
+//! Managed memory under real kernels: kernels and the host take turns in place, and no access is
+//! too early.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -9,9 +10,9 @@ use cuvmm::unified::{PageLocation, Policy};
 use cuvmm::{Stream, UnifiedBuffer};
 use gpu::Stage;
 
-/// 2 MiB of numbers: more managed memory than that is not needed to see who is early.
+/// 2 MiB of elements, which is enough managed memory to notice an early access.
 const LEN: usize = 512 << 10;
-/// A kernel takes so long, far longer than a view that does not wait.
+/// Duration of a kernel, far longer than a view that does not wait.
 const LATE: Duration = Duration::from_millis(20);
 const POLICIES: [Policy; 4] = [
     Policy::OnDemand,
@@ -20,13 +21,13 @@ const POLICIES: [Policy; 4] = [
     Policy::ReadMostly,
 ];
 
-/// A buffer, or nothing where the device works alone: then there is nothing to take turns at.
+/// Creates a buffer. Returns `None` if the device does not support concurrent access by the host.
 fn buffer(stage: &Stage, home: &Stream) -> Option<UnifiedBuffer<u32>> {
     let buffer = UnifiedBuffer::zeroed(&stage.device, home, LEN).unwrap();
     buffer.is_host_accessible().then_some(buffer)
 }
 
-/// A kernel that fills all of a buffer some time later.
+/// Queues a kernel that fills all of a buffer after some time.
 fn fill(stage: &Stage, buffer: &mut UnifiedBuffer<u32>, stream: &Stream, after: Duration) -> u32 {
     let stamp = stage.stamp();
     let access = buffer.device_mut(stream).unwrap();
@@ -75,7 +76,7 @@ on_each! {
         for _ in 0..stage.scaled(10, 4) {
             let number = fill(stage, &mut buffer, &one, LATE);
             all_are(&buffer.host().unwrap(), number);
-            // Another stream comes behind, and the host behind both.
+            // Another stream is ordered behind it, and the host behind both.
             fill(stage, &mut buffer, &one, LATE);
             let number = fill(stage, &mut buffer, &two, Duration::ZERO);
             all_are(&buffer.host_mut().unwrap(), number);
@@ -99,7 +100,7 @@ on_each! {
         drop(reading);
         all_are(&shared.host().unwrap(), number);
         other.host_mut().unwrap()[7] = 8;
-        assert!(!two.is_done().unwrap(), "it waited for a reader, or the gate is slow");
+        assert!(!two.is_done().unwrap(), "the call waited for a reader, or the gate is slow");
         assert!(begun.elapsed() < Duration::from_secs(2));
         drop(gate);
         shared.host_mut().unwrap()[7] = 8;

@@ -1,4 +1,5 @@
-//! A sparse grid against a plain table of bricks, and what bricks that share a tile do to each other.
+//! A sparse grid compared with a plain table of bricks, and effects between bricks that share a
+//! tile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -11,10 +12,10 @@ use cuvmm::sparse::{Bricks, Holes};
 use cuvmm::{SparseArray, SparseGrid, Stream};
 use proptest::prelude::*;
 
-/// Elements in a granule.
+/// Elements per granule.
 const PER_GRANULE: usize = G as usize / 4;
 
-/// Bricks of a grid, of `4 * edge * edge` bytes each, in a row.
+/// Creates a row of bricks of `4 * edge * edge` bytes each.
 fn row<B: Backing + 'static>(rig: &Rig<B>, count: usize, edge: usize) -> SparseGrid<u32, 2>
 where
     Machine<B>: Driver,
@@ -24,7 +25,7 @@ where
     SparseGrid::new(&rig.device, &stream, bricks).unwrap()
 }
 
-/// Half a granule of elements is a brick of this edge.
+/// The edge of a brick of half a granule.
 const HALF: usize = 512;
 
 fn filled(grid: &SparseGrid<u32, 2>, value: u32) -> Vec<u32> {
@@ -45,7 +46,7 @@ on_both! {
         assert!(grid.commit_brick([0, 0]).unwrap());
         rig.faults.forget();
         assert!(grid.commit_brick([0, 1]).unwrap());
-        assert!(!grid.commit_brick([0, 1]).unwrap(), "it is committed");
+        assert!(!grid.commit_brick([0, 1]).unwrap(), "the brick is committed");
         assert_eq!((rig.faults.total(), grid.held()), (0, G));
         assert_eq!(grid.committed_bricks().collect::<Vec<_>>(), [[0, 0], [0, 1]]);
         grid.write_brick([0, 1], &filled(&grid, 8)).unwrap();
@@ -61,7 +62,8 @@ on_both! {
     }
 
     fn a_brick_across_tiles_keeps_both(rig) {
-        // Bricks of three quarters of a granule: 0, 1 and 2, 3 each share, 1 and 2 lie across.
+        // Bricks of three quarters of a granule: 0 and 1, and 2 and 3, share a tile, and 1 and 2
+        // cross tiles.
         let stream = Stream::new(&rig.device).unwrap();
         let bricks = Bricks::new([4 * 3 * PER_GRANULE / 4], [3 * PER_GRANULE / 4]).unwrap();
         let builder = SparseGrid::<u32, 1>::builder(&rig.device, &stream, bricks);
@@ -86,7 +88,7 @@ on_both! {
             grid.write_brick([0, brick], &filled(&grid, 7)).unwrap();
         }
         grid.decommit_brick([0, 0]).unwrap();
-        // What still writes to the brick that has gone comes before the zeros of the new one.
+        // Late writes to the old brick are ordered before the zeros of the new one.
         let late = vec![(grid.address(), G / 2, 0x55)];
         rig.machine.hold_until_awaited(D0, user.as_raw());
         rig.machine.queue_kernel(D0, user.as_raw(), vec![], late).unwrap();
@@ -96,7 +98,8 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!((read(&grid, 0), read(&grid, 1)), (filled(&grid, 0), filled(&grid, 7)));
         }
-        // A brick that never was there needs no zeros, nor one whose tile went in between.
+        // A brick that was never committed needs no zeros, and neither does one whose tile was
+        // released in between.
         grid.decommit_brick([0, 0]).unwrap();
         grid.decommit_brick([0, 1]).unwrap();
         rig.faults.forget();
@@ -122,7 +125,7 @@ on_both! {
         assert_eq!((grid.stats().pending_free, grid.committed_count()), (G, 0));
         assert_eq!(grid.purge().unwrap(), 0);
         let seen = grid.read_brick([0, 0], &mut filled(&grid, 1), Holes::Refuse);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert!(matches!(seen, Err(ContainerError::Uncommitted { .. })));
         assert_eq!(grid.purge().unwrap(), G);
         assert!(rig.device.lost().is_none());
@@ -159,13 +162,13 @@ on_both! {
         assert_eq!((rig.faults.total(), grid.stats()), (0, before));
         let huge = Bricks::new([usize::MAX / 2], [1]).unwrap();
         let refused = SparseGrid::<u32, 1>::new(&rig.device, grid.home_stream(), huge);
-        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Uncountable { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
+        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Overflow { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
         let refused = SparseGrid::<(), 1>::new(&rig.device, grid.home_stream(), huge);
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))));
         let refused = SparseGrid::<u32, 2>::new(&rig.device, &stranger, grid.bricks());
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         let builder = SparseGrid::<u32, 2>::builder(&rig.device, grid.home_stream(), grid.bricks());
-        assert!(matches!(builder.tile_bytes(0).reserve(), Err(ContainerError::OddTile { tile: 0, .. })));
+        assert!(matches!(builder.tile_bytes(0).reserve(), Err(ContainerError::TileSize { tile: 0, .. })));
     }
 
     fn zeros_that_fail_leave_the_brick_out(rig) {
@@ -231,7 +234,7 @@ on_both! {
     }
 }
 
-/// What to do with a brick.
+/// An operation on a brick.
 #[derive(Clone, Debug)]
 enum Step {
     Commit(usize),
@@ -239,7 +242,7 @@ enum Step {
     Write(usize),
 }
 
-/// Bricks of a quarter of a granule and a little more, so that they lie across tiles.
+/// Bricks of a little more than a quarter of a granule, so that they cross tiles.
 const BRICK: [usize; 2] = [257, 513];
 const COUNTS: [usize; 2] = [3, 5];
 

@@ -1,5 +1,5 @@
-//! Hardened pools: guards, memory that is filled and unmapped as it is given up, addresses that
-//! rest; and that all else holds there too.
+//! Hardened pools: guards, memory that is filled and unmapped when it is freed, and addresses that
+//! rest. All guarantees of plain pools hold too.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -32,7 +32,7 @@ where
     builder(rig, granules).build().unwrap()
 }
 
-/// A kernel that writes a byte to the first granule at an address.
+/// Queues a kernel that writes a byte to the first granule at an address.
 fn kernel<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, byte: u8)
 where
     Machine<B>: Driver,
@@ -43,7 +43,8 @@ where
         .unwrap();
 }
 
-/// The figures, which add up and are the driver's; addresses that rest are nobody's.
+/// Returns the figures, after checking that they add up and match the driver's. Resting addresses
+/// belong to no tenant.
 fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
 where
     Machine<B>: Driver,
@@ -61,7 +62,7 @@ fn write(block: &Block, byte: u8) {
     }
 }
 
-/// Fails unless the block holds the byte everywhere, where memory is kept at all.
+/// Fails unless the block holds the byte everywhere, on drivers that keep bytes.
 fn holds<B: Backing + 'static>(rig: &Rig<B>, block: &Block, byte: u8)
 where
     Machine<B>: Driver,
@@ -90,7 +91,7 @@ on_both! {
                     assert_eq!(copy(rig, first - 4 - step * G), None);
                     assert_eq!(copy(rig, end + step * G), None);
                 }
-                assert_eq!(copy(rig, end - 2), None, "half inside");
+                assert_eq!(copy(rig, end - 2), None, "half inside the guard");
             }
             assert_eq!(books(rig, &pool).addresses, 4 * (2 + 2 * granules) * G);
         }
@@ -98,7 +99,10 @@ on_both! {
         let tenant = plain.tenant("a").register().unwrap();
         let block = tenant.try_allocate(3 * G).unwrap();
         assert_eq!(books(rig, &plain).addresses, 4 * G);
-        assert_eq!(copy(rig, block.address().0 + 3 * G), None, "behind the end, in its own addresses");
+        assert_eq!(
+            copy(rig, block.address().0 + 3 * G), None,
+            "behind the end, within the block's addresses"
+        );
     }
 
     fn a_kernel_behind_the_end_loses_the_context_and_changes_nothing(rig) {
@@ -112,7 +116,7 @@ on_both! {
         });
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, DeviceAddress(two.address().0 + G), 9);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert!(stream.synchronize().is_err());
         assert!(rig.device.lost().is_some());
         for (block, byte) in [(&one, 1), (&two, 2), (&three, 3)] {
@@ -134,7 +138,7 @@ on_both! {
             let pool = builder.build().unwrap();
             let tenant = pool.tenant("a").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
-            // Nobody is told of this stream.
+            // The library does not know of this stream.
             let forgotten = Stream::new(&rig.device).unwrap();
             let block = tenant.allocate_on(&stream, G).unwrap();
             let late = block.address();
@@ -146,8 +150,8 @@ on_both! {
             assert_eq!(next.address() == late, !hardened);
             assert_eq!(copy(rig, late.0).is_some(), !hardened);
             let taken = rig.machine.take_hazards().len();
-            assert_eq!(taken, usize::from(hardened), "where it keeps its place, no call takes it");
-            rig.machine.let_go_all(D0);
+            assert_eq!(taken, usize::from(hardened), "a plain pool does not unmap the memory");
+            rig.machine.release_all_streams(D0);
             assert_eq!(rig.device.lost().is_some() || stream.synchronize().is_err(), hardened);
             let mut seen = [0; 4];
             rig.machine.peek(D0, next.address(), &mut seen).unwrap();
@@ -163,7 +167,7 @@ on_both! {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let [home, other] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
-        // Behind the home stream, another that was recorded, the device, and a lease.
+        // The free waits for the home stream, a recorded stream, the device, or a lease.
         for case in 0..4 {
             let mut builder = tenant.block(2 * G);
             if case != 2 {
@@ -183,8 +187,8 @@ on_both! {
             pool.trim(u64::MAX).unwrap();
             let stats = books(rig, &pool);
             assert_eq!((stats.pending_free + stats.leased, stats.mappings), (2 * G, 1), "{case}");
-            // What is done by whoever comes next, or as the lease ends.
-            rig.machine.let_go_all(D0);
+            // The next operation, or the end of the lease, completes the free.
+            rig.machine.release_all_streams(D0);
             drop(lease);
             drop(tenant.allocate_on(&home, G).unwrap());
             pool.trim(u64::MAX).unwrap();
@@ -211,8 +215,8 @@ on_both! {
             assert_eq!(copy(rig, address.0), None);
         }
         assert_eq!(pool.stats().resting_blocks, 2);
-        assert_eq!(tenant.stats().addresses, 0, "what rests is nobody's");
-        // The memory itself is kept, and had again.
+        assert_eq!(tenant.stats().addresses, 0, "resting addresses belong to no tenant");
+        // The physical memory is kept and reused.
         let before = pool.calls();
         drop(tenant.try_allocate(3 * G).unwrap());
         assert_eq!(pool.calls().since(&before).count(Call::MemCreate), 0);
@@ -229,9 +233,9 @@ on_both! {
         for _ in 0..20 {
             drop(tenant.allocate_on(&idle, G).unwrap());
         }
-        assert_eq!(books(rig, &pool).pending_free, 40 * G, "the others are gone");
-        rig.machine.let_go_all(D0);
-        // Each operation does a few, so a few do all.
+        assert_eq!(books(rig, &pool).pending_free, 40 * G, "the other blocks are purged");
+        rig.machine.release_all_streams(D0);
+        // Each operation purges a few, so a few operations purge all.
         for _ in 0..5 {
             drop(tenant.allocate_on(&idle, G).unwrap());
         }
@@ -251,7 +255,7 @@ on_both! {
         kept.shrink_to(2 * G).unwrap();
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(pool.stats().mappings, 2);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         until(&pool, "unmapped", || rig.machine.live().mappings == 1);
         drop((kept, tenant));
         pool.close().unwrap();
@@ -264,10 +268,11 @@ on_both! {
         let blocks = [(); 12].map(|()| tenant.allocate_on(&stream, G).unwrap());
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, blocks[0].address(), 1);
-        // They are listed already when the tenant is unregistered, and their work has passed by then.
+        // They are queued for purging when the tenant is unregistered, and their work is complete
+        // by then.
         drop(blocks);
         assert_eq!(pool.stats().pending_free, 12 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         stream.synchronize().unwrap();
         tenant.unregister();
         let stats = books(rig, &pool);
@@ -285,7 +290,7 @@ on_both! {
             let block = tenant.allocate_on(&stream, G).unwrap();
             let address = block.address().0;
             let rest = gone.len().saturating_sub(BLOCKS);
-            assert!(!gone[rest..].contains(&address), "round {round}: it still rests");
+            assert!(!gone[rest..].contains(&address), "round {round}: the address still rests");
             for &at in &gone[rest..] {
                 assert_eq!(copy(rig, at), None);
             }
@@ -297,7 +302,10 @@ on_both! {
         }
         drop(tenant);
         let live = rig.machine.live();
-        assert_eq!(live.reservations, BLOCKS, "the tenant is gone, what rests is the pool's");
+        assert_eq!(
+            live.reservations, BLOCKS,
+            "the tenant is gone, the pool has the resting addresses"
+        );
         pool.close().unwrap();
         assert_eq!(rig.machine.live().reservations, 0);
     }
@@ -308,19 +316,19 @@ on_both! {
         for (hardened, most) in [(by_bytes, 10 * G), (none, 0)] {
             let pool = builder(rig, 8).hardened(hardened).build().unwrap();
             let tenant = pool.tenant("a").register().unwrap();
-            // 3 granules of addresses, 4, 6 and 10.
+            // 3, 4, 6 and 10 granules of addresses.
             for granules in [1, 2, 4, 8, 1, 1, 2] {
                 drop(tenant.try_allocate(granules * G).unwrap());
                 let stats = books(rig, &pool);
                 assert!(stats.resting_addresses <= most, "{stats:#?}");
                 let last = (granules + 2) * G;
-                assert!(most == 0 || stats.resting_addresses >= last, "the last rests");
+                assert!(most == 0 || stats.resting_addresses >= last, "the last block rests");
             }
         }
     }
 
     fn no_allocation_fails_for_what_rests(rig) {
-        // Room for two blocks of one granule, or one of four.
+        // Addresses for two blocks of one granule, or one block of four.
         let pool = builder(rig, 8).address_limit(6 * G).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -329,7 +337,7 @@ on_both! {
             assert!(books(rig, &pool).addresses <= 6 * G);
             drop(block);
         }
-        // What waits behind a kernel is let go of first, if that has passed by now.
+        // Addresses that wait for a kernel are released first, if it has completed by now.
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, block.address(), 1);
@@ -339,7 +347,7 @@ on_both! {
             panic!("{refused}");
         };
         assert_eq!((wanted, held, limit), (3 * G, 6 * G, 6 * G));
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(tenant.try_allocate(G).unwrap());
     }
 
@@ -351,7 +359,7 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, blocks[0].address(), 1);
         drop(blocks);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(books(rig, &pool).pending_free, 12 * G);
         drop(tenant.block(G).capacity(32 * G).try_allocate().unwrap());
     }
@@ -381,7 +389,7 @@ on_both! {
             let pool = builder(rig, 4).scrub(scrub).build().unwrap();
             let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
             let stream = Stream::new(&rig.device).unwrap();
-            // All of the pool's memory, so that the next one has it.
+            // Writes to all of the pool's memory, so that the next block gets it.
             let soil = |byte| {
                 let block = a.allocate_on(&stream, 4 * G).unwrap();
                 write(&block, byte);
@@ -406,10 +414,10 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         drop(block);
         assert_eq!(copy(rig, address.0).unwrap(), if rig.keeps_bytes() { [1; 4] } else { [0; 4] });
-        // Only the fill runs, and the event behind it does not.
+        // Only the fill has run, not the event behind it.
         assert!(rig.machine.step(D0, stream.as_raw()));
         assert_eq!(copy(rig, address.0).unwrap(), if rig.keeps_bytes() { [0xAB; 4] } else { [0; 4] });
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         pool.trim(u64::MAX).unwrap();
         assert_eq!(copy(rig, address.0), None);
     }
@@ -444,7 +452,10 @@ on_both! {
                 }
             }
             let filled = rig.faults.count(Call::MemsetD8Async);
-            assert_eq!(filled, u64::from(case == 3), "{case}: nothing overtakes another stream");
+            assert_eq!(
+                filled, u64::from(case == 3),
+                "{case}: no fill overtakes another stream's work"
+            );
             pool.trim(u64::MAX).unwrap();
             holds(rig, &tenant.allocate_on(&home, 4 * G).unwrap(), 0);
         }
@@ -457,13 +468,13 @@ on_both! {
         let mut block = tenant.allocate_on(&home, 2 * G).unwrap();
         rig.machine.hold(D0, home.as_raw());
         kernel(rig, &home, block.address(), 1);
-        // Given up and filled, and had back before it could be unmapped.
+        // Given up and filled, and taken back before it could be unmapped.
         block.shrink_to(G).unwrap();
         block.try_grow_to(2 * G).unwrap();
         kernel(rig, &home, DeviceAddress(block.address().0 + G), 7);
         block.record_use(&other).unwrap();
         drop(block);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         pool.trim(u64::MAX).unwrap();
         holds(rig, &tenant.allocate_on(&home, 2 * G).unwrap(), 0);
     }
@@ -493,7 +504,7 @@ on_both! {
             write(&block, 7);
             let second = tenant.allocate_on(&other, 2 * G).unwrap();
             let guard = guarded.then(|| pool.capture_guard());
-            // SAFETY: the stream lives.
+            // SAFETY: the stream is alive.
             #[allow(unsafe_code)]
             unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
             rig.faults.forget();
@@ -501,7 +512,7 @@ on_both! {
             let fresh = tenant.allocate_on(&other, 4 * G).unwrap();
             let filled = rig.faults.count(Call::MemsetD8Async);
             assert_eq!(filled, u64::from(!guarded), "the stream that does not capture");
-            // SAFETY: as above.
+            // SAFETY: the capture was begun above, and the graph is destroyed at once.
             #[allow(unsafe_code)]
             unsafe {
                 let graph = rig.machine.capture_end(D0, stream.as_raw()).expect("not broken");
@@ -511,7 +522,8 @@ on_both! {
             drop(fresh);
             pool.trim(u64::MAX).unwrap();
             assert_eq!(books(rig, &pool).committed, 0);
-            // What could not be filled is in the free list now. While streams capture it is had as it is.
+            // Memory that could not be filled is in the free list. During captures it is reused
+            // unfilled.
             let _guard = pool.capture_guard();
             for _ in 0..4 {
                 drop(tenant.allocate_on(&stream, 2 * G).unwrap());
@@ -542,32 +554,35 @@ on_both! {
                 assert_eq!(seen, [byte; 4], "granule {granule}");
             }
         }
-        // Behind a kernel that is still at it the memory stays, and growth has it back.
+        // Memory stays mapped while a kernel runs, and growth takes it back.
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, DeviceAddress(address + 5 * G), 1);
         block.shrink_to(5 * G).unwrap();
         assert!(copy(rig, address + 5 * G).is_some());
         block.try_grow_to(6 * G).unwrap();
         kernel(rig, &stream, DeviceAddress(address + 5 * G), 2);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         block.read(5 * G, &mut seen).unwrap();
         if rig.keeps_bytes() {
             assert_eq!(seen, [2; 4], "the fill comes before what is queued after growing");
         }
-        // Who grows looks after what others gave up, too.
+        // Growth also purges what other blocks gave up.
         let other = tenant.allocate_on(&stream, G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, other.address(), 1);
         drop(other);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         let before = books(rig, &pool);
         assert_eq!(before.pending_free, G);
         block.try_grow_to(7 * G).unwrap();
         let after = books(rig, &pool);
-        assert_eq!((after.pending_free, after.mappings), (0, before.mappings), "one gone, one grown");
+        assert_eq!(
+            (after.pending_free, after.mappings), (0, before.mappings),
+            "one dropped, one grown"
+        );
         block.shrink_to(6 * G).unwrap();
         drop(block);
-        // All of it was filled once more as it was freed.
+        // All of the memory was filled again when it was freed.
         holds(rig, &tenant.allocate_on(&stream, 6 * G).unwrap(), FILL);
     }
 
@@ -617,7 +632,7 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, block.address(), 1);
         drop(block);
-        // In a plain pool it would be ready on its own stream.
+        // In a plain pool it would be reusable on its own stream.
         let refused = tenant.block(4 * G).home_stream(&stream).try_allocate().unwrap_err();
         let BlockError::OutOfMemory(shortage) = refused else {
             panic!("{refused}");
@@ -629,10 +644,10 @@ on_both! {
                 drop(wanted.timeout(Duration::from_secs(20)).allocate().unwrap());
             });
             std::thread::sleep(Duration::from_millis(2));
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             waits.join().unwrap();
         });
-        // And before the device marks all its work, by a synchronisation.
+        // The same before CUDA 12.5, where the device is synchronized.
         let homeless = tenant.try_allocate(4 * G).unwrap();
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
@@ -691,17 +706,18 @@ on_both! {
         drop(two);
         let stats = books(rig, &pool);
         assert_eq!((stats.tenants.len(), stats.committed), (1, 4 * G));
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(lease);
         let stats = books(rig, &pool);
         assert_eq!((stats.tenants.len(), stats.committed, stats.resting_blocks), (0, 0, 2));
-        // One that takes its memory back from another's pending frees empties that one's slots.
+        // An allocation that takes memory from the pending frees of another tenant empties that
+        // tenant's slots.
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         rig.machine.hold(D0, stream.as_raw());
         for _ in 0..30 {
             drop(a.block(G).home_stream(&stream).try_allocate());
         }
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(b.try_allocate(8 * G).unwrap());
         assert_eq!((a.stats().addresses, b.stats().addresses), (0, 0));
         books(rig, &pool);
@@ -719,14 +735,14 @@ on_both! {
             block.try_grow_to(granules * G).unwrap();
         }
         write(&block, 7);
-        // A freed block behind a kernel that has run by now.
+        // A freed block whose kernel has completed by now.
         let freed = tenant.block(3 * G).home_stream(&stream).try_allocate().unwrap();
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, freed.address(), 1);
         drop(freed);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         let done = pool.compact(|_| true).unwrap();
-        assert_eq!((done.copied, done.no_room), (4 * G, 0), "{done:?}");
+        assert_eq!((done.copied, done.no_space), (4 * G, 0), "{done:?}");
         let mut seen = [0; 4];
         block.read(3 * G, &mut seen).unwrap();
         if rig.keeps_bytes() {

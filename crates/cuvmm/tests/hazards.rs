@@ -1,4 +1,4 @@
-//! The fixture fails a test in which memory is taken away while queued work still names it.
+//! The fixture fails a test in which memory is taken away while queued work names it.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,8 @@ use cuvmm::Stream;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{AccessDesc, AccessFlags, Driver, Location};
 
-/// Closes a block under a kernel that writes into it, and opens it again before the kernel runs.
+/// Revokes access to a block while a kernel that writes to it is pending, and grants it again
+/// before the kernel runs.
 fn close_under_work(rig: &Rig<Nothing>) {
     let pool = pool(rig, 4);
     let tenant = pool.tenant("a").register().unwrap();
@@ -27,7 +28,7 @@ fn close_under_work(rig: &Rig<Nothing>) {
 }
 
 #[test]
-#[should_panic(expected = "1 times memory was taken away under queued work")]
+#[should_panic(expected = "memory was taken away under queued work 1 times")]
 fn a_test_that_takes_memory_from_queued_work_fails() {
     let rig = model();
     close_under_work(&rig);

@@ -1,13 +1,13 @@
-//! Threads on one pool, in one order of their steps after another. Shuttle chooses the orders, and
-//! reports a wait that nobody ends as a deadlock: `RUSTFLAGS="--cfg cuvmm_shuttle"` turns it on.
+//! Threads in one pool, in many interleavings. Shuttle chooses the interleavings, and reports a
+//! wait that never ends as a deadlock. `RUSTFLAGS="--cfg cuvmm_shuttle"` enables these tests.
 //!
-//! `CUVMM_ORDERS=N` tries N orders of each scenario. A failure prints its schedule, and
-//! `CUVMM_SCHEDULE=...` runs the one scenario that is named beside it by that schedule.
+//! `CUVMM_ORDERS=N` tries N interleavings of each scenario. A failure prints its schedule, and
+//! `CUVMM_SCHEDULE=...` runs the test named on the command line with that schedule.
 //!
-//! To the machine all threads are one. So nothing here waits for a stream that is held back, which
-//! would stop the others too, and nothing captures: a capture's mode is a thread's. Whoever opens a
-//! scope does nothing in it but spawn: shuttle wakes it when the scope's last thread ends, whatever
-//! it waits for.
+//! The machine sees all threads as one. Therefore no scenario waits for a stream that is held back,
+//! which would stop the other threads too, and none captures, because a capture's mode belongs to a
+//! thread. A thread that opens a scope does nothing in it but spawn, because shuttle wakes it when
+//! the scope's last thread ends, whatever it waits for.
 #![cfg(cuvmm_shuttle)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
@@ -34,16 +34,17 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
 use shuttle::{Config, Runner};
 
-/// The granule here: small, since bytes are copied.
+/// The granule. It is small because bytes are copied.
 const G: u64 = 64 << 10;
 
-/// As good as never, and shuttle has no clock.
+/// Practically never: shuttle has no clock.
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 
-/// Runs a scenario in so many random orders, and in some with few switches, at the worst places.
+/// Runs a scenario in `orders` random interleavings, and in some with few switches at the worst
+/// points.
 fn explore(orders: usize, scenario: impl Fn() + Clone + Send + Sync + 'static) {
     let mut config = Config::new();
-    // Four times what is usual: tests are built with little optimisation.
+    // Four times the default, because tests are built with little optimization.
     config.stack_size = 1 << 18;
     config.silence_warnings = true;
     if let Ok(schedule) = std::env::var("CUVMM_SCHEDULE") {
@@ -59,7 +60,7 @@ fn explore(orders: usize, scenario: impl Fn() + Clone + Send + Sync + 'static) {
     }
 }
 
-/// A pool on a machine of its own, and who uses which addresses.
+/// A pool on a machine of its own, and the addresses that its blocks use.
 struct Scene<B: Backing> {
     rig: Rig<B>,
     pool: Pool,
@@ -78,7 +79,7 @@ fn host() -> Rig<HostMemory> {
     common::rig(HostDriver::new(options.capacity(64 << 20)))
 }
 
-/// A pool of so many granules that nobody maps for.
+/// Creates a pool of `granules` granules without a mapper.
 fn scene(granules: u64) -> Scene<Nothing> {
     Scene::new(model(), granules, |builder| builder.build())
 }
@@ -125,8 +126,8 @@ where
         self.pool.tenant(name).register().unwrap()
     }
 
-    /// A block that was to be had, as the only one at its addresses; nothing where memory was
-    /// short or the tenant is gone.
+    /// Claims the addresses of a new block, which no other block may use. Returns `None` if memory
+    /// was short or the tenant is gone.
     fn had(&self, got: Result<Block, BlockError>) -> Option<Used<'_>> {
         match got {
             Ok(block) => Some(self.claim(block)),
@@ -149,7 +150,7 @@ where
         }
     }
 
-    /// Launches a kernel that writes to the whole block.
+    /// Queues a kernel that writes to the whole block.
     fn launch(&self, block: &Block, stream: &Stream) {
         let writes = vec![(block.address(), block.size(), 1)];
         let machine = &self.rig.machine;
@@ -158,7 +159,7 @@ where
             .unwrap();
     }
 
-    /// What holds at any moment.
+    /// Checks the invariants that hold at any moment.
     fn look(&self) -> PoolStats {
         let stats = figures(&self.pool);
         let held = stats.committed + stats.free + stats.quarantined;
@@ -173,7 +174,7 @@ where
         assert!(lost.is_none(), "unmapped under a kernel: {lost:?}");
     }
 
-    /// What holds when nobody is at it.
+    /// Checks the invariants that hold while no operation is running.
     fn books(&self) -> PoolStats {
         self.look();
         let stats = books(&self.rig, &self.pool);
@@ -185,13 +186,13 @@ where
         stats
     }
 
-    /// The end: all of it can be had again, and is given back. Tenants, blocks and streams that
-    /// the scenario made have gone, but for those whose memory is idle in the pool.
+    /// Ends a scenario: all memory can be allocated again, and is released. The scenario's tenants,
+    /// blocks and streams are gone, except those whose memory is cached in the pool.
     fn end(self) {
-        self.rig.machine.let_go_all(D0);
+        self.rig.machine.release_all_streams(D0);
         assert_eq!(self.books().in_use, 0);
         let last = self.tenant("last");
-        // Without a home stream it must not wait for anybody's.
+        // Without a home stream the allocation must not wait for any stream.
         drop(last.try_allocate(self.limit).unwrap());
         last.unregister();
         self.books();
@@ -202,7 +203,7 @@ where
     }
 }
 
-/// A block and the claim on its addresses, which ends just before it.
+/// A block and the claim on its addresses, which ends just before the block.
 struct Used<'a> {
     block: Block,
     claims: &'a Mutex<BTreeMap<u64, u64>>,
@@ -292,7 +293,7 @@ fn a_shelf_is_swept_and_closed_while_blocks_come_and_go() {
         let stats = scene.books();
         assert_eq!(
             stats.committed, 0,
-            "a tenant without blocks stays: {stats:#?}"
+            "a tenant without blocks was kept: {stats:#?}"
         );
         assert!(stats.tenants.is_empty());
         drop((a, stream));
@@ -330,10 +331,7 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
                 let got = a.block(2 * G).home_stream(&home).try_allocate();
                 if let Some(next) = scene.had(got) {
                     let leased = !ending.load(Ordering::SeqCst);
-                    assert!(
-                        !leased || next.address() != address,
-                        "handed on with a lease"
-                    );
+                    assert!(!leased || next.address() != address, "reused under a lease");
                     scene.launch(&next, &home);
                 }
                 scene.let_go(&home);
@@ -350,8 +348,8 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
     });
 }
 
-/// A lease ends while others ask for the fences of what it keeps: a block that shrinks, grows again
-/// and goes, a tenant that wants the memory, and a compaction.
+/// A lease ends while other threads poll the fences of the memory that it keeps: a block shrinks,
+/// grows and is dropped, a tenant needs the memory, and a compaction runs.
 #[test]
 fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
     explore(2000, || {
@@ -382,7 +380,7 @@ fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
                 });
                 scope.spawn(|| {
                     block.shrink_to(G).unwrap();
-                    // Where it shares, it has to wait for the lease and its work.
+                    // A block with shared memory has to wait for the lease and its work.
                     let grown = block.try_grow_to(2 * G);
                     assert!(grown.is_ok() || forks, "{grown:?}");
                     drop(block);
@@ -402,7 +400,7 @@ fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
     });
 }
 
-/// One tenant's block grows, another takes the precommitted memory away.
+/// One tenant's block grows while another tenant reclaims the precommitted memory.
 fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     let stream = scene.stream();
@@ -418,7 +416,7 @@ fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
                     }
                     scene.launch(&grown, &stream);
                 }
-                // What is given up is idle from then on, not precommitted.
+                // Memory given up by a shrink is cached, not precommitted.
                 grown.shrink_to(32 * G).unwrap();
             }
         });
@@ -456,9 +454,9 @@ fn margin_comes_from_the_mapper_while_another_takes_it() {
     });
 }
 
-/// Blocks of one thread, one after the other, grow while the mapper places ahead of them.
+/// Blocks of one thread grow, one after the other, while the mapper precommits for them.
 fn grow_ahead(scene: &Scene<Nothing>, tenant: &Tenant, stream: &Stream) {
-    // The second takes the place of the first, and more memory.
+    // The second block reuses the slot of the first and needs more memory.
     for begun in [32, 44] {
         let block = tenant.block(begun * G).capacity(64 * G).home_stream(stream);
         let Some(mut block) = scene.had(block.try_allocate()) else {
@@ -474,7 +472,7 @@ fn grow_ahead(scene: &Scene<Nothing>, tenant: &Tenant, stream: &Stream) {
     }
 }
 
-/// Waits for the mapper; shuttle gives up in the end if that never comes.
+/// Waits for the mapper. Shuttle gives up if it never precommits.
 fn until_ahead(tenant: &Tenant) {
     while tenant.stats().precommitted == 0 {
         yield_now();
@@ -623,12 +621,12 @@ fn a_pool_is_closed_again_and_again_while_the_mapper_serves_it() {
                 scope.spawn(|| drop(scene.pool.clone().close().unwrap_err()));
             }
         });
-        // It is served again after the refusals.
+        // The mapper serves the block again after the refusals.
         block.try_grow_to(28 * G).unwrap();
         until_ahead(&a);
         block.try_grow_to(36 * G).unwrap();
         drop((block, a, stream));
-        // The mapper may be at it still.
+        // The mapper may still be working on it.
         let Scene { rig, pool, .. } = scene;
         pool.close().unwrap();
         drop(mapper);
@@ -685,7 +683,7 @@ fn blocks_are_used_while_a_compaction_moves_their_memory() {
         });
         let a = scene.tenant("a");
         let streams = [scene.stream(), scene.stream()];
-        // Made of single granules.
+        // Blocks made of single granules.
         let pieces = |stream, granules| {
             let block = a.block(G).capacity(8 * G).home_stream(stream);
             let mut block = scene.claim(block.try_allocate().unwrap());
@@ -714,9 +712,9 @@ fn blocks_are_used_while_a_compaction_moves_their_memory() {
                 let before = lease.extents();
                 scene.hold(&streams[0]);
                 scene.launch(&one, &streams[0]);
-                assert_eq!(lease.extents(), before, "moved with a lease");
+                assert_eq!(lease.extents(), before, "moved under a lease");
                 drop(lease);
-                // What is queued keeps it in place from here on.
+                // The queued work keeps the block in place from here on.
                 yield_now();
                 scene.let_go(&streams[0]);
                 verified(&one, 0x0101_0101_0101_0101);
@@ -780,7 +778,7 @@ fn compaction_meets_the_mapper_and_a_guard_of_captures() {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                // The mapper may be placing behind what the block before had.
+                // The mapper may still be placing memory behind the previous block.
                 for begun in [4, 9] {
                     let block = a.block(begun * G).capacity(16 * G).home_stream(&stream);
                     let mut block = scene.claim(block.try_allocate().unwrap());
@@ -803,10 +801,11 @@ fn compaction_meets_the_mapper_and_a_guard_of_captures() {
     });
 }
 
-/// How a block gives up a granule at least; what it returns lives until the other was served.
+/// How a block gives up at least a granule. The returned block lives until the waiting thread was
+/// served.
 type GiveUp = fn(&Scene<Nothing>, &Tenant, Block) -> Option<Block>;
 
-/// One waits for memory that another thread gives up.
+/// A thread waits for memory that another thread gives up.
 fn waited_for(give_up: GiveUp) {
     waited_for_in(|| scene(3), give_up);
 }
@@ -906,15 +905,15 @@ fn one_who_waits_is_woken_in_a_hardened_pool() {
     });
 }
 
-/// Blocks come and go while their memory is unmapped by whoever has the lock next, and no address
-/// is a block's twice.
+/// Blocks come and go while the next thread that takes the lock unmaps their memory, and no address
+/// is used by two blocks.
 fn blocks_are_retired_in_turn(scene: &Scene<Nothing>) {
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     let seen = Mutex::new(BTreeSet::new());
     let had = |got| {
         let block = scene.had(got)?;
         let new = seen.lock().unwrap().insert(block.address().0);
-        assert!(new, "{} was another block's", block.address());
+        assert!(new, "{} was used by another block", block.address());
         Some(block)
     };
     thread::scope(|scope| {
@@ -974,8 +973,9 @@ fn the_mapper_retires_blocks_of_a_hardened_pool() {
     });
 }
 
-/// A copy finds its memory, or is told that the block sleeps; what it found is not taken away under it.
-/// Contents are not kept here: the threads that copy them are none of shuttle's.
+/// A copy finds its memory mapped, or fails because the block is asleep; the memory is not unmapped
+/// during the copy. Contents are not kept here, because the threads that copy them do not belong to
+/// shuttle.
 #[test]
 fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
     explore(3000, || {
@@ -1006,7 +1006,7 @@ fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
     });
 }
 
-/// What a lease was had for stays so while it lives: the memory is there, or there is no lease.
+/// A registered block stays mapped and cannot sleep. A sleeping block cannot be registered.
 #[test]
 fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
     explore(3000, || {
@@ -1088,7 +1088,6 @@ fn all_who_wait_are_served_in_the_end() {
     });
 }
 
-/// A block comes back for what it gave up while that is being taken from it.
 #[test]
 fn a_block_grows_again_while_its_end_is_taken_back() {
     explore(2000, || {
@@ -1134,8 +1133,8 @@ fn a_block_grows_again_while_its_end_is_taken_back() {
     });
 }
 
-/// What is taken back was planned while the lock was held, and is taken when others have had it: then
-/// it is taken from the end, or not at all.
+/// A reclaim is planned under the lock and carried out after other threads have had the lock. The
+/// memory is taken from the end, or not at all.
 #[test]
 fn what_is_taken_back_leaves_no_hole() {
     explore(3000, || {
@@ -1154,7 +1153,7 @@ fn what_is_taken_back_leaves_no_hole() {
             scope.spawn(|| {
                 scene.pool.trim(0).unwrap();
             });
-            // Who looks at what can be had asks the fences.
+            // Asking for the headroom polls the fences.
             scope.spawn(|| {
                 for _ in 0..6 {
                     a.headroom().unwrap();
@@ -1179,7 +1178,7 @@ fn what_is_taken_back_leaves_no_hole() {
     });
 }
 
-/// A row that was refused gives its slots back, and another block may be in one of them by then.
+/// A refused row returns its slots, and another block may be in one of them by then.
 #[test]
 fn a_refused_row_goes_beside_one_who_allocates() {
     explore(3000, || {
@@ -1214,8 +1213,8 @@ fn a_refused_row_goes_beside_one_who_allocates() {
     });
 }
 
-/// Batches are had whole or not at all, while others want the same memory, move it, and put the
-/// blocks to sleep.
+/// Batches succeed as a whole or not at all, while other threads take the same memory, move it, and
+/// put the blocks to sleep.
 #[test]
 fn batches_meet_those_who_take_move_and_sleep() {
     explore(2000, || {
@@ -1288,8 +1287,8 @@ fn batches_meet_those_who_take_move_and_sleep() {
     });
 }
 
-/// Blocks that share memory become their own, each copied from another, while they are forked,
-/// moved and dropped.
+/// Blocks that share memory are unshared, each by a copy from another, while they are forked, moved
+/// and dropped.
 #[test]
 fn forks_become_their_own_while_others_fork_and_go() {
     explore(1500, || {
@@ -1336,8 +1335,8 @@ fn forks_become_their_own_while_others_fork_and_go() {
     });
 }
 
-/// A guard of captures is there only when nobody is at the driver any more, and while it lives nobody
-/// asks it.
+/// A capture guard is granted only when no thread is in a driver call, and while it lives no thread
+/// makes one.
 #[test]
 fn a_guard_of_captures_waits_for_what_is_in_flight() {
     explore(2000, || {
@@ -1346,10 +1345,11 @@ fn a_guard_of_captures_waits_for_what_is_in_flight() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..2 {
-                    // Without a home stream what it had is zeroed for the next, and waited for.
+                    // Without a home stream the memory is zeroed for its next owner, which waits
+                    // for the zeroing.
                     for tenant in [&a, &b] {
                         match tenant.try_allocate(3 * G) {
-                            // What the other one's block held cannot be zeroed now.
+                            // The contents of the other tenant's block cannot be zeroed now.
                             Err(BlockError::Capturing(_)) => {}
                             got => drop(scene.had(got)),
                         }
@@ -1366,7 +1366,7 @@ fn a_guard_of_captures_waits_for_what_is_in_flight() {
                 for _ in 0..8 {
                     yield_now();
                 }
-                assert_eq!(asked(), before, "waited under a guard");
+                assert_eq!(asked(), before, "a call waited under a capture guard");
                 drop(guard);
             });
         });
@@ -1381,7 +1381,7 @@ fn verified_at(block: &Block, offset: u64, owner: u64) {
     assert_eq!(u64::from_le_bytes(bytes), owner, "at {offset}");
 }
 
-/// What wakes a future here.
+/// A waker that a thread can wait for.
 #[derive(Default)]
 struct Bell {
     rung: shuttle::sync::Mutex<bool>,
@@ -1401,7 +1401,8 @@ fn poll<F: Future + Unpin>(future: &mut F, bell: &Arc<Bell>) -> Poll<F::Output> 
     Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
-/// Polls a future whenever it was woken. One that is never woken is a deadlock to shuttle.
+/// Polls a future whenever it was woken. Shuttle reports a future that is never woken as a
+/// deadlock.
 fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     let bell = Arc::new(Bell::default());
     loop {
@@ -1416,7 +1417,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// A pool with a mapper, and its limit in granules.
+/// Creates a pool of `granules` granules with a mapper.
 fn mapped(granules: u64) -> (Scene<Nothing>, Mapper) {
     let rig = model();
     let mapper = Mapper::start(&rig.device).unwrap();
@@ -1466,7 +1467,7 @@ fn a_future_is_dropped_while_it_is_granted() {
                 drop(growth);
                 assert_eq!(grows.size(), 2 * G);
                 drop(allocation);
-                // Its slot is another block's, while the mapper may still be at it.
+                // The slot belongs to another block while the mapper may still be working on it.
                 drop(grows);
                 if let Some(next) = scene.had(a.block(3 * G).capacity(8 * G).try_allocate()) {
                     yield_now();
@@ -1476,7 +1477,7 @@ fn a_future_is_dropped_while_it_is_granted() {
             });
             scope.spawn(|| drop(held));
         });
-        // What the mapper was still at when its future went.
+        // Memory that the mapper was placing when the future was dropped.
         mapper.stop();
         assert_eq!(a.stats().in_use, 0);
         drop(a);

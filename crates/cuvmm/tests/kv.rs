@@ -1,4 +1,4 @@
-//! A cache of keys and values: where its rows are, what it holds, what it refuses.
+//! KV caches: the addresses of rows, the memory that is held, and what is refused.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -21,7 +21,7 @@ where
     Scene::new(rig, pool(rig, granules), layout, build)
 }
 
-/// The tenant's memory: committed, in use, mappings, addresses.
+/// Returns a pool's committed, in-use and free bytes, mappings, and addresses.
 fn books(pool: &Pool) -> [u64; 5] {
     let stats = figures(pool);
     [
@@ -47,7 +47,7 @@ on_both! {
             fill(&mut cache, second, 2, 130..131);
             assert_attends(rig, &cache, first, &[1; 35]);
             assert_attends(rig, &cache, second, &[2; 131]);
-            // Its memory is another's then.
+            // The next sequence gets its memory.
             cache.free(second).unwrap();
             cache.truncate(first, 5).unwrap();
             let third = cache.create(70).unwrap();
@@ -94,7 +94,7 @@ on_both! {
                 cache.free(id).unwrap();
             }
             rig.faults.forget();
-            // Of another length, and longer than what was freed last.
+            // Of a different length, longer than the sequence freed last.
             let id = cache.create(290).unwrap();
             let other = cache.create(110).unwrap();
             assert_eq!(rig.faults.total(), 0, "{layout:?}: {:?}", rig.faults.calls());
@@ -102,7 +102,7 @@ on_both! {
             cache.append(&[(id, 90), (other, 2)]).unwrap();
             cache.free(id).unwrap();
             assert_eq!(rig.faults.total(), 0);
-            // It is anybody's who needs it.
+            // Other tenants can get it.
             let needy = pool.tenant("b").register().unwrap();
             let left = pool.stats().limit - cache.stats().held;
             drop(needy.try_allocate(left - left % G).unwrap());
@@ -147,12 +147,12 @@ on_both! {
                 KvCacheError::Block {
                     sequence,
                     cause: BlockError::Refused { ref cause, .. },
-                } if matches!(**cause, BlockError::OutOfMemory(_)) => assert_eq!(sequence, ids[2].number(), "the others found memory"),
+                } if matches!(**cause, BlockError::OutOfMemory(_)) => assert_eq!(sequence, ids[2].number(), "the others fit"),
                 other => panic!("{other}"),
             }
             assert_eq!((books(&pool), cache.stats()), before);
             assert_attends(rig, &cache, ids[1], &[5; 16]);
-            // Named twice, it gets both; too many are too many.
+            // A sequence that is named twice gets both counts. The counts together must fit.
             cache.append(&[(ids[0], 3), (ids[1], 0), (ids[0], 4)]).unwrap();
             assert_eq!(cache.view(ids[0]).unwrap().tokens(), 23);
             assert!(matches!(
@@ -219,7 +219,7 @@ on_both! {
             Err(KvCacheError::Block { sequence, cause: BlockError::Refused { ref cause, .. } })
                 if sequence == id.number() && matches!(**cause, BlockError::Unregistered { .. })
         ));
-        // Within the granule that it has the pool need not be asked.
+        // Growth within a granule does not use the pool.
         cache.append(&[(id, 1)]).unwrap();
         cache.free(id).unwrap();
     }
@@ -241,7 +241,7 @@ on_both! {
             cache.write_rows(id, 0, Part::Key, token, &secret).unwrap();
         }
         cache.free(id).unwrap();
-        // The same tenant's old bytes may show, unless they are to be zeroed.
+        // The same tenant's old bytes may be visible, unless memory is to be zeroed.
         let again = cache.create(250).unwrap();
         if rig.keeps_bytes() {
             assert_eq!(first(&cache, again), 7);
@@ -258,18 +258,18 @@ on_both! {
         let mut rows = vec![1u8; 640 << 10];
         zeroed.read_rows(id, 0, Part::Key, 1, &mut rows).unwrap();
         if rig.keeps_bytes() {
-            assert!(rows.iter().all(|&byte| byte == 0), "what was truncated came back");
+            assert!(rows.iter().all(|&byte| byte == 0), "truncated data is visible again");
         }
         drop(zeroed);
         drop(cache);
-        // Another tenant never sees it.
+        // Another tenant never sees them.
         let ours = pool.tenant("ours").register().unwrap();
         let mut cache = build(&ours, &stream, Layout::TokenMajor);
         let id = cache.create(256).unwrap();
         let mut rows = vec![1u8; 4 << 20];
         cache.read_rows(id, 0, Part::Key, 0, &mut rows).unwrap();
         if rig.keeps_bytes() {
-            assert!(rows.iter().all(|&byte| byte == 0), "another tenant's rows");
+            assert!(rows.iter().all(|&byte| byte == 0), "another tenant's rows are visible");
         }
     }
 
@@ -284,14 +284,14 @@ on_both! {
             rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(at, 16 << 10, 1)]).unwrap();
             cache.free(id).unwrap();
             let needy = pool.tenant("b").register().unwrap();
-            // Another stream still uses it, all of it.
+            // Another stream still uses all of it.
             match needy.try_allocate(16 * G).unwrap_err() {
                 BlockError::OutOfMemory(short) => {
                     assert_eq!(short.available, 16 * G - cache.memory_of(20));
                 }
                 other => panic!("{other}"),
             }
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             drop(needy.try_allocate(16 * G).unwrap());
         }
     }
@@ -309,13 +309,13 @@ on_both! {
             assert_eq!(fits.at_worst.bytes, 16 * G);
             assert_eq!(fits.at_worst.sequence, 16 / granules * per);
             assert_eq!((fits.now.bytes, fits.now.sequence), (48 * G, 400));
-            assert_eq!(fits.now.each, 0, "there is none");
+            assert_eq!(fits.now.each, 0, "there is no sequence");
             let theirs = other.allocate_on(&stream, 20 * G).unwrap();
             let ids = [cache.create(10).unwrap(), cache.create(10).unwrap()];
             let fits = cache.admission().unwrap();
             assert_eq!(fits.now.bytes, 28 * G - 2 * granules * G);
             assert_eq!(fits.taking_back, fits.now);
-            // Exactly so many, and not one more.
+            // Exactly this number of tokens fits, and not one more.
             for id in ids {
                 assert!(cache.try_append(&[(id, 391)]).is_err());
             }
@@ -357,7 +357,8 @@ on_both! {
         assert_eq!((stats.held, stats.precommitted, stats.idle), (27 * G, 0, 0));
         assert_eq!(stats.padding, 12 << 17);
         assert_eq!(tenant.stats().tags["cache"], 27 * G);
-        // Six of 4 granules and one of 1: it ends in the fifth, and keeps it; the others may go.
+        // Six extents of 4 and one of 1: the sequence ends in the fifth and keeps it, and later
+        // ones can be released.
         cache.truncate(long, 300).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.live, stats.held, stats.idle), (320 << 17, 22 * G, 5 * G));
@@ -368,7 +369,7 @@ on_both! {
     }
 
     fn no_step_maps_memory_for_all_ranges_at_once(rig) {
-        // Sequences that began alike: all 8 ranges of all of them end at tokens 128 and 256.
+        // Sequences of the same length: all 8 ranges of all of them end at tokens 128 and 256.
         let Scene { pool, mut cache, .. } = scene(rig, 6 * 24, Layout::LayerMajor);
         let step = [90; 6].map(|tokens| (cache.create(tokens).unwrap(), 1));
         let mut placed = vec![];
@@ -377,12 +378,12 @@ on_both! {
             cache.append(&step).unwrap();
             placed.push(rig.faults.count(Call::MemMap));
             if tokens == 129 || tokens == 257 {
-                assert_eq!(*placed.last().unwrap(), 0, "all of it was there");
+                assert_eq!(*placed.last().unwrap(), 0, "all memory was precommitted");
             }
             let stats = cache.stats();
             assert_eq!(stats.held - stats.precommitted, 6 * cache.memory_of(tokens));
         }
-        assert_eq!(placed.iter().sum::<u64>(), 2 * 48, "and no more than is needed");
+        assert_eq!(placed.iter().sum::<u64>(), 2 * 48, "and no more than necessary");
         assert!(placed.iter().all(|&count| count <= 4), "{placed:?}");
         assert_eq!(figures(&pool).committed, 6 * 24 * G);
     }
@@ -397,7 +398,8 @@ on_both! {
         assert!(cache.stats().precommitted > 4 * G, "{:?}", cache.stats());
         let theirs = other.try_allocate(32 * G).unwrap();
         assert_eq!((cache.stats().held, cache.stats().precommitted), (8 * G, 0));
-        // There is nothing ahead now: its next granule says what is missing, and it is as before.
+        // Nothing is precommitted now. An append that needs a granule reports the shortage and
+        // changes nothing.
         cache.append(&[(id, 1)]).unwrap();
         let refused = cache.append(&[(id, 1)]).unwrap_err();
         assert!(refused.is_shortage(), "{refused}");
@@ -433,7 +435,7 @@ on_both! {
                 for id in ids {
                     cache.truncate(id, 90).unwrap();
                 }
-                // What lies behind them goes back, so that something has to be had ahead.
+                // The precommitted memory is released, so that new memory has to be precommitted.
                 rig.device.synchronize().unwrap();
                 cache.tenant().blocks().sleep(Contents::Discard).unwrap();
                 cache.tenant().blocks().release(true).wake().unwrap();
@@ -460,14 +462,14 @@ on_both! {
         let own = || common::calls_without_mapper(&rig.device, &pool);
         let before = own();
         for n in 0..200 {
-            // A sequence has a granule ahead from four tokens before its first one ends.
+            // From four tokens before its first granule is full, a sequence has one precommitted.
             let ahead = prompts.iter().filter(|&&prompt| prompt.next_multiple_of(16) < prompt + n + 4);
             let ahead = ahead.count() as u64;
-            until(&pool, "placed ahead", || tenant.stats().precommitted >= ahead * G);
+            until(&pool, "precommitted", || tenant.stats().precommitted >= ahead * G);
             cache.append(&ids.map(|id| (id, 1))).unwrap();
             assert!(tenant.stats().precommitted <= 12 * G);
         }
-        assert_eq!(own(), before, "driver calls of who only appends");
+        assert_eq!(own(), before, "the appending thread makes no driver call");
         drop(cache);
         drop(tenant);
         pool.close().unwrap();

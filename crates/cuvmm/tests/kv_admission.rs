@@ -1,5 +1,5 @@
-//! How many tokens fit: figures that are kept to the token, now, when others take all they may, and
-//! with what others have idle.
+//! Admission: how many tokens fit, exact to the token, now, when other tenants use all they may,
+//! and with memory that other tenants have cached.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -17,19 +17,19 @@ on_both! {
             drop(other.allocate_on(&stream, 20 * G).unwrap());
             let before = cache.admission().unwrap();
             assert_eq!((before.now.bytes, before.at_worst.bytes), (28 * G, 0));
-            // All but what is guaranteed to it.
+            // All memory except the other tenant's guarantee.
             assert_eq!(before.taking_back.bytes, 42 * G);
             let held = cache.memory_of(10);
             cache.create(10).unwrap();
             let fits = cache.admission().unwrap();
             assert_eq!(fits.now.bytes, 28 * G - held);
             assert_eq!(fits.taking_back.bytes, 42 * G - held);
-            // What it has is not all used yet.
+            // Not all of its memory is used yet.
             let each = cache.tokens_per_granule() - 10;
             assert_eq!((fits.at_worst.bytes, fits.at_worst.sequence, fits.at_worst.each), (0, 0, each));
             assert!(tenant.try_allocate(fits.taking_back.bytes + G).is_err());
             drop(tenant.try_allocate(fits.taking_back.bytes).unwrap());
-            // What is used is not idle.
+            // Memory in use is not idle.
             let theirs = other.try_allocate(6 * G).unwrap();
             let fits = cache.admission().unwrap();
             assert_eq!(fits.taking_back.bytes, 42 * G - held);
@@ -69,7 +69,7 @@ on_both! {
         let Scene { mut cache, .. } = Scene::new(rig, pool(rig, 64), Layout::TokenMajor, build);
         cache.create(395).unwrap();
         let short = cache.create(10).unwrap();
-        // The long one grows as far as it may, by 5.
+        // The long sequence grows as far as it may, by 5.
         let fits = cache.admission().unwrap().now;
         assert_eq!((fits.sequence, fits.each), (400, 390));
         cache.append(&[(short, 390)]).unwrap();

@@ -1,5 +1,5 @@
-//! Sequences that begin with another's tokens: what they show, what they hold together, and what
-//! happens to the memory when one of them ends, is cut or grows.
+//! Forked sequences: what they contain, which memory they share, and what happens to it when one of
+//! them is freed, truncated or grows.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -30,7 +30,7 @@ where
     Scene::new(rig, pool(rig, granules), layout, build)
 }
 
-/// Committed, in use, shared, idle, free, mappings, addresses.
+/// Returns committed, in-use, shared, idle and free bytes, mappings, and addresses.
 fn books(pool: &Pool) -> [u64; 7] {
     let stats = figures(pool);
     let idle = stats.cached + stats.pending_free + stats.leased;
@@ -45,7 +45,7 @@ fn books(pool: &Pool) -> [u64; 7] {
     ]
 }
 
-/// That a cache's figures are what the driver counts, with nothing idle and an empty free list.
+/// Checks a cache's figures against the driver's, with nothing idle and an empty free list.
 fn assert_held<B: Backing>(rig: &Rig<B>, cache: &KvCache, held: u64)
 where
     Machine<B>: Driver,
@@ -58,7 +58,7 @@ fn address(cache: &KvCache, id: SequenceId) -> DeviceAddress {
     cache.view(id).unwrap().key(0).unwrap().address()
 }
 
-/// A kernel on a stream, held back, that is to read so many tokens of a sequence.
+/// Queues a kernel, and holds it back, that will read `tokens` tokens of a sequence.
 fn reads_late<B: Backing>(rig: &Rig<B>, on: &Stream, cache: &KvCache, id: SequenceId, tokens: u64)
 where
     Machine<B>: Driver,
@@ -107,7 +107,7 @@ on_both! {
             check(&cache, short, &[(1, 3), (5, 40)]);
             check(&cache, grandchild, &[(1, 270), (4, 40), (6, 5)]);
             assert_eq!(address(&cache, root), at);
-            // Who was first need not be last.
+            // Sequences can be freed in any order.
             cache.free(root).unwrap();
             check(&cache, end, &[(1, 300), (3, 30)]);
             cache.free(middle).unwrap();
@@ -118,7 +118,7 @@ on_both! {
             check(&cache, short, &[(1, 3), (5, 40)]);
             cache.free(end).unwrap();
             check(&cache, grandchild, &[(1, 270), (4, 40), (6, 5)]);
-            assert_eq!(cache.stats().shared, 0, "it is alone");
+            assert_eq!(cache.stats().shared, 0, "no other sequence shares it");
         }
     }
 
@@ -127,25 +127,25 @@ on_both! {
         // 25 granules: six extents of 4 and one of 1.
         let root = cache.create(400).unwrap();
         assert_held(rig, &cache, 25 * G);
-        // Five of them whole, and 5 of the 16 tokens of a granule.
+        // Five whole extents, and 5 of the 16 tokens of a granule.
         let forks: Vec<_> = (0..5).map(|_| cache.fork(root, 325).unwrap()).collect();
         assert_held(rig, &cache, (25 + 5) * G);
         let stats = cache.stats();
         assert_eq!((stats.shared, stats.tokens), (20 * G, 400 + 5 * 325));
-        assert_eq!(stats.live, (400 + 5 * 5) << 17, "tokens that are there once");
+        assert_eq!(stats.live, (400 + 5 * 5) << 17, "tokens that are stored once");
         assert_eq!(stats.padding, (5 * 11) << 17);
         let tenants = tenant.stats();
         assert_eq!((tenants.shared, tenants.in_use), (20 * G, 10 * G));
         assert_eq!((tenants.committed, tenants.mappings), (30 * G, 7 + 5 * 6));
         assert_eq!(rig.machine.live().mappings, 37);
         assert_eq!(pool.stats().shared, 20 * G);
-        // Cut where nothing is shared, and in the common part.
+        // Truncated in its own part, then in the shared part.
         cache.truncate(forks[0], 322).unwrap();
         assert_eq!(cache.stats().live, (400 + 4 * 5 + 2) << 17);
         cache.truncate(forks[0], 100).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.live, stats.shared), ((400 + 4 * 5) << 17, 20 * G));
-        // Of the fork only two extents are left, and what it had alone has gone to the free list.
+        // The fork keeps only two extents, and the memory that it had alone is in the free list.
         assert_eq!((stats.held, pool.stats().free), (29 * G, G));
         assert_eq!(pool.stats().mappings, 37 - 4);
         for id in forks {
@@ -169,7 +169,8 @@ on_both! {
         assert_eq!(rig.faults.total(), 0, "{:?}", rig.faults.calls());
         fill(&mut cache, next, 3, 0..390);
         assert_attends(rig, &cache, next, &[3; 390]);
-        // A fork that is left alone may not write what was lent to it: that is nobody's next.
+        // A fork that is left alone may not write to memory that it shared, and the memory is not
+        // reused.
         let fork = cache.fork(next, 200).unwrap();
         cache.free(next).unwrap();
         cache.free(fork).unwrap();
@@ -198,7 +199,7 @@ on_both! {
             ), "{refused}");
         }
         cache.write_rows(root, 0, Part::Key, 90, &row).unwrap();
-        // Cut and grown again, it may be written again.
+        // Once truncated and grown again, the tokens may be written again.
         cache.truncate(fork, 7).unwrap();
         cache.append(&[(fork, 2)]).unwrap();
         assert!(cache.write_rows(fork, 0, Part::Key, 6, &row).is_err());
@@ -214,7 +215,7 @@ on_both! {
             fill(&mut cache, root, 1, 0..390);
             let one = cache.fork(root, 390).unwrap();
             let two = cache.fork(root, 390).unwrap();
-            // In the middle of a granule, at the end of an extent, and the one that lent.
+            // In the middle of a granule, at the end of an extent, and in the source of the forks.
             for (id, cut) in [(one, 77), (two, 256), (root, 128)] {
                 let at = address(&cache, id);
                 cache.truncate(id, cut).unwrap();
@@ -248,7 +249,7 @@ on_both! {
         let root = cache.create(120).unwrap();
         fill(&mut cache, root, 1, 0..120);
         let fork = cache.fork(root, 120).unwrap();
-        // Work that still reads it, on another stream.
+        // Pending work on another stream still reads it.
         let other = Stream::new(&rig.device).unwrap();
         cache.record_use(fork, &other).unwrap();
         reads_late(rig, &other, &cache, fork, 120);
@@ -256,7 +257,7 @@ on_both! {
         let before = books(&pool);
         let begun = Instant::now();
         let refused = append_refused(cache.try_append(&[(fork, 1), (root, 1)]));
-        assert!(begun.elapsed() < Duration::from_secs(10), "it may not wait");
+        assert!(begun.elapsed() < Duration::from_secs(10), "the call does not wait");
         assert!(matches!(
             refused,
             BlockError::SharedInUse { offset, others: 1, .. } if offset == 60 << 17
@@ -269,10 +270,10 @@ on_both! {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
                 passed.store(true, Ordering::SeqCst);
-                rig.machine.let_go_all(D0);
+                rig.machine.release_all_streams(D0);
             });
             cache.append(&[(fork, 1), (root, 1)]).unwrap();
-            assert!(passed.load(Ordering::SeqCst), "it waits for the work");
+            assert!(passed.load(Ordering::SeqCst), "the call waits for the work");
         });
         fill(&mut cache, fork, 2, 60..61);
         fill(&mut cache, root, 3, 120..121);
@@ -292,9 +293,12 @@ on_both! {
         let needy = pool.tenant("b").register().unwrap();
         let refused = needy.try_allocate(16 * G).unwrap_err();
         assert!(matches!(&refused, BlockError::OutOfMemory(_)), "{refused}");
-        assert!(needy.try_allocate(9 * G).is_err(), "it holds 8 and half a granule at least");
-        rig.machine.let_go_all(D0);
-        // Nobody has looked after it yet: whoever is short of memory does.
+        assert!(
+            needy.try_allocate(9 * G).is_err(),
+            "the cache holds at least 8 and a half granules"
+        );
+        rig.machine.release_all_streams(D0);
+        // Nothing has purged it yet. A request that is short of memory does.
         drop(needy.try_allocate(16 * G).unwrap());
         assert_eq!(cache.tokens(), 0);
     }
@@ -316,7 +320,7 @@ on_both! {
         cache.truncate(root, 64).unwrap();
         let after = cache.admission().unwrap();
         assert!(after.now.bytes > fits.now.bytes + 20 * G, "{fits:?} {after:?}");
-        // 40 - 10, and what is left under the four sequences.
+        // 40 - 10, and what the four sequences hold.
         assert_eq!(after.now.bytes, 30 * G - cache.stats().held);
         let more = other.try_allocate(after.taking_back.bytes - 4 * G + cache.stats().held).unwrap();
         drop((theirs, more));
@@ -336,7 +340,7 @@ on_both! {
         cache.truncate(fork, 120).unwrap();
         let fits = cache.admission().unwrap().now;
         // The fork writes behind the first extent in memory of its own: 7 granules, and 3 of the
-        // other one's.
+        // other sequence.
         assert_eq!((fits.bytes, fits.each), (11 * G, 56));
         assert!(cache.try_append(&[root, fork].map(|id| (id, 57))).is_err());
         cache.try_append(&[root, fork].map(|id| (id, 56))).unwrap();
@@ -372,7 +376,7 @@ on_both! {
             other => panic!("{other}"),
         }
         assert_eq!((books(&pool), cache.stats()), before);
-        // Whole extents take no memory.
+        // A fork at an extent boundary takes no memory.
         let fork = cache.try_fork(root, 192).unwrap();
         drop(theirs);
         cache.free(fork).unwrap();
@@ -459,9 +463,9 @@ on_both! {
             cache.free(id).unwrap();
         }
         assert!(pool.stats().mappings > 4);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         until(&pool, "unmapped", || pool.stats().shared == 0);
-        // The last to leave may be a moment behind it.
+        // The mapper may still be finishing its last step.
         let _ = common::calls_without_mapper(&rig.device, &pool);
         let stats = cache.stats();
         assert_eq!(stats.held - stats.precommitted, 13 * G);
@@ -480,7 +484,7 @@ on_both! {
         assert_eq!(pool.stats().tenants[0].blocks, 8);
         cache.free(fork).unwrap();
         drop(cache);
-        // What passes is looked after by whoever comes next.
+        // The next operation purges what has completed.
         pool.trim(0).unwrap();
         let stats = pool.stats();
         assert_eq!((stats.tenants.len(), stats.committed), (0, 0), "{stats:#?}");
@@ -488,7 +492,7 @@ on_both! {
     }
 }
 
-/// What a failure leaves as it was: the driver's page tables besides, which the sweep compares.
+/// State that a failed call must not change. The sweep also compares the driver's page tables.
 struct World {
     pool: Pool,
     cache: KvCache,
@@ -521,7 +525,7 @@ fn every_driver_call_failed_once() {
             fork(rig, &mut world).unwrap();
             world
         };
-        // A fork of a fork shares what is shared already.
+        // A fork of a fork shares the memory that is shared already.
         let calls = sweep(
             forked,
             |_, world| Ok(world.ids.push(text(world.cache.fork(world.ids[1], 280))?)),
@@ -533,11 +537,12 @@ fn every_driver_call_failed_once() {
             let cut = |rig: &Rig<_>| {
                 let mut world = forked(rig);
                 world.cache.truncate(world.ids[who], 70).unwrap();
-                // What was given up is not to change hands under the sweep.
+                // Released memory would change hands during the sweep.
                 world.pool.trim(0).unwrap();
                 world
             };
-            // Token-major one block is replaced or none is, layer-major each.
+            // Token-major, one block is replaced or none; layer-major, each block is replaced on
+            // its own.
             let whole = layout == Layout::TokenMajor;
             let calls = sweep(
                 cut,
@@ -558,7 +563,7 @@ fn every_driver_call_failed_once() {
         let opened = |_: &Rig<_>, world: &mut World| text(world.cache.append(&[(world.ids[0], 1)]));
         let calls = sweep(alone, opened, picture, layout == Layout::TokenMajor);
         assert!(calls >= 1, "{layout:?}: {calls}");
-        // Ending one never fails, whatever the driver says.
+        // Freeing a sequence never fails, whatever the driver returns.
         let calls = sweep(
             forked,
             |_, world| {
@@ -603,7 +608,7 @@ fn what_neither_can_be_replaced_nor_put_back_is_lost_and_counted() {
     );
     assert_eq!(stats.mappings, mappings - 1);
     assert_eq!(stats.mappings, rig.machine.live().mappings as u64);
-    // The other one has all that it had.
+    // The other sequence is unchanged.
     cache.append(&[(ids[0], 1)]).unwrap();
     cache.free(ids[1]).unwrap();
     cache.free(ids[0]).unwrap();
@@ -621,7 +626,7 @@ fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
         ids,
     } = world(&rig, Layout::TokenMajor);
     let before = books(&pool);
-    // The second extent cannot be mapped, and the first one not unmapped.
+    // The second extent cannot be mapped, and the first one cannot be unmapped.
     rig.faults
         .arm(Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
     rig.faults
@@ -629,7 +634,7 @@ fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
     assert!(cache.fork(ids[0], 300).is_err());
     rig.faults.disarm();
     let stats = pool.stats();
-    // The memory is the other sequence's still: only the mapping and its addresses are out of use.
+    // The other sequence still has the memory: only the mapping and its addresses are unusable.
     assert_eq!(stats.quarantined, 0);
     assert_eq!(stats.mappings, before[5] + 1);
     assert_eq!((stats.committed, stats.shared), (before[0], 0));
@@ -640,7 +645,7 @@ fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
     common::nothing_left(rig);
 }
 
-/// A model like Llama 3 8B, whose tokens take 128 KiB.
+/// A model like Llama 3 8B, with 128 KiB per token.
 const LLAMA: Shape = Shape {
     layers: 32,
     kv_heads: 8,
@@ -657,7 +662,7 @@ fn eight_answers_to_a_prompt() {
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let builder = KvCache::builder(&tenant, &stream, LLAMA).may_fork(true);
-    // Whatever else was asked for, extents are small enough to be shared.
+    // Extents are small enough to be shared, whatever size was requested.
     let mut cache = builder.largest_extent(1 << 30).build().unwrap();
     let prompt = cache.create(4100).unwrap();
     assert_eq!(pool.stats().mappings, 65);

@@ -1,4 +1,4 @@
-//! Where the rows of a cache lie, and in what steps its memory comes: true for both layouts, and for
+//! Addresses of a cache's rows, and the steps in which its memory grows, for both layouts and for
 //! shapes that do not divide a granule.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
@@ -85,8 +85,8 @@ on_both! {
     }
 
     fn options_say_in_what_steps_memory_comes(rig) {
-        // Sixteen granules in extents of four, and a token more. By default a sixty-fourth of what
-        // there is comes with it, which is less than the granule that it needs.
+        // Sixteen granules in extents of four, and one more token. By default growth precommits a
+        // sixty-fourth, which is less than the granule that it needs.
         let changes: [(Change, u64, u64, u64); 6] = [
             (|cache| cache, 4, 17, 0),
             (|cache| cache.growth(Growth::Exact), 4, 17, 0),
@@ -111,7 +111,7 @@ on_both! {
 
 type Change = for<'a> fn(KvCacheBuilder<'a>) -> KvCacheBuilder<'a>;
 
-/// Builds a cache of a shape, with some options changed.
+/// Returns a function that builds a cache of a shape, with some options changed.
 fn of(shape: Shape, change: Change) -> impl Fn(&Tenant, &Stream, Layout) -> KvCache {
     move |tenant, stream, layout| {
         let builder = KvCache::builder(tenant, stream, shape).layout(layout);
@@ -119,7 +119,7 @@ fn of(shape: Shape, change: Change) -> impl Fn(&Tenant, &Stream, Layout) -> KvCa
     }
 }
 
-/// Where each head of each token begins.
+/// Returns the offset of each head of each token.
 fn heads_of(tensor: KvTensor<'_>) -> Vec<u64> {
     let [tokens, heads, _] = tensor.shape();
     let [token, head, element] = tensor.byte_strides();

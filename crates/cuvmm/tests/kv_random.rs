@@ -1,5 +1,6 @@
-//! Random programs of operations on caches of two tenants, held against a small reference: which
-//! byte each token of each sequence holds, who lives, and what each may have.
+//! Random programs of operations on the caches of two tenants, compared with a small reference
+//! model: which byte each token of each sequence holds, which sequences exist, and how much memory
+//! each tenant may have.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -17,7 +18,7 @@ use cuvmm::{Hardened, KvCache, Limit, Pool, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// 256 KiB a token, 64 KiB a tensor: 8 and 32 tokens a granule.
+/// 256 KiB per token, 64 KiB per tensor: 8 and 32 tokens per granule.
 const SHAPE: Shape = Shape {
     layers: 2,
     kv_heads: 1,
@@ -62,7 +63,7 @@ enum Step {
     Trim,
     Compact,
     Synchronise,
-    /// The next operation's kth driver call fails.
+    /// Makes the `k`th driver call of the next operation fail.
     Fault {
         k: u64,
     },
@@ -87,12 +88,12 @@ fn step(forks: u32) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the programs run on.
+/// The configuration that a program runs on.
 #[derive(Clone, Copy)]
 struct Kind {
     layout: Layout,
     zeroed: bool,
-    /// How often sequences are forked.
+    /// The weight of forks among the steps of a program.
     forks: u32,
     hardened: bool,
 }
@@ -104,12 +105,12 @@ const PLAIN: Kind = Kind {
     hardened: false,
 };
 
-/// What the reference knows of a sequence.
+/// A sequence and its expected contents.
 struct Known {
     id: SequenceId,
-    /// What each token's rows are filled with; nothing where nobody wrote.
+    /// The byte in each token's rows, or `None` if none was written.
     tokens: Vec<Option<u8>>,
-    /// So many of them may not be written any more.
+    /// Number of tokens at the start that may no longer be written.
     fixed: usize,
 }
 
@@ -118,7 +119,7 @@ struct World<'a, B: Backing> {
     pool: Pool,
     caches: Vec<KvCache>,
     known: Vec<Vec<Known>>,
-    /// What each cache has ever written, and zero.
+    /// Every byte that each cache has written, and zero.
     written: [HashSet<u8>; 2],
     next: u8,
     gone: Vec<(usize, SequenceId)>,
@@ -136,7 +137,7 @@ where
             true => builder.hardened(Hardened::new()).build().unwrap(),
             false => builder.build().unwrap(),
         };
-        // What is filled into memory that was given up.
+        // The bytes that unwritten memory may hold: zero, and the fill of a hardened pool.
         let seen = match kind.hardened {
             true => HashSet::from([0, 0xDF]),
             false => HashSet::from([0]),
@@ -170,8 +171,8 @@ where
         (count > 0).then(|| sequence % count)
     }
 
-    /// A refusal is one that the figures allow, or a fault of ours, now or when it struck a
-    /// roll-back.
+    /// Checks that a refusal is allowed by the figures, or was caused by an injected fault, now or
+    /// in an earlier roll-back.
     fn refused(&self, error: &KvCacheError) {
         let stats = self.pool.stats();
         let faulty = self.rig.faults.injected() > 0 || stats.quarantined > 0;
@@ -310,7 +311,7 @@ where
                 let known = &mut self.known[cache][index];
                 let token = token % known.tokens.len() as u64;
                 self.next = self.next % 120 + 1;
-                // No byte is both tenants'.
+                // No byte is written by both tenants.
                 let byte = self.next + 128 * cache as u8;
                 for layer in 0..SHAPE.layers {
                     for part in [Part::Key, Part::Value] {
@@ -376,18 +377,18 @@ where
                         Some(byte) => assert_eq!(seen, byte, "token {token}"),
                         None => assert!(
                             self.written[index].contains(seen),
-                            "token {token} shows {seen}, which is nothing of ours"
+                            "token {token} holds {seen}, which this cache never wrote"
                         ),
                     }
                 }
             }
         }
         for &(cache, id) in &self.gone {
-            assert!(self.caches[cache].view(id).is_err(), "{id} lives again");
+            assert!(self.caches[cache].view(id).is_err(), "{id} was reused");
         }
     }
 
-    /// The byte that each token's last row is full of.
+    /// Returns the byte that fills each token's last row.
     fn seen(&self, cache: &KvCache, known: &Known) -> Vec<u8> {
         if !self.rig.keeps_bytes() {
             let unwritten = |token: &Option<u8>| token.unwrap_or(0);

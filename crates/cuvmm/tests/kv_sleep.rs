@@ -1,5 +1,5 @@
-//! A cache of keys and values that sleeps and wakes: attention reads what it read before, forks with
-//! common memory among them.
+//! A KV cache that sleeps and wakes: attention gives the same results afterwards, also for forks
+//! with shared memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -29,13 +29,13 @@ where
     Scene::new(rig, pool(rig, granules), layout, build)
 }
 
-/// Committed, shared, asleep.
+/// Returns committed, shared and asleep bytes.
 fn books(pool: &Pool) -> [u64; 3] {
     let stats = figures(pool);
     [stats.committed, stats.shared, stats.asleep]
 }
 
-/// A root with 300 tokens, a fork of 290 and 20 of its own, and a fork of that.
+/// Creates a root of 300 tokens, a fork of 290 of them with 20 of its own, and a fork of that.
 fn family(cache: &mut KvCache) -> [(SequenceId, Vec<u32>); 3] {
     let root = cache.create(300).unwrap();
     fill(cache, root, 1, 0..300);
@@ -63,18 +63,18 @@ on_both! {
                 cache.views().map(|view| view.key(1).unwrap().address()).collect()
             };
             let before = addresses(&cache);
-            assert!(books(&pool)[1] > 0, "they share");
+            assert!(books(&pool)[1] > 0, "the sequences share memory");
             let patient = tenant.blocks().tag("kv");
             let slept = patient.sleep(Contents::Keep(&store)).unwrap();
             assert_eq!(books(&pool)[..2], [0, 0]);
             assert_eq!(pool.stats().mappings, 0);
-            assert!(slept.given < slept.kept, "what they shared was there once");
-            // Somebody soils all of it.
+            assert!(slept.given < slept.kept, "shared memory was mapped once");
+            // Another tenant overwrites all of the memory.
             let theirs = other.allocate_on(&stream, 240 * G).unwrap();
             theirs.write(0, &vec![0xFF; (40 * G) as usize]).unwrap();
             drop(theirs);
             stream.synchronize().unwrap();
-            // Sleeping sequences neither grow nor fork.
+            // Sleeping sequences can neither grow nor fork.
             let grown = cache.append(&[(family[0].0, 200)]);
             assert!(matches!(grown, Err(KvCacheError::Asleep { .. })), "{grown:?}");
             let forked = cache.fork(family[0].0, 10);
@@ -86,12 +86,12 @@ on_both! {
             assert_eq!(woken.restored, slept.kept);
             assert_eq!(addresses(&cache), before);
             let [committed, shared, asleep] = books(&pool);
-            assert_eq!((shared, asleep), (0, 0), "each has its own now");
+            assert_eq!((shared, asleep), (0, 0), "no memory is shared now");
             assert!(committed >= slept.kept);
             for (id, salts) in &family {
                 assert_attends(rig, &cache, *id, salts);
             }
-            // And they go on as before: cut in what they shared, and grown.
+            // They continue as before: truncated in the shared part, and grown.
             let (fork, salts) = &mut family[1];
             cache.truncate(*fork, 100).unwrap();
             cache.append(&[(*fork, 50)]).unwrap();
@@ -120,7 +120,7 @@ on_both! {
             let watch = |_: &Progress| {
                 calls.fetch_add(1, Ordering::Relaxed) + 1 < stop
             };
-            let watched = tenant.blocks().watch(&watch);
+            let watched = tenant.blocks().on_progress(&watch);
             for contents in [Contents::Discard, Contents::Keep(&store)] {
                 calls.store(0, Ordering::Relaxed);
                 match watched.sleep(contents) {
@@ -140,7 +140,7 @@ on_both! {
     }
 }
 
-/// A tenant with a family of forks, and what they hold.
+/// Creates a tenant with a family of forks, and the store for their contents.
 fn world(rig: &Rig<cuvmm::driver::model::Nothing>) -> (KvCache, HostStore, Pool, Tenant) {
     let Scene {
         pool,
@@ -180,7 +180,7 @@ fn every_driver_call_of_forks_falling_asleep_failed_once() {
     }
 }
 
-/// The roll-back fails too, twice at one mapping after the other.
+/// The roll-back fails too: at each mapping in turn, in both attempts.
 #[test]
 fn a_family_of_which_some_stay_asleep_wakes_whole() {
     let mut stayed = 0;
@@ -206,7 +206,7 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
         balanced(&rig, &pool);
         match tenant.blocks().wake() {
             Ok(_) => {}
-            Err(SleepError::Block { .. }) => panic!("{nth}: there is room"),
+            Err(SleepError::Block { .. }) => panic!("{nth}: there is enough memory"),
             Err(error) => panic!("{nth}: {error}"),
         }
         assert_eq!(books(&pool)[2], 0);
@@ -216,8 +216,8 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
     assert!(stayed > 2, "{stayed}");
 }
 
-/// A sequence whose first ranges are awake and of which a later one could not be woken again after a
-/// sleep that failed.
+/// Creates a sequence whose first ranges are awake, while a later one stayed asleep after a failed
+/// sleep.
 fn half_asleep<B: Backing + 'static>(rig: &Rig<B>) -> (Scene, HostStore, SequenceId)
 where
     Machine<B>: Driver,
@@ -231,8 +231,8 @@ where
     fill(&mut scene.cache, id, 1, 0..300);
     scene.stream.synchronize().unwrap();
     rig.faults.forget();
-    // Two extents a range: three ranges are taken out, and the second of them is not put back,
-    // though that is tried twice.
+    // Two extents per range: three ranges are taken out, and the second of them cannot be put back,
+    // in both attempts.
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     rig.faults.arm(Fault::nth(7, code).of(Call::MemUnmap));
     for nth in [3, 4] {
@@ -268,7 +268,7 @@ on_both! {
         let after = (books(&pool), cache.stats(), rig.machine.snapshot());
         assert_eq!(after, before);
         tenant.blocks().wake().unwrap();
-        // All that the view shows is there, and can be written.
+        // All memory that the view covers is mapped and can be written.
         assert_attends(rig, &cache, id, &[1; 300]);
         fill(&mut cache, id, 2, 299..300);
         cache.truncate(id, 100).unwrap();

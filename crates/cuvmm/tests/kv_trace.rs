@@ -1,7 +1,7 @@
-//! Memory that a cache holds for the requests of a trace, against what their tokens take.
+//! Memory that a cache holds for the requests of a trace, compared with the size of their tokens.
 //!
-//! The traces are not part of the repository: they are read from `../shared/traces`, or from where
-//! `CUVMM_TRACES` says.
+//! The traces are not part of the repository. They are read from `../shared/traces`, or from the
+//! folder in `CUVMM_TRACES`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
 mod common;
@@ -14,7 +14,7 @@ use common::{GIB, model};
 use cuvmm::kv::{Layout, SequenceId, Shape};
 use cuvmm::{KvCache, Limit, Mapper, Pool, Stream};
 
-/// A model like Llama 3 8B: 128 KiB a token.
+/// A model like Llama 3 8B: 128 KiB per token.
 const SHAPE: Shape = Shape {
     layers: 32,
     kv_heads: 8,
@@ -24,10 +24,10 @@ const SHAPE: Shape = Shape {
     max_sequences: 1024,
 };
 
-/// Decode steps a second.
+/// Decode steps per second.
 const STEPS: f64 = 40.0;
 
-/// Seconds of the trace's first requests until figures are taken.
+/// Seconds of warm-up, before the figures count.
 const WARM_UP: f64 = 60.0;
 
 struct Request {
@@ -70,17 +70,17 @@ fn trace() -> Option<Vec<Request>> {
 }
 
 struct Outcome {
-    /// Held by live, of their sums over time.
+    /// Held memory divided by live memory, of their sums over time.
     ratio: f64,
-    /// The most at one moment.
+    /// The largest ratio at one moment.
     worst: f64,
     precommitted: f64,
     padding: f64,
     completed: usize,
-    /// Idle by live.
+    /// Idle memory divided by live memory.
     idle: f64,
     preempted: usize,
-    /// Driver calls of a request, the mapper's among them.
+    /// Driver calls per request, including the mapper's.
     create_calls: f64,
     append_calls: f64,
     live_gib: f64,
@@ -141,7 +141,7 @@ fn serve(requests: &[Request], layout: Layout, limit: u64, with_mapper: bool) ->
             waiting.pop_front();
         }
         let created = calls();
-        // Where memory is short the youngest begins anew.
+        // If memory is short, the youngest sequence starts over.
         loop {
             let batch: Vec<_> = running.iter().map(|&(id, ..)| (id, 1)).collect();
             match cache.try_append(&batch) {

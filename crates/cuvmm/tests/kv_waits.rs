@@ -1,5 +1,5 @@
-//! What a cache asks others for, and what it waits for: memory that another tenant uses, work that
-//! has not passed, captures. Whoever may not wait is refused at once.
+//! Requests of a cache for other tenants' memory, and its waits: for memory in use by another
+//! tenant, pending work, and captures. An operation that may not wait is refused at once.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -36,11 +36,11 @@ where
     Scene::new(rig, pool(rig, 20), Layout::TokenMajor, build)
 }
 
-/// Another tenant, which gives the block that it has when it is asked for memory.
+/// Another tenant, whose pressure hook gives up its block.
 struct Giver {
     tenant: Tenant,
     has: Arc<Mutex<Option<Block>>>,
-    /// Who asked it, and for how many bytes.
+    /// The tenant that each pressure call was for, and the number of bytes.
     asked: Arc<Mutex<Vec<(String, u64)>>>,
 }
 
@@ -68,7 +68,8 @@ impl Giver {
     }
 }
 
-/// An operation that lacks memory and is refused at once, the same with waiting, and what it lacks.
+/// An operation that lacks memory, as a variant that is refused at once and one that waits, and the
+/// bytes that it lacks.
 struct Case {
     tries: fn(&mut KvCache, Option<SequenceId>) -> Result<(), KvCacheError>,
     waits: fn(&mut KvCache, Option<SequenceId>) -> Result<(), KvCacheError>,
@@ -104,7 +105,7 @@ on_both! {
         let giver = Giver::new(&pool);
         for Case { tries, waits, lacks } in CASES {
             let held = cache.stats().held;
-            // A granule less than it lacks is left.
+            // The free memory is a granule short.
             giver.takes(&stream, 20 - held / G - (lacks - 1));
             let id = first(&cache);
             let refused = tries(&mut cache, id).unwrap_err();
@@ -113,7 +114,10 @@ on_both! {
             assert_eq!(cache.stats().held, held);
             let left = 20 * G - pool.stats().committed;
             waits(&mut cache, id).unwrap();
-            assert_eq!(giver.was_asked(), [("a".to_string(), lacks * G - left)], "what is missing");
+            assert_eq!(
+                giver.was_asked(), [("a".to_string(), lacks * G - left)],
+                "the missing bytes"
+            );
             assert_eq!(cache.stats().held, held + lacks * G);
         }
     }
@@ -137,10 +141,10 @@ on_both! {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(30));
                     passed.store(true, Ordering::SeqCst);
-                    rig.machine.let_go_all(D0);
+                    rig.machine.release_all_streams(D0);
                 });
                 waits(&mut cache, id).unwrap();
-                assert!(passed.load(Ordering::SeqCst), "it waits for the work");
+                assert!(passed.load(Ordering::SeqCst), "the call waits for the work");
             });
             assert_eq!(cache.stats().held, held + lacks * G);
         }
@@ -150,13 +154,13 @@ on_both! {
         let Scene { pool, stream, mut cache, .. } = scene(rig, None);
         let id = cache.create(20).unwrap();
         let guard = pool.capture_guard();
-        // SAFETY: the stream lives, and the graph that comes of it is destroyed.
+        // SAFETY: the stream is alive, and the resulting graph is destroyed.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
         let refused = cache.free(id).unwrap_err();
         assert_eq!(refused, KvCacheError::Memory(MemoryError::Capturing));
         assert_eq!((cache.len(), cache.view(id).unwrap().tokens()), (1, 20));
-        // SAFETY: as above.
+        // SAFETY: the capture was begun above, and the graph is destroyed at once.
         #[allow(unsafe_code)]
         unsafe {
             let graph = rig.machine.capture_end(D0, stream.as_raw()).unwrap();

@@ -1,5 +1,5 @@
-//! Every driver call of giving up memory that leases of each kind kept, failed once; and memory that is
-//! given up while another library captures a graph.
+//! Fails every driver call of giving up memory kept by leases of each kind once; and gives memory
+//! up while another library captures.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -12,15 +12,15 @@ use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CaptureMode, Driver};
 use cuvmm::{Block, Lease, Stream};
 
-/// What keeps a block's memory.
+/// The kind of lease that keeps a block's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Plain,
-    /// Twice, of which one ends before the block.
+    /// Two leases, of which one ends before the block.
     Cloned,
-    /// A stream uses it, which is named while the lease lives.
+    /// A stream that is recorded while the lease lives.
     OnAStream,
-    /// Work on streams that are not named uses it.
+    /// Work on streams that are not named.
     Anywhere,
     Registered,
 }
@@ -33,7 +33,7 @@ const KINDS: [Kind; 5] = [
     Kind::Registered,
 ];
 
-/// A lease of a kind, as the last thing that keeps a block.
+/// Takes a lease of a kind, as the last owner of a block's memory.
 fn keep(kind: Kind, block: &Block, stream: &Stream) -> Box<dyn Send> {
     let lease: Lease = block.lease();
     match kind {
@@ -48,7 +48,7 @@ fn keep(kind: Kind, block: &Block, stream: &Stream) -> Box<dyn Send> {
 
 type Leased = (World, Option<Box<dyn Send>>);
 
-/// All memory that is left for the second tenant, once the lease has ended.
+/// Ends the lease, and allocates all remaining memory for the second tenant.
 fn take_all((world, lease): &mut Leased) -> Result<(), String> {
     drop(lease.take());
     let left = 16 * G - world.pool.stats().in_use - world.pool.stats().quarantined;
@@ -141,7 +141,7 @@ on_both! {
                 let block = tenant.allocate_on(&home, G).unwrap();
                 (keep(kind, &block, &used), block)
             });
-            // A kernel on a stream that all of them name uses them.
+            // A kernel uses all of them on a stream that is recorded on all of them.
             let all = [&shrunk, &forked].into_iter().chain(&blocks);
             let all: Vec<&Block> = all.chain(leases.iter().map(|(_, block)| block)).collect();
             all.iter().for_each(|block| block.record_use(&used).unwrap());
@@ -151,7 +151,7 @@ on_both! {
             rig.machine.hold(D0, used.as_raw());
             rig.machine.queue_kernel(D0, used.as_raw(), reads, vec![]).unwrap();
             rig.machine.queue_kernel(D0, used.as_raw(), vec![], writes).unwrap_or_else(|error| panic!("{error}"));
-            // SAFETY: the stream lives.
+            // SAFETY: the stream is alive.
             #[allow(unsafe_code)]
             unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), mode).unwrap(); }
             shrunk.shrink_to(G).unwrap();
@@ -160,8 +160,8 @@ on_both! {
             assert!(other.try_allocate(24 * G).is_err());
             let _ = pool.compact(|_| true);
             balanced(rig, &pool);
-            rig.machine.let_go_all(D0);
-            // SAFETY: as above.
+            rig.machine.release_all_streams(D0);
+            // SAFETY: the capture was begun above, and the graph is destroyed at once.
             #[allow(unsafe_code)]
             unsafe {
                 if let Ok(graph) = rig.machine.capture_end(D0, theirs.as_raw()) {

@@ -15,7 +15,7 @@ fn bytes(granules: u64) -> Limit {
     Limit::Bytes(granules * G)
 }
 
-/// What a guarantee above the tenant's own limit is called.
+/// The subject of the error for a guarantee above the tenant's own limit.
 const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
 
 on_both! {
@@ -41,7 +41,7 @@ on_both! {
         assert_eq!(rig.machine.live().physical_bytes, 6 * G);
         let rest = tenant.try_allocate(2 * G).unwrap();
         assert!(tenant.try_allocate(G).is_err());
-        // What is freed below the limit stays cached.
+        // Blocks freed below the limit stay cached.
         drop(rest);
         assert_eq!(pool.stats().committed, 8 * G);
         drop(kept);
@@ -62,7 +62,7 @@ on_both! {
         let change = pool.set_limit(bytes(3)).unwrap();
         assert_eq!((change.taken_back, change.excess), (0, 3 * G));
         rig.machine.let_go(D0, stream.as_raw());
-        assert_eq!(pool.stats().committed, 6 * G, "no operation came by");
+        assert_eq!(pool.stats().committed, 6 * G, "no operation has trimmed the pool");
         drop(other);
         let stats = pool.stats();
         assert!(stats.committed + stats.free <= 3 * G, "{stats:#?}");
@@ -80,7 +80,7 @@ on_both! {
         assert_eq!((change.taken_back, change.excess), (2 * G, G));
         drop(after);
         assert_eq!(pool.stats().committed, 0);
-        // Below the limit they serve again.
+        // Below the limit the stream caches are used again.
         pool.set_limit(bytes(8)).unwrap();
         drop(tenant.allocate_on(&stream, 2 * G).unwrap());
         rig.faults.forget();
@@ -141,11 +141,11 @@ on_both! {
         assert_eq!(refused, figures.into());
         assert_eq!(a.stats().guarantee, 2 * G);
         a.set_guarantee(6 * G).unwrap();
-        // What B holds idle makes way.
+        // Idle memory of B is reclaimed.
         let mine = a.try_allocate(6 * G).unwrap();
         assert!(b.try_allocate(G).is_err());
         drop(mine);
-        // Less is always given, also where more could not be.
+        // Lowering a guarantee always succeeds, even when raising it would not.
         a.set_guarantee(0).unwrap();
         assert!(b.set_guarantee(10 * G).is_ok());
         drop(used);
@@ -167,13 +167,13 @@ on_both! {
         assert_eq!((change.limit, change.taken_back, change.excess), (4 * G, 3 * G, 3 * G));
         let stats = pool.stats();
         assert_eq!((stats.tenants[0].limit, stats.tenants[0].committed), (4 * G, 7 * G));
-        assert_eq!(stats.tenants[1].pending_free, 2 * G, "B is not asked");
-        assert_eq!(stats.free, 3 * G, "the pool keeps it");
+        assert_eq!(stats.tenants[1].pending_free, 2 * G, "B's hook is not called");
+        assert_eq!(stats.free, 3 * G, "the pool keeps the memory");
         drop(freed);
         assert_eq!(a.stats().committed, 5 * G);
         assert!(a.try_allocate(G).is_err());
         drop(used);
-        assert_eq!(a.stats().committed, 4 * G, "an extent of a granule beyond was taken back");
+        assert_eq!(a.stats().committed, 4 * G, "an extent of one granule more was reclaimed");
         let fits = a.try_allocate(4 * G).unwrap();
         assert!(a.try_allocate(G).is_err());
         a.set_limit(u64::MAX).unwrap();
@@ -190,7 +190,7 @@ on_both! {
         let block = a.allocate_on(&stream, 6 * G).unwrap();
         busy(rig, &stream, &block, 7);
         drop(block);
-        assert_eq!(a.set_limit(2 * G).unwrap().excess, 4 * G, "its work is running");
+        assert_eq!(a.set_limit(2 * G).unwrap().excess, 4 * G, "its work is pending");
         assert!(a.block(6 * G).home_stream(&stream).try_allocate().is_err());
         let small = a.block(2 * G).capacity(6 * G).home_stream(&stream);
         drop(small.try_allocate().unwrap());
@@ -294,17 +294,17 @@ on_both! {
         let found = pool.find_tenant("b").unwrap();
         let block = found.try_allocate(2 * G).unwrap();
         assert_eq!(b.stats().in_use, 2 * G);
-        // It is a clone: the tenant lives as long as it.
+        // The handle is a clone: the tenant lives as long as it.
         drop(b);
         assert!(pool.find_tenant("b").is_some());
         drop(found);
-        assert!(pool.find_tenant("b").is_none(), "its block drains");
+        assert!(pool.find_tenant("b").is_none(), "its block is draining");
         let again = pool.tenant("b").register().unwrap();
         assert_eq!(pool.find_tenant("b").unwrap().stats().in_use, 0);
         a.clone().unregister();
         assert!(pool.find_tenant("a").is_none());
         let gone = PoolError::Unregistered { tenant: "a".to_owned() };
-        // A has nothing left: the pool has forgotten it.
+        // A has no memory left, so the pool has forgotten it.
         assert!(matches!(a.set_limit(G), Err(PoolError::Unregistered { .. })));
         assert!(matches!(a.set_guarantee(G), Err(PoolError::Unregistered { .. })));
         assert!(matches!(a.set_priority(1), Err(PoolError::Unregistered { .. })));
@@ -319,7 +319,7 @@ on_both! {
         let wait = Duration::from_secs(600);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| tenant.block(2 * G).timeout(wait).allocate());
-            // Mostly it waits by then; the outcome is the same otherwise.
+            // The thread usually waits by then. The outcome is the same otherwise.
             std::thread::sleep(Duration::from_millis(20));
             pool.set_limit(bytes(6)).unwrap();
             waiting.join().unwrap().unwrap();
@@ -336,7 +336,7 @@ on_both! {
         let stats = pool.stats();
         assert_eq!(stats.limit, 2 * G);
         assert_eq!(stats.committed + stats.free, rig.machine.live().physical_bytes);
-        // It is tried again with the next operation.
+        // The next operation retries it.
         drop(tenant.try_allocate(G).unwrap());
         let stats = pool.stats();
         assert!(stats.committed + stats.free <= 2 * G, "{stats:#?}");
@@ -366,7 +366,7 @@ fn the_mapper_keeps_to_a_lowered_limit_where_no_operation_comes_by() {
     let change = pool.set_limit(bytes(1)).unwrap();
     assert_eq!((change.taken_back, change.excess), (0, 3 * G));
     rig.machine.let_go(D0, stream.as_raw());
-    common::until(&pool, "kept to", || {
+    common::until(&pool, "the limit to be met", || {
         let stats = pool.stats();
         stats.committed + stats.free <= G
     });

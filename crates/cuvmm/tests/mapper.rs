@@ -1,4 +1,4 @@
-//! The thread that maps ahead and unmaps behind.
+//! The mapper's thread, which precommits memory and unmaps freed memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -32,7 +32,7 @@ on_both! {
             let stats = tenant.stats();
             assert!(stats.precommitted <= granules * G / 4 + G, "{} at {granules}", stats.precommitted / G);
         }
-        assert_eq!(own(), before, "driver calls of a thread that only grows");
+        assert_eq!(own(), before, "the growing thread makes no driver call");
         assert!(rig.device.mapper_calls().count(Call::MemCreate) > 0);
         drop(block);
         drop(tenant);
@@ -45,7 +45,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(8 * G).capacity(128 * G).try_allocate().unwrap();
         let mut size = 8 * G;
-        // So slowly that its thread has gone to sleep meanwhile, then as fast as it follows.
+        // First slowly enough for the thread to sleep in between, then as fast as it keeps up.
         for pause in [0, 1100, 0, 0, 0, 0, 0, 0] {
             std::thread::sleep(Duration::from_millis(pause));
             size += G;
@@ -83,7 +83,7 @@ on_both! {
             let mut block = tenant.block(8 * G).capacity(64 * G).try_allocate().unwrap();
             block.try_grow_to(9 * G).unwrap();
             let pool = pool.close().unwrap_err().owner;
-            // It is served again after the refusal.
+            // The mapper serves the block again after the refusal.
             block.try_grow_to(13 * G).unwrap();
             until(&pool, "precommitted", || tenant.stats().precommitted > 0);
             drop((block, tenant));
@@ -112,7 +112,7 @@ on_both! {
         let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(40 * G).unwrap();
         until(&pool, "precommitted", || a.stats().precommitted > 0);
-        // No more than a granule or so is stuck in one extent with the block's end.
+        // At most about a granule is stranded in the extent at the block's end.
         let size = 64 * G - 40 * G - pool.stats().stranded;
         until(&pool, "the mapper to be done", || b.try_allocate(size).is_ok());
         assert_eq!(figures(&pool).leased, 0);
@@ -142,9 +142,9 @@ on_both! {
         let pool = pool.build().unwrap();
         let a = pool.tenant("a").guarantee(20 * G).register().unwrap();
         let blocks: Vec<_> = (0..8).map(|_| a.try_allocate(4 * G).unwrap()).collect();
-        assert_eq!(pool.stats().free, 0, "what is in use is not taken");
+        assert_eq!(pool.stats().free, 0, "memory in use is not taken");
         drop(blocks);
-        // An allocation lets the mapper see it.
+        // An allocation makes the mapper check.
         drop(a.try_allocate(4 * G).unwrap());
         until(&pool, "8 granules to be ready", || pool.stats().free >= 8 * G);
         assert!(a.stats().committed >= 20 * G, "a guarantee is not touched");
@@ -162,11 +162,11 @@ on_both! {
             let mut block = tenant.block(31 * G).capacity(64 * G).try_allocate().unwrap();
             rig.faults.forget();
             rig.faults.arm(Fault::all(code).of(call));
-            // No more is committed here: the failure is the mapper's.
+            // This commits nothing in the calling thread: the failure is the mapper's.
             block.shrink_to(30 * G).unwrap();
             block.try_grow_to(31 * G).unwrap();
             until(&pool, "the mapper to fail", || rig.faults.injected() > 0);
-            // It tries again when the block grows, not by itself.
+            // The mapper retries when the block grows, not by itself.
             std::thread::sleep(Duration::from_millis(20));
             assert!(rig.faults.injected() <= 2, "{} attempts", rig.faults.injected());
             rig.faults.disarm();

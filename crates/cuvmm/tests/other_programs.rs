@@ -1,4 +1,4 @@
-//! Memory that other programs take between a question and a creation.
+//! Memory that other programs take between a query and a creation.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -13,13 +13,13 @@ on_both! {
         let pool = common::pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let first = tenant.allocate(2 * G).unwrap();
-        rig.machine.hold_elsewhere_before(Call::MemCreate, 1, D0, all);
+        rig.machine.set_used_elsewhere_before(Call::MemCreate, 1, D0, all);
         let refused = tenant.try_allocate(4 * G).unwrap_err();
         assert!(refused.to_string().contains("OUT_OF_MEMORY"), "{refused}");
         assert_eq!(books(rig, &pool).in_use, 2 * G);
         let refused = tenant.allocate(4 * G).unwrap_err();
         assert!(refused.to_string().contains("OUT_OF_MEMORY"), "{refused}");
-        rig.machine.hold_elsewhere(D0, 0);
+        rig.machine.set_used_elsewhere(D0, 0);
         let second = tenant.allocate(4 * G).unwrap();
         assert_eq!(books(rig, &pool).in_use, 6 * G);
         drop((first, second));
@@ -30,7 +30,7 @@ on_both! {
         let limit = Limit::Bytes(all);
         let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        rig.machine.hold_elsewhere(D0, all - 3 * G);
+        rig.machine.set_used_elsewhere(D0, all - 3 * G);
         let refused = tenant.try_allocate(4 * G).unwrap_err();
         assert!(refused.to_string().contains("OUT_OF_MEMORY"), "{refused}");
         let block = tenant.try_allocate(3 * G).unwrap();
@@ -41,10 +41,10 @@ on_both! {
         let all = rig.machine.memory_info(D0).unwrap().free;
         let mut region = Region::builder(&rig.device, 4 * G).largest_extent(G).reserve().unwrap();
         let before = rig.machine.snapshot();
-        rig.machine.hold_elsewhere_before(Call::MemCreate, 3, D0, all);
+        rig.machine.set_used_elsewhere_before(Call::MemCreate, 3, D0, all);
         let refused = region.commit(0..4 * G).unwrap_err();
         assert!(refused.to_string().contains("OUT_OF_MEMORY"), "{refused}");
-        rig.machine.hold_elsewhere(D0, 0);
+        rig.machine.set_used_elsewhere(D0, 0);
         assert_eq!(rig.machine.snapshot(), before);
         region.commit(0..4 * G).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Every layer says whether memory was short, whichever error it comes in.
+//! Every error type reports whether memory was short.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 mod common;
@@ -14,7 +14,7 @@ use cuvmm::{
 
 type Operation = fn(&Rig<Nothing>) -> Result<(), Error>;
 
-/// What takes memory, mappings or addresses, by the call that is refused.
+/// Operations that take memory, mappings or addresses, with the call that is refused.
 const OPERATIONS: [(Call, Operation); 11] = [
     (Call::MemAddressReserve, |rig| {
         Ok(drop(Reservation::new(&rig.device, G)?))
@@ -31,7 +31,7 @@ const OPERATIONS: [(Call, Operation); 11] = [
     (Call::MemCreate, |rig| {
         let stream = Stream::new(&rig.device)?;
         let mut vec = DeviceVec::<u32>::new(&rig.device, &stream, 1 << 20)?;
-        Ok(vec.try_extend_from_slice(&[7; 3])?)
+        Ok(vec.extend_from_slice(&[7; 3])?)
     }),
     (Call::MemCreate, |rig| {
         let stream = Stream::new(&rig.device)?;

@@ -1,4 +1,4 @@
-//! The owners: what they refuse, what they keep alive, what they give back.
+//! Owners: what they refuse, what they keep alive, and what they release.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -17,7 +17,7 @@ use cuvmm::{
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
     mapping
-        .set_access(&[AccessGrant::device(rig_device, Access::ReadWrite)])
+        .set_access(&[AccessGrant::new(rig_device, Access::ReadWrite)])
         .unwrap();
 }
 
@@ -68,8 +68,8 @@ on_both! {
             Physical::builder(device, G).shareable(HandleTypes::from_bits_retain(0x40)).create(),
             Err(MemoryError::Argument(ArgumentError::HandleType { bits: 0x40 }))
         ));
-        // What the driver would let through or die of: past the end, overlap from above and
-        // below, a place that is off the granule, an offset that overflows.
+        // Ranges that the real driver accepts or crashes on: past the end, overlapping from above
+        // and below, unaligned to the granule, and with an overflowing offset.
         assert!(matches!(reservation.map(3 * G, &physical), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
         assert!(matches!(reservation.map(4 * G, &physical), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
         assert!(matches!(
@@ -84,7 +84,7 @@ on_both! {
             reservation.physical_at(2 * G),
             Err(MemoryError::NotCommitted { start, .. }) if start == 2 * G
         ));
-        assert_eq!(rig.faults.calls(), vec![], "the driver was asked");
+        assert_eq!(rig.faults.calls(), vec![], "no driver call");
         assert_eq!(reservation.mapped_bytes(), 2 * G);
     }
 
@@ -129,7 +129,7 @@ on_both! {
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(0, &physical).unwrap();
         assert!(mapping.read(0, &mut [0; 4]).is_err(), "no access yet");
-        mapping.set_access(&[AccessGrant::device(&rig.device, Access::Read)]).unwrap();
+        mapping.set_access(&[AccessGrant::new(&rig.device, Access::Read)]).unwrap();
         assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::Read);
         mapping.read(0, &mut [0; 4]).unwrap();
         let refused = mapping.write(0, b"no").unwrap_err();
@@ -143,15 +143,15 @@ on_both! {
         assert_eq!(physical.props().unwrap().location, cuvmm::driver::Location::host_numa(0));
         let mapping = reservation.map(0, &physical).unwrap();
         let both = [
-            AccessGrant::device(&rig.device, Access::ReadWrite),
-            AccessGrant::host_numa(0, Access::ReadWrite),
+            AccessGrant::new(&rig.device, Access::ReadWrite),
+            AccessGrant::new(cuvmm::Place::HostNuma(0), Access::ReadWrite),
         ];
         mapping.set_access(&both).unwrap();
         mapping.write(8, b"from here").unwrap();
-        // Device memory is not for the processors.
+        // The host has no access to device memory.
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(G, &physical).unwrap();
-        let refused = mapping.set_access(&[AccessGrant::host_numa(0, Access::Read)]);
+        let refused = mapping.set_access(&[AccessGrant::new(cuvmm::Place::HostNuma(0), Access::Read)]);
         assert!(matches!(refused, Err(MemoryError::Range { .. })), "{refused:?}");
         let missing = Physical::builder(&rig.device, G).on_host_numa(99).create();
         assert!(matches!(missing, Err(MemoryError::Create { .. })));
@@ -202,7 +202,7 @@ on_both! {
         rig.faults.arm(Fault::nth(1, code).of(Call::MemFree));
         let failed = managed.close().unwrap_err();
         assert_eq!(rig.machine.live().allocations, 1);
-        // That the thread's capture mode cannot be set back does not undo what was freed.
+        // A failure to restore the thread's capture mode does not undo the free.
         rig.faults.arm(Fault::nth(2, code).of(Call::ThreadExchangeStreamCaptureMode));
         failed.owner.close().unwrap();
         rig.faults.disarm();
@@ -219,7 +219,10 @@ on_both! {
         let one = Stream::new(&rig.device).unwrap();
         let two = Stream::new(&rig.device).unwrap();
         let event = Event::new(&rig.device).unwrap();
-        assert!(event.is_complete().unwrap(), "an event that was never recorded counts as passed");
+        assert!(
+            event.is_complete().unwrap(),
+            "an event that was never recorded counts as complete"
+        );
         rig.machine.hold(common::D0, one.as_raw());
         rig.machine.queue_kernel(common::D0, one.as_raw(), vec![], vec![]).unwrap();
         event.record(&one).unwrap();
@@ -264,7 +267,7 @@ fn another_drivers_physical_is_refused() {
     let own = Physical::new(&here.device, G).unwrap();
     let mapping = reservation.map(0, &own).unwrap();
     assert!(matches!(
-        mapping.set_access(&[AccessGrant::device(&there.device, Access::Read)]),
+        mapping.set_access(&[AccessGrant::new(&there.device, Access::Read)]),
         Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
     ));
 }

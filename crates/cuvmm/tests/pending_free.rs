@@ -1,4 +1,5 @@
-//! What waits for the GPU: pending frees, leases, home streams, captures, lost contexts, forks.
+//! Memory that waits for the GPU: pending frees, leases, home streams, captures, lost contexts,
+//! forks.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -35,8 +36,8 @@ on_both! {
         assert_eq!(rig.machine.live().mappings, 1);
         let refused = b.block(G).timeout(Duration::from_millis(5)).allocate().unwrap_err();
         assert_eq!(pending_free(&refused), 4 * G);
-        rig.machine.let_go_all(D0);
-        // The kernel found its memory; only now it goes to B, without a byte of A's.
+        rig.machine.release_all_streams(D0);
+        // The kernel found its memory. Only now is the memory given to B, without any of A's bytes.
         let block = b.try_allocate(4 * G).unwrap();
         let mut seen = [1; 4];
         block.read(G, &mut seen).unwrap();
@@ -52,11 +53,12 @@ on_both! {
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         let address = block.address();
         drop(block);
-        // Queued after the drop, before anybody wanted the memory: more is covered, never less.
+        // Work queued after the drop and before the memory was requested is covered too: a late
+        // fence covers more, never less.
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)]).unwrap();
         assert!(b.try_allocate(G).is_err());
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(b.try_allocate(G).unwrap());
         assert!(rig.device.lost().is_none());
     }
@@ -75,7 +77,7 @@ on_both! {
             if by_lease {
                 let lease = block.lease();
                 drop(block);
-                assert_eq!(lease.streams(), None, "the block has gone");
+                assert_eq!(lease.streams(), None, "the block is dropped");
                 assert_eq!((lease.device(), lease.size()), (&rig.device, 4 * G));
                 lease.record_use_anywhere();
             } else {
@@ -84,7 +86,7 @@ on_both! {
                 drop(block);
             }
             let early = b.try_allocate(G);
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             assert_eq!(pending_free(&early.unwrap_err()), 4 * G);
             drop(b.try_allocate(4 * G).unwrap());
             assert!(rig.device.lost().is_none());
@@ -103,7 +105,8 @@ on_both! {
             let lease = block.lease();
             let last = block.address().checked_add(3 * G).unwrap();
             block.shrink_to(G).unwrap();
-            // Refused, so that what the block's own streams had queued is known to have passed.
+            // The refusal has polled the fence, so the work of the block's own streams is known to
+            // be complete.
             assert!(b.try_allocate(2 * G).is_err());
             rig.machine.hold(D0, theirs.as_raw());
             rig.machine.queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)]).unwrap();
@@ -114,8 +117,8 @@ on_both! {
             }
             drop(lease);
             let early = b.try_allocate(2 * G);
-            rig.machine.let_go_all(D0);
-            assert!(early.is_err(), "the lease was used until now");
+            rig.machine.release_all_streams(D0);
+            assert!(early.is_err(), "the lease was in use until now");
             drop(b.try_allocate(2 * G).unwrap());
             assert!(rig.device.lost().is_none());
             drop(block);
@@ -132,12 +135,12 @@ on_both! {
         busy(rig, &one, &block, 1);
         drop(block);
         let block = tenant.block(4 * G).home_stream(&two).try_allocate().unwrap();
-        assert_eq!(block.address(), address, "warm memory, behind an event");
+        assert_eq!(block.address(), address, "cached memory, behind an event");
         rig.machine
             .queue_kernel(D0, two.as_raw(), vec![], vec![(block.address(), 4 * G, 2)])
             .unwrap();
-        assert!(!two.is_done().unwrap(), "its work comes after the first stream's");
-        rig.machine.let_go_all(D0);
+        assert!(!two.is_done().unwrap(), "ordered after the first stream's work");
+        rig.machine.release_all_streams(D0);
         if rig.keeps_bytes() {
             let mut seen = [0; 4];
             block.read(2 * G, &mut seen).unwrap();
@@ -155,11 +158,12 @@ on_both! {
         busy(rig, &other, &block, 1);
         drop(block);
         assert_eq!(pool.trim(0).unwrap(), 0);
-        // On the home stream it is ready again, ordered behind the other stream by an event.
+        // On the home stream the memory is reusable at once, ordered behind the other stream by an
+        // event.
         let block = tenant.block(4 * G).home_stream(&home).try_allocate().unwrap();
         rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(block.address(), G, 2)]).unwrap();
         assert!(!home.is_done().unwrap());
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert!(home.is_done().unwrap());
         drop(block);
         assert_eq!(pool.trim(0).unwrap(), 4 * G);
@@ -173,7 +177,7 @@ on_both! {
         busy(rig, &stream, &block, 1);
         drop(block);
         assert_eq!(pending_free(&tenant.try_allocate(4 * G).unwrap_err()), 4 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(tenant.try_allocate(4 * G).unwrap());
     }
 
@@ -209,14 +213,14 @@ on_both! {
         assert!(a.block(G).capacity(8 * G).home_stream(&stream).try_allocate().is_err(),
             "not even the tenant itself may reuse what is leased");
         assert_eq!((pool.stats().leased, rig.machine.live().mappings), (8 * G, 1));
-        // Used on a stream that the block knew nothing of.
+        // The block is used on a second stream.
         let other = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, other.as_raw());
         rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(second.address(), G, 1)]).unwrap();
         second.record_use(&other).unwrap();
         drop(second);
-        assert!(b.try_allocate(G).is_err(), "the lease is over, the work is not");
-        rig.machine.let_go_all(D0);
+        assert!(b.try_allocate(G).is_err(), "the lease has ended, the work has not");
+        rig.machine.release_all_streams(D0);
         drop(b.try_allocate(8 * G).unwrap());
     }
 
@@ -244,16 +248,16 @@ on_both! {
         drop(warm);
         drop(b.allocate_on(&other, 4 * G).unwrap());
         let guard = pool.capture_guard();
-        // SAFETY: the stream lives, and the graph is destroyed before the block.
+        // SAFETY: the stream is alive, and the graph is destroyed before the block.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
-        // Warm memory of the home stream and fresh memory are there.
+        // Cached memory of the home stream and fresh memory can be allocated.
         drop(a.allocate_on(&stream, G).unwrap());
-        // Unless it must be zeroed, on a stream that captures or on any other.
+        // Memory that must be zeroed cannot, on a capturing stream or on any other.
         let zeroed = b.block(4 * G).home_stream(&other).zeroed(true).try_allocate();
         assert!(matches!(zeroed, Err(BlockError::Capturing(_))), "{zeroed:?}");
         let fresh = a.allocate_on(&stream, G).unwrap();
-        // What needs a fence is not, and says so.
+        // Memory with a pending fence cannot be allocated, and the error says so.
         let refused = a.try_allocate(4 * G).unwrap_err();
         assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
         assert_eq!(pending_free(&refused), 4 * G);
@@ -265,12 +269,12 @@ on_both! {
         let lease = block.lease();
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(block.address(), G, 5)]).unwrap();
         drop(fresh);
-        // SAFETY: as above.
+        // SAFETY: the capture was begun above.
         #[allow(unsafe_code)]
         let graph = unsafe { rig.machine.capture_end(D0, stream.as_raw()) };
         let graph = graph.expect("the capture was not broken");
         drop(guard);
-        // SAFETY: the block is leased until the launch below has passed.
+        // SAFETY: the block is leased until the launch below has completed.
         #[allow(unsafe_code)]
         unsafe {
             let ready = rig.machine.graph_instantiate(D0, graph).unwrap();
@@ -292,15 +296,15 @@ on_both! {
         let other = Stream::new(&rig.device).unwrap();
         drop(a.allocate_on(&other, 2 * G).unwrap());
         drop(b.allocate_on(&other, 2 * G).unwrap());
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
-        // The scrub of what was B's would be recorded, and not run.
+        // The scrub of B's memory would be captured instead of run.
         let refused = a.allocate_on(&stream, 4 * G).unwrap_err();
         assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
-        // The event of the other stream would not be taken; asking whether it has passed will do.
+        // An event of the other stream cannot be recorded, but its completion can be queried.
         drop(a.allocate_on(&stream, 2 * G).unwrap());
-        // SAFETY: as above.
+        // SAFETY: the capture was begun above, and the graph is destroyed at once.
         #[allow(unsafe_code)]
         unsafe {
             let graph = rig.machine.capture_end(D0, stream.as_raw()).expect("not broken");
@@ -315,11 +319,11 @@ on_both! {
         let ours = Stream::new(&rig.device).unwrap();
         let theirs = Stream::new(&rig.device).unwrap();
         drop(a.allocate_on(&ours, 4 * G).unwrap());
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
         drop(b.try_allocate(4 * G).unwrap());
-        // SAFETY: as above.
+        // SAFETY: the capture was begun above, and the graph is destroyed at once.
         #[allow(unsafe_code)]
         unsafe {
             let graph = rig.machine.capture_end(D0, theirs.as_raw()).expect("not broken");
@@ -332,12 +336,12 @@ on_both! {
         let a = pool.tenant("a").register().unwrap();
         let theirs = Stream::new(&rig.device).unwrap();
         drop(a.try_allocate(4 * G).unwrap());
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
-        assert_eq!(pool.trim(0).unwrap(), 0, "the driver marks nothing while a stream captures");
+        assert_eq!(pool.trim(0).unwrap(), 0, "the driver records no event while a stream captures");
         assert_eq!(pool.stats().pending_free, 4 * G);
-        // SAFETY: as above.
+        // SAFETY: the capture was begun above, and was broken, so that there is no graph.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_end(D0, theirs.as_raw()).unwrap_err(); }
         drop(a.try_allocate(4 * G).unwrap());
@@ -384,7 +388,7 @@ on_both! {
             scope.spawn(|| drop(block));
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(rig.machine.live().mappings, 1, "unmapped under a kernel");
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
         });
         assert_eq!(rig.machine.live().mappings, 0);
         assert!(rig.device.lost().is_none());

@@ -1,5 +1,5 @@
-//! Where the memory of a region lies, and who else may touch it: layouts, grants, memory that moves
-//! under its addresses, host memory beside device memory.
+//! Locations of a region's memory, and access to it: layouts, grants, memory that moves under its
+//! addresses, host memory beside device memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -11,7 +11,7 @@ use cuvmm::driver::{CUresult, Call, Location};
 use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::{Access, HostExtents, Layout, Place, Region, Stream};
 
-/// What moving calls.
+/// The calls that a move makes.
 const MOVES: [Call; 12] = [
     Call::CtxSynchronize,
     Call::MemCreate,
@@ -27,7 +27,7 @@ const MOVES: [Call; 12] = [
     Call::EventSynchronize,
 ];
 
-/// Offset and size in granules, and where.
+/// Returns offset and size in granules and the location of each extent.
 fn lie(region: &Region) -> Vec<(u64, u64, Location)> {
     let one = |extent: &cuvmm::Extent| (extent.offset / G, extent.size / G, extent.location);
     region.extents().iter().map(one).collect()
@@ -44,7 +44,7 @@ on_both! {
         let mut region = Region::builder(&rig.device, 16 * G).layout(layout).reserve().unwrap();
         region.commit(G..7 * G).unwrap();
         assert_eq!(lie(&region), [(1, 1, ON_0), (2, 2, ON_1), (4, 2, ON_0), (6, 1, ON_1)]);
-        // The layout holds for what comes later too.
+        // The layout applies to later commits too.
         region.commit(0..8 * G).unwrap();
         assert_eq!(lie(&region)[0], (0, 1, ON_0));
         assert_eq!(lie(&region)[5], (7, 1, ON_1));
@@ -99,7 +99,7 @@ on_both! {
         }
         let error = refused(Layout::on(&stranger.device));
         assert!(matches!(error, MemoryError::Argument(ArgumentError::WrongDriver { .. })));
-        assert_eq!(rig.faults.total(), 0, "refused before the driver is asked");
+        assert_eq!(rig.faults.total(), 0, "refused before any driver call");
         assert!(rig.device.can_reach(&second).unwrap() && rig.device.can_reach(&rig.device).unwrap());
         assert!(!rig.device.can_reach(&stranger.device).unwrap());
     }
@@ -123,16 +123,16 @@ on_both! {
             Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
         ));
 
-        // What comes later is open to it as well.
+        // Memory committed later is accessible to it as well.
         region.commit(3 * G..4 * G).unwrap();
         rig.machine.hold(D1, stream.as_raw());
         let all = (region.address(), 4 * G, 7);
         rig.machine.queue_kernel(D1, stream.as_raw(), vec![], vec![all]).unwrap();
         assert!(matches!(region.revoke(&second), Err(MemoryError::InUse { device: ON_1 })));
-        // A decommit waits for every device that has access.
+        // A decommit waits for every device with access.
         region.decommit(0..2 * G).unwrap();
         assert_eq!(region.purge().unwrap(), 0);
-        rig.machine.let_go_all(D1);
+        rig.machine.release_all_streams(D1);
         assert_eq!(region.purge().unwrap(), 2 * G);
         region.revoke(&second).unwrap();
         assert_eq!(region.access_of(&second), Access::None);
@@ -182,7 +182,7 @@ on_both! {
         region.commit(0..2 * G).unwrap();
         region.commit_at(2 * G..4 * G, &Place::HostNuma(0)).unwrap();
         assert_eq!(lie(&region), [(0, 2, ON_0), (2, 2, Location::host_numa(0))]);
-        // No single copy or fill goes over the border: the real driver would die of it.
+        // No single copy or fill crosses the boundary, on which the real driver crashes.
         rig.faults.forget();
         region.fill(&stream, G..3 * G, 4).unwrap();
         region.write(&stream, 2 * G - 2, b"spill").unwrap();
@@ -242,7 +242,7 @@ on_both! {
         rig.faults.forget();
         plain.copy_from(&stream, 3 * G, &striped, G..6 * G).unwrap();
         assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 3, "1, 2 and 2 granules");
-        // Two striped sides that do not fall together.
+        // Two striped regions whose boundaries differ.
         striped.copy_from(&stream, 0, &plain, 3 * G..8 * G).unwrap();
         assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 6);
         let mut seen = vec![0; bytes.len()];
@@ -267,7 +267,10 @@ on_both! {
         assert_eq!(region.relocate(0..2 * G, &host, &stream).unwrap(), 2 * G);
         assert_eq!(lie(&region), [(0, 2, Location::host_numa(0)), (2, 2, ON_0)]);
         assert_eq!(rig.device.memory_info().unwrap().free, free + 2 * G);
-        assert_eq!(region.relocate(0..4 * G, &host, &stream).unwrap(), 2 * G, "what is there stays");
+        assert_eq!(
+            region.relocate(0..4 * G, &host, &stream).unwrap(), 2 * G,
+            "existing memory stays"
+        );
         assert_eq!(region.relocate(0..4 * G, &Place::from(&second), &stream).unwrap(), 4 * G);
         assert_eq!(lie(&region), [(0, 2, ON_1), (2, 2, ON_1)]);
         if rig.keeps_bytes() {
@@ -319,7 +322,7 @@ on_both! {
                 region.write(&stream, 2 * G - 2, b"kept").unwrap();
                 let before = lie(&region);
                 rig.faults.forget();
-                // What a drop cannot give back is another matter.
+                // Calls of drops are left out: their failure may leave memory mapped.
                 rig.faults.arm(common::nth_of(k, code, &MOVES));
                 let moved = region.relocate(0..4 * G, &Place::HostNuma(0), &stream);
                 let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
@@ -404,7 +407,7 @@ on_both! {
         rig.faults.forget();
         assert_eq!(region.relocate(2 * G..6 * G, &host, &stream).unwrap(), 4 * G);
         assert_eq!(rig.faults.count(Call::MemCreate), 0);
-        // Each is mapped once for good, and what it replaces once beside.
+        // Each is mapped once permanently, and the memory that it replaces once temporarily.
         assert_eq!((rig.faults.count(Call::MemMap), rig.faults.count(Call::MemSetAccess)), (4, 4));
         assert_eq!(ready.ready(), 0);
         assert_eq!(region.relocate(0..6 * G, &host, &stream).unwrap(), 2 * G, "one more is created");
@@ -413,13 +416,13 @@ on_both! {
         let mut seen = [0; 4];
         region.read(&stream, 4 * G - 2, &mut seen).unwrap();
         assert!(seen == *b"kept" || !rig.keeps_bytes());
-        // What is committed reads as zero, and comes from elsewhere.
+        // A commit does not use prepared extents: committed memory must be zero.
         let mut other = builder().reserve().unwrap();
         other.commit_at(0..8 * G, &host).unwrap();
         assert_eq!(ready.ready(), 6 * G);
         other.decommit(0..4 * G).unwrap();
         other.purge_blocking().unwrap();
-        assert_eq!(ready.ready(), 8 * G, "there is room for no more");
+        assert_eq!(ready.ready(), 8 * G, "the store of extents is full");
         drop(other);
         assert_eq!((ready.ready(), ready.trim(3 * G)), (8 * G, 6 * G));
         assert_eq!((ready.ready(), rig.machine.live().physical_bytes), (2 * G, 8 * G));
@@ -452,27 +455,27 @@ on_both! {
         let ready = HostExtents::new(&rig.device, 0, 16 * G);
         let host = Place::HostNuma(0);
         let builder = || Region::builder(&rig.device, 4 * G).largest_extent(2 * G).host_extents(&ready);
-        // A fork shows it too.
+        // A fork shares it too.
         let mut region = builder().reserve().unwrap();
         region.commit_at(0..2 * G, &host).unwrap();
         let fork = region.fork(&[]).unwrap();
         drop(region);
         assert_eq!(ready.ready(), 0);
         drop(fork);
-        assert_eq!(ready.ready(), 2 * G, "the last one had it alone");
-        // Another process may have it too, and so may not what was made for handles.
+        assert_eq!(ready.ready(), 2 * G, "the last region was the only owner");
+        // Memory made for handles may be shared with another process.
         let types = cuvmm::driver::HandleTypes::POSIX_FD;
         let mut region = builder().shareable(types).reserve().unwrap();
         region.commit(0..2 * G).unwrap();
         region.relocate(0..2 * G, &host, &stream).unwrap();
-        assert_eq!(ready.ready(), 2 * G, "memory for handles is no plain memory");
+        assert_eq!(ready.ready(), 2 * G, "memory made for handles is not kept for reuse");
         drop(region);
         assert_eq!(ready.ready(), 2 * G);
         let elsewhere = HostExtents::new(&rig.device, 1, 16 * G);
         let mut region = Region::builder(&rig.device, 4 * G).host_extents(&elsewhere).reserve().unwrap();
         region.commit_at(0..2 * G, &host).unwrap();
         drop(region);
-        assert_eq!(elsewhere.ready(), 0, "it is another node's");
+        assert_eq!(elsewhere.ready(), 0, "the memory is on another node");
     }
 
     fn bad_host_extents_are_refused(rig) {
@@ -489,7 +492,7 @@ on_both! {
         rig.faults.arm(Fault::nth(3, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
         assert!(matches!(ready.prepare(G, 4), Err(MemoryError::Create { .. })));
         rig.faults.disarm();
-        assert_eq!(ready.ready(), 2 * G, "what was created lies ready");
+        assert_eq!(ready.ready(), 2 * G, "created extents are kept");
         ready.prepare(G, 4).unwrap();
         ready.prepare(G, 4).unwrap();
         assert_eq!((ready.ready(), ready.trim(0), ready.trim(0)), (4 * G, 4 * G, 0));
@@ -512,18 +515,18 @@ on_both! {
         let pointer = region.host_pointer(2 * G..4 * G + 1).unwrap();
         assert_eq!([access(0), access(2 * G), access(4 * G)], [none, all, all]);
         assert_eq!(region.host_pointer(2 * G..6 * G).unwrap(), pointer);
-        assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "it was let in already");
+        assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "the host had access already");
         region.relocate(0..6 * G, &device, &stream).unwrap();
         assert!(matches!(region.host_pointer(0..G), Err(MemoryError::Elsewhere { .. })));
         region.relocate(0..6 * G, &host, &stream).unwrap();
-        assert_eq!(access(2 * G), none, "what has moved is closed to it");
+        assert_eq!(access(2 * G), none, "the host has no access to moved memory");
         rig.faults.arm(Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemSetAccess));
         assert!(region.host_pointer(0..6 * G).is_err());
         rig.faults.disarm();
         assert_eq!([access(0), access(2 * G)], [all, none]);
         region.host_pointer(0..6 * G).unwrap();
         assert_eq!([access(0), access(2 * G), access(4 * G)], [all; 3]);
-        // A fork may only be read, by the host too, once it has been let in there.
+        // A fork is read-only, for the host too once it was granted access.
         let mut fork = region.fork(&[]).unwrap();
         let address = fork.address();
         let access = |offset| rig.machine.get_access(address.checked_add(offset).unwrap(), node).unwrap();
@@ -536,7 +539,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
         region.commit(0..4 * G).unwrap();
-        // The copy is mapped, and from then on nothing is.
+        // The copy is mapped, and from then on every mapping fails.
         rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemMap));
         let error = region.relocate(0..4 * G, &Place::HostNuma(0), &stream).unwrap_err();
         rig.faults.disarm();
@@ -557,7 +560,7 @@ on_both! {
         region.write(&stream, 20 * G, &[7; 4]).unwrap();
         rig.faults.forget();
         region.back_with_zeros(0..64 * G).unwrap();
-        // 20 granules as 8, 8, 4 and 40 as five of 8; memory for one of each size.
+        // 20 granules as 8, 8 and 4, and 40 as five of 8, with one physical per size.
         assert_eq!(region.zero_backed(), 60 * G);
         assert_eq!((rig.faults.count(Call::MemMap), rig.faults.count(Call::MemCreate)), (8, 2));
         assert_eq!((region.held(), region.mappings(), region.committed()), (16 * G, 9, 4 * G));
@@ -573,7 +576,7 @@ on_both! {
         assert!(matches!(region.remove_zeros(0..G), Err(MemoryError::PendingFree { .. })));
         assert_eq!((region.zero_backed(), region.mappings()), (60 * G, 9));
         region.commit_after(25 * G..26 * G, &[]).unwrap();
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         region.commit(G..2 * G).unwrap();
         assert_eq!(region.zero_backed(), 58 * G);
         region.write(&stream, 2 * G - 1, &[1]).unwrap();
@@ -597,7 +600,7 @@ on_both! {
         assert!(matches!(error, MemoryError::Mappings { needed: 10, held: 1, limit: 6 }), "{error}");
         region.back_with_zeros(8 * G..40 * G).unwrap();
         assert_eq!(region.mappings(), 5);
-        // One alias goes, and what is left of it beside the granule takes three.
+        // One alias is replaced: the rest of it takes three mappings beside the granule.
         let error = region.commit(9 * G..10 * G).unwrap_err();
         assert!(matches!(error, MemoryError::Mappings { needed: 4, held: 5, limit: 6 }), "{error}");
         for (call, most) in [(Call::MemCreate, 1), (Call::MemMap, 1), (Call::MemUnmap, 1)] {
@@ -622,7 +625,7 @@ on_both! {
         let error = region.back_with_zeros(0..4 * G).unwrap_err();
         assert!(matches!(error, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G));
         assert_eq!(region.zero_backed(), 0);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         region.back_with_zeros(0..4 * G).unwrap();
         assert_eq!((region.zero_backed(), region.pending_free()), (4 * G, 0));
     }

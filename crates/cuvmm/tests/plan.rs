@@ -1,5 +1,5 @@
-//! Plans on the stand-ins: the calls they make, what they cost by a table of round figures, what
-//! is wasted, which step fails, and that nothing is left.
+//! Plans on the stand-ins: their calls, their costs by a table of round figures, wasted memory,
+//! which step fails, and that nothing is leaked.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -42,7 +42,8 @@ fn count(step: &StepReport, call: Call) -> u64 {
     step.calls.get(&call).copied().unwrap_or_default()
 }
 
-/// Reservations, creates, maps, accesses, unmaps, releases, frees of addresses.
+/// Returns the numbers of reservations, creates, maps, access changes, unmaps, releases and address
+/// frees.
 fn counts(calls: &BTreeMap<Call, u64>) -> [u64; 7] {
     [
         Call::MemAddressReserve,
@@ -56,7 +57,7 @@ fn counts(calls: &BTreeMap<Call, u64>) -> [u64; 7] {
     .map(|call| calls.get(&call).copied().unwrap_or_default())
 }
 
-/// A model of two devices with round prices.
+/// Creates a model of two devices with round costs.
 fn priced(capacity: u64) -> (Arc<ModelDriver>, Vec<Device>) {
     let mut costs = Costs::free_of_charge();
     costs.reserve = Curve::flat(1.0);
@@ -86,16 +87,16 @@ fn every_step_is_timed_by_the_table() {
         .reserve("range", 64 * GIB)
         .commit("range", GIB)
         .commit("range", 3 * MIB)
-        .reserve("by hand", 4 * G)
+        .reserve("separate", 4 * G)
         .create("memory", G)
-        .map("memory", "by hand", G)
+        .map("memory", "separate", G)
         .step(Step::Map {
             physical: "memory".to_owned(),
-            within: "by hand".to_owned(),
+            within: "separate".to_owned(),
             offset: 0,
             access: vec![0, 1],
         })
-        .release("by hand")
+        .release("separate")
         .release("memory")
         .step(Step::Decommit {
             within: "range".to_owned(),
@@ -133,7 +134,7 @@ fn every_step_is_timed_by_the_table() {
     assert!(report.ending.refusal.is_none());
     assert!(machine.live().is_nothing(), "{:?}", machine.live());
 
-    // What is held after each step.
+    // Memory held after each step.
     let held: Vec<_> = report.steps.iter().map(|step| step.in_use).collect();
     assert_eq!((held[0].memory(), held[0].addresses), (0, 64 * GIB));
     assert_eq!((held[2].asked, held[2].padding), (GIB + 3 * MIB, MIB));
@@ -174,10 +175,10 @@ on_both! {
         assert!(grown.in_use.precommitted <= 8 * G, "{grown:?}");
         let creates = count(grown, Call::MemCreate);
         assert_eq!(creates, grown.in_use.mappings);
-        // One for each doubling up to 16 granules, then 8 granules each up to 64.
+        // One extent for each doubling up to 16 granules, then extents of 8 granules up to 64.
         assert_eq!(creates, 5 + 6);
         let precommitted = grown.in_use.precommitted;
-        // Behind what was asked for: in the precommitted memory, if there is one.
+        // The next commit uses precommitted memory, if there is any.
         let five = &report.steps[2];
         assert_eq!((five.in_use.asked, five.in_use.padding), (64 * G + 5, G - 5));
         assert_eq!(count(five, Call::MemCreate), u64::from(precommitted == 0));
@@ -220,7 +221,7 @@ on_both! {
         let failure = report.failure.expect("too much");
         assert_eq!(failure.reached.step, 4);
         assert!(count(&failure.reached, Call::MemCreate) >= 1);
-        assert_eq!(failure.reached.in_use, report.steps[2].in_use, "nothing has changed");
+        assert_eq!(failure.reached.in_use, report.steps[2].in_use, "the plan changed nothing");
         let created = matches!(failure.error, Error::Memory(MemoryError::Create { .. }));
         assert!(created, "{}", failure.error);
         assert!(failure.error.to_string().contains("OUT_OF_MEMORY"), "{}", failure.error);
@@ -248,19 +249,19 @@ on_both! {
     }
 }
 
-/// Which step is wrong, what it names where that is wrong, and what is wrong.
+/// The wrong step, the wrong name if any, and the problem.
 type Wrong = (Option<usize>, Option<String>, PlanProblem);
 
 fn parts(error: PlanError) -> Wrong {
     (error.step, error.name, error.problem)
 }
 
-/// What is wrong with a step.
+/// Returns the expected problem of a step.
 fn at(step: usize, name: Option<&str>, problem: impl Into<PlanProblem>) -> Wrong {
     (Some(step), name.map(str::to_owned), problem.into())
 }
 
-/// What is wrong with a plan on two devices.
+/// Checks the error of a wrong plan on two devices.
 #[track_caller]
 fn wrong(plan: &Plan, expected: Wrong) {
     let (machine, devices) = priced(64 * GIB);
@@ -281,7 +282,7 @@ fn wrong(plan: &Plan, expected: Wrong) {
     assert_eq!(parts(refused), expected);
 }
 
-/// A number that no device has.
+/// Returns the error for a device number that does not exist.
 fn no_device(device: u64, count: u64) -> ArgumentError {
     ArgumentError::OutOfRange {
         what: "devices",
@@ -336,7 +337,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     wrong(&reserved().commit("a", 0), zero(2, "the size"));
     wrong(
         &reserved().grow("a", G, 0),
-        zero(2, "what is asked for at a time"),
+        zero(2, "bytes of each request"),
     );
     wrong(&Plan::new().stripe("s", G, 0, &[0]), zero(1, "a stripe"));
     wrong(
@@ -348,7 +349,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         at(
             1,
             None,
-            ArgumentError::Uncountable {
+            ArgumentError::Overflow {
                 what: "bytes",
                 value: u64::MAX,
             },
@@ -549,8 +550,7 @@ fn every_call_of_a_plan_may_fail_once_and_nothing_is_left() {
     assert!(failed >= 50, "{failed}");
 }
 
-/// What a plan holds by the simplest of books: one region, committed from the end and cut off at
-/// the end; and physicals.
+/// The reference for a plan: one region that is committed and truncated at its end, and physicals.
 #[derive(Debug, Default)]
 struct Known {
     committed: Vec<u64>,
@@ -586,7 +586,7 @@ proptest! {
         known.calls[0] = 1;
         let mut names = 0..;
         let mut live: Vec<(String, u64)> = vec![];
-        // Sizes asked for, in order of their offsets.
+        // Requested sizes, in order of their offsets.
         let mut expected = vec![(0, 0, 0)];
         for act in acts {
             match act {

@@ -1,4 +1,4 @@
-//! Pools, tenants and blocks: who gets what, who gives, and what is told when there is nothing.
+//! Pools, tenants and blocks: allocation, reclaim, and the errors when memory is short.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -45,7 +45,7 @@ on_both! {
         let address = block.address();
         rig.faults.forget();
         drop(block);
-        // The stream is busy all the while: its own order is enough.
+        // The stream is busy all the while: its own order suffices.
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 1)]).unwrap();
         for _ in 0..100 {
@@ -56,7 +56,7 @@ on_both! {
             block.shrink_to(2 * G).unwrap();
         }
         assert_eq!(rig.faults.total(), 0);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
     }
 
     fn a_block_grows_and_shrinks_in_place(rig) {
@@ -79,7 +79,7 @@ on_both! {
         rig.faults.forget();
         block.shrink_to(G).unwrap();
         block.try_grow_to(7 * G).unwrap();
-        assert_eq!(rig.faults.total(), 0, "what was given up a moment ago is revived");
+        assert_eq!(rig.faults.total(), 0, "freed memory is reused while cached");
         if rig.keeps_bytes() {
             let mut bytes = [0; 5];
             block.read(7 * G - 5, &mut bytes).unwrap();
@@ -99,22 +99,22 @@ on_both! {
         let pool = pool(rig, 16);
         let a = pool.tenant("a").guarantee(4 * G).register().unwrap();
         let b = pool.tenant("b").guarantee(2 * G).register().unwrap();
-        // A may take all but what is missing to B's guarantee.
+        // A may take all but the unused part of B's guarantee.
         assert!(matches!(a.try_allocate(15 * G), Err(BlockError::OutOfMemory(_))));
         drop(a.try_allocate(14 * G).unwrap());
         assert_eq!(a.stats().committed, 14 * G);
-        // B may take all but what A is guaranteed, although A uses nothing.
+        // B may take all but A's guarantee, although A uses nothing.
         let shortage = match b.try_allocate(13 * G) {
             Err(BlockError::OutOfMemory(shortage)) => shortage,
             other => panic!("{other:?}"),
         };
         assert_eq!((shortage.wanted, shortage.limit), (13 * G, 16 * G));
         assert_eq!(shortage.holders, [("a".to_owned(), 14 * G)]);
-        assert_eq!(a.stats().committed, 14 * G, "a refusal takes nothing");
+        assert_eq!(a.stats().committed, 14 * G, "a refused request takes no memory");
         let block = b.try_allocate(12 * G).unwrap();
         assert_eq!(b.stats().committed, 12 * G);
         assert!(pool.stats().committed + pool.stats().free <= 16 * G);
-        // And A has its guarantee whatever B does.
+        // A has its guarantee whatever B uses.
         let own = a.try_allocate(4 * G).unwrap();
         assert!(a.try_allocate(G).is_err());
         drop((block, own));
@@ -174,7 +174,7 @@ on_both! {
             }
             rig.faults.forget();
             let block = builder.try_allocate().unwrap();
-            assert_eq!(rig.faults.count(Call::MemCreate), 0, "the memory itself was handed on");
+            assert_eq!(rig.faults.count(Call::MemCreate), 0, "the same physical memory was reused");
             for granule in 0..4 {
                 let seen = read(&block, granule * G + 100);
                 if rig.keeps_bytes() {
@@ -226,7 +226,7 @@ on_both! {
         zeroed.write(G, b"new data").unwrap();
         zeroed.shrink_to(G).unwrap();
         zeroed.try_grow_to(2 * G).unwrap();
-        assert_eq!(read(&zeroed, G), [0; 8], "what grows reads as zero, revived or not");
+        assert_eq!(read(&zeroed, G), [0; 8], "new memory of a block reads as zero, reused or not");
     }
 
     fn what_a_zeroed_block_gave_up_within_a_granule_comes_back_as_zeros(rig) {
@@ -246,27 +246,29 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!((seen[39], &seen[40..]), (7, &[0; 40][..]));
         }
-        // Behind what another stream may still write there, and into the next granule.
+        // The zeros are ordered behind late writes of another stream, and reach into the next
+        // granule.
         block.record_use(&other).unwrap();
         rig.machine.hold(common::D0, other.as_raw());
         let late = vec![(block.address(), 80, 5)];
         rig.machine.queue_kernel(common::D0, other.as_raw(), vec![], late).unwrap();
         block.shrink_to(10).unwrap();
         block.try_grow_to(G + 10).unwrap();
-        rig.machine.let_go_all(common::D0);
+        rig.machine.release_all_streams(common::D0);
         let mut seen = vec![9; G as usize + 10];
         block.read(0, &mut seen).unwrap();
         if rig.keeps_bytes() {
             assert!(seen[..10].iter().all(|&byte| byte == 5));
             assert_eq!(seen[10..].iter().position(|&byte| byte != 0), None);
         }
-        // Without a home stream nothing can be ordered: it is refused until that work has passed.
+        // Without a home stream nothing can be ordered: the growth is refused until that work is
+        // complete.
         let mut homeless = tenant.block(100).zeroed(true).try_allocate().unwrap();
         rig.machine.hold(common::D0, other.as_raw());
         rig.machine.queue_kernel(common::D0, other.as_raw(), vec![], vec![]).unwrap();
         homeless.shrink_to(10).unwrap();
         assert!(homeless.try_grow_to(100).is_err());
-        rig.machine.let_go_all(common::D0);
+        rig.machine.release_all_streams(common::D0);
         homeless.try_grow_to(100).unwrap();
         drop((block, homeless));
     }
@@ -285,9 +287,9 @@ on_both! {
         ));
         let stats = pool.stats();
         assert!(stats.tenants[0].draining);
-        assert_eq!((stats.committed, stats.free), (2 * G, 3 * G), "what was idle went back");
+        assert_eq!((stats.committed, stats.free), (2 * G, 3 * G), "idle memory was released");
         assert_eq!(stats.tenants[0].guarantee, 0);
-        // What still lives is in the way of a promise, and the name is not.
+        // Memory of live blocks prevents a guarantee, but the name can be reused.
         assert!(matches!(
             pool.tenant("a").guarantee(8 * G).register(),
             Err(PoolError::GuaranteeTooLarge { left, .. }) if left == 6 * G
@@ -326,10 +328,10 @@ on_both! {
         }).register().unwrap();
         held.lock().unwrap().push(giver.try_allocate(6 * G).unwrap());
         let taker = pool.tenant("taker").register().unwrap();
-        assert!(taker.try_allocate(4 * G).is_err(), "try_allocate asks nobody");
+        assert!(taker.try_allocate(4 * G).is_err(), "try_allocate calls no hook");
         assert!(asked.lock().unwrap().is_empty());
         let block = taker.allocate(4 * G).unwrap();
-        assert_eq!(*asked.lock().unwrap(), [("taker".to_owned(), 2 * G)], "what is missing");
+        assert_eq!(*asked.lock().unwrap(), [("taker".to_owned(), 2 * G)], "the missing bytes");
         drop(block);
     }
 
@@ -340,7 +342,7 @@ on_both! {
         let begun = Instant::now();
         let refused = tenant.block(G).timeout(Duration::from_millis(30)).allocate();
         assert!(matches!(refused, Err(BlockError::OutOfMemory(_))));
-        assert_eq!(tenant.stats().refusals, 1, "one refusal, however often it was tried");
+        assert_eq!(tenant.stats().refusals, 1, "one refusal, however many attempts were made");
         assert!(begun.elapsed() >= Duration::from_millis(30));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -416,7 +418,7 @@ on_both! {
         assert!(matches!(tenant.try_allocate(0), Err(BlockError::Argument(ArgumentError::Zero { .. }))));
         assert!(matches!(
             tenant.try_allocate(u64::MAX),
-            Err(BlockError::Argument(ArgumentError::Uncountable { .. }))
+            Err(BlockError::Argument(ArgumentError::Overflow { .. }))
         ));
         assert!(matches!(
             tenant.block(2 * G).capacity(G).try_allocate(),
@@ -443,7 +445,7 @@ on_both! {
         assert_eq!(pool.stats().committed, 7 * G);
         drop(three);
         let one = tenant.try_allocate(16 * G).unwrap();
-        assert_eq!(pool.stats().mappings, 3, "idle mappings made room");
+        assert_eq!(pool.stats().mappings, 3, "idle mappings were released");
         assert!(matches!(
             tenant.block(G).capacity(32 * G).try_allocate(),
             Err(BlockError::OutOfAddresses { .. })
@@ -456,7 +458,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.try_allocate(2 * G).unwrap();
         drop(tenant.try_allocate(8 * G).unwrap());
-        assert_eq!(pool.trim(6 * G).unwrap(), 8 * G, "extents go whole");
+        assert_eq!(pool.trim(6 * G).unwrap(), 8 * G, "extents are released as a whole");
         let stats = pool.stats();
         assert_eq!((stats.committed, stats.free), (2 * G, 0));
         assert_eq!(rig.machine.live().physical_bytes, 2 * G);
@@ -470,7 +472,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let other = rig.machine.alloc(D0, total - 6 * G).unwrap();
         drop(tenant.try_allocate(4 * G).unwrap());
-        // Only 2 granules are free at the driver, but what lies idle can be made into it.
+        // Only 2 granules are free at the driver, but idle memory can be turned into it.
         let block = tenant.try_allocate(6 * G).unwrap();
         drop(block);
         match tenant.try_allocate(7 * G) {
@@ -554,9 +556,9 @@ fn the_message_of_a_refusal_says_who_holds_the_memory() {
     let text = refused.to_string();
     for part in [
         "out of memory",
-        "\"code\" wants 1073741824",
-        "can have 234881024",
-        "\"chat\" 838860800",
+        "\"code\" needs 1 GiB more",
+        "224 MiB available",
+        "800 MiB held by \"chat\"",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }

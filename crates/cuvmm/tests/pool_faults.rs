@@ -1,4 +1,4 @@
-//! Every driver call of what a pool does, failed once: nothing has changed afterwards, and the
+//! Fails every driver call of the pool's operations once. A failure changes nothing, and the
 //! operation then succeeds.
 #![allow(
     missing_docs,
@@ -19,9 +19,9 @@ use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{Hardened, Limit, Pool, Region};
 
-/// The same in a hardened pool with room for 46 granules of addresses, all of which are taken: the
-/// block has 18, and two blocks that are gone rest on 28, whose 16 granules are in the free list. The first
-/// was filled, the second could not be.
+/// Creates a world with a hardened pool whose 46 granules of addresses are all in use: a block has
+/// 18 of them, and two dropped blocks rest on 28. Their 14 granules of memory are in the free list.
+/// The memory of the first was filled, that of the second could not be.
 fn hardened_world(rig: &Rig<Nothing>) -> World {
     let builder = Pool::builder(&rig.device).hardened(Hardened::new());
     let world = world_of(rig, builder.address_limit(46 * G));
@@ -52,7 +52,7 @@ fn allocating_cold() {
     assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
 }
 
-/// All of the pool's memory, which somebody must have given back.
+/// Allocates all remaining memory of the pool, which requires a reclaim.
 fn allocate_the_rest(world: &mut World) -> Result<(), String> {
     let stats = world.pool.stats();
     let left = 16 * G - stats.in_use - stats.quarantined;
@@ -63,7 +63,7 @@ fn allocate_the_rest(world: &mut World) -> Result<(), String> {
 
 #[test]
 fn allocating_in_a_hardened_pool() {
-    // Where there are addresses: as in a plain pool, and zeros for what could not be filled.
+    // With enough addresses: as in a plain pool, plus zeroing for memory that could not be filled.
     let calls = sweep(
         |rig| {
             let mut world = hardened_world(rig);
@@ -82,8 +82,11 @@ fn allocating_in_a_hardened_pool() {
         },
         false,
     );
-    assert!(calls >= 8, "addresses back, addresses, extents: {calls}");
-    // Where only what rests can make way.
+    assert!(
+        calls >= 8,
+        "addresses freed, addresses reserved, extents: {calls}"
+    );
+    // Only the resting addresses can be released.
     let calls = sweep(
         hardened_world,
         |_, world| allocate_the_rest(world),
@@ -94,7 +97,7 @@ fn allocating_in_a_hardened_pool() {
         false,
     );
     assert!(calls >= 8, "{calls}");
-    // Nothing rests, nothing waits: then nothing has moved.
+    // If nothing rests or is pending, nothing moves.
     let calls = sweep(
         |rig| world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new())),
         |_, world| allocate_the_rest(world),
@@ -108,12 +111,12 @@ fn allocating_in_a_hardened_pool() {
         of_pool,
         true,
     );
-    assert_eq!(calls, 9, "3 extents of 3 calls, and none ahead");
+    assert_eq!(calls, 9, "3 extents of 3 calls, and none precommitted");
 }
 
 #[test]
 fn giving_up_in_a_hardened_pool() {
-    // A drop says nothing, and what failed in it is done by whoever comes next.
+    // A drop reports no error. The next operation repeats the calls that failed in it.
     for (shrinks, home) in [(false, true), (false, false), (true, true)] {
         let calls = sweep(
             |rig| {
@@ -151,7 +154,8 @@ fn giving_up_in_a_hardened_pool() {
     }
 }
 
-/// A world whose memory may be exported, in extents of a granule; the first block has 2 of them.
+/// Creates a world whose memory may be exported, in extents of a granule. The first block has 2 of
+/// them.
 fn sharing_world(rig: &Rig<Nothing>) -> World {
     let builder = Pool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
     world_of(rig, builder.largest_extent(G))
@@ -191,8 +195,8 @@ fn exporting() {
 
 #[test]
 fn giving_up_what_was_exported() {
-    // A drop says nothing, and what failed in it is done by whoever comes next. What is taken back
-    // from the end of a block that lives fails the one who wants it.
+    // A drop reports no error. The next operation repeats the calls that failed in it. A failure to
+    // take memory from the end of a live block fails the request that needs it.
     for (shrinks, home) in [(false, true), (false, false), (true, true)] {
         let calls = sweep(
             |rig| {
@@ -216,7 +220,7 @@ fn giving_up_what_was_exported() {
                 let stats = world.pool.stats();
                 let failed = rig.faults.injected() > 0;
                 assert!(shrinks || failed || stats.exported == 0, "{stats:#?}");
-                // All that is left, of which nothing is to be had before it was released.
+                // All remaining memory, none of which is available before it is released.
                 let room = 16 * G - stats.in_use - stats.quarantined;
                 let block = text(world.tenants[1].try_allocate(room));
                 let stats = world.pool.stats();
@@ -248,8 +252,8 @@ fn growing() {
     assert_eq!(calls, 9);
 }
 
-/// The same with a block of 32 granules that may grow to 35, and three granules in the free list that
-/// another tenant wrote to.
+/// Creates a world with a block of 32 granules that may grow to 35, and three granules in the free
+/// list that another tenant wrote to.
 fn world_of_margins(rig: &Rig<Nothing>) -> World {
     let mut world = world(rig);
     world.blocks.clear();
@@ -265,9 +269,9 @@ fn world_of_margins(rig: &Rig<Nothing>) -> World {
     let grown = grown.home_stream(&world.streams[0]).try_allocate().unwrap();
     world.blocks.push(grown);
     let gone = world.pool.tenant("gone").register().unwrap();
-    let soiled = gone.allocate_on(&world.streams[1], 3 * G).unwrap();
-    soiled.write(0, b"soiled").unwrap();
-    drop(soiled);
+    let to_scrub = gone.allocate_on(&world.streams[1], 3 * G).unwrap();
+    to_scrub.write(0, b"soiled").unwrap();
+    drop(to_scrub);
     gone.unregister();
     world
 }
@@ -278,7 +282,7 @@ fn growing_with_margin() {
         world_of_margins,
         |_, world| {
             text(world.blocks[0].try_grow_to(33 * G))?;
-            // Out of memory with the precommitted memory is none without.
+            // Growth that runs out of memory with precommitted memory succeeds without it.
             assert!(world.pool.stats().precommitted <= 2 * G);
             Ok(())
         },
@@ -298,7 +302,7 @@ fn taking_margin_back() {
             world
         },
         |_, world| {
-            // A granule that the driver would not take back is out of use.
+            // A granule that the driver did not take back is quarantined.
             let left = 6 * G - world.pool.stats().quarantined;
             let block = text(world.tenants[1].try_allocate(left))?;
             assert_eq!(world.pool.stats().precommitted, G);
@@ -428,8 +432,8 @@ fn trimming_and_unregistering() {
         |_, world| {
             text(world.pool.trim(0))?;
             let stats = world.pool.stats();
-            // What the driver could not be asked about stays, and a physical that it would not take
-            // is quarantined, not lost.
+            // An extent whose unmapping failed stays, and a physical allocation that the driver did
+            // not take back is quarantined, not lost.
             assert_eq!(stats.committed + stats.free, 2 * G + stats.pending_free);
             Ok(())
         },

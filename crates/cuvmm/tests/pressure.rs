@@ -1,4 +1,4 @@
-//! Who is asked for memory when it is short, for how much, and what a refusal says could be had.
+//! Pressure hooks: which are called, for how much memory, and how much a refusal says is available.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -13,8 +13,8 @@ use cuvmm::error::{BlockError, Shortage};
 use cuvmm::pool::Pressure;
 use cuvmm::{Block, Limit, Pool, Stream, Tenant};
 
-/// A tenant that gives its blocks, the last first, until it has given what is missing; and what it
-/// was asked.
+/// A tenant whose hook gives up blocks, the last first, until it has given enough, and the calls of
+/// that hook.
 struct Giver {
     tenant: Tenant,
     blocks: Arc<Mutex<Vec<Block>>>,
@@ -43,13 +43,13 @@ impl Giver {
         }
     }
 
-    /// Takes memory in blocks of a granule.
+    /// Allocates memory in blocks of a granule.
     fn takes(&self, granules: u64) {
         let block = |_| self.tenant.try_allocate(G).unwrap();
         self.blocks.lock().unwrap().extend((0..granules).map(block));
     }
 
-    /// How many granules it was asked for, call by call.
+    /// Returns the granules requested by each call of the hook.
     fn was_asked(&self) -> Vec<u64> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
         asked.iter().map(|pressure| pressure.bytes / G).collect()
@@ -71,11 +71,13 @@ on_both! {
         second.takes(6);
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(2 * G).capacity(16 * G).try_allocate().unwrap();
-        // Two are free: one more than half a granule that the block has left is missing.
+        // Two granules are free; the block can also use the rest of its last granule, so one
+        // granule is missing.
         block.shrink_to(2 * G - G / 2).unwrap();
         block.grow_to(5 * G - G / 2).unwrap();
         assert_eq!((first.was_asked(), second.was_asked()), (vec![1], vec![]));
-        // The first has five left and gives them all: the second is asked for the rest.
+        // The first tenant gives up all five of its granules, and the second is called for the
+        // rest.
         block.grow_to(12 * G).unwrap();
         assert_eq!((first.was_asked(), second.was_asked()), (vec![7], vec![2]));
         assert_eq!(pool.stats().in_use, 16 * G);
@@ -101,19 +103,19 @@ on_both! {
         giver.takes(12);
         let tenant = pool.tenant("a").limit(4 * G).register().unwrap();
         let block = tenant.allocate(3 * G).unwrap();
-        // More than it may ever have: also one who would wait for good is told at once.
+        // More than the tenant may ever have: a request without a timeout is refused at once too.
         let mut refused = tenant.block(5 * G).timeout(Duration::MAX).allocate();
         assert_eq!(shortage(refused.unwrap_err()).available, G);
-        // More than it may have now: others cannot change that.
+        // More than the tenant may have now, which other tenants cannot change.
         refused = tenant.allocate(2 * G);
         assert_eq!(shortage(refused.unwrap_err()).available, G);
         assert_eq!(giver.was_asked(), [0; 0]);
-        // With both to blame as well.
+        // The same if both bounds apply.
         giver.takes(1);
         assert!(tenant.allocate(2 * G).is_err());
         assert_eq!(giver.was_asked(), [0; 0]);
         drop((block, giver.blocks.lock().unwrap().pop()));
-        // What it has itself idle is within its limit.
+        // The tenant's own idle memory is within its limit.
         drop(tenant.allocate(4 * G).unwrap());
         assert_eq!(giver.was_asked(), [0; 0]);
         giver.blocks.lock().unwrap().clear();
@@ -124,7 +126,7 @@ on_both! {
         let giver = Giver::new(&pool, "giver", 0, 4 * G);
         giver.takes(12);
         let tenant = pool.tenant("a").register().unwrap();
-        // A guarantee may end while a request waits; a limit does not.
+        // A guarantee may change while a request waits; a limit does not.
         let moment = Duration::from_millis(1);
         for (size, wait) in [(13, moment), (17, Duration::MAX), (1 << 20, Duration::MAX)] {
             let refused = tenant.block(size * G).timeout(wait).allocate();
@@ -144,10 +146,10 @@ on_both! {
 
     fn a_hook_is_called_only_where_its_tenant_can_give_something(rig) {
         let pool = pool(rig, 16);
-        // It holds no more than its guarantee.
+        // A tenant that holds no more than its guarantee.
         let poor = Giver::new(&pool, "poor", 0, 4 * G);
         poor.takes(4);
-        // Its memory is had without asking.
+        // Idle memory is reclaimed without calling the hook.
         let idle = Giver::new(&pool, "idle", 1, 0);
         idle.takes(2);
         idle.blocks.lock().unwrap().clear();
@@ -159,10 +161,10 @@ on_both! {
         drop(tenant.allocate(4 * G).unwrap());
         assert_eq!((poor.was_asked(), idle.was_asked()), (vec![], vec![]));
         assert_eq!(giver.was_asked(), [1]);
-        // All that the hooks could give would not be enough.
+        // All that the hooks could give would not suffice.
         assert!(tenant.allocate(8 * G).is_err());
         assert_eq!(giver.was_asked(), [0; 0]);
-        // To one who waits it is a beginning.
+        // For a request that waits, part of the memory is worth a call.
         std::thread::scope(|scope| {
             let asked = &giver.asked;
             scope.spawn(move || {
@@ -188,7 +190,7 @@ on_both! {
         let asked = std::mem::take(&mut *giver.asked.lock().unwrap());
         let lacks = |one: &Pressure| (one.bytes, one.mappings, one.addresses);
         assert_eq!(asked.iter().map(lacks).collect::<Vec<_>>(), [(0, 1, 0)]);
-        // Nobody can give that many.
+        // The hooks cannot free that number of addresses.
         assert!(matches!(
             tenant.block(G).capacity(31 * G).timeout(Duration::MAX).allocate(),
             Err(BlockError::OutOfAddresses { .. })
@@ -228,15 +230,15 @@ on_both! {
         let own = builder.register().unwrap();
         cache.lock().unwrap().extend((0..4).map(|_| own.try_allocate(G).unwrap()));
         let was_asked = || std::mem::take(&mut *asked.lock().unwrap());
-        // It has enough itself.
+        // The tenant's own hook gives enough.
         let first = own.allocate(5 * G).unwrap();
         assert_eq!(was_asked(), [("own".to_owned(), 3)]);
         assert!(other.was_asked().is_empty());
-        // It has one left, and the other gives the rest.
+        // It has one granule left, and the other tenant gives the rest.
         let second = own.allocate(3 * G).unwrap();
         assert_eq!((was_asked(), other.was_asked()), (vec![("own".to_owned(), 3)], vec![2]));
         assert!(cache.lock().unwrap().is_empty());
-        // Nobody can give what is more than the limit.
+        // A request beyond the limit calls no hook.
         assert!(own.allocate(13 * G).is_err());
         assert!(was_asked().is_empty() && other.was_asked().is_empty());
         drop((first, second));
@@ -255,7 +257,7 @@ on_both! {
             gives.lock().unwrap().pop();
         });
         let own = builder.register().unwrap();
-        // It uses nothing: there is nothing to be asked for.
+        // The tenant holds no memory, so its hook is not called.
         assert!(own.allocate(5 * G).is_err());
         assert!(asked.lock().unwrap().is_empty());
         cache.lock().unwrap().push(own.try_allocate(3 * G).unwrap());
@@ -275,7 +277,7 @@ on_both! {
                 calls.lock().unwrap().push(name);
                 let tenants = tenants.lock().unwrap().clone();
                 for tenant in &tenants {
-                    // Either would wait for the other, or for itself.
+                    // Each hook would wait for the other, or for itself.
                     let wanted = tenant.block(4 * G).timeout(Duration::from_secs(600));
                     assert!(wanted.allocate().is_err());
                 }
@@ -288,7 +290,7 @@ on_both! {
         let (used, others) = (a.try_allocate(2 * G).unwrap(), b.try_allocate(2 * G).unwrap());
         assert!(a.allocate(2 * G).is_err());
         assert_eq!(*calls.lock().unwrap(), ["a", "b"]);
-        // Outside of it they wait again.
+        // Outside the hook requests wait again.
         let waited = a.block(2 * G).timeout(Duration::from_millis(1)).allocate();
         assert!(waited.is_err());
         assert_eq!(*calls.lock().unwrap(), ["a", "b", "a", "b"]);
@@ -302,23 +304,23 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(8 * G).home_stream(&stream).allocate().unwrap();
         common::busy(rig, &stream, &block, 1);
-        // One extent: what the block gives up stays with it.
+        // One extent: the memory that the block gives up is stranded in it.
         block.shrink_to(3 * G).unwrap();
         let other = pool.tenant("b").register().unwrap();
         let refused = shortage(other.allocate(G).unwrap_err());
         assert_eq!((refused.stranded, refused.pending_free, refused.available), (5 * G, 0, 0));
         let text = refused.to_string();
-        assert!(text.contains(&format!("{} stranded", 5 * G)), "{text}");
-        rig.machine.let_go_all(D0);
+        assert!(text.contains("stranded in extents in use  10 MiB"), "{text}");
+        rig.machine.release_all_streams(D0);
         assert!(other.allocate(G).is_err());
-        // The block itself can have it, and no more.
+        // The block itself can use it, but no other.
         block.grow_to(8 * G).unwrap();
         drop(block);
         drop(other.allocate(8 * G).unwrap());
     }
 }
 
-/// Whether what a refusal says could be had can be had, and not a granule more.
+/// Returns `true` if exactly the memory that a refusal reports as available can be allocated.
 fn holds<T>(
     refused: Result<T, BlockError>,
     mut again: impl FnMut(u64) -> Result<T, BlockError>,
@@ -328,14 +330,14 @@ fn holds<T>(
     };
     assert!(said.available < said.wanted, "{said}");
     let more = again(said.available + G);
-    assert!(more.is_err(), "a granule more was to be had: {said}");
+    assert!(more.is_err(), "one granule more was available: {said}");
     if said.available > 0 {
-        again(said.available).unwrap_or_else(|error| panic!("{error}, and before {said}"));
+        again(said.available).unwrap_or_else(|error| panic!("{error}, previously {said}"));
     }
     true
 }
 
-/// Lets all work go, also where a check fails: the pool's end waits for it.
+/// Lets all work go, even if a check fails, because closing the pool waits for it.
 struct LetsGo<'a, B: Backing>(&'a Rig<B>)
 where
     Machine<B>: Driver;
@@ -345,12 +347,12 @@ where
     Machine<B>: Driver,
 {
     fn drop(&mut self) {
-        self.0.machine.let_go_all(D0);
+        self.0.machine.release_all_streams(D0);
     }
 }
 
-/// One random program: tenants with guarantees and limits, blocks that are shrunk, leased and held
-/// busy. Returns how many refusals were looked at.
+/// Runs a random program: tenants with guarantees and limits, and blocks that are shrunk, leased
+/// and kept busy. Returns the number of refusals that were checked.
 fn program<B: Backing + 'static>(rig: &Rig<B>, seed: u64) -> u64
 where
     Machine<B>: Driver,
@@ -392,7 +394,7 @@ where
                     .queue_kernel(D0, stream, vec![], vec![])
                     .unwrap();
             }
-            8 => rig.machine.let_go_all(D0),
+            8 => rig.machine.release_all_streams(D0),
             9 if !blocks.is_empty() => {
                 let block = &mut blocks[at];
                 let refused = block.try_grow_to(block.size() + size);

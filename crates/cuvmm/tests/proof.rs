@@ -1,7 +1,7 @@
-//! Nothing is unmapped without proof that no work can use it: what a drop cannot prove stays mapped
-//! and is counted, and what is in use is not found complete.
+//! Nothing is unmapped without proof that no work can use it. A drop without proof leaves memory
+//! mapped and counts it, and memory in use is never found complete.
 //!
-//! `unsafe` here: captures are begun on the machine itself, as another library would.
+//! `unsafe` is used to begin captures on the machine itself, as another library would.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -23,7 +23,7 @@ use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
 use cuvmm::error::MemoryError;
 use cuvmm::{DeviceVec, Place, Region, RingBuffer, SparseArray, Stream};
 
-/// A kernel that is held back and will write to a range.
+/// Queues a kernel that will write to a range, and holds it back.
 fn kernel<B: Backing>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, size: u64)
 where
     Machine<B>: Driver,
@@ -36,7 +36,7 @@ where
     queued.unwrap();
 }
 
-/// Another library captures on a stream of its own, in relaxed mode.
+/// Begins a capture of another library on a stream of its own, in relaxed mode.
 fn capture<B: Backing>(rig: &Rig<B>, stream: &Stream)
 where
     Machine<B>: Driver,
@@ -52,18 +52,18 @@ where
 {
     // SAFETY: the stream is alive.
     let graph = unsafe { rig.machine.capture_end(D0, stream.as_raw()) };
-    // A synchronisation of the device has broken it.
+    // A synchronization of the device has broken the capture.
     let Ok(graph) = graph else { return };
-    // SAFETY: the graph is ours and not used after.
+    // SAFETY: the test owns the graph and does not use it afterwards.
     unsafe { rig.machine.graph_destroy(D0, graph) }.unwrap();
 }
 
-/// Lets the kernel run, and says that it found its memory.
+/// Lets the kernel run, and checks that it found its memory.
 fn ran_well<B: Backing>(rig: &Rig<B>)
 where
     Machine<B>: Driver,
 {
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     rig.device.synchronize().unwrap();
     assert!(rig.device.lost().is_none());
     assert_eq!(rig.machine.hazards(), 0);
@@ -106,7 +106,7 @@ fn what_a_region_withdrew_after_streams_is_given_back_under_a_foreign_capture() 
         .unwrap();
     capture(&rig, &theirs);
     drop(region);
-    // Of the last granule nothing is known but that it is in use.
+    // All that is known of the last granule is that it is in use.
     assert_eq!((rig.device.drop_failures(), rig.device.leaked()), (1, G));
     assert_eq!(rig.machine.live().mappings, 1);
     end_capture(&rig, &theirs);
@@ -133,9 +133,9 @@ fn a_container_waits_for_its_streams_and_not_for_the_device() {
     let home = Stream::new(&rig.device).unwrap();
     let theirs = Stream::new(&rig.device).unwrap();
     let mut vector = DeviceVec::<u32>::new(&rig.device, &home, 1 << 20).unwrap();
-    vector.try_extend_from_slice(&[1, 2, 3]).unwrap();
+    vector.extend_from_slice(&[1, 2, 3]).unwrap();
     let mut ring = RingBuffer::<u32>::new(&rig.device, &home, 1 << 19).unwrap();
-    ring.try_push(&[1, 2, 3]).unwrap();
+    ring.extend_from_slice(&[1, 2, 3]).unwrap();
     let mut sparse = SparseArray::<u32>::builder(&rig.device, &home, 1 << 22)
         .reserve()
         .unwrap();
@@ -216,20 +216,20 @@ on_both! {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let home = Stream::new(&rig.device).unwrap();
-        // An extent of two granules, and one of a granule, which is given up.
+        // An extent of two granules, and one of one granule, which is given up.
         let mut block = tenant.block(3 * G).capacity(8 * G).home_stream(&home).allocate().unwrap();
         let fork = block.fork(3 * G, 3 * G).unwrap();
         let lease = block.lease();
         let tail = block.address().checked_add(2 * G).unwrap();
         block.shrink_to(2 * G).unwrap();
-        // It is refused for the lease, and asks the fence of what was given up.
+        // The growth is refused because of the lease, and polls the fence of the given-up memory.
         assert!(block.try_grow_to(3 * G).is_err());
         rig.machine.hold(D0, home.as_raw());
         rig.machine.queue_kernel(D0, home.as_raw(), vec![(tail, G)], vec![]).unwrap();
         drop(lease);
         let early = block.try_grow_to(3 * G);
         assert!(early.is_err(), "the leased tail is being read");
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         block.try_grow_to(3 * G).unwrap();
         assert!(rig.device.lost().is_none());
         drop(fork);
@@ -243,14 +243,14 @@ on_both! {
         let block = a.allocate_on(&home, 4 * G).unwrap();
         let lease = block.lease();
         drop(block);
-        // What was queued until the block was freed is known to be complete.
+        // The work queued until the block was freed is known to be complete.
         assert!(b.try_allocate(G).is_err());
         rig.machine.hold(D0, home.as_raw());
         rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(lease.address(), G, 9)]).unwrap();
         drop(lease);
         let early = b.try_allocate(G);
-        rig.machine.let_go_all(D0);
-        assert!(early.is_err(), "the lease was used until now");
+        rig.machine.release_all_streams(D0);
+        assert!(early.is_err(), "the lease was in use until now");
         drop(b.try_allocate(4 * G).unwrap());
         assert!(rig.device.lost().is_none());
     }
@@ -264,11 +264,11 @@ on_both! {
         let two = root.fork(2 * G, 2 * G).unwrap();
         one.shrink_to(G).unwrap();
         root.shrink_to(G).unwrap();
-        // Nothing is queued, so the stream is idle until the first copy is.
+        // Nothing is queued, so the stream is idle until the first copy is queued.
         rig.machine.hold(D0, home.as_raw());
         let grown = tenant.try_grow_all(&mut [(&mut one, 2 * G), (&mut root, 2 * G)]);
-        assert!(grown.is_err(), "the copy for the one reads the other");
-        rig.machine.let_go_all(D0);
+        assert!(grown.is_err(), "one block's copy reads the other block");
+        rig.machine.release_all_streams(D0);
         tenant.try_grow_all(&mut [(&mut one, 2 * G), (&mut root, 2 * G)]).unwrap();
         home.synchronize().unwrap();
         assert!(rig.device.lost().is_none());
@@ -286,14 +286,14 @@ on_both! {
         fork.shrink_to(G).unwrap();
         let lease = fork.lease();
         std::thread::scope(|scope| {
-            // It finds the stream idle, and waits for the lease.
+            // The growth finds the stream idle, and waits for the lease.
             let grows = scope.spawn(|| fork.grow_to(2 * G));
             std::thread::sleep(Duration::from_millis(20));
             rig.machine.hold(D0, home.as_raw());
             rig.machine.queue_kernel(D0, home.as_raw(), vec![(address, G)], vec![]).unwrap();
             drop(lease);
             std::thread::sleep(Duration::from_millis(20));
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             grows.join().unwrap().unwrap();
         });
         assert!(rig.device.lost().is_none());
@@ -311,7 +311,7 @@ on_both! {
         let own = Stream::new(&rig.device).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| fork.unshare(0..G, &own, &[]));
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
             assert_eq!(waits.join().unwrap().unwrap(), 2 * G);
         });
         assert!(rig.device.lost().is_none());
@@ -323,7 +323,7 @@ on_both! {
         region.commit(0..2 * G).unwrap();
         region.write(&stream, 0, &[1; 4]).unwrap();
         let fork = region.fork(&[]).unwrap();
-        // Half of an extent cannot be had anew.
+        // Half of an extent cannot be committed anew.
         region.decommit_after(G..2 * G, &[]).unwrap();
         let refused = region.commit(G..2 * G).unwrap_err();
         assert!(matches!(refused, MemoryError::ReadOnly { start: 0, end } if end == 2 * G), "{refused}");
@@ -336,7 +336,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!(seen, [1; 4]);
         }
-        // The second showing of an alias neither.
+        // Neither can the second mapping of an alias.
         region.alias(0..2 * G, 4 * G).unwrap();
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
         region.commit(4 * G..6 * G).unwrap();
@@ -357,7 +357,7 @@ on_both! {
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let refused = region.commit(0..2 * G).unwrap_err();
         assert!(matches!(refused, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         region.commit(0..2 * G).unwrap();
         assert!(!region.is_read_only(0..2 * G));
         drop(fork);
@@ -370,7 +370,7 @@ on_both! {
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(a.allocate_on(&one, 4 * G).unwrap());
         drop(a.allocate_on(&two, 4 * G).unwrap());
-        // The first question, about the stream that was used first, goes wrong.
+        // The first query, about the stream that was used first, fails.
         let refused = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(nth_of(1, refused, &[Call::StreamIsCapturing]));
         let block = b.try_allocate(4 * G).unwrap();
@@ -392,7 +392,7 @@ on_both! {
         drop(block);
         rig.device.synchronize().unwrap();
         assert!(b.try_allocate(G).is_err(), "the other device's stream is busy");
-        rig.machine.let_go_all(d1);
+        rig.machine.release_all_streams(d1);
         drop(b.try_allocate(4 * G).unwrap());
         drop(theirs);
         drop((a, b));
@@ -421,10 +421,10 @@ on_both! {
         let home = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&home, 4 * G).unwrap();
         busy(rig, &home, &block, 7);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         drop(block);
         drop(a);
-        // The scrub is queued, and its stream can neither be waited for nor asked.
+        // The scrub is queued, and its stream can neither be synchronized nor queried.
         let refused = CUresult::CUDA_ERROR_UNKNOWN;
         let of_stream = [Call::StreamSynchronize, Call::StreamQuery];
         rig.faults.arm(Fault::all(refused).only(&of_stream));
@@ -456,15 +456,15 @@ fn a_stream_has_two_events_however_many_blocks_wait_for_it() {
     other.try_allocate(G).unwrap_err();
     rig.faults.forget();
     other.try_allocate(G).unwrap_err();
-    // One question, and the thread's capture mode before and after it, however many blocks.
+    // One query, and the thread's capture mode before and after it, however many blocks there are.
     let asked = rig.faults.count(Call::EventQuery);
-    assert!(asked <= 4, "{asked} questions");
+    assert!(asked <= 4, "{asked} queries");
     assert_eq!(rig.faults.count(Call::EventRecord), 0);
     assert!(rig.machine.live().events <= 2);
     let waited = other.block(G).timeout(Duration::from_millis(5)).allocate();
     waited.unwrap_err();
     assert!(rig.machine.live().events <= 2);
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     drop(other.try_allocate(64 * G).unwrap());
 }
 
@@ -473,7 +473,7 @@ fn what_keeps_a_stream_alive_is_dropped_behind_the_lock() {
     struct Frees(Arc<AtomicU64>, Option<cuvmm::Tenant>);
     impl Drop for Frees {
         fn drop(&mut self) {
-            // It uses the pool: under the pool's lock it would wait for itself.
+            // The drop uses the pool, and would deadlock under the pool's lock.
             if let Some(tenant) = &self.1 {
                 drop(tenant.try_allocate(G));
             }
@@ -494,7 +494,7 @@ fn what_keeps_a_stream_alive_is_dropped_behind_the_lock() {
     let stream = unsafe { Stream::from_raw(&rig.device, raw.as_raw(), keep) }.unwrap();
     drop(tenant.allocate_on(&stream, 2 * G).unwrap());
     drop(stream);
-    // The fence that names it is found complete and goes, within the pool.
+    // The fence that names the stream is found complete and is dropped within the pool.
     drop(other.try_allocate(4 * G).unwrap());
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
@@ -507,7 +507,7 @@ fn a_context_that_was_reset_holds_up_no_tenant() {
     let b = pool.tenant("b").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let block = a.allocate_on(&stream, 2 * G).unwrap();
-    // Another library resets the primary context: the stream's handle is dead.
+    // Another library resets the primary context, which invalidates the stream's handle.
     rig.machine.reset_context(D0);
     drop(block);
     drop(b.try_allocate(6 * G).unwrap());
@@ -531,9 +531,9 @@ fn a_thousand_extents_that_wait_for_one_stream_ask_once() {
     assert_eq!(region.purge().unwrap(), 0);
     rig.faults.forget();
     assert_eq!(region.purge().unwrap(), 0);
-    // One question, and the thread's capture mode before and after it.
+    // One query, and the thread's capture mode before and after it.
     assert_eq!(rig.faults.calls().len(), 3, "{:?}", rig.faults.calls());
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     assert_eq!(region.purge().unwrap(), 1024 * G);
     drop((region, stream));
     common::nothing_left(rig);
@@ -561,8 +561,8 @@ fn a_container_over_memory_of_two_devices_waits_for_both() {
     let theirs = Stream::new(&second).unwrap();
     let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
     region.grant(&second, cuvmm::Access::ReadWrite).unwrap();
-    let mut vector = DeviceVec::<u32>::over(region, &home).unwrap();
-    vector.try_extend_from_slice(&[1, 2, 3]).unwrap();
+    let mut vector = DeviceVec::<u32>::from_region(region, &home).unwrap();
+    vector.extend_from_slice(&[1, 2, 3]).unwrap();
     let d1 = second.ordinal();
     rig.machine.hold(d1, theirs.as_raw());
     let writes = vec![(vector.address(), 8, 9)];
@@ -570,12 +570,12 @@ fn a_container_over_memory_of_two_devices_waits_for_both() {
         .machine
         .queue_kernel(d1, theirs.as_raw(), vec![], writes);
     queued.unwrap();
-    // The drop ends only once the kernel has run: unmapped before, it is a hazard.
+    // The drop returns only after the kernel has run. Unmapping earlier is a hazard.
     std::thread::scope(|scope| {
         let drops = scope.spawn(|| drop(vector));
-        // Time for a drop that does not wait to do harm.
+        // Time in which a drop that does not wait would do harm.
         std::thread::sleep(Duration::from_millis(20));
-        rig.machine.let_go_all(d1);
+        rig.machine.release_all_streams(d1);
         drops.join().unwrap();
     });
     assert_eq!(rig.machine.hazards(), 0);

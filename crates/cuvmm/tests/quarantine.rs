@@ -1,5 +1,5 @@
-//! Two failures: a call of an operation, and what would undo it. Exactly what cannot be undone is
-//! quarantined: charged, used by no other block, and given back at the end.
+//! Double failures: a call of an operation fails, and so does its roll-back. Exactly what cannot be
+//! undone is quarantined: charged, not reused, and released at the end.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use cuvmm::Region;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 
-/// Call k fails, and so does everything that would undo what came before it.
+/// Returns faults that fail call k and every call that would undo the calls before it.
 fn no_way_back(k: u64) -> [Fault; 2] {
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     [
@@ -37,7 +37,7 @@ fn what_a_region_cannot_undo_is_quarantined() {
             .for_each(|fault| rig.faults.arm(fault));
         region.commit(0..7 * G).unwrap_err();
         rig.faults.disarm();
-        // What is mapped beyond what was is exactly what is quarantined.
+        // Exactly the additionally mapped memory is quarantined.
         let live = rig.machine.live();
         let mapped: u64 = rig
             .machine
@@ -99,7 +99,7 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
                 let refused = world.blocks[0].try_grow_to(9 * G).unwrap_err();
                 assert!(refused.to_string().contains("quarantined"), "{refused}");
             }
-            // Nobody is charged for it, and everybody has that much less.
+            // The memory is charged to no tenant, and reduces what all tenants can have.
             let left = 16 * G - before.committed - kept;
             drop(world.tenants[1].try_allocate(left).unwrap());
             assert!(world.tenants[1].try_allocate(left + G).is_err());
@@ -113,7 +113,7 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
             drop((tenants, streams));
             pool.close().unwrap();
             let rest = rig.machine.live();
-            // A reservation that would not be freed is lost to the process, and counted.
+            // A reservation that could not be freed is lost to the process, and counted.
             assert_eq!(
                 (rest.mappings, rest.physical_bytes),
                 (0, 0),
@@ -138,5 +138,8 @@ fn extents_whose_scrub_fails_and_that_stay_mapped_are_each_quarantined_once() {
     rig.faults.disarm();
     let after = books(&world.pool);
     assert_eq!((after.quarantined, after.committed), (6 * G, 2 * G));
-    assert_eq!(after.mappings, 3, "the block's, and two that are stuck");
+    assert_eq!(
+        after.mappings, 3,
+        "the block's mapping, and two that are stuck"
+    );
 }

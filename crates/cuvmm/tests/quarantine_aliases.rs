@@ -1,5 +1,5 @@
-//! Two failures of a call that puts other memory under a block: what its roll-back leaves mapped is
-//! shown to no other tenant, and what a copy may still be reading or writing is not unmapped.
+//! Double failures of operations that replace the memory of a block: memory that the roll-back
+//! leaves mapped is given to no other tenant, and memory that a copy may still use is not unmapped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -18,7 +18,7 @@ use cuvmm::{Block, Contents, Growth, Limit, Place, Pool, Region, Stream, Tenant}
 
 const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-/// What the driver refuses behind the call that fails.
+/// The calls that fail after the first failure.
 const REFUSED: [&[Call]; 6] = [
     &[Call::MemUnmap],
     &[Call::MemMap],
@@ -42,7 +42,7 @@ struct Twice<'a> {
 }
 
 impl Twice<'_> {
-    /// Has call k fail, and all behind it that are to be refused.
+    /// Runs an operation in which call k fails, and then all later calls of the refused kinds.
     fn fail<T>(&self, operate: impl FnOnce() -> T) -> T {
         let faults = &self.rig.faults;
         faults.forget();
@@ -55,7 +55,8 @@ impl Twice<'_> {
     }
 }
 
-/// Fails call 1, 2, 3, … of an operation, each time in a new world, until it gets through untouched.
+/// Fails call 1, 2, 3, ... of an operation, each time in a new world, until it completes without a
+/// fault.
 fn each_two(run: impl Fn(&Rig<HostMemory>, Twice<'_>)) {
     for refused in REFUSED {
         for k in 1.. {
@@ -82,7 +83,7 @@ fn pool(rig: &Rig<HostMemory>) -> Pool {
     builder.build().unwrap()
 }
 
-/// Leaves memory of a tenant that is gone in the free list.
+/// Leaves memory of a former tenant in the free list.
 fn free_list(pool: &Pool, granules: u64) {
     let gone = pool.tenant("gone").register().unwrap();
     drop(gone.try_allocate(granules * G).unwrap());
@@ -104,7 +105,8 @@ fn is_stamped(block: &Block) -> bool {
     })
 }
 
-/// Another tenant takes all memory that is to be had. None of it is mapped anywhere else.
+/// Allocates all remaining memory for another tenant, and checks that none of it is mapped
+/// elsewhere.
 fn all_the_rest_is_mapped_once(rig: &Rig<HostMemory>, pool: &Pool) {
     let other = pool.tenant("other").register().unwrap();
     let sizes = [8, 4, 2, 1].into_iter();
@@ -136,7 +138,7 @@ fn close(rig: &Rig<HostMemory>, pool: Pool) {
     assert_eq!((live.mappings, live.physicals), (0, 0), "{live:?}");
 }
 
-/// A block of single granules.
+/// Allocates a block of single granules.
 fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     let block = tenant.block(G).capacity(32 * G).home_stream(stream);
     let mut block = block.try_allocate().unwrap();
@@ -167,7 +169,8 @@ fn compaction() {
     });
 }
 
-/// A block of two extents of two granules, and its fork, which has shrunk into the second.
+/// Allocates a block of two extents of two granules, and a fork of it that has shrunk into the
+/// second.
 fn cut(tenant: &Tenant, home: Option<&Stream>) -> (Block, Block) {
     let builder = tenant.block(4 * G).capacity(32 * G).largest_extent(2 * G);
     let root = match home {
@@ -275,8 +278,8 @@ fn regions_that_unshare_and_move() {
     }
 }
 
-/// Has an operation fail whose copy is held back and cannot be waited for, then gives up all that it
-/// may be reading or writing, and lets it go.
+/// Runs an operation that fails while its copy is held back and cannot be waited for, then gives up
+/// all memory that the copy may use, and lets the copy run.
 fn under_a_copy<W>(
     rig: &Rig<HostMemory>,
     mut world: W,
@@ -290,7 +293,7 @@ fn under_a_copy<W>(
     fails(&mut world);
     rig.faults.disarm();
     give_up(world);
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     rig.device.synchronize().unwrap();
 }
 
@@ -331,11 +334,11 @@ fn what_zeros_are_on_their_way_to_is_not_unmapped_when_waking_is_cancelled() {
     let block = block.try_allocate().unwrap();
     let asleep = tenant.blocks().release(true).sleep(Contents::Discard);
     assert_eq!(asleep.unwrap().blocks, 1);
-    // It wakes to memory that another tenant wrote to.
+    // The block wakes in memory that another tenant wrote to.
     free_list(&pool, 2);
     let wakes = |block: &mut Block| {
         let stop = |_: &Progress| false;
-        let woken = tenant.blocks().watch(&stop).wake();
+        let woken = tenant.blocks().on_progress(&stop).wake();
         assert!(matches!(woken, Err(SleepError::Cancelled)), "{woken:?}");
         let stats = pool.stats();
         assert!(block.is_asleep());

@@ -1,9 +1,9 @@
-//! Random programs of operations on a pool, held against a small reference: with streams that are
-//! held back, kernels that write late, faults in the middle, tenants that come and go, and peers
-//! that write to what was exported to them once nobody should look there any more.
+//! Random programs of operations on a pool, compared with a small reference model. The programs
+//! hold streams back, run kernels that write late, inject faults, register and unregister tenants,
+//! and let peers write to exported memory after its block is gone.
 //!
-//! The reference knows which block holds which byte in which granule, who uses how much, and what
-//! each tenant can always have. It knows nothing of extents, fences or the driver.
+//! The reference knows which block holds which byte in which granule, how much each tenant uses,
+//! and what each tenant is guaranteed. It knows nothing of extents, fences or the driver.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -17,7 +17,7 @@ use common::books::figures;
 use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine, Spite};
+use cuvmm::driver::model::{Backing, Machine, RandomFailures};
 use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, PoolError};
 use cuvmm::{
@@ -31,9 +31,9 @@ const LIMIT: u64 = 24;
 const GUARANTEE: u64 = 6;
 const TENANTS: usize = 3;
 const STREAMS: usize = 3;
-/// What a hardened pool fills memory with: no tenant's byte.
+/// The byte that a hardened pool fills memory with. No tenant writes it.
 const FILL: u8 = 0xFF;
-/// What a peer writes to the memory of a block that is gone: no tenant's byte either.
+/// The byte that a peer writes to the memory of a block that is gone. No tenant writes it.
 const STAMP: u8 = 0xFA;
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ enum Step {
         home: bool,
         zeroed: bool,
     },
-    /// Blocks side by side.
+    /// Allocates adjacent blocks.
     Adjacent {
         tenant: usize,
         granules: u64,
@@ -65,11 +65,12 @@ enum Step {
     Drop {
         block: usize,
     },
-    /// A kernel that fills the whole block, queued on the block's stream.
+    /// Queues a kernel that fills the whole block on the block's home stream.
     Kernel {
         block: usize,
     },
-    /// The same on another stream, which is recorded as a user. Nothing orders the two.
+    /// Queues a kernel that fills the block on another stream, which is recorded as a user. The two
+    /// streams are not ordered.
     Elsewhere {
         block: usize,
         stream: usize,
@@ -80,7 +81,7 @@ enum Step {
     EndLease {
         lease: usize,
     },
-    /// Exports a block to a peer, and keeps the lease if told to.
+    /// Exports a block to a peer, and keeps the export's lease if `keep` is set.
     Export {
         block: usize,
         keep: bool,
@@ -97,22 +98,21 @@ enum Step {
     Compact {
         steps: u64,
     },
-    /// Unregisters a tenant and registers it anew; its blocks live on.
+    /// Unregisters a tenant and registers it anew. Its blocks live on.
     Renew {
         tenant: usize,
     },
-    /// Changes the pool's limit.
     Limit {
         granules: u64,
     },
-    /// Changes what a tenant is guaranteed and never charged beyond, and who gives first.
+    /// Changes a tenant's guarantee, limit and priority.
     Terms {
         tenant: usize,
         guarantee: u64,
         limit: u64,
         priority: i32,
     },
-    /// The next operation's kth driver call fails.
+    /// Makes the `k`th driver call of the next operation fail.
     Fault {
         k: u64,
         memory: bool,
@@ -153,8 +153,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Fewer shapes and more work held back, so that what was exported would soon be found again if it
-/// could be.
+/// Steps with fewer shapes and more held work, so that reuse of exported memory would soon be
+/// noticed.
 fn sharing_step() -> impl Strategy<Value = Step> {
     let block = || 0usize..3;
     prop_oneof![
@@ -172,20 +172,20 @@ fn sharing_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the reference knows of a granule.
+/// The known content of a granule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Content {
     Byte(u8),
-    /// A new block's. In a hardened pool nothing that anybody wrote.
+    /// The granule of a new block. In a hardened pool it holds no tenant's data.
     New,
-    /// Zero, or something its own tenant wrote once.
+    /// Zero, or a byte that its own tenant wrote before.
     Own,
 }
 
-/// What a peer has of a block.
+/// A peer's import of a block.
 struct Import {
     extents: Vec<(u64, Mapping)>,
-    /// Up to where it has been the block's memory ever since.
+    /// Up to this offset the memory has been the block's ever since the export.
     valid: u64,
     stamped: bool,
 }
@@ -196,7 +196,7 @@ impl Import {
             let physical = Physical::import(peer, handle, extent.size).unwrap();
             let reservation = Reservation::new(peer, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [AccessGrant::device(peer, Access::ReadWrite)];
+            let access = [AccessGrant::new(peer, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (extent.offset, mapping)
         });
@@ -207,7 +207,7 @@ impl Import {
         }
     }
 
-    /// The peer sees what the block holds, as far as that is known.
+    /// Checks that the peer sees the contents of the block, as far as they are known.
     fn shows(&self, granules: &[Content]) {
         for (start, mapping) in &self.extents {
             for offset in (0..mapping.size()).step_by(G as usize) {
@@ -217,14 +217,15 @@ impl Import {
                     assert_eq!(
                         ends(mapping, offset),
                         [[*byte; 4]; 2],
-                        "of the block's at {at}"
+                        "the block's bytes at {at}"
                     );
                 }
             }
         }
     }
 
-    /// The peer's bytes are its own once the block is gone; the first time it writes them.
+    /// Overwrites the import once the block is gone. Later calls check that the peer's bytes are
+    /// unchanged.
     fn stamp(&mut self) {
         for (start, mapping) in &self.extents {
             for offset in (0..mapping.size()).step_by(G as usize) {
@@ -233,7 +234,7 @@ impl Import {
                     assert_eq!(
                         seen,
                         [[STAMP; 4]; 2],
-                        "the peer's own at {}",
+                        "the peer's bytes at {}",
                         start + offset
                     );
                 }
@@ -246,7 +247,7 @@ impl Import {
     }
 }
 
-/// The first and the last bytes of a granule.
+/// Reads the first and the last bytes of a granule.
 fn ends(mapping: &Mapping, granule: u64) -> [[u8; 4]; 2] {
     [granule, granule + G - 4].map(|at| {
         let mut bytes = [0; 4];
@@ -261,21 +262,21 @@ struct Known {
     tenant: usize,
     stream: usize,
     zeroed: bool,
-    /// Another stream may still write to it.
+    /// Another stream may still write to the block.
     elsewhere: bool,
     granules: Vec<Content>,
 }
 
-/// What peers have. They keep it to the end.
+/// The imports of the peers, which keep them to the end.
 #[derive(Default)]
 struct Peers {
-    /// Made when it is first needed.
+    /// Created when first needed.
     rig: Option<Rig<HostMemory>>,
-    /// Of blocks that are gone, with what these held in the end.
+    /// Imports of blocks that are gone, with the final contents of these blocks.
     gone: Vec<(Import, Vec<Content>)>,
-    /// Where there is nothing to be seen.
+    /// Exported handles on a machine without readable memory.
     handles: Vec<(Extent, Exported)>,
-    /// The bytes of each memory that was exported, by what tells one from another.
+    /// Sizes of the exported memory, by the identity of the physical allocation.
     exported: BTreeMap<(u64, u64), u64>,
 }
 
@@ -297,7 +298,7 @@ impl Peers {
 
 struct World<'a, B: Backing> {
     rig: &'a Rig<B>,
-    /// Where blocks are exported.
+    /// The peers, if blocks are exported.
     peers: Option<Peers>,
     known: Vec<Known>,
     leases: Vec<Lease>,
@@ -305,15 +306,15 @@ struct World<'a, B: Backing> {
     streams: Vec<Stream>,
     pool: Pool,
     held: [bool; STREAMS],
-    /// What the pool had from the driver after the last operation.
+    /// Bytes that the pool held from the driver after the last operation.
     had: Cell<u64>,
     written: u8,
     hardened: Option<Hardened>,
-    /// Where blocks were, if no address may come twice.
+    /// The addresses of all blocks so far, if no address may be used twice.
     seen: Option<BTreeSet<u64>>,
 }
 
-/// The bytes that a tenant writes: none of them zero, none of them another tenant's.
+/// Returns the bytes that a tenant writes: not zero, and not written by any other tenant.
 fn bytes_of(tenant: usize) -> std::ops::Range<u8> {
     let first = 1 + tenant as u8 * 80;
     first..first + 80
@@ -365,13 +366,14 @@ where
         let builder = || pool.tenant(["a", "b", "c"][tenant]).priority(tenant as i32);
         match builder().guarantee(GUARANTEE * G).register() {
             Ok(tenant) => tenant,
-            // Blocks of a tenant that drains may leave too little to promise.
+            // The blocks of a draining tenant may leave too little for the guarantee.
             Err(PoolError::GuaranteeTooLarge { .. }) => builder().register().unwrap(),
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Whether everything idle can be taken: no stream is held, and no lease keeps anything.
+    /// Returns `true` if all idle memory can be reclaimed: no stream is held back, and no lease is
+    /// alive.
     fn at_rest(&self) -> bool {
         self.leases.is_empty() && !self.held.contains(&true)
     }
@@ -379,8 +381,8 @@ where
     fn refused(&self, tenant: usize, more: u64, error: &BlockError, faulted: bool) {
         let usual = matches!(error, BlockError::OutOfMemory(_));
         assert!(usual || faulted, "{error}");
-        // What is guaranteed is always there, unless it is stuck behind work, a lease, a failure,
-        // or in an extent that is partly in use.
+        // The guarantee is always available, unless memory is blocked by pending work, a lease or a
+        // failure, or is in an extent that is partly in use.
         let stats = self.pool.stats();
         if !faulted && self.at_rest() && stats.quarantined == 0 && stats.stranded == 0 {
             let mine = stats
@@ -389,7 +391,7 @@ where
                 .find(|stats| !stats.draining && stats.name == self.tenants[tenant].name());
             let Some(mine) = mine else { return };
             let used = mine.in_use + mine.padding;
-            // A limit that was lowered under memory in use may leave less than the guarantees.
+            // A limit that was lowered below the memory in use may leave less than the guarantees.
             let used_by = |tenant: &TenantStats| tenant.in_use + tenant.padding;
             let all = stats.tenants.iter();
             let claimed: u64 = all.map(|it| it.guarantee.max(used_by(it))).sum();
@@ -418,8 +420,8 @@ where
                 if home {
                     builder = builder.home_stream(&self.streams[stream]);
                 }
-                // Without a home stream a scrub is waited for; it would wait for ever on the
-                // default stream only if that were held, which it never is.
+                // Without a home stream a scrub is waited for. The default stream is never held
+                // back, so the wait ends.
                 match builder.try_allocate() {
                     Ok(block) => self.know(block, tenant, stream, zeroed),
                     Err(error) => self.refused(tenant, size, &error, faulted),
@@ -620,7 +622,7 @@ where
         };
         let at = block.address().0;
         let again = self.seen.as_mut().is_some_and(|seen| !seen.insert(at));
-        assert!(!again, "{at:#x} was another block's");
+        assert!(!again, "{at:#x} was used by another block");
         let granules = vec![fresh; (block.size() / G) as usize];
         self.known.push(Known {
             block,
@@ -643,7 +645,7 @@ where
             Ok(exported) => exported,
             Err(error) => {
                 assert!(faulted, "{error}");
-                // An earlier block's may have been released on the way.
+                // Memory of an earlier export may have been released by this operation.
                 assert!(self.pool.stats().exported <= before);
                 return;
             }
@@ -663,7 +665,7 @@ where
         }
     }
 
-    /// Queues a kernel that fills a block with a byte of its tenant's.
+    /// Queues a kernel that fills a block with one of its tenant's bytes, which it returns.
     fn launch(&mut self, index: usize, stream: usize) -> u8 {
         let known = &self.known[index];
         self.written = (self.written + 1) % 80;
@@ -681,10 +683,10 @@ where
         (!self.known.is_empty()).then(|| block % self.known.len())
     }
 
-    /// The pool's figures add up, and agree with the reference and with the driver.
+    /// Checks that the pool's figures add up, and agree with the reference and with the driver.
     fn books(&self) {
         let stats = figures(&self.pool);
-        // Beyond a limit that was lowered nothing is added.
+        // While the pool is over a lowered limit, it adds no memory.
         let had = stats.committed + stats.free + stats.quarantined;
         let most = stats.limit.max(self.had.replace(had));
         assert!(had <= most, "{stats:#?}");
@@ -695,7 +697,7 @@ where
         let in_use: u64 = self.known.iter().map(|known| known.block.size()).sum();
         assert_eq!(stats.in_use, in_use);
         assert_eq!(stats.mappings, self.rig.machine.live().mappings as u64);
-        // What a failure left reserved is not the pool's any more.
+        // Addresses that a failure left reserved no longer belong to the pool.
         assert!(stats.addresses <= self.rig.machine.live().reserved_bytes);
         let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.addresses).sum();
         assert!(tenants + stats.resting_addresses <= stats.addresses);
@@ -705,7 +707,7 @@ where
         );
         assert!(
             self.rig.device.lost().is_none(),
-            "something was unmapped under a kernel"
+            "memory was unmapped under a kernel"
         );
     }
 
@@ -716,7 +718,7 @@ where
             assert_eq!(held, physical, "{stats:#?}");
             return;
         };
-        // What has no handle here any more lives on with the peers alone.
+        // Memory without a handle in this process is held by the peers alone.
         let handles = self.rig.machine.snapshot().physicals;
         let here: u64 = handles.iter().map(|physical| physical.size).sum();
         assert_eq!(held, here, "{stats:#?}");
@@ -727,14 +729,14 @@ where
         assert!(quarantined.contains(&exported), "{exported}: {stats:#?}");
     }
 
-    /// Lets all work run, and looks at every byte that the reference knows.
+    /// Runs all pending work, and checks every byte that the reference knows.
     fn check(&mut self) {
         for stream in 0..STREAMS {
             self.run_stream(stream);
         }
         let hardened = self.hardened.is_some();
         if let Some(peers) = &mut self.peers {
-            // All before any is written to: a block may have been exported twice.
+            // Check all imports before any is overwritten: a block may have been exported twice.
             let fresh = peers.gone.iter().filter(|(import, _)| !import.stamped);
             fresh.for_each(|(import, granules)| import.shows(granules));
             peers.gone.iter_mut().for_each(|(import, _)| import.stamp());
@@ -760,12 +762,12 @@ where
                         match content {
                             Content::Byte(expected) => assert_eq!(byte, *expected),
                             Content::New if hardened => {
-                                assert!(byte == 0 || byte == FILL, "an earlier block's byte");
+                                assert!(byte == 0 || byte == FILL, "a byte of an earlier block");
                             }
                             Content::New | Content::Own => {
                                 let filled = hardened && byte == FILL;
                                 let known = byte == 0 || filled || own.contains(&byte);
-                                assert!(known, "another tenant's byte");
+                                assert!(known, "a byte of another tenant");
                             }
                         }
                     }
@@ -780,24 +782,24 @@ where
     }
 }
 
-/// No address is used twice.
+/// A hardened pool that never reuses an address.
 const fn resting_for_ever() -> Hardened {
     let hardened = Hardened::new().fill(Some(FILL));
     hardened.rest_blocks(u64::MAX).rest_addresses(u64::MAX)
 }
 
-/// Addresses come back soon.
+/// A hardened pool that reuses addresses early.
 const fn hasty() -> Hardened {
     Hardened::new().fill(Some(FILL)).rest_blocks(2).guard(2 * G)
 }
 
-/// What pool a program runs on.
+/// The pool that a program runs on.
 #[derive(Clone, Copy)]
 struct Kind {
     hardened: Option<Hardened>,
-    /// One driver call in so many fails out of the blue.
+    /// One in this number of driver calls fails at random.
     spite: Option<u64>,
-    /// Whether blocks are exported.
+    /// Blocks are exported.
     peers: bool,
 }
 
@@ -819,7 +821,7 @@ where
             next = Some((k, memory));
             continue;
         }
-        // Two failures in one compaction may lose what they move (`BlockError::Lost`).
+        // Two failures in one compaction may lose the memory that it moves (`BlockError::Lost`).
         if spite.is_some() && matches!(step, Step::Compact { .. }) {
             continue;
         }
@@ -829,7 +831,7 @@ where
             next.take()
         };
         if let Some((k, memory)) = fault {
-            // Where the driver says that it has no addresses, those that rest go back to it.
+            // When the driver reports that addresses are exhausted, resting addresses return to it.
             world.seen = world.seen.filter(|_| !memory);
             let code = if memory {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY
@@ -839,10 +841,11 @@ where
             rig.faults.arm(Fault::nth(k, code));
         }
         let spite = spite.filter(|_| !matches!(step, Step::Check));
-        rig.machine
-            .set_spite(spite.map(|one_in| Spite::new(seed, one_in).giving_back(4 * one_in)));
+        rig.machine.set_random_failures(
+            spite.map(|one_in| RandomFailures::new(seed, one_in).giving_back(4 * one_in)),
+        );
         world.run(step, fault.is_some() || spite.is_some());
-        rig.machine.set_spite(None);
+        rig.machine.set_random_failures(None);
         rig.faults.disarm();
     }
     world.check();
@@ -886,7 +889,7 @@ fn programs_on_the_model() {
     run(8000, |steps| program(common::model(), steps, PLAIN));
 }
 
-/// What lay idle behind the first blocks of a row was not taken back for the last.
+/// Memory cached behind the first blocks of a row is reclaimed for the last block.
 #[test]
 fn a_row_has_what_lies_idle_in_its_own_slots() {
     let allocate = |tenant, granules, spare| Step::Allocate {
@@ -916,7 +919,7 @@ fn a_row_has_what_lies_idle_in_its_own_slots() {
     program(common::model(), &steps, PLAIN);
 }
 
-/// What came of a limit is said after the end of the operation, which tries again what failed.
+/// A change of a limit reports the excess after its end, at which failed calls are retried.
 #[test]
 fn a_limit_says_what_is_left_after_its_end() {
     let allocate = |tenant, granules| Step::Allocate {
@@ -951,7 +954,7 @@ fn a_limit_says_what_is_left_after_its_end() {
     program(common::model(), &steps, PLAIN);
 }
 
-/// Statistics make no driver call, also while an operation has left something to the next one.
+/// Statistics make no driver call, even if an operation left work for the next one.
 #[test]
 fn a_look_takes_nothing_back() {
     let allocate = |tenant, granules| Step::Allocate {
@@ -1100,7 +1103,7 @@ where
         .largest_extent(4 * G)
         .reserve()
         .unwrap();
-    // What the reference knows: which granules are committed, and which byte was written last.
+    // The reference: which granules are committed, and which byte was written to each last.
     let mut committed: Vec<Option<Option<u8>>> = vec![None; SIZE as usize];
     let mut byte = 0u8;
     let mut registrations: Vec<Registration> = vec![];
@@ -1199,7 +1202,7 @@ where
             assert_eq!(region.is_committed(at..at + G), state.is_some());
         }
     }
-    rig.machine.let_go_all(D0);
+    rig.machine.release_all_streams(D0);
     for (granule, state) in committed.iter().enumerate() {
         if let (Some(Some(expected)), true) = (state, rig.keeps_bytes()) {
             let mut seen = [0; 8];
@@ -1209,7 +1212,7 @@ where
             assert_eq!(seen, [*expected; 8]);
         }
     }
-    // Whoever registered it keeps it mapped without the region, and nothing else is left of that.
+    // Registered extents stay mapped without the region. Nothing else of it is left.
     let mut kept: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for extent in registrations.iter().flat_map(Registration::extents) {
         kept.entry(extent.offset).or_insert((extent.size, 0)).1 += 1;

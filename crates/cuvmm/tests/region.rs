@@ -1,4 +1,4 @@
-//! Regions: what a commit covers, what a decommit withdraws, and when it really goes.
+//! Regions: what a commit covers, what a decommit withdraws, and when memory is unmapped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -24,7 +24,7 @@ on_both! {
         region.commit(0..13 * G).unwrap();
         assert_eq!(sizes(&region), [(0, 8), (8, 4), (12, 1)]);
         assert_eq!(rig.faults.count(Call::MemCreate), 3);
-        // What has memory keeps it; only the gap is filled.
+        // Committed parts keep their memory; only the gap is filled.
         region.commit(10 * G..16 * G).unwrap();
         assert_eq!(sizes(&region), [(0, 8), (8, 4), (12, 1), (13, 2), (15, 1)]);
         assert!(region.is_committed(0..16 * G) && !region.is_committed(0..16 * G + 1));
@@ -100,7 +100,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
         region.decommit(0..G).unwrap();
         assert_eq!(region.purge().unwrap(), 0);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(region.purge().unwrap(), G);
     }
 
@@ -125,7 +125,7 @@ on_both! {
         rig.faults.forget();
         region.commit(0..4 * G).unwrap();
         assert_eq!((rig.faults.total(), region.pending_free()), (0, 0));
-        assert_eq!(region.purge().unwrap(), 0, "what is committed is not taken");
+        assert_eq!(region.purge().unwrap(), 0, "committed memory is not reclaimed");
         let mut seen = [0; 4];
         region.read(&stream, 5, &mut seen).unwrap();
         if rig.keeps_bytes() {
@@ -143,9 +143,9 @@ on_both! {
         assert_eq!((region.committed(), region.held(), region.pending_free()), (3 * G, 4 * G, 0));
         region.decommit_after(G..4 * G, std::slice::from_ref(&two)).unwrap();
         assert_eq!(region.pending_free(), 4 * G);
-        // The first part was used on a stream that is still busy: the whole extent waits for it.
+        // The first part was used on a stream that is still busy, so the whole extent waits for it.
         assert_eq!(region.purge().unwrap(), 0);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(region.purge().unwrap(), 4 * G);
     }
 

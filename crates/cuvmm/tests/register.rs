@@ -1,5 +1,5 @@
-//! What others have registered: the exact list of it, nothing under it changes, and it stays where the
-//! region or block that it came from has gone.
+//! Registered memory: the registration lists exactly its extents, they do not change, and they stay
+//! mapped after the region or block is gone.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -17,7 +17,7 @@ use cuvmm::{
     Access, DeviceVec, Hardened, Layout, Limit, Physical, Place, Pool, Region, Registration, Stream,
 };
 
-/// Offset and size of extents in granules.
+/// Returns offsets and sizes of extents in granules.
 fn sizes(registration: &Registration) -> Vec<(u64, u64)> {
     registration
         .extents()
@@ -26,7 +26,8 @@ fn sizes(registration: &Registration) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// What was to change, where the first registration begins, and how many there are.
+/// Returns the range of the refused change, the start of the first registration, and the number of
+/// registrations.
 #[track_caller]
 fn figures(error: MemoryError) -> [u64; 4] {
     match error {
@@ -40,7 +41,7 @@ fn figures(error: MemoryError) -> [u64; 4] {
     }
 }
 
-/// Writes to memory as a kernel does, which loses the context if it is not mapped.
+/// Writes to memory as a kernel does. The write loses the context if the memory is not mapped.
 fn touch<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration)
 where
     Machine<B>: Driver,
@@ -72,17 +73,17 @@ on_both! {
         assert_eq!(all.extents(), region.extents());
         assert_eq!((all.range(), all.size()), (2 * G..13 * G, 11 * G));
         assert_eq!(all.address().0, region.address().0 + 2 * G);
-        // What is cut counts whole.
+        // Extents that are cut count as a whole.
         let part = region.register(5 * G..7 * G).unwrap();
         assert_eq!(sizes(&part), [(2, 4), (6, 4)]);
         assert_eq!((part.range(), region.registrations()), (2 * G..10 * G, 2));
         let same = part.clone();
-        assert_eq!(region.registrations(), 2, "a clone is the same one");
+        assert_eq!(region.registrations(), 2, "a clone is the same registration");
         drop(part);
         assert_eq!(region.registrations(), 2);
         drop(same);
         assert_eq!(region.registrations(), 1);
-        // What comes later is not in it.
+        // Memory committed later is not part of it.
         region.commit(13 * G..14 * G).unwrap();
         assert_eq!(all.extents().len(), 4);
         drop(all);
@@ -140,11 +141,11 @@ on_both! {
         let refused = region.close().unwrap_err();
         assert!(matches!(refused.reason, CloseRefusal::InUse));
         region = refused.owner;
-        assert_eq!(rig.faults.total(), 0, "nobody was asked");
+        assert_eq!(rig.faults.total(), 0, "no driver call");
         assert_eq!(rig.machine.snapshot(), before);
         assert_eq!((region.committed(), region.pending_free()), (16 * G, 0));
 
-        // All else goes on.
+        // The rest of the region can change.
         region.commit(20 * G..22 * G).unwrap();
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
         region.decommit_after(0..4 * G, &[]).unwrap();
@@ -158,7 +159,7 @@ on_both! {
         assert!(intact(rig));
 
         registration.close().unwrap();
-        assert_eq!(refused_by(&mut region), [4, 12, 8, 1], "the other one");
+        assert_eq!(refused_by(&mut region), [4, 12, 8, 1], "the other registration");
         drop(another);
         region.decommit(4 * G..12 * G).unwrap();
         region.revoke(&second).unwrap();
@@ -175,9 +176,12 @@ on_both! {
         let own = region.unshare(0..4 * G, &stream, &[]);
         assert_eq!(figures(own.unwrap_err()), [0, 2, 0, 1]);
         assert_eq!(rig.faults.total(), 0);
-        assert!(region.is_read_only(2 * G..4 * G), "all or nothing");
-        assert_eq!(region.unshare(2 * G..4 * G, &stream, &[]).unwrap(), 2 * G, "beside it");
-        // The other side takes a copy, and leaves ours alone: then it is ours to write.
+        assert!(region.is_read_only(2 * G..4 * G), "no part is unshared");
+        assert_eq!(
+            region.unshare(2 * G..4 * G, &stream, &[]).unwrap(), 2 * G,
+            "memory that is not registered"
+        );
+        // The other region unshares by a copy, and this one may write to its memory again.
         assert_eq!(fork.unshare(0..4 * G, &stream, &[]).unwrap(), 2 * G);
         assert_eq!(region.unshare(0..4 * G, &stream, &[]).unwrap(), 0);
         assert!(!region.is_read_only(0..4 * G));
@@ -194,8 +198,8 @@ on_both! {
         let two = region.register(4 * G..8 * G).unwrap();
         drop(region);
         let live = rig.machine.live();
-        assert_eq!((live.mappings, live.physical_bytes), (3, 6 * G), "the rest has gone");
-        assert_eq!(live.reservations, 1, "nobody else gets the addresses");
+        assert_eq!((live.mappings, live.physical_bytes), (3, 6 * G), "the rest was released");
+        assert_eq!(live.reservations, 1, "the addresses stay reserved");
 
         rig.machine.hold(D0, stream.as_raw());
         touch(rig, &stream, &one);
@@ -203,11 +207,11 @@ on_both! {
         std::thread::scope(|scope| {
             scope.spawn(|| drop(one));
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(rig.machine.live().mappings, 3, "it waits for the work");
+            assert_eq!(rig.machine.live().mappings, 3, "the release waits for the work");
             rig.machine.let_go(D0, stream.as_raw());
         });
         assert_eq!(rig.faults.count(Call::CtxSynchronize), 1);
-        assert_eq!(rig.faults.count(Call::MemUnmap), 1, "what the other one keeps stays");
+        assert_eq!(rig.faults.count(Call::MemUnmap), 1, "extents of the other registration stay");
         assert!(intact(rig));
         assert_eq!(rig.machine.live().mappings, 2);
         touch(rig, &stream, &two);
@@ -252,7 +256,7 @@ on_both! {
             let in_use = registration.close().unwrap_err();
             assert!(matches!(in_use.reason, CloseRefusal::InUse));
             drop(clone);
-            // An unmapping is tried twice.
+            // An unmapping is attempted twice.
             for nth in [1, 2] {
                 rig.faults.arm(nth_of(nth, refused, &[call]));
             }
@@ -277,18 +281,18 @@ on_both! {
         block.shrink_to(3 * G).unwrap();
         let registration = block.register().unwrap();
         assert_eq!(registration.extents(), block.extents());
-        assert_eq!(sizes(&registration).len(), 8, "those behind its end too");
+        assert_eq!(sizes(&registration).len(), 8, "extents behind its end too");
         assert_eq!((registration.range(), registration.address()), (0..8 * G, block.address()));
         let mapped = || rig.machine.live().mappings;
 
-        // Taking back, trimming, compaction, and the end of the block and of its tenant.
+        // Reclaim, trim, compaction, and the end of the block and of its tenant.
         assert!(b.try_allocate(9 * G).is_err());
         assert_eq!(pool.trim(0).unwrap(), 0);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.copied, done.in_use > 0 || done.steps == 0), (0, true));
         assert_eq!(mapped(), 8);
         block.try_grow_to(10 * G).unwrap();
-        assert_eq!(registration.extents().len(), 8, "what it grows by is not in it");
+        assert_eq!(registration.extents().len(), 8, "memory added by growth is not registered");
         block.shrink_to(G).unwrap();
         touch(rig, &stream, &registration);
         drop(block);
@@ -317,10 +321,10 @@ on_both! {
         touch(rig, &other, &registration);
         registration.record_use(&other).unwrap();
         drop(registration);
-        assert_eq!(pool.trim(0).unwrap(), 0, "the other stream has not passed");
+        assert_eq!(pool.trim(0).unwrap(), 0, "the other stream's work is pending");
         rig.machine.let_go(D0, other.as_raw());
         assert_eq!(pool.trim(0).unwrap(), 8 * G);
-        // A region's owner names streams itself; only another driver's are wrong.
+        // A region records no streams: its owner names them. A stream of another driver is refused.
         let mut region = Region::reserve(&rig.device, G).unwrap();
         region.commit(0..G).unwrap();
         let registration = region.register(0..G).unwrap();
@@ -357,11 +361,11 @@ on_both! {
             Err(ContainerError::Argument(ArgumentError::Empty { .. }))
         ));
         let per_granule = G as usize / 8;
-        vector.try_reserve(4 * per_granule).unwrap();
+        vector.reserve(4 * per_granule).unwrap();
         let registration = vector.register().unwrap();
         assert_eq!(registration.address(), vector.address());
         let registered = registration.size();
-        vector.try_reserve(20 * per_granule).unwrap();
+        vector.reserve(20 * per_granule).unwrap();
         assert!(vector.held() > registered);
         vector.shrink_to_fit().unwrap();
         assert_eq!(vector.held(), registered);
@@ -407,7 +411,7 @@ on_both! {
         let one_page = registration.dma_buf(2 * G + page..2 * G + 2 * page).unwrap();
         drop(one_page);
 
-        // It keeps the memory as the registration does.
+        // A dma-buf keeps the memory mapped, as the registration does.
         assert!(matches!(registration.close().unwrap_err().reason, CloseRefusal::InUse));
         assert!(matches!(region.decommit(2 * G..4 * G), Err(MemoryError::Registered { .. })));
         drop(region);
@@ -496,9 +500,9 @@ fn memory_for_rdma_is_refused_where_the_device_has_none() {
     assert_eq!(
         rig.faults.count(Call::DeviceGetAttribute),
         1,
-        "it is asked once"
+        "the attribute is queried once"
     );
-    // NCCL takes what there is.
+    // NCCL accepts what the device supports.
     let physical = Physical::builder(&rig.device, G)
         .for_nccl()
         .unwrap()
@@ -524,14 +528,14 @@ fn a_drop_that_fails_is_told_of() {
         hook.lock().unwrap().push((failure.what, failure.bytes));
     })));
     let refused = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
-    // It is tried twice.
+    // The unmapping is attempted twice.
     for nth in [1, 2] {
         rig.faults.arm(nth_of(nth, refused, &[Call::MemUnmap]));
     }
     drop(registration);
     rig.faults.disarm();
     assert_eq!(*told.lock().unwrap(), [("registration", 4 * G)]);
-    // It stays mapped: only its owner knew that no work uses it.
+    // The memory stays mapped: only its owner knew that no work uses it.
     assert_eq!(
         (rig.device.leaked(), rig.machine.live().mappings),
         (4 * G, 1)

@@ -1,5 +1,5 @@
-//! Memory given over a channel and published under a name, between two drivers that know nothing of
-//! each other, as two processes have them.
+//! Memory sent over a channel and published under a name, between two drivers that do not know each
+//! other, as in two processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -22,15 +22,15 @@ fn region(device: &Device, granules: u64) -> Region {
         .unwrap()
 }
 
-/// Gives on one thread and takes on another.
+/// Sends on one thread and receives on another.
 fn give(
     offer: &Offer,
     how: &cuvmm::share::AttachmentBuilder<'_>,
 ) -> (Result<(), ShareError>, Result<Attachment, ShareError>) {
     let (mut one, mut other) = Channel::pair().unwrap();
     thread::scope(|scope| {
-        let given = scope.spawn(move || one.give(offer));
-        let taken = other.take(how);
+        let given = scope.spawn(move || one.send(offer));
+        let taken = other.recv(how);
         (given.join().unwrap(), taken)
     })
 }
@@ -68,7 +68,7 @@ fn a_region_with_holes_is_seen_as_it_is() {
     assert_eq!(places(&theirs.extents()), places(&extents));
     let mut bytes = [0; 5];
     theirs.read(&stream, 3 * G, &mut bytes).unwrap();
-    assert_eq!(&bytes, b"third", "the giver has gone, its memory has not");
+    assert_eq!(&bytes, b"third", "the memory outlives its giver");
     theirs.read(&stream, 9 * G - 3, &mut bytes[..3]).unwrap();
     assert_eq!(&bytes[..3], b"end");
     assert!(matches!(
@@ -101,19 +101,18 @@ fn a_region_with_holes_is_seen_as_it_is() {
 fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() {
     let (giver, taker) = (common::host(), common::host());
     let stream = Stream::new(&giver.device).unwrap();
-    let mut mine: DeviceVec<u32> = DeviceVec::over(region(&giver.device, 2), &stream).unwrap();
+    let mut mine: DeviceVec<u32> =
+        DeviceVec::from_region(region(&giver.device, 2), &stream).unwrap();
     assert_eq!(mine.max_len() as u64, 2 * G / 4);
     assert!(matches!(
         Offer::vec(&mine),
         Err(ShareError::Memory(MemoryError::NotCommitted { .. }))
     ));
-    mine.try_extend_from_slice(&[3, 1, 4, 1, 5]).unwrap();
+    mine.extend_from_slice(&[3, 1, 4, 1, 5]).unwrap();
     let reading = Offer::vec(&mine).unwrap();
     let wants_more = Attachment::builder(&taker.device).read_write();
     let (given, taken) = give(&reading, &wants_more);
-    assert!(
-        matches!(given, Err(ShareError::Refused { reason }) if reason.contains("only to be read"))
-    );
+    assert!(matches!(given, Err(ShareError::Refused { reason }) if reason.contains("read-only")));
     assert!(matches!(
         taken,
         Err(ShareError::Memory(MemoryError::ReadOnly { .. }))
@@ -156,7 +155,7 @@ fn a_block_is_nobody_elses_once_it_was_offered() {
     let offer = Offer::block(&block).unwrap();
     assert_eq!(pool.stats().exported, 3 * G);
     let (given, taken) = give(&offer, &Attachment::builder(&taker.device).read_write());
-    assert!(given.is_err() && taken.is_err(), "it was offered to read");
+    assert!(given.is_err() && taken.is_err(), "offered read-only");
     let (given, taken) = give(
         &offer.read_write(),
         &Attachment::builder(&taker.device).read_write(),
@@ -174,8 +173,8 @@ fn a_block_is_nobody_elses_once_it_was_offered() {
         .unwrap();
     let mut bytes = [1; 4];
     next.read(2 * G, &mut bytes).unwrap();
-    assert_ne!(&bytes, b"late", "its memory went to the next block");
-    assert_eq!(pool.stats().exported, 0, "what was exported was released");
+    assert_ne!(&bytes, b"late", "the memory was reused by the next block");
+    assert_eq!(pool.stats().exported, 0, "exported memory was released");
     theirs.read(&there, 2 * G, &mut bytes).unwrap();
     assert_eq!(&bytes, b"late");
     drop((theirs, next, tenant));
@@ -185,7 +184,7 @@ fn a_block_is_nobody_elses_once_it_was_offered() {
     common::nothing_left(taker);
 }
 
-/// A fork must not show what another process can write, nor the other way round.
+/// A fork must not share memory that another process can write, nor the reverse.
 #[test]
 fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     let rig = common::host();
@@ -194,7 +193,7 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     let offer = Offer::region(&mine, 0..4 * G).unwrap();
     assert!(
         mine.fork(&[]).is_err(),
-        "nothing was given yet, but it may be at any time"
+        "not sent yet, but it may be at any time"
     );
     drop(offer);
     let mut other = region(&rig.device, 4);
@@ -208,7 +207,7 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     common::nothing_left(rig);
 }
 
-/// Limbo is still mapped, and yet its owner has given it up.
+/// Pending memory is still mapped, but its owner has given it up.
 #[test]
 fn what_was_withdrawn_is_not_offered_with_the_rest() {
     let rig = common::host();
@@ -237,7 +236,7 @@ fn what_was_withdrawn_is_not_offered_with_the_rest() {
     common::nothing_left(rig);
 }
 
-/// Making a handle can take the driver half a millisecond: who offers often has it made once.
+/// Making a handle can take the driver half a millisecond, so a reused offer keeps its handles.
 #[test]
 fn an_offer_of_few_extents_makes_their_handles_once() {
     let (giver, taker) = (common::host(), common::host());
@@ -331,7 +330,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
     });
     let second = subscriber.attach("llama", &how).unwrap();
     assert_eq!((second.version(), bytes(&second)), (2, b"second".to_vec()));
-    assert_eq!(bytes(&first), b"first", "the old one stays as it was");
+    assert_eq!(bytes(&first), b"first", "the first version is unchanged");
     drop(publisher);
     assert!(subscriber.list().is_err());
     assert!(Subscriber::connect(&path).is_err());
@@ -340,7 +339,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),
         0,
-        "nothing is left there"
+        "no file is left"
     );
     common::nothing_left(writer);
     common::nothing_left(reader);

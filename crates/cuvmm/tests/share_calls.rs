@@ -1,11 +1,11 @@
-//! Every system call of either side of a sharing, failed once: an error or none, in time, with
-//! nothing left open or mapped.
+//! Fails every system call of either side of an exchange once. The call returns an error or
+//! succeeds, in time, and nothing is left open or mapped.
 //!
-//! The side that is looked at is a process of its own, which this one traces: one of its calls is
-//! not made, and answers as it would where there is no room, or as if a signal had come. The other
-//! side is another process, which nobody disturbs.
+//! The side under test is a process that this one traces. One of its calls is not made, and returns
+//! an error as if a resource were exhausted or a signal had arrived. The other side is an untouched
+//! process.
 //!
-//! `unsafe` here: ending children, and asking for alarms.
+//! `unsafe` is used to end children and to set alarms.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(
     missing_docs,
@@ -37,25 +37,26 @@ use nix::unistd::Pid;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use share_support::{fork, leaves_nothing_open, open_files};
 
-/// What a child ends with where it may not be traced.
+/// Exit status of a child that may not be traced.
 const REFUSED: i32 = 77;
 
-/// After so many seconds a child hangs.
+/// Seconds until a child counts as hanging.
 const HANGS: u32 = 600;
 
-/// How long a peer is waited for.
+/// How long to wait for a peer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What goes wrong.
+/// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// The system has no room, or the peer has gone.
+    /// A resource is exhausted, or the peer is gone.
     NoRoom,
-    /// A signal came: that ends nothing.
+    /// A signal arrived, which must not end the operation.
     Interrupted,
 }
 
-/// What a call answers instead of being made; nothing if it is none of those that are failed.
+/// Returns the name of a call and the error that it returns instead of being made, or `None` for
+/// calls that are never failed.
 fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
     let number = call.orig_rax.cast_signed();
     let interrupted = way == Way::Interrupted;
@@ -94,13 +95,13 @@ fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
         libc::SYS_readlinkat => ("readlinkat", libc::ENOMEM, false),
         libc::SYS_clone3 => ("clone3", libc::EAGAIN, false),
         libc::SYS_clone => ("clone", libc::EAGAIN, false),
-        // Of memory that is shared, and of addresses: the allocator's own ends the process, as it
-        // does everywhere.
+        // Only shared memory and reserved addresses. Failing the allocator's own mappings would
+        // abort the process.
         libc::SYS_mmap if call.r8 as i32 >= 0 => ("mmap of a file", libc::ENOMEM, false),
         libc::SYS_mmap if call.rdx == 0 && call.r10 & libc::MAP_STACK as u64 == 0 => {
             ("mmap of addresses", libc::ENOMEM, false)
         }
-        // Those of a waker, which answers nothing else.
+        // Reads and writes of an eventfd, which cannot fail otherwise.
         libc::SYS_read if interrupted && call.rdx == 8 => ("read", libc::EINTR, true),
         libc::SYS_write if interrupted && call.rdx == 8 => ("write", libc::EINTR, true),
         _ => return None,
@@ -111,32 +112,32 @@ fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
     }
 }
 
-/// Between two of these, calls are failed.
+/// Marks the start and the end of the section in which calls are failed.
 fn mark() {
-    // SAFETY: asks for a number.
+    // SAFETY: `getppid` only returns a number.
     let _ = unsafe { libc::getppid() };
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Debug)]
 struct Outcome {
-    /// Whether the call that was to be failed was made.
+    /// The call to be failed was made.
     failed: bool,
-    /// How many there were of each.
+    /// Number of calls by name.
     calls: BTreeMap<&'static str, usize>,
     traced: WaitStatus,
     other: WaitStatus,
 }
 
-/// Which call is failed: the nth of this name.
+/// The call to be failed: its name, and its number among the calls of that name.
 type Target = Option<(&'static str, usize)>;
 
-/// Follows a child that has asked to be traced, and fails one of its calls; nothing if it may not be
-/// traced. Waits for another child too.
+/// Follows a child that has asked to be traced, and fails one of its calls. Waits for another child
+/// too. Returns `None` if tracing is not permitted.
 fn follow(traced: i32, other: i32, target: Target, way: Way) -> Option<Outcome> {
     let (traced, other) = (Pid::from_raw(traced), Pid::from_raw(other));
     let mut ended: BTreeMap<Pid, WaitStatus> = BTreeMap::new();
-    // Which threads are in a call, and what it is to answer if it was not made.
+    // Threads inside a call, with the error to return if the call was suppressed.
     let mut within: BTreeMap<Pid, Option<i32>> = BTreeMap::new();
     let mut known = BTreeSet::new();
     let (mut marks, mut failed) = (0, false);
@@ -152,7 +153,7 @@ fn follow(traced: i32, other: i32, target: Target, way: Way) -> Option<Outcome> 
                 }
                 continue;
             }
-            // A thread begins with one, and the process with one of its own.
+            // Each traced thread, and the process itself, starts with a SIGSTOP.
             WaitStatus::Stopped(_, Signal::SIGSTOP) if known.insert(pid) => {
                 let options = ptrace::Options::PTRACE_O_TRACESYSGOOD
                     | ptrace::Options::PTRACE_O_TRACECLONE
@@ -161,7 +162,7 @@ fn follow(traced: i32, other: i32, target: Target, way: Way) -> Option<Outcome> 
             }
             WaitStatus::Stopped(_, other) => signal = Some(other),
             WaitStatus::PtraceSyscall(_) => {
-                // One that is killed meanwhile has none.
+                // A thread that was killed meanwhile has no registers.
                 if let Ok(mut registers) = ptrace::getregs(pid) {
                     if let Some(answer) = within.remove(&pid) {
                         if let Some(errno) = answer {
@@ -190,7 +191,7 @@ fn follow(traced: i32, other: i32, target: Target, way: Way) -> Option<Outcome> 
             }
             _ => {}
         }
-        // One that is killed meanwhile has gone.
+        // Fails if the thread was killed meanwhile.
         let _ = ptrace::syscall(pid, signal);
     }
     let (traced, other) = (ended[&traced], ended[&other]);
@@ -205,12 +206,12 @@ fn follow(traced: i32, other: i32, target: Target, way: Way) -> Option<Outcome> 
     })
 }
 
-/// What a side has to go by.
+/// One side of an exchange.
 struct Side<'a> {
     folder: &'a Path,
-    /// Connected to the other side's, which closes its own when it has done.
+    /// A socket connected to the other side, which closes its end when it is done.
     socket: Option<OwnedFd>,
-    /// Whether what it does must come about.
+    /// The operation must succeed.
     must: bool,
 }
 
@@ -225,23 +226,24 @@ impl Side<'_> {
 
     /// Tells the other side that it can begin.
     fn ready(&self) {
-        // One that has gone need not be told.
+        // The other side may have ended already.
         let _ = rustix::io::write(self.socket.as_ref().unwrap(), b"!");
     }
 
-    /// Waits until it can begin, or the other side has gone.
+    /// Waits until this side can begin, or the other side has ended.
     fn begin(&self) {
         let _ = rustix::io::read(self.socket.as_ref().unwrap(), &mut [0]);
     }
 
-    /// Waits until the other side has done.
+    /// Waits until the other side is done.
     fn wait(&self) {
         let mut byte = [0];
         let socket = self.socket.as_ref().unwrap();
         while !matches!(rustix::io::read(socket, &mut byte), Ok(0)) {}
     }
 
-    /// What a side does: while its calls are failed, and without a trace.
+    /// Performs the work of a side while its calls are failed, and checks that it leaves nothing
+    /// behind.
     fn does<E: std::fmt::Display>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) {
         let before = open_files();
         mark();
@@ -252,14 +254,15 @@ impl Side<'_> {
         {
             panic!("interrupted, and then: {error}");
         }
-        // What was handed on has gone with whoever had it.
+        // Descriptors that were handed over are closed by their owner.
         let mut left = open_files();
         left.retain(|number, what| before.get(number) != Some(what));
         assert_eq!(left, BTreeMap::new(), "descriptors");
     }
 }
 
-/// What could not be given back because its one call was failed is counted; nothing else is left.
+/// Checks that nothing is left, except what could not be released because that call was failed,
+/// which is counted.
 fn given_back(rig: Rig<HostMemory>) {
     let live = rig.machine.live();
     let things = live.reservations + live.mappings + live.allocations;
@@ -271,7 +274,7 @@ fn given_back(rig: Rig<HostMemory>) {
 }
 
 fn over(socket: OwnedFd) -> Result<Channel, String> {
-    let mut channel = Channel::over(socket, &Users::own()).map_err(text)?;
+    let mut channel = Channel::from_socket(socket, &Users::own()).map_err(text)?;
     channel.set_timeout(PATIENCE);
     Ok(channel)
 }
@@ -283,15 +286,15 @@ fn text(error: impl std::fmt::Display) -> String {
 fn give(side: &mut Side<'_>) {
     let rig = common::host();
     let region = shareable_region(&rig, 2);
-    // Moved in: it keeps the handles that it made.
+    // The offer is moved in, because it keeps the handles that it made.
     let offer = Offer::region(&region, 0..2 * G).unwrap();
     side.does(move |side| {
         drop(Channel::pair().map_err(text)?);
-        let given = over(side.socket())?.give(&offer).map_err(text);
+        let given = over(side.socket())?.send(&offer).map_err(text);
         drop(offer);
         given
     });
-    // The other side may have them still.
+    // The other side may still hold the handles.
     drop(region);
     let begun = Instant::now();
     while rig.machine.live().exported_only > 0 && begun.elapsed() < 2 * PATIENCE {
@@ -304,7 +307,7 @@ fn take(side: &mut Side<'_>) {
     let rig = common::host();
     side.does(|side| {
         let how = Attachment::builder(&rig.device);
-        over(side.socket())?.take(&how).map(drop).map_err(text)
+        over(side.socket())?.recv(&how).map(drop).map_err(text)
     });
     given_back(rig);
 }
@@ -318,12 +321,12 @@ fn listen(side: &mut Side<'_>) {
         let mut channel = listener.accept(PATIENCE).map_err(text)?;
         channel.set_timeout(PATIENCE);
         let how = Attachment::builder(&rig.device);
-        channel.take(&how).map(drop).map_err(text)
+        channel.recv(&how).map(drop).map_err(text)
     });
     given_back(rig);
 }
 
-/// Connects where somebody listens, and gives.
+/// Connects to a listening peer and sends.
 fn give_there(side: &mut Side<'_>) {
     let rig = common::host();
     let region = shareable_region(&rig, 2);
@@ -332,11 +335,11 @@ fn give_there(side: &mut Side<'_>) {
     side.does(move |side| {
         let mut channel = Channel::connect(side.path()).map_err(text)?;
         channel.set_timeout(PATIENCE);
-        let given = channel.give(&offer).map_err(text);
+        let given = channel.send(&offer).map_err(text);
         drop(offer);
         given
     });
-    // Whoever still waits to accept need not wait for one that could not connect.
+    // Ends the wait of a listener whose peer could not connect.
     drop(Channel::connect(side.path()));
     drop(region);
 }
@@ -375,7 +378,7 @@ fn subscribe(side: &mut Side<'_>) {
 
 type Does = fn(&mut Side<'_>);
 
-/// Runs both sides with a call of the first failed.
+/// Runs both sides and fails one call of the first.
 fn run(traced: Does, other: Does, target: Target, way: Way) -> Option<Outcome> {
     let folder = tempfile::tempdir().unwrap();
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -384,7 +387,7 @@ fn run(traced: Does, other: Does, target: Target, way: Way) -> Option<Outcome> {
     let mut begin = |mine: usize, traced: bool, work: Does| {
         fork(|| {
             ends[1 - mine] = None;
-            // SAFETY: asks to be ended in time.
+            // SAFETY: `alarm` only makes the system end this process in time.
             unsafe { libc::alarm(HANGS) };
             let mut side = Side {
                 folder: folder.path(),
@@ -393,7 +396,7 @@ fn run(traced: Does, other: Does, target: Target, way: Way) -> Option<Outcome> {
             };
             if traced {
                 if ptrace::traceme().is_err() {
-                    // SAFETY: ends the child without running anything of the parent's.
+                    // SAFETY: ends the child without running any code of the parent's exit.
                     unsafe { libc::_exit(REFUSED) }
                 }
                 raise(Signal::SIGSTOP).unwrap();
@@ -406,7 +409,7 @@ fn run(traced: Does, other: Does, target: Target, way: Way) -> Option<Outcome> {
     ends = [None, None];
     drop(ends);
     let outcome = follow(traced, other, target, way)?;
-    // What could not be removed goes with the next who looks.
+    // Files that could not be removed are swept by the next process that looks.
     sweep(folder.path().join("socket")).unwrap();
     let left = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 0, "{target:?}, {way:?}: {outcome:?}");
@@ -418,13 +421,12 @@ fn run(traced: Does, other: Does, target: Target, way: Way) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// Fails the first call of each name that one side makes, the second, and so on, until there are no
-/// more.
+/// Fails the first, second and each later call of every name that one side makes.
 fn each_call(traced: Does, other: Does, expected: &[&str]) {
     leaves_nothing_open(|| {
         for way in [Way::NoRoom, Way::Interrupted] {
             let Some(untouched) = run(traced, other, None, way) else {
-                let said = "*** NO SYSTEM CALL WAS FAILED: one process may not trace another here";
+                let said = "*** NO SYSTEM CALL WAS FAILED: this system does not allow tracing";
                 drop(writeln!(std::io::stderr(), "{said}"));
                 return;
             };
@@ -432,10 +434,10 @@ fn each_call(traced: Does, other: Does, expected: &[&str]) {
                 let there = way == Way::Interrupted || untouched.calls.contains_key(expected);
                 assert!(there, "{expected}: {untouched:?}");
             }
-            // Whoever is quick need not wait.
+            // A fast run need not call `ppoll` at all.
             for name in untouched.calls.into_keys().chain(["ppoll"]) {
                 let failed = (1..).take_while(|&nth| {
-                    assert!(nth < 1000, "it never ends");
+                    assert!(nth < 1000, "the operation never ends");
                     let outcome = run(traced, other, Some((name, nth)), way);
                     outcome.is_some_and(|outcome| outcome.failed)
                 });

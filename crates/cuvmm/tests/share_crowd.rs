@@ -1,8 +1,8 @@
-//! More readers than a publisher has room for, and readers that hold what they were given: files,
-//! memory and locks.
+//! More readers than a publisher can serve, and readers that hold what they received: files, memory
+//! and locks.
 //!
-//! `unsafe` here: counting what is allocated, changing the user of a forked child, and asking for
-//! leases.
+//! `unsafe` is used to count allocations, to change the user of a forked child, and to request
+//! leases of files.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -37,24 +37,24 @@ use share_support::{
 
 const ATTACH: &[u8] = br#"{"Attach":{"name":"llama"}}"#;
 
-/// Bytes that are allocated, and the most that were.
+/// Counts the bytes that are allocated, and their maximum.
 struct Counted;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is the system's allocator's; beside it something is counted.
+// SAFETY: every operation is forwarded to the system's allocator; only counters are added.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -62,7 +62,7 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// A publisher with one publication.
+/// Creates a publisher with one publication.
 fn publisher(rig: &Rig<HostMemory>, path: &Path, extents: u64, manifest: Manifest) -> Publisher {
     let publisher = Publisher::bind(path).unwrap();
     let memory = shareable_region(rig, extents);
@@ -78,7 +78,7 @@ fn allow_files(most: u64) {
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-/// A process that connects many times and says nothing, until it is told to end.
+/// A process with many silent connections, which lives until it is told to end.
 struct Crowd {
     child: i32,
     end: std::io::PipeWriter,
@@ -112,13 +112,13 @@ impl Crowd {
     }
 }
 
-/// Closes the child's copy of what its parent closes to have it end.
+/// Closes the child's copy of the pipe that its parent closes to end it.
 fn drop_writer(end: &std::io::PipeWriter) {
-    // SAFETY: the child ends without using it or dropping it.
+    // SAFETY: the child ends without using or dropping the descriptor.
     assert_eq!(unsafe { libc::close(end.as_raw_fd()) }, 0);
 }
 
-/// Asks until it is answered: those before may still be on their way out.
+/// Retries a request until it is served, because earlier connections may still be closing.
 fn is_served(path: &Path) {
     let begun = Instant::now();
     loop {
@@ -147,7 +147,8 @@ fn idle_connections_leave_files_for_those_who_are_served_and_for_the_program() {
         assert_eq!(served.list().unwrap().all, 1);
         let before = open_files().len();
         let crowd = Crowd::of(&path, 2 * FILES as usize, None);
-        // Each of them has been accepted or turned away once one that came later has been.
+        // Connections are handled in order: once a later one was refused, all of these were
+        // handled.
         let late = Subscriber::connect(&path).unwrap().list();
         let right = matches!(late, Err(ShareError::Channel(ChannelError::Closed)));
         assert!(right, "{late:?}");
@@ -183,7 +184,7 @@ fn a_publisher_without_files_serves_again_once_there_are_some() {
             allow_files(1024);
             assert_eq!(Subscriber::connect(&path).unwrap().list().unwrap().all, 1);
         });
-        // Until it is connected, which the publisher cannot accept.
+        // Waits until the reader is connected, which the publisher cannot accept.
         let shown = path.display().to_string();
         let begun = Instant::now();
         loop {
@@ -206,7 +207,7 @@ fn a_publisher_without_files_serves_again_once_there_are_some() {
 fn the_readers_of_one_user_leave_room_for_those_of_another() {
     const OTHER: u32 = 4321;
     if !geteuid().is_root() {
-        let said = "*** NOT TRIED: another user, whom only root can be";
+        let said = "*** NOT TRIED: another user, which requires root";
         drop(writeln!(std::io::stderr(), "{said}"));
         return;
     }
@@ -222,7 +223,7 @@ fn the_readers_of_one_user_leave_room_for_those_of_another() {
             .publish("llama", Manifest::default(), memory)
             .unwrap();
         let crowd = Crowd::of(&path, 200, Some(OTHER));
-        // Half of the readers may be this user's, and one of them is.
+        // This user may have half of the readers, and has one of them.
         let served = (0..32).map(|_| {
             let mut subscriber = Subscriber::connect(&path).unwrap();
             assert_eq!(subscriber.list().unwrap().all, 1);
@@ -268,12 +269,12 @@ fn many_readers_of_a_large_manifest_cost_no_copy_of_it_each() {
         for reader in &mut readers {
             assert!(reader.say(TEXT, ATTACH, &[]));
         }
-        // All are in the middle of it.
+        // All readers are in the middle of an exchange.
         for reader in &mut readers {
             assert_eq!(reader.hear().unwrap().1.len(), MOST_BODY);
         }
         let more = MOST.load(Ordering::Relaxed) - before;
-        // A frame that is sent, one that is received, and what a thread takes.
+        // A sent frame, a received frame, and the memory of a thread.
         assert!(more < READERS * 4 * MOST_BODY, "{more} bytes");
         assert!(more < READERS * length / 4);
         drop((readers, publisher));
@@ -281,10 +282,10 @@ fn many_readers_of_a_large_manifest_cost_no_copy_of_it_each() {
     });
 }
 
-/// A reader may lock what it was handed as it likes: no other process waits for it.
+/// A reader may lock the descriptors that it received: no other process waits for them.
 #[test]
 fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
-    // Enough for their handles to be made anew for each reader.
+    // More extents than a publisher keeps handles for.
     const EXTENTS: u64 = 65;
     leaves_nothing_open(|| {
         let folder = tempfile::tempdir().unwrap();
@@ -306,13 +307,16 @@ fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
                 for lease in [libc::F_RDLCK, libc::F_WRLCK] {
                     // SAFETY: the descriptor is open for the call, and no pointers are passed.
                     let had = unsafe { libc::fcntl(handle.as_raw_fd(), libc::F_SETLEASE, lease) };
-                    assert_eq!(had, -1, "the publisher has it open, so no lease is given");
+                    assert_eq!(
+                        had, -1,
+                        "the publisher has the file open, so no lease is granted"
+                    );
                 }
             }
             locked.extend(handles);
         }
         assert!(hostile.yes());
-        // On threads of their own: what hangs would hang the test.
+        // On threads of their own, because a hang would hang the test.
         let (sender, receiver) = channel();
         let (there, device) = (path.clone(), reader.device.clone());
         let told = thread::spawn(move || {
@@ -322,7 +326,9 @@ fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
             drop((subscriber, device));
             drop(sender.send(held));
         });
-        let held = receiver.recv_timeout(10 * PROMPT).expect("it hangs");
+        let held = receiver
+            .recv_timeout(10 * PROMPT)
+            .expect("the publisher hangs");
         told.join().unwrap();
         assert_eq!(held.unwrap(), EXTENTS * common::G);
         let more = shareable_region(&writer, EXTENTS);

@@ -1,5 +1,5 @@
-//! Every driver call of a giving, a taking, a publishing and an attaching, failed once on either
-//! side: nothing has changed afterwards, the peer knows, and a second try succeeds.
+//! Fails every driver call of sending, receiving, publishing and attaching once, on either side. A
+//! failure changes nothing, the peer is notified, and a second attempt succeeds.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -17,10 +17,10 @@ use share_support::leaves_nothing_open;
 
 type Model = Rig<Nothing>;
 
-/// Extents of all that is given.
+/// Extents of everything that is sent.
 const EXTENTS: u64 = 3;
 
-/// So many that a publisher makes handles for each reader, and does not keep them.
+/// More extents than a publisher keeps handles for: it makes handles for each reader.
 const MANY: u64 = 65;
 
 fn region(rig: &Model) -> Region {
@@ -31,13 +31,13 @@ fn offer(region: &Region) -> Offer {
     Offer::region(region, 0..EXTENTS * G).unwrap()
 }
 
-/// Gives on one thread and takes on another; afterwards the channel is as good as before.
+/// Sends on one thread and receives on another. The channel stays usable.
 fn give(offer: &Offer, taker: &Model) -> (Result<(), ShareError>, Result<Attachment, ShareError>) {
     let (mut one, mut other) = Channel::pair().unwrap();
     let how = Attachment::builder(&taker.device);
     thread::scope(|scope| {
-        let given = scope.spawn(|| one.give(offer));
-        let taken = other.take(&how);
+        let given = scope.spawn(|| one.send(offer));
+        let taken = other.recv(&how);
         (given.join().unwrap(), taken)
     })
 }
@@ -146,14 +146,14 @@ fn closing() {
             }
             Ok(())
         };
-        // What was unmapped before a failure stays so.
+        // Memory that was unmapped before a failure stays unmapped.
         let there = |world: &World| world.1.committed();
         let calls = sweep(world, close, there, false);
         assert!(calls > 2 * EXTENTS, "{calls}");
     });
 }
 
-/// A publisher, and the folder that it listens in.
+/// A publisher and the folder of its socket.
 struct Shop {
     publisher: Publisher,
     folder: tempfile::TempDir,
@@ -195,11 +195,11 @@ fn publishing() {
         };
         let listed = |world: &(Shop, Option<Region>)| world.0.publisher.list();
         let calls = sweep(world, publish, listed, true);
-        assert_eq!(calls, EXTENTS + 1 + EXTENTS, "handles, the wait, rights");
+        assert_eq!(calls, EXTENTS + 1 + EXTENTS, "handles, the wait, access");
     });
 }
 
-/// The connection is as good as before, whichever side failed.
+/// The connection stays usable, whichever side failed.
 #[test]
 fn attaching() {
     leaves_nothing_open(|| {

@@ -1,5 +1,5 @@
-//! Peers that are wrong, short, silent or out of order: an error each time, in time, with no
-//! descriptor left open and nothing mapped.
+//! Peers whose messages are wrong, short, missing or out of order. Each causes an error in time,
+//! with no descriptor left open and nothing mapped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -19,13 +19,13 @@ use cuvmm::{Attachment, Channel, Device, Offer, Physical};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use share_support::{
-    DESCRIPTION, HANDLES, Head, MOST_BODY, PROMPT, Raw, SHORT, TEXT, Told, VERDICT, Words,
+    AdviceRecord, DESCRIPTION, HANDLES, Head, MOST_BODY, PROMPT, Raw, SHORT, TEXT, VERDICT, Words,
     leaves_nothing_open, lend,
 };
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// A handle of memory.
+/// Returns a handle of memory.
 fn handle(device: &Device, size: u64) -> OwnedFd {
     let physical = Physical::builder(device, size).shareable(FD).create();
     match physical.unwrap().export(FD).unwrap() {
@@ -34,22 +34,22 @@ fn handle(device: &Device, size: u64) -> OwnedFd {
     }
 }
 
-/// What a taker makes of what somebody says. It holds nothing afterwards, and a peer whose memory is
-/// refused has been told.
+/// Returns the taker's error for what a peer sends. The taker holds nothing afterwards, and a peer
+/// whose memory is refused has been notified.
 fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     let (giver, taker) = (common::model(), common::model());
     let (mut channel, mut peer) = Raw::pair();
     said(&mut peer, &giver.device);
     let begun = Instant::now();
     let error = channel
-        .take(&Attachment::builder(&taker.device))
+        .recv(&Attachment::builder(&taker.device))
         .unwrap_err();
     assert!(begun.elapsed() < PROMPT, "{error}");
     if matches!(error, ShareError::Channel(_)) {
-        let after = channel.take(&Attachment::builder(&taker.device));
+        let after = channel.recv(&Attachment::builder(&taker.device));
         assert!(
             matches!(after, Err(ShareError::Channel(ChannelError::Broken))),
-            "{error}, and then {after:?}"
+            "{error}, then {after:?}"
         );
     }
     drop(channel);
@@ -67,10 +67,10 @@ fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     error
 }
 
-/// The same of what comes behind a description of so many granules.
+/// Returns the taker's error for what a peer sends after a description of `granules` granules.
 fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     take_from(|peer, device| {
-        let told = Told::of(device.uuid(), G, granules);
+        let told = AdviceRecord::of(device.uuid(), G, granules);
         assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         said(peer, device);
     })
@@ -79,7 +79,7 @@ fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> ShareError
 #[track_caller]
 fn malformed(error: &ShareError, expected: &str) {
     let ShareError::Channel(ChannelError::Malformed { what }) = error else {
-        panic!("{error:?} where it should be {expected}");
+        panic!("expected {expected}: {error:?}");
     };
     assert!(what.contains(expected), "{what} should be {expected}");
 }
@@ -113,12 +113,12 @@ fn heads_that_lie() {
         ("neither the last of a message", |head| head.more = 2),
         ("not full itself", |head| head.more = 1),
         ("of an unknown kind", |head| head.kind = 5),
-        ("not the one that comes now", |head| head.kind = HANDLES),
+        ("unexpected at this point", |head| head.kind = HANDLES),
     ];
     leaves_nothing_open(|| {
         for (expected, lie) in lies {
             let error = take_from(|peer, device| {
-                let body = Told::of(device.uuid(), G, 1).bytes();
+                let body = AdviceRecord::of(device.uuid(), G, 1).bytes();
                 let mut head = peer.head(DESCRIPTION, &body, 0);
                 lie(&mut head);
                 assert!(peer.frame(head, &body, &[]));
@@ -138,7 +138,7 @@ fn frames_that_are_short_long_twice_or_mixed_up() {
             error,
             ShareError::Channel(ChannelError::TooLarge { .. })
         ));
-        // A message of no bytes looks as the end does.
+        // An empty message looks like the end of the stream.
         closed(&take_from(|peer, device| {
             let memory = handle(device, G);
             assert!(peer.send(&[], &[memory.as_fd()]));
@@ -151,17 +151,17 @@ fn frames_that_are_short_long_twice_or_mixed_up() {
         });
         malformed(&error, "out of order");
         let error = take_after(1, |peer, device| {
-            let told = Told::of(device.uuid(), G, 1);
+            let told = AdviceRecord::of(device.uuid(), G, 1);
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         });
-        malformed(&error, "not the one that comes now");
+        malformed(&error, "unexpected at this point");
         let error = take_from(|peer, _| {
             let body = [0; MOST_BODY];
             let head = peer.head(DESCRIPTION, &body, 0);
             assert!(peer.frame(Head { more: 1, ..head }, &body, &[]));
             assert!(peer.yes());
         });
-        malformed(&error, "mixed up");
+        malformed(&error, "interleaved with another");
     });
 }
 
@@ -169,12 +169,12 @@ fn frames_that_are_short_long_twice_or_mixed_up() {
 fn descriptors_where_none_belong() {
     leaves_nothing_open(|| {
         let error = take_from(|peer, device| {
-            let body = Told::of(device.uuid(), G, 1).bytes();
+            let body = AdviceRecord::of(device.uuid(), G, 1).bytes();
             let memory = handle(device, G);
             assert!(peer.say(DESCRIPTION, &body, &[memory.as_fd()]));
         });
         malformed(&error, "where none belong");
-        // Said to be none, one, and two where there is one.
+        // The message announces zero and two handles but carries one.
         for said in [0, 2] {
             let error = take_after(2, |peer, device| {
                 let memory = handle(device, G);
@@ -184,7 +184,7 @@ fn descriptors_where_none_belong() {
                 };
                 assert!(peer.frame(head, &[], &[memory.as_fd()]));
             });
-            malformed(&error, "without the descriptors that its head tells of");
+            malformed(&error, "without the descriptors that its head announces");
         }
         let error = take_after(1, |peer, device| {
             let memory = handle(device, G);
@@ -199,7 +199,7 @@ fn messages_without_end() {
     leaves_nothing_open(|| {
         let taker = common::model();
         let how = Attachment::builder(&taker.device);
-        // As fast as it can: until it is more than a description can be.
+        // As fast as possible, until the body exceeds any description.
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(PROMPT);
         let body = [0; MOST_BODY];
@@ -210,14 +210,14 @@ fn messages_without_end() {
             };
             while peer.frame(more(&peer), &body, &[]) {}
         });
-        let error = channel.take(&how).unwrap_err();
+        let error = channel.recv(&how).unwrap_err();
         assert!(
             matches!(error, ShareError::Channel(ChannelError::TooLarge { .. })),
             "{error}"
         );
         drop(channel);
         talk.join().unwrap();
-        // Slowly, each frame well within the time for all of them.
+        // Slowly, with each frame well within the total time.
         let (mut channel, mut peer) = Raw::pair();
         let begun = Instant::now();
         let talk = thread::spawn(move || {
@@ -229,7 +229,7 @@ fn messages_without_end() {
                 thread::sleep(SHORT / 6);
             }
         });
-        timed_out(&channel.take(&how).unwrap_err());
+        timed_out(&channel.recv(&how).unwrap_err());
         assert!(begun.elapsed() < PROMPT);
         drop(channel);
         talk.join().unwrap();
@@ -242,7 +242,7 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
     leaves_nothing_open(|| {
         let (giver, taker) = (common::model(), common::model());
         let (mut channel, mut peer) = Raw::pair();
-        let told = Told::of(giver.device.uuid(), G, 300);
+        let told = AdviceRecord::of(giver.device.uuid(), G, 300);
         let device = giver.device.clone();
         let talk = thread::spawn(move || {
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
@@ -252,7 +252,7 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
             }
         });
         let how = Attachment::builder(&taker.device);
-        timed_out(&channel.take(&how).unwrap_err());
+        timed_out(&channel.recv(&how).unwrap_err());
         drop(channel);
         talk.join().unwrap();
         common::nothing_left(giver);
@@ -260,7 +260,7 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
     });
 }
 
-/// All that it says is there already, so that nobody ever waits for it: the time runs all the same.
+/// All messages are there already, so the channel never waits; the timeout applies all the same.
 #[test]
 fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
     const MOMENT: Duration = Duration::from_micros(20);
@@ -268,12 +268,12 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
         let (giver, taker) = (common::model(), common::model());
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(MOMENT);
-        let told = Told::of(giver.device.uuid(), G, 100);
+        let told = AdviceRecord::of(giver.device.uuid(), G, 100);
         assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         let memory = handle(&giver.device, G);
         (0..100).for_each(|_| assert!(peer.say(HANDLES, &[], &[memory.as_fd()])));
         let error = channel
-            .take(&Attachment::builder(&taker.device))
+            .recv(&Attachment::builder(&taker.device))
             .unwrap_err();
         let right = matches!(
             error,
@@ -281,12 +281,12 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
         );
         assert!(right, "{error:?}");
         drop((channel, peer, memory));
-        // Nor is what is there already taken where there is no time at all.
+        // A timeout of zero does not receive messages that are already there either.
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(Duration::ZERO);
         assert!(peer.say(VERDICT, b"\x01no", &[]));
         let error = channel
-            .take(&Attachment::builder(&taker.device))
+            .recv(&Attachment::builder(&taker.device))
             .unwrap_err();
         let right = matches!(
             error,
@@ -316,7 +316,7 @@ fn handles_of_something_else() {
             _other.socket,
         ];
         for other in &others {
-            // Behind one that is good.
+            // Behind a valid handle.
             let error = take_after(2, |peer, device| {
                 let good = handle(device, G);
                 assert!(peer.say(HANDLES, &[], &[good.as_fd(), other.as_fd()]));
@@ -331,10 +331,10 @@ fn handles_of_something_else() {
             };
             assert!(matches!(cause, CallError::Driver(_)), "{cause}");
         }
-        // Larger and smaller than it is said to be: which shows when it is mapped.
+        // Memory larger and smaller than described, which shows when it is mapped.
         for (size, said) in [(2 * G, G), (G, 2 * G), (G, 1 << 40)] {
             let error = take_from(|peer, device| {
-                let mut told = Told::of(device.uuid(), G, 1);
+                let mut told = AdviceRecord::of(device.uuid(), G, 1);
                 told.size = said;
                 told.extents[0].1 = said;
                 assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
@@ -345,7 +345,7 @@ fn handles_of_something_else() {
                 error,
                 ShareError::Memory(MemoryError::Range { offset: 0, size, .. }) if size == said
             );
-            assert!(right, "{size} said to be {said}: {error:?}");
+            assert!(right, "{size} described as {said}: {error:?}");
         }
     });
 }
@@ -353,18 +353,18 @@ fn handles_of_something_else() {
 #[test]
 fn memory_of_another_place() {
     leaves_nothing_open(|| {
-        // On no device of ours.
+        // On an unknown device.
         let error = take_from(|peer, _| {
-            let told = Told::of([9; 16], G, 1);
+            let told = AdviceRecord::of([9; 16], G, 1);
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         });
         assert!(matches!(
             error,
             ShareError::NoSuchDevice { uuid } if uuid == [9; 16]
         ));
-        // Said to lie on the host.
+        // Described as host memory.
         let error = take_from(|peer, device| {
-            let mut told = Told::of(device.uuid(), G, 1);
+            let mut told = AdviceRecord::of(device.uuid(), G, 1);
             told.places[0] = (LocationKind::HOST_NUMA.0, 0, [0; 16]);
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
             let memory = handle(device, G);
@@ -376,7 +376,7 @@ fn memory_of_another_place() {
                 if found.kind == LocationKind::DEVICE
         );
         assert!(elsewhere, "{error:?}");
-        // Said to lie on this device, and lying on the host.
+        // Described as memory of this device, but on the host.
         let error = take_after(1, |peer, device| {
             let host = Physical::builder(device, G)
                 .on_host_numa(1)
@@ -441,20 +441,20 @@ fn too_many_handles_and_none() {
     });
 }
 
-/// Nobody can tell that two handles are of the same memory; it is had twice then, and given back
-/// twice. As many as fit beside a message may come at once.
+/// An importer cannot tell that two handles refer to the same memory: it imports the memory twice
+/// and releases it twice. A message may carry as many handles as fit.
 #[test]
 fn the_same_memory_twice_and_as_many_as_fit() {
     leaves_nothing_open(|| {
         let (giver, taker) = (common::model(), common::model());
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(PROMPT);
-        let told = Told::of(giver.device.uuid(), G, 253 + 7);
+        let told = AdviceRecord::of(giver.device.uuid(), G, 253 + 7);
         assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         let memory = handle(&giver.device, G);
         assert!(peer.say(HANDLES, &[], &[memory.as_fd(); 253]));
         assert!(peer.say(HANDLES, &[], &[memory.as_fd(); 7]));
-        let taken = channel.take(&Attachment::builder(&taker.device)).unwrap();
+        let taken = channel.recv(&Attachment::builder(&taker.device)).unwrap();
         assert_eq!(taken.held(), 260 * G);
         assert_eq!(taken.extents().len(), 260);
         taken.close().unwrap();
@@ -474,7 +474,7 @@ fn descriptions_that_are_refused_before_a_handle_is_asked_for() {
         );
         assert!(right, "{error:?}");
         let error = take_from(|peer, device| {
-            let mut told = Told::of(device.uuid(), 4096, 1);
+            let mut told = AdviceRecord::of(device.uuid(), 4096, 1);
             told.size = G;
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         });
@@ -495,7 +495,7 @@ fn more_addresses_than_there_are() {
     leaves_nothing_open(|| {
         for size in [1 << 62, u64::MAX - 1, u64::MAX] {
             let error = take_from(|peer, device| {
-                let mut told = Told::of(device.uuid(), G, 1);
+                let mut told = AdviceRecord::of(device.uuid(), G, 1);
                 told.size = size;
                 assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
                 let memory = handle(device, G);
@@ -537,11 +537,11 @@ fn givers_that_give_up_or_say_yes_to_nothing() {
         }
         malformed(
             &take_after(1, |peer, _| assert!(peer.yes())),
-            "a yes to nothing",
+            "an acceptance of nothing",
         );
         for neither in [&[] as &[u8], &[2], &[0, 0]] {
             let error = take_after(1, |peer, _| assert!(peer.say(VERDICT, neither, &[])));
-            malformed(&error, "neither yes nor no");
+            malformed(&error, "neither an acceptance nor a refusal");
         }
         let error = take_after(1, |peer, _| {
             assert!(peer.say(VERDICT, &[1; 5000], &[]));
@@ -572,7 +572,8 @@ fn silence_and_closing_at_each_step_of_a_taking() {
     });
 }
 
-/// What a giver of forty granules makes of what somebody says, and what that has heard by then.
+/// Returns the error of a giver of forty granules for what a peer sends, and what that peer
+/// received by then.
 fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
     let giver = common::model();
     let region = shareable_region(&giver, 40);
@@ -581,11 +582,11 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
     let (mut channel, mut peer) = Raw::pair();
     said(&mut peer);
     let begun = Instant::now();
-    let error = channel.give(&offer).unwrap_err();
+    let error = channel.send(&offer).unwrap_err();
     assert!(begun.elapsed() < PROMPT, "{error}");
     if matches!(error, ShareError::Channel(_)) {
         assert!(matches!(
-            channel.give(&offer),
+            channel.send(&offer),
             Err(ShareError::Channel(ChannelError::Broken))
         ));
     }
@@ -601,7 +602,7 @@ fn takers_that_are_wrong_silent_or_gone() {
     leaves_nothing_open(|| {
         let wrong = |error: ShareError, expected: &str| {
             let ShareError::Channel(ChannelError::Malformed { what }) = error else {
-                panic!("{error:?} where it should be {expected}");
+                panic!("expected {expected}: {error:?}");
             };
             assert!(what.contains(expected), "{what} should be {expected}");
         };
@@ -628,11 +629,11 @@ fn takers_that_are_wrong_silent_or_gone() {
             assert!(right, "{yes}: {error:?}");
             for neither in [&[] as &[u8], &[7], &[0, 1]] {
                 let error = after(&|peer| assert!(peer.say(VERDICT, neither, &[])));
-                wrong(error, "neither yes nor no");
+                wrong(error, "neither an acceptance nor a refusal");
             }
             wrong(
                 after(&|peer| assert!(peer.say(TEXT, b"\"List\"", &[]))),
-                "not the one that comes now",
+                "unexpected at this point",
             );
             wrong(
                 after(&|peer| {
@@ -645,7 +646,7 @@ fn takers_that_are_wrong_silent_or_gone() {
     });
 }
 
-/// A peer that does not read: what cannot be sent is not waited for without end.
+/// A peer that does not read: sending does not wait forever.
 #[test]
 fn a_description_that_nobody_reads() {
     leaves_nothing_open(|| {
@@ -654,7 +655,7 @@ fn a_description_that_nobody_reads() {
         let offer = Offer::region(&region, 0..region.size()).unwrap();
         assert!(offer.description().to_bytes().len() > 5 * MOST_BODY);
         let (mut channel, peer) = Raw::pair();
-        let error = channel.give(&offer).unwrap_err();
+        let error = channel.send(&offer).unwrap_err();
         let right = matches!(
             error,
             ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
@@ -665,11 +666,11 @@ fn a_description_that_nobody_reads() {
     });
 }
 
-/// What a reader makes of what a publisher answers.
+/// Returns a reader's error for what a publisher answers.
 fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     let (writer, reader) = (common::model(), common::model());
     let (channel, mut peer) = Raw::pair();
-    let mut subscriber = Subscriber::over(channel);
+    let mut subscriber = Subscriber::from_channel(channel);
     said(&mut peer, &writer.device);
     let begun = Instant::now();
     let error = subscriber
@@ -699,7 +700,7 @@ fn answers_that_are_none() {
         r#"{"Published":{"publisher":1,"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#,
         r#"{"NotPublished":7}"#,
         r#""NotPublished" "NotPublished""#,
-        // Answers to other questions.
+        // Answers to other requests.
         r#"{"Newest":null}"#,
         r#"{"Publications":[]}"#,
         &deep,
@@ -717,13 +718,13 @@ fn answers_that_are_none() {
         let right = matches!(error, ShareError::Channel(ChannelError::Malformed { .. }));
         assert!(right, "{error:?}");
         let error = attach_from(|peer, device| {
-            let told = Told::of(device.uuid(), G, 1);
+            let told = AdviceRecord::of(device.uuid(), G, 1);
             assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
         });
         let right = matches!(
             error,
             ShareError::Channel(ChannelError::Malformed {
-                what: "not the one that comes now"
+                what: "unexpected at this point"
             })
         );
         assert!(right, "{error:?}");
@@ -740,7 +741,7 @@ fn answers_that_are_none() {
 fn an_answer_that_makes_no_sense_ends_the_connection() {
     leaves_nothing_open(|| {
         let (channel, mut peer) = Raw::pair();
-        let mut subscriber = Subscriber::over(channel);
+        let mut subscriber = Subscriber::from_channel(channel);
         assert!(peer.say(TEXT, br#"{"Newest":3}"#, &[]));
         assert!(peer.say(TEXT, br#"{"Publications":[]}"#, &[]));
         assert!(matches!(
@@ -770,7 +771,7 @@ fn manifests_that_lie() {
                     r#"{{"Published":{{"publisher":1,"version":1,"manifest":{{"tensors":[{tensors}]}}}}}}"#
                 );
                 assert!(peer.say(TEXT, published.as_bytes(), &[]));
-                let told = Told::of(device.uuid(), G, 1);
+                let told = AdviceRecord::of(device.uuid(), G, 1);
                 assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
                 let memory = handle(device, G);
                 assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
@@ -807,7 +808,7 @@ fn an_answer_larger_than_any() {
             };
             while peer.frame(more(&peer), &body, &[]) {}
         });
-        let mut subscriber = Subscriber::over(channel);
+        let mut subscriber = Subscriber::from_channel(channel);
         let error = subscriber.list().unwrap_err();
         let right = matches!(
             error,
@@ -822,7 +823,7 @@ fn an_answer_larger_than_any() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(400)))]
 
-    /// Anybody who says anything, in any order. `fuzz/fuzz_targets/channel.rs` goes on with it.
+    /// A peer that sends anything in any order. `fuzz/fuzz_targets/channel.rs` extends this test.
     #[test]
     fn a_peer_that_says_anything(script in proptest::collection::vec(0u8..24, 0..40)) {
         leaves_nothing_open(|| {
@@ -837,15 +838,15 @@ proptest! {
             let words = Words::new(told.to_bytes(), handles.collect());
             let how = Attachment::builder(&taker.device);
             let begun = Instant::now();
-            // What nobody received waits in the sockets, and goes with them.
+            // Messages that were not received wait in the sockets and are closed with them.
             let hears = |listens: &dyn Fn(Channel)| {
                 let (channel, mut peer) = Raw::pair();
                 words.speak(&mut peer, &script);
                 listens(channel);
             };
-            hears(&|mut channel| drop(channel.take(&how)));
-            hears(&|mut channel| drop(channel.give(&offer)));
-            hears(&|channel| drop(Subscriber::over(channel).attach("llama", &how)));
+            hears(&|mut channel| drop(channel.recv(&how)));
+            hears(&|mut channel| drop(channel.send(&offer)));
+            hears(&|channel| drop(Subscriber::from_channel(channel).attach("llama", &how)));
             prop_assert!(begun.elapsed() < PROMPT);
             drop((words, offer, mine));
             common::nothing_left(giver);

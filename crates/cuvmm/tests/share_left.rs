@@ -1,6 +1,6 @@
-//! What lies beside a socket: which files are made, kept, removed, and left alone.
+//! Files beside a socket: which are created, kept, removed, and left alone.
 //!
-//! `unsafe` here: making a pipe in the file system.
+//! `unsafe` is used to create a named pipe.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -31,7 +31,7 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What lies in a folder: each name with its inode, mode, size and number of links.
+/// Returns each file in a folder with its inode, mode, size and number of links.
 fn lies_in(folder: &Path) -> BTreeMap<String, (u64, u32, u64, u64)> {
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
     let told = entries.map(|entry| {
@@ -45,7 +45,7 @@ fn lies_in(folder: &Path) -> BTreeMap<String, (u64, u32, u64, u64)> {
     told.collect()
 }
 
-/// Leaves what a process leaves that listens at a path and is killed.
+/// Leaves the files of a process that was killed while it listened at a path.
 fn die_at(path: &Path) {
     let child = fork(|| std::mem::forget(Listener::bind(path).unwrap()));
     assert_eq!(ended(child, PROMPT), Some(0));
@@ -80,19 +80,19 @@ fn a_sweep_makes_opens_and_removes_nothing_that_is_not_a_lock_of_this_user() {
             ("a folder", |_, lock| fs::create_dir(lock).unwrap()),
             ("a pipe", |_, lock| {
                 let name = std::ffi::CString::new(lock.as_os_str().as_encoded_bytes()).unwrap();
-                // SAFETY: the name ends with a zero and lives on.
+                // SAFETY: the name ends with a zero byte and outlives the call.
                 assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
             }),
             ("another user's", |_, lock| {
                 write(lock, "", 0o600);
-                // Where this user may not give files away, it stays this user's and not empty.
+                // If this user may not give files away, the file stays this user's, and not empty.
                 if std::os::unix::fs::chown(lock, Some(4321), None).is_err() {
                     write(lock, "mine", 0o600);
                 }
             }),
         ];
         for (what, lay) in others {
-            // Beside nothing, and beside a socket that is dead.
+            // Without a socket beside it, and beside a dead socket.
             for dead in [false, true] {
                 let (folder, path) = folder();
                 if dead {
@@ -139,7 +139,7 @@ fn a_lock_without_a_socket_is_swept_unless_it_is_held() {
     });
 }
 
-/// Cleaners of temporary folders remove old files, and no sockets that are in use.
+/// Cleaners of temporary folders remove old files, but no sockets that are in use.
 #[test]
 fn a_publisher_whose_lock_file_was_removed_is_neither_swept_nor_replaced() {
     leaves_nothing_open(|| {
@@ -148,7 +148,7 @@ fn a_publisher_whose_lock_file_was_removed_is_neither_swept_nor_replaced() {
         for _ in 0..3 {
             fs::remove_file(lock_of(&path)).unwrap();
             assert!(!sweep(&path).unwrap());
-            // Nor is it where another process has left a lock there.
+            // The same if another process has left a lock file there.
             write(&lock_of(&path), "", 0o600);
             assert!(!sweep(&path).unwrap());
             fs::remove_file(lock_of(&path)).unwrap();
@@ -158,7 +158,7 @@ fn a_publisher_whose_lock_file_was_removed_is_neither_swept_nor_replaced() {
             ));
             let mut subscriber = Subscriber::connect(&path).unwrap();
             assert!(subscriber.list().is_ok());
-            // It has made its lock anew by the time that it serves a reader.
+            // The publisher has created its lock file anew by the time that it serves a reader.
             let lock = File::open(lock_of(&path)).unwrap();
             let taken = flock(&lock, FlockOperation::NonBlockingLockExclusive);
             assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK));
@@ -176,7 +176,7 @@ fn a_listener_whose_files_were_removed_removes_none_of_the_next_one_s() {
             let first = Listener::bind(&path).unwrap();
             fs::remove_file(&path).unwrap();
             if !with_lock {
-                // The first holds a lock that is nowhere.
+                // The first listener holds a lock on a removed file.
                 fs::remove_file(lock_of(&path)).unwrap();
             } else {
                 drop(first);
@@ -194,8 +194,8 @@ fn a_listener_whose_files_were_removed_removes_none_of_the_next_one_s() {
     });
 }
 
-/// A socket without a lock beside it may be another program's. One is replaced only where a listener
-/// is asked for, and only if nothing answers there.
+/// A socket without a lock file may belong to another program. It is replaced only if a listener is
+/// created there, and only if nothing answers.
 #[test]
 fn a_socket_without_a_lock_is_replaced_and_not_swept() {
     leaves_nothing_open(|| {
@@ -264,7 +264,7 @@ fn a_listener_waits_until_a_sweep_has_ended() {
             inotify::add_watch(&closings, &lock, inotify::WatchFlags::CLOSE).unwrap();
             thread::scope(|scope| {
                 let binding = scope.spawn(|| Listener::bind(&path));
-                // Until it has found the lock held, and closed it again.
+                // Until the sweeper has found the lock held, and has closed it again.
                 assert!(rustix::io::read(&closings, &mut [0; 1024]).unwrap() > 0);
                 if removes {
                     fs::remove_file(&lock).unwrap();
@@ -295,7 +295,7 @@ fn binding_beside_sweeps_never_fails() {
         let listener = loop {
             match Listener::bind(&path) {
                 Ok(listener) => break listener,
-                // A sweeper with the lock was off the processor for as long as it is waited for.
+                // A sweeper that held the lock was not scheduled for the whole timeout.
                 Err(ChannelError::InUse { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -312,7 +312,7 @@ fn binding_beside_sweeps_never_fails() {
     assert_eq!(lies_in(folder.path()).len(), 1);
 }
 
-/// One of several that bind the same path gets it, whatever a dead one has left there.
+/// If several bind the same path at once, one succeeds, whatever files a dead listener left there.
 #[test]
 fn of_those_who_bind_at_once_one_succeeds() {
     const TIMES: usize = 100;

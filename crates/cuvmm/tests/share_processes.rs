@@ -1,7 +1,7 @@
-//! Two, three and ten real processes, killed at random points a thousand times in all: nobody hangs,
-//! nobody sees anything stale or half-written, and nothing of the dead stays.
+//! Two, three and ten real processes, killed at random points a thousand times in all. No process
+//! hangs, none sees stale or half-written memory, and killed processes leave nothing behind.
 //!
-//! `unsafe` here: killing children of this process.
+//! `unsafe` is used to kill children of this process.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -26,22 +26,22 @@ use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep
 use cuvmm::{Attachment, Channel, Offer, Region, Stream};
 use share_support::{PROMPT, alone, ended, fork, leaves_nothing_open, open_files};
 
-/// Granules of a version, each an extent of its own.
+/// Granules of a version, each one extent.
 const GRANULES: u64 = 2;
 
-/// How long a child that is told to end may take for it.
+/// How long a child may take to end after it was told to.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long a life lasts in the mean, to begin with.
+/// Initial mean lifetime of a process.
 const LIFE: Duration = Duration::from_millis(60);
 
-/// How long one may last in the mean where it would come to nothing otherwise.
+/// Longest mean lifetime, for machines on which shorter lives achieve nothing.
 const LONGEST_LIFE: Duration = Duration::from_secs(4);
 
-/// Who wrote a version, and which of its versions it is.
+/// The writer of a version, and its number.
 type Stamp = (u64, u64);
 
-/// What the word at an offset of a version holds.
+/// Returns the word at an offset of a version.
 fn word(stamp: Stamp, offset: u64) -> u64 {
     (stamp.0.rotate_left(32) ^ stamp.1)
         .wrapping_add(offset)
@@ -53,7 +53,7 @@ fn granule(stamp: Stamp, number: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Memory whose every word says whose it is, which version, and where it lies.
+/// Creates memory in which every word encodes the writer, the version and the offset.
 fn stamped(rig: &Rig<HostMemory>, stamp: Stamp) -> Region {
     let region = shareable_region(rig, GRANULES);
     let stream = Stream::legacy(&rig.device);
@@ -75,7 +75,7 @@ fn check(rig: &Rig<HostMemory>, memory: &Attachment, stamp: Stamp) {
     }
 }
 
-/// The first word of memory that was given without a manifest says which it is.
+/// Checks memory that was sent without a manifest, by the stamp in its first word.
 fn check_by_itself(rig: &Rig<HostMemory>, memory: &Attachment) {
     let mut first = [0; 8];
     let stream = Stream::legacy(&rig.device);
@@ -86,18 +86,18 @@ fn check_by_itself(rig: &Rig<HostMemory>, memory: &Attachment) {
     check(rig, memory, stamp.expect("a giver's stamp"));
 }
 
-/// All givers stamp as the same one: what they give has no manifest.
+/// The writer in all givers' stamps, because their memory has no manifest.
 const GIVER: u64 = 7;
 
-/// How many different ones they give.
+/// Number of different versions that givers send.
 const EDITIONS: u64 = 10_000;
 
-/// What a child has to go by.
+/// Parameters of a child.
 struct Place<'a> {
     folder: &'a Path,
-    /// Takes a byte for each version that was found whole.
+    /// Receives a byte for each version that was found complete.
     seen: &'a PipeWriter,
-    /// Different in every life.
+    /// Different for every child.
     life: u64,
 }
 
@@ -115,7 +115,7 @@ impl Place<'_> {
     }
 
     fn saw(&self) {
-        // A full pipe has been heard of already.
+        // If the pipe is full, the parent has enough bytes to read.
         drop((&mut &*self.seen).write(&[1]));
     }
 
@@ -142,7 +142,7 @@ impl Role {
         }
     }
 
-    /// A life, which ends when it is told to.
+    /// Runs until the child is told to end.
     fn live(self, place: &Place<'_>) {
         match self {
             Self::Publisher => publish(place),
@@ -174,7 +174,7 @@ fn publish(place: &Place<'_>) {
     common::nothing_left(rig);
 }
 
-/// Whether this is what one sees of a peer that was killed.
+/// Returns `true` if the error is what a killed peer causes.
 fn is_death(error: &ChannelError) -> bool {
     matches!(
         error,
@@ -223,7 +223,7 @@ fn follow(
         check(rig, newest.memory(), stamp);
         place.saw();
         if let Some(before) = before {
-            // Whatever became of its publisher, it is as it was.
+            // The older version is unchanged, whatever became of its publisher.
             let old = stamp_of(before);
             check(rig, before.memory(), old);
             assert!(old.0 != stamp.0 || old.1 <= stamp.1, "{old:?}, {stamp:?}");
@@ -244,7 +244,7 @@ fn give(place: &Place<'_>) {
         }
         let region = stamped(&rig, (GIVER, published % EDITIONS));
         let offer = Offer::region(&region, 0..GRANULES * G).unwrap();
-        // What is given lives on without its giver.
+        // The attachment outlives its giver.
         drop(region);
         let mut channel = match listener.accept(Duration::from_millis(20)) {
             Ok(channel) => channel,
@@ -252,7 +252,7 @@ fn give(place: &Place<'_>) {
             Err(error) => panic!("a listener: {error:?}"),
         };
         let begun = Instant::now();
-        match channel.give(&offer) {
+        match channel.send(&offer) {
             Ok(()) => {}
             Err(ShareError::Channel(error)) if is_death(&error) => {}
             Err(error) => panic!("a giver: {error:?}"),
@@ -273,7 +273,7 @@ fn take(place: &Place<'_>) {
         let begun = Instant::now();
         let taken = Channel::connect(place.given())
             .map_err(ShareError::Channel)
-            .and_then(|mut channel| channel.take(&Attachment::builder(&rig.device)));
+            .and_then(|mut channel| channel.recv(&Attachment::builder(&rig.device)));
         match taken {
             Ok(memory) => {
                 check_by_itself(&rig, &memory);
@@ -287,7 +287,7 @@ fn take(place: &Place<'_>) {
     common::nothing_left(rig);
 }
 
-/// Processes that are killed and begun again.
+/// Processes that are killed and restarted.
 struct Crowd {
     folder: tempfile::TempDir,
     seen: (PipeReader, PipeWriter),
@@ -325,9 +325,9 @@ impl Crowd {
         self.living.insert(child, role);
     }
 
-    /// Kills one of those for whom that is meant, at whatever point it is, and begins it again.
+    /// Kills a random child whose role matches, at a random point, and restarts it.
     fn kill(&mut self, meant: impl Fn(Role) -> bool) {
-        // So that each lives for about as long, however many there are.
+        // Keeps the mean lifetime independent of the number of children.
         let most = self.life / self.living.len() as u32;
         thread::sleep(most.mul_f64(self.random.f64()));
         let candidates: Vec<(i32, Role)> = self
@@ -337,22 +337,22 @@ impl Crowd {
             .filter(|&(_, role)| meant(role))
             .collect();
         let (child, role) = candidates[self.random.usize(0..candidates.len())];
-        // SAFETY: a child of this process that nobody has waited for yet.
+        // SAFETY: the process is a child of this one that has not been waited for.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
         self.living.remove(&child);
-        // One that had found something wrong has ended by itself, and said so.
+        // A child that found an error has ended by itself and printed it.
         assert_eq!(ended(child, LONG), Some(-1), "a {role:?}");
         self.begin(role);
     }
 
     fn seen(&mut self) -> usize {
         let mut bytes = vec![];
-        // It ends with what a pipe that is empty answers.
+        // The read ends with the error of an empty pipe.
         drop(self.seen.0.read_to_end(&mut bytes));
         bytes.len()
     }
 
-    /// Tells all of a role to end, which they do in time, with all they had given back.
+    /// Tells all children of a role to end. They end in time, with everything released.
     fn end(&mut self, role: Role) {
         std::fs::write(self.folder.path().join(role.word()), "").unwrap();
         let ending: Vec<i32> = self
@@ -380,7 +380,7 @@ impl Crowd {
     }
 }
 
-/// Bytes of the machine's memory in files that are no disk's, which shared memory is here.
+/// Returns the machine's shared memory in bytes, which the host driver's memory counts as.
 fn shared_memory() -> u64 {
     let all = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = all.lines().find(|line| line.starts_with("Shmem:")).unwrap();
@@ -396,26 +396,33 @@ fn killed(roles: &[Role], kills: u64) {
         for number in 1..=kills {
             crowd.kill(|_| true);
             seen += crowd.seen();
-            // Where the machine is busy, lives that come to nothing last longer from now on.
+            // On a busy machine lifetimes grow if too few versions are read.
             if number.is_multiple_of(10) && (seen as u64) < number / 5 {
                 crowd.life = (2 * crowd.life).min(LONGEST_LIFE);
             }
         }
-        assert!(seen as u64 > kills / 10, "{seen} seen in {kills} lives");
-        // Those that live now get on with each other.
+        assert!(
+            seen as u64 > kills / 10,
+            "{seen} versions read in {kills} lives"
+        );
+        // The surviving processes continue to work with each other.
         let begun = Instant::now();
         let enough = seen + 20;
         while seen < enough {
-            assert!(begun.elapsed() < LONG, "nobody sees anything: {seen}");
+            assert!(
+                begun.elapsed() < LONG,
+                "the readers read no more versions: {seen}"
+            );
             thread::sleep(Duration::from_millis(1));
             seen += crowd.seen();
         }
         crowd.end_all();
-        // Others may use such memory meanwhile; what so many lives had had would be much more.
+        // Other programs may use shared memory meanwhile; leaks of all the killed processes would
+        // be much larger.
         let had = kills * GRANULES * G;
         let begun = Instant::now();
         while shared_memory() > before + had / 2 {
-            assert!(begun.elapsed() < LONG, "{had} bytes or so were left behind");
+            assert!(begun.elapsed() < LONG, "about {had} bytes were left behind");
             thread::sleep(Duration::from_millis(20));
         }
     });
@@ -438,7 +445,7 @@ fn ten() {
     killed(&roles, 400);
 }
 
-/// What is dead costs the living nothing: neither descriptors nor memory.
+/// Dead readers cost a living publisher neither descriptors nor memory.
 #[test]
 fn a_publisher_outlives_its_readers() {
     let _alone = alone();
@@ -453,19 +460,19 @@ fn a_publisher_outlives_its_readers() {
         crowd.kill(|role| role == Role::Subscriber);
     }
     crowd.end(Role::Subscriber);
-    // Two versions at most, each with a descriptor an extent; one connection more or less; the
-    // common file, the lock, the socket, the waker, and what it was born with.
+    // At most two versions with a descriptor per extent, one connection more or less, the common
+    // file, the lock, the socket, the waker, and the descriptors that the process started with.
     let most = open_files().len() + 2 * GRANULES as usize + 8;
     let begun = Instant::now();
     while open() > most {
         assert!(begun.elapsed() < PROMPT, "{} descriptors", open());
         thread::sleep(Duration::from_millis(2));
     }
-    // At its end it looks whether the driver has all back.
+    // At its end the child checks that the driver has everything back.
     crowd.end_all();
 }
 
-/// What a killed publisher leaves is swept, by hand or by the next.
+/// The files of a killed publisher are swept explicitly, or by the next publisher.
 #[test]
 fn what_the_killed_leave_is_swept() {
     let _alone = alone();
@@ -474,14 +481,14 @@ fn what_the_killed_leave_is_swept() {
         crowd.kill(|_| true);
     }
     for &child in crowd.living.keys() {
-        // SAFETY: a child of this process that nobody has waited for yet.
+        // SAFETY: the process is a child of this one that has not been waited for.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
         assert_eq!(ended(child, LONG), Some(-1));
     }
     let path = |name: &str| crowd.folder.path().join(name);
     for name in ["published", "given"] {
         sweep(path(name)).unwrap();
-        assert!(!sweep(path(name)).unwrap(), "once is enough");
+        assert!(!sweep(path(name)).unwrap(), "the files were swept already");
     }
     assert_eq!(std::fs::read_dir(crowd.folder.path()).unwrap().count(), 0);
 }

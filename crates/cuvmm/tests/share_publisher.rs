@@ -1,4 +1,4 @@
-//! Publishers with readers that are wrong, silent, many or gone, and the other way round.
+//! Publishers with readers that are wrong, silent, many or gone, and the reverse.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -21,7 +21,7 @@ use share_support::{
 
 type Host = Rig<HostMemory>;
 
-/// Two extents with a text at the beginning.
+/// Creates a region of two extents with a text at its start.
 fn published(rig: &Host, text: &[u8]) -> Region {
     let region = shareable_region(rig, 2);
     let stream = Stream::legacy(&rig.device);
@@ -37,7 +37,7 @@ fn text<const N: usize>(rig: &Host, memory: &Attachment) -> [u8; N] {
     bytes
 }
 
-/// A publisher with one publication, and where it listens.
+/// Creates a publisher with one publication, and returns its folder and path.
 fn publisher(rig: &Host) -> (tempfile::TempDir, PathBuf, Publisher) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -80,12 +80,12 @@ fn readers_that_are_wrong_are_let_go_and_others_are_served() {
                 };
                 assert!(peer.frame(head, &[0; MOST_BODY], &[]));
             },
-            // A verdict that is none, where the description was to be agreed to.
+            // An invalid verdict on the description.
             &|peer| {
                 assert!(peer.say(TEXT, ATTACH, &[]));
                 assert!(peer.say(TEXT, ATTACH, &[]));
             },
-            // One that is gone.
+            // A reader that disconnects.
             &|peer| {
                 assert!(peer.say(TEXT, ATTACH, &[]));
                 rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
@@ -96,7 +96,7 @@ fn readers_that_are_wrong_are_let_go_and_others_are_served() {
             wrong(&mut peer);
             while peer.hear().is_some() {}
         }
-        // A no is none of these: the connection goes on.
+        // A refusal is none of these errors: the connection stays usable.
         let mut peer = Raw::connect(&path);
         for _ in 0..3 {
             assert!(peer.say(TEXT, ATTACH, &[]));
@@ -116,14 +116,18 @@ fn readers_that_are_wrong_are_let_go_and_others_are_served() {
         while open_files().len() > before && begun.elapsed() < PROMPT {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(open_files().len(), before, "of those that went");
+        assert_eq!(
+            open_files().len(),
+            before,
+            "descriptors of the readers that disconnected"
+        );
         drop(publisher);
         common::nothing_left(writer);
         common::nothing_left(reader);
     });
 }
 
-/// It waits for nobody: not for one that says nothing, nor in the middle of anything.
+/// Ending a publisher waits for no reader, silent or in the middle of an exchange.
 #[test]
 fn a_publisher_ends_at_once_whoever_is_silent() {
     let silent: [&dyn Fn(&mut Raw); 6] = [
@@ -136,13 +140,13 @@ fn a_publisher_ends_at_once_whoever_is_silent() {
             };
             assert!(peer.frame(head, &[b' '; MOST_BODY], &[]));
         },
-        // It does not say what it makes of the description, nor of the handles.
+        // A reader that does not answer the description, or the handles.
         &|peer| assert!(peer.say(TEXT, ATTACH, &[])),
         &|peer| {
             assert!(peer.say(TEXT, ATTACH, &[]));
             assert!(peer.yes());
         },
-        // It asks and asks, and reads nothing.
+        // A reader that sends requests and reads nothing.
         &|peer| {
             rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
             while peer.say(TEXT, b"\"List\"", &[]) {
@@ -193,7 +197,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
             assert_eq!(version.unwrap(), 2);
         });
         assert_eq!(newer.unwrap(), Some(2));
-        // The one before is not the newest: it is told at once.
+        // The reader's version is not the newest, so the call returns at once.
         let begun = Instant::now();
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let newer = subscriber.wait_for_newer(&first, Duration::MAX).unwrap();
@@ -216,7 +220,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
         let right = matches!(withdrawn, Err(ShareError::NotFound { .. }));
         assert!(right, "{withdrawn:?}");
         assert!(!publisher.withdraw("llama"));
-        // Its version counts on, so that nobody takes a new one for one that was.
+        // Version numbers continue, so that a new version is never mistaken for an old one.
         let again = publisher.publish("llama", Manifest::default(), published(&writer, b"c"));
         assert_eq!(again.unwrap(), 3);
         let third = attach(&reader, &mut subscriber);
@@ -239,7 +243,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
     });
 }
 
-/// A publisher that came after another at the same path has other versions, whatever their numbers.
+/// A later publisher at the same path has other versions, whatever their numbers.
 #[test]
 fn another_publisher_has_other_versions() {
     leaves_nothing_open(|| {
@@ -285,14 +289,14 @@ fn a_manifest_that_nobody_would_read_is_refused() {
         assert!(right, "{refused:?}");
         let stream = Stream::legacy(&writer.device);
         let memory = refused.owner;
-        memory.write(&stream, 0, b"still to be written").unwrap();
+        memory.write(&stream, 0, b"still writable").unwrap();
         drop((memory, publisher));
         common::nothing_left(writer);
     });
 }
 
-/// More connections than a publisher serves: those that are served are served still, the others hear
-/// that there is no room, and nothing of it stays.
+/// With more connections than a publisher serves, the served ones continue, the others are refused,
+/// and nothing is leaked.
 #[test]
 fn idle_connections_are_bounded() {
     in_a_child(|| {
@@ -303,7 +307,7 @@ fn idle_connections_are_bounded() {
             ..limit
         };
         setrlimit(Resource::Nofile, raised).unwrap();
-        // Each has a descriptor on either side.
+        // Each connection has a descriptor on either side.
         let many = (enough as usize - 100).min(2 * 1100) / 2;
         let writer = common::host();
         let (_folder, path, publisher) = publisher(&writer);
@@ -314,7 +318,7 @@ fn idle_connections_are_bounded() {
         assert_eq!(served.list().unwrap().all, 1);
         if many > 1024 {
             let mut last = idle.pop().unwrap();
-            assert!(last.hear().is_none(), "there is no room for it");
+            assert!(last.hear().is_none(), "too many connections");
         }
         drop(idle);
         let begun = Instant::now();
@@ -365,8 +369,8 @@ fn a_forked_child_ends_nothing_of_its_parent_s() {
         drop((one, listener.accept(PROMPT).unwrap()));
         let how = Attachment::builder(&reader.device);
         thread::scope(|scope| {
-            scope.spawn(|| here.give(&offer).unwrap());
-            assert_eq!(&text(&reader, &there.take(&how).unwrap()), b"mine");
+            scope.spawn(|| here.send(&offer).unwrap());
+            assert_eq!(&text(&reader, &there.recv(&how).unwrap()), b"mine");
         });
         assert_eq!(&text(&reader, &how.open(&parcel).unwrap()), b"mine");
         drop((publisher, subscriber, read, listener, offer, parcel, mine));

@@ -1,6 +1,7 @@
-//! Sockets, users, limits, signals and forks around channels: what the system has a say in.
+//! Channels and the operating system: sockets, users, limits, signals, namespaces and forks.
 //!
-//! `unsafe` here: changing the user, the limits, the signals and the namespace of forked children.
+//! `unsafe` is used to change the user, the limits, the signals and the namespace of forked
+//! children.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -31,7 +32,7 @@ use share_support::{
     lock_of, open_files,
 };
 
-/// What a child ends with where it may not do what it should.
+/// Exit status of a child that lacks a permission.
 const MAY_NOT: i32 = 77;
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
@@ -48,7 +49,7 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Says where everybody sees it that something was not tried.
+/// Reports a skipped check where test output is not captured.
 fn not_tried(what: &str) {
     let said = writeln!(std::io::stderr(), "*** NOT TRIED: {what}");
     drop(said);
@@ -86,13 +87,13 @@ fn paths_that_are_no_use() {
             Channel::connect(&nowhere),
             Err(ChannelError::NotListening { .. })
         ));
-        // What is no socket stays as it is.
+        // A file that is no socket is not touched.
         std::fs::write(&path, "mine").unwrap();
         for refused in [Listener::bind(&path).map(drop), sweep(&path).map(drop)] {
             let right = matches!(
                 refused,
                 Err(ChannelError::Path {
-                    problem: "is no socket",
+                    problem: "is not a socket",
                     ..
                 })
             );
@@ -101,14 +102,14 @@ fn paths_that_are_no_use() {
         assert!(Channel::connect(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
         std::fs::remove_file(&path).unwrap();
-        // Nor is anything followed that leads elsewhere.
+        // A symbolic link is not followed.
         let mine = folder.path().join("mine");
         let there = Listener::bind(&mine).unwrap();
         symlink(&mine, &path).unwrap();
         assert!(matches!(
             sweep(&path),
             Err(ChannelError::Path {
-                problem: "is no socket",
+                problem: "is not a socket",
                 ..
             })
         ));
@@ -117,10 +118,10 @@ fn paths_that_are_no_use() {
         assert!(Listener::bind(&path).is_err());
         std::fs::remove_file(lock_of(&path)).unwrap();
         drop(there);
-        // A pipe where the lock should be holds nobody up.
+        // A pipe in place of the lock file does not block.
         let lock = lock_of(&path);
         let name = std::ffi::CString::new(lock.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: the name ends with a zero and lives on.
+        // SAFETY: the name ends with a zero byte and outlives the call.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         assert!(Listener::bind(&path).is_err());
         std::fs::remove_file(&lock).unwrap();
@@ -137,11 +138,11 @@ fn what_a_dead_process_left_is_told_from_what_is_in_use() {
             Listener::bind(&path),
             Err(ChannelError::InUse { path: there }) if there == path
         ));
-        assert!(!sweep(&path).unwrap(), "somebody listens");
+        assert!(!sweep(&path).unwrap(), "a listener is alive");
         assert!(path.metadata().unwrap().file_type().is_socket());
         drop(listener);
         assert!(is_empty(&folder));
-        assert!(!sweep(&path).unwrap(), "nothing is there");
+        assert!(!sweep(&path).unwrap(), "there is no socket");
         assert!(is_empty(&folder));
         let die = || {
             let child = fork(|| {
@@ -213,20 +214,20 @@ fn those_who_accept_at_once_do_not_hold_each_other_up() {
             let came = accepted.iter().filter(|one| one.is_ok()).count();
             assert_eq!(late + came, MANY, "{accepted:?}");
             if came == 0 {
-                // All had gone before it came: it waits still.
+                // The earlier connections have ended, so the listener waits for this one.
                 drop(listener.accept(PROMPT).unwrap());
             }
         }
     });
 }
 
-/// Runs something as another user; nothing if this user may not.
+/// Runs `work` as another user. Returns `None` if this process may not change users.
 fn as_user(uid: u32, work: impl FnOnce()) -> Option<()> {
     let child = fork(|| {
         // SAFETY: no pointers are passed.
         if unsafe { libc::setgroups(0, std::ptr::null()) } != 0 || unsafe { libc::setuid(uid) } != 0
         {
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent's exit.
             unsafe { libc::_exit(MAY_NOT) }
         }
         work();
@@ -255,12 +256,12 @@ fn another_user_is_turned_away() {
         ));
     });
     if tried.is_none() {
-        not_tried("another user, whom only root can be");
+        not_tried("another user, which requires root");
         return;
     }
     drop(own);
     let me = geteuid().as_raw();
-    // Both sides look.
+    // Both sides check the user.
     let letting = Listener::bind_for(&path, Users::own().and(OTHER)).unwrap();
     as_user(OTHER, || {
         assert!(matches!(
@@ -304,7 +305,8 @@ fn another_user_is_turned_away() {
     assert!(is_empty(&folder));
 }
 
-/// In a user namespace all users without an id there share one, which may be this process's own too.
+/// In a user namespace all users without an id share the overflow id, which this process may have
+/// too.
 #[test]
 fn a_user_without_an_id_of_its_own_is_never_let_in() {
     const OVERFLOW: u32 = 65_534;
@@ -315,7 +317,7 @@ fn a_user_without_an_id_of_its_own_is_never_let_in() {
     let child = fork(|| {
         // SAFETY: no pointers are passed. No user has an id in the new namespace.
         if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent's exit.
             unsafe { libc::_exit(MAY_NOT) }
         }
         assert_eq!(geteuid().as_raw(), OVERFLOW);
@@ -331,19 +333,19 @@ fn a_user_without_an_id_of_its_own_is_never_let_in() {
         unmapped(Channel::connect_to(&path, &both).map(drop));
         unmapped(Channel::pair().map(drop));
         unmapped(Listener::bind(path.with_extension("other")).map(drop));
-        // Files of all users seem to be its own.
+        // The files of all users seem to be its own.
         assert!(!sweep(&path).unwrap());
     });
     match ended(child, PROMPT) {
         Some(0) => {}
         Some(MAY_NOT) => {
-            not_tried("users without an id, where no user namespace may be made");
+            not_tried("users without an id, which requires a user namespace");
             return;
         }
         other => panic!("the child ended with {other:?}"),
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-    // Here the child was this user; the overflow id itself is not let in either.
+    // Here the child was this user. The overflow id itself is not admitted either.
     for _ in 0..2 {
         drop(listener.accept(PROMPT).unwrap());
     }
@@ -360,7 +362,7 @@ fn a_user_without_an_id_of_its_own_is_never_let_in() {
     }
 }
 
-/// A container has process ids of its own; its processes share memory all the same.
+/// A container has process ids of its own, and its processes can share memory all the same.
 #[test]
 fn a_peer_whose_process_id_is_not_seen_here() {
     let _alone = alone();
@@ -369,7 +371,7 @@ fn a_peer_whose_process_id_is_not_seen_here() {
     let child = fork(|| {
         // SAFETY: no pointers are passed. The next child has process ids of its own.
         if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
-            // SAFETY: ends the child without running anything of the parent's.
+            // SAFETY: ends the child without running any code of the parent's exit.
             unsafe { libc::_exit(MAY_NOT) }
         }
         let inside = fork(|| {
@@ -384,12 +386,12 @@ fn a_peer_whose_process_id_is_not_seen_here() {
             let accepted = listener.accept(PROMPT).unwrap();
             assert_ne!(accepted.peer().pid, 0, "its id here is another");
         }
-        Some(MAY_NOT) => not_tried("process ids of another namespace, which only root can make"),
+        Some(MAY_NOT) => not_tried("process ids of another namespace, which requires root"),
         other => panic!("the child ended with {other:?}"),
     }
 }
 
-/// Lowers the limit of this process's files so that it may open so many more.
+/// Lowers this process's limit of open files so that it may open `more` more.
 fn allow_more_files(more: usize) {
     let open = open_files();
     let mut free = (0..).filter(|number| !open.contains_key(number));
@@ -403,19 +405,19 @@ fn allow_more_files(more: usize) {
 
 #[test]
 fn a_taker_that_may_open_few_files() {
-    // The last of them fail as the memory is imported, which keeps descriptors on this driver; the
-    // first as they come.
+    // With the higher limits the import fails, which keeps descriptors on this driver; with the
+    // lower ones receiving them does.
     for allowed in [1, 5, 40, 90] {
         in_a_child(|| {
             let taker = common::host();
             let (mut here, mut there) = Channel::pair().unwrap();
-            // The giver is a process of its own: it has its own limit.
+            // The giver is a separate process with its own limit.
             let giving = fork(|| {
                 drop_in_child(&here);
                 let giver = common::host();
                 let region = shareable_region(&giver, 80);
                 let offer = Offer::region(&region, 0..80 * G).unwrap();
-                let given = there.give(&offer).unwrap_err();
+                let given = there.send(&offer).unwrap_err();
                 let right = matches!(
                     given,
                     ShareError::Refused { .. } | ShareError::Channel(ChannelError::Closed)
@@ -427,10 +429,10 @@ fn a_taker_that_may_open_few_files() {
             drop(there);
             let before = open_files();
             allow_more_files(allowed);
-            let error = here.take(&Attachment::builder(&taker.device)).unwrap_err();
+            let error = here.recv(&Attachment::builder(&taker.device)).unwrap_err();
             let right = matches!(
                 error,
-                ShareError::Channel(ChannelError::NoRoomForHandles)
+                ShareError::Channel(ChannelError::TooManyFiles)
                     | ShareError::Memory(MemoryError::Range { .. })
             );
             assert!(right, "{allowed}: {error:?}");
@@ -452,8 +454,8 @@ fn a_giver_that_may_open_few_files() {
         let before = open_files();
         allow_more_files(10);
         thread::scope(|scope| {
-            let taking = scope.spawn(|| there.take(&Attachment::builder(&taker.device)));
-            let error = here.give(&offer).unwrap_err();
+            let taking = scope.spawn(|| there.recv(&Attachment::builder(&taker.device)));
+            let error = here.send(&offer).unwrap_err();
             let right = matches!(error, ShareError::Memory(MemoryError::Export { .. }));
             assert!(right, "{error:?}");
             let error = taking.join().unwrap().unwrap_err();
@@ -467,7 +469,7 @@ fn a_giver_that_may_open_few_files() {
     });
 }
 
-/// The usual limit is 1024 files, and a publisher may have many readers that attach at once.
+/// The usual limit is 1024 files, and many readers may attach to a publisher at once.
 #[test]
 fn ten_readers_of_many_extents_at_once() {
     const EXTENTS: u64 = 300;
@@ -481,7 +483,7 @@ fn ten_readers_of_many_extents_at_once() {
             .publish("llama", Manifest::default(), region)
             .unwrap();
         let (ready, go) = std::io::pipe().unwrap();
-        // Readers are processes of their own, and have their own limits.
+        // Readers are processes of their own, with their own limits.
         let readers: Vec<i32> = (0..10)
             .map(|_| {
                 fork(|| {
@@ -512,9 +514,9 @@ extern "C" fn count(_: i32) {
     SIGNALS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Interrupts this process from now on, without its calls being begun again by themselves.
+/// Interrupts this process from now on, without restarting its system calls.
 fn interrupt_often() {
-    // SAFETY: all zero is an action without flags.
+    // SAFETY: an all-zero action is a valid action without flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = count as *const () as usize;
     let often = libc::timeval {
@@ -525,10 +527,10 @@ fn interrupt_often() {
         it_interval: often,
         it_value: often,
     };
-    // SAFETY: the handler does no more than count.
+    // SAFETY: the handler only counts.
     let set = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
     assert_eq!(set, 0);
-    // SAFETY: the timer is plain numbers.
+    // SAFETY: the timer is plain integers.
     let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
     assert_eq!(set, 0);
 }
@@ -542,7 +544,7 @@ fn signals_end_no_wait() {
         let region = shareable_region(&giver, 40);
         let offer = Offer::region(&region, 0..40 * G).unwrap();
         let listener = Listener::bind(&path).unwrap();
-        // Until one more has to wait to be accepted.
+        // Until another connection has to wait to be accepted.
         let address = SocketAddrUnix::new(&path).unwrap();
         let mut knocking = vec![];
         loop {
@@ -554,7 +556,7 @@ fn signals_end_no_wait() {
                 Err(other) => panic!("{other}"),
             }
         }
-        // Until there were enough of them also on a machine that has little time for them.
+        // Until enough signals have arrived, also on a slow machine.
         let interrupted = |times| {
             thread::sleep(LONG);
             while SIGNALS.load(Ordering::SeqCst) < times {
@@ -570,19 +572,19 @@ fn signals_end_no_wait() {
                     last = listener.accept(PROMPT).unwrap();
                 }
                 interrupted(21);
-                last.give(&offer)
+                last.send(&offer)
             });
             interrupt_often();
             let mut channel = Channel::connect(&path).unwrap();
-            assert!(begun.elapsed() >= LONG / 2, "it had to wait");
-            let taken = channel.take(&Attachment::builder(&taker.device)).unwrap();
-            assert!(begun.elapsed() >= LONG, "it had to wait");
+            assert!(begun.elapsed() >= LONG / 2, "connecting had to wait");
+            let taken = channel.recv(&Attachment::builder(&taker.device)).unwrap();
+            assert!(begun.elapsed() >= LONG, "receiving had to wait");
             giving.join().unwrap().unwrap();
             drop((taken, channel));
-            // What comes to nothing ends in time all the same.
+            // An operation that fails ends in time all the same.
             let begun = Instant::now();
             let (mut silent, _peer) = Raw::pair();
-            assert!(silent.take(&Attachment::builder(&taker.device)).is_err());
+            assert!(silent.recv(&Attachment::builder(&taker.device)).is_err());
             assert!(begun.elapsed() < PROMPT);
             assert!(matches!(
                 listener.accept(SHORT),

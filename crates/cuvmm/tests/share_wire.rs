@@ -1,5 +1,5 @@
-//! The form in which shared memory is described: what is read is what was written, and everything
-//! else is refused.
+//! The wire format of descriptions of shared memory: reading returns what was written, and
+//! everything else is refused.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -11,19 +11,20 @@ use cuvmm::error::DescriptionError;
 use cuvmm::share::{Description, Origin};
 use cuvmm::{Access, Offer, Physical};
 use proptest::prelude::*;
-use share_support::Told;
+use share_support::AdviceRecord;
 
 const UUID: [u8; 16] = *b"0123456789abcdef";
 
-/// Extents in order with gaps between them, on places that are listed as the extents come to them.
-fn told() -> impl Strategy<Value = Told> {
+/// Generates extents in order with gaps between them, and places listed in the order of their first
+/// extent.
+fn told() -> impl Strategy<Value = AdviceRecord> {
     let extents = proptest::collection::vec((0u64..4, 1u64..5, any::<u8>()), 1..20);
     let places = proptest::collection::vec((any::<bool>(), 0..i32::MAX, any::<[u8; 16]>()), 1..5);
     let rest = (0u32..40, any::<bool>(), any::<bool>(), 0u64..4);
     (extents, places, rest, 1u32..100, any::<u16>()).prop_map(
         |(extents, places, (shift, writes, fabric, behind), element_size, elements)| {
             let granularity = 1u64 << shift;
-            let mut told = Told::of(UUID, granularity, 0);
+            let mut told = AdviceRecord::of(UUID, granularity, 0);
             told.access = if writes { 3 } else { 1 };
             told.handle_type = if fabric { 8 } else { 1 };
             let listed: Vec<(i32, i32, [u8; 16])> = places
@@ -63,7 +64,7 @@ fn told() -> impl Strategy<Value = Told> {
     )
 }
 
-/// Whatever was read is consistent in itself, and has one form.
+/// Checks that a description that was read is consistent and has a single encoding.
 fn consistent(bytes: &[u8]) -> Result<Description, DescriptionError> {
     let read = Description::from_bytes(bytes)?;
     assert_eq!(read.to_bytes(), bytes, "a description has one form");
@@ -163,7 +164,7 @@ proptest! {
 
 #[test]
 fn every_byte_of_a_small_one_changed_in_every_way() {
-    let mut told = Told::of(UUID, MIB, 2);
+    let mut told = AdviceRecord::of(UUID, MIB, 2);
     told.elements = 5;
     told.element_size = 8;
     let bytes = told.bytes();
@@ -179,14 +180,14 @@ fn every_byte_of_a_small_one_changed_in_every_way() {
             }
         }
     }
-    assert!(read > 16 * 255, "any identity is one: {read}");
+    assert!(read > 16 * 255, "any identity is valid: {read}");
 }
 
 #[test]
 fn each_refusal() {
-    let good = Told::of(UUID, MIB, 2);
+    let good = AdviceRecord::of(UUID, MIB, 2);
     assert!(consistent(&good.bytes()).is_ok());
-    let refused = |change: &dyn Fn(&mut Told)| {
+    let refused = |change: &dyn Fn(&mut AdviceRecord)| {
         let mut told = good.clone();
         change(&mut told);
         consistent(&told.bytes()).unwrap_err()
@@ -235,7 +236,7 @@ fn each_refusal() {
         refused(&|told| told.places.clear()),
         field("number of places", 0)
     );
-    // So many are refused before anybody asks for the bytes of them.
+    // Counts this large are refused before their bytes are expected.
     for (at, what, most) in [
         (44, "number of places", 256u32),
         (48, "number of extents", 524_288),
@@ -263,7 +264,7 @@ fn each_refusal() {
             extent(second.0, second.1, size)
         );
     }
-    // Not listed; listed for none, twice, and in another order than that of the extents.
+    // A place that is not listed, listed without an extent, listed twice, and listed out of order.
     let node = (3, 1, [0; 16]);
     assert_eq!(
         refused(&|told| told.extents[1].2 = 1),
@@ -323,7 +324,7 @@ fn each_refusal() {
             }
         );
     }
-    // What is reserved says nothing, and nothing is hidden in it.
+    // Reserved fields must be zero.
     for at in [52, 56 + 24 + 20] {
         let mut bytes = good.bytes();
         bytes[at] = 1;
@@ -337,12 +338,12 @@ fn each_refusal() {
 
 #[test]
 fn as_many_extents_as_a_device_has_mappings() {
-    let most = Told::of(UUID, MIB, 524_288).bytes();
+    let most = AdviceRecord::of(UUID, MIB, 524_288).bytes();
     let read = consistent(&most).unwrap();
     assert_eq!(read.held(), 524_288 * MIB);
 }
 
-/// The library's own descriptions look as it is written here.
+/// The library's own descriptions match this independent encoding.
 #[test]
 fn an_offer_is_described_as_others_would() {
     let rig = common::model();
@@ -351,7 +352,7 @@ fn an_offer_is_described_as_others_would() {
         .create()
         .unwrap();
     let offer = Offer::physical(&physical).unwrap();
-    let mut told = Told::of(rig.device.uuid(), G, 1);
+    let mut told = AdviceRecord::of(rig.device.uuid(), G, 1);
     told.size = 2 * G;
     told.extents[0].1 = 2 * G;
     assert_eq!(offer.description().to_bytes(), told.bytes());

@@ -1,4 +1,5 @@
-//! Blocks that sleep: their memory is others', their addresses stay, and what was kept comes back.
+//! Sleeping blocks: their memory is available to other tenants, their addresses stay, and kept
+//! contents return.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -19,7 +20,7 @@ fn store(device: &Device, granules: u64) -> HostStore {
     builder.build().unwrap()
 }
 
-/// Bytes of which no granule is like another, and which show where they were written.
+/// Returns bytes that differ in each granule and depend on where they were written.
 fn pattern(size: u64, seed: u8) -> Vec<u8> {
     let byte = |at: u64| (at / 997).wrapping_mul(31) as u8 ^ seed;
     (0..size).map(byte).collect()
@@ -38,7 +39,7 @@ where
     if rig.keeps_bytes() {
         assert!(
             bytes == pattern(block.size(), seed),
-            "other bytes than were kept"
+            "the bytes differ from those kept"
         );
     }
 }
@@ -82,9 +83,9 @@ on_both! {
         assert_eq!((stats.committed, stats.mappings, stats.free), (0, 0, 9 * G));
         assert_eq!((stats.asleep, tenant.stats().blocks), (9 * G, 2));
         assert!(blocks.iter().all(Block::is_asleep));
-        // Twice is once.
+        // Sleeping twice has no further effect.
         assert_eq!(sleeps(&tenant, Contents::Discard), Slept::default());
-        // The memory is anybody's.
+        // The memory is available to other tenants.
         let other = pool.tenant("other").register().unwrap();
         let theirs = other.allocate(30 * G).unwrap();
         drop(theirs);
@@ -95,7 +96,7 @@ on_both! {
         assert_eq!((stats.in_use, stats.padding, stats.asleep), (8 * G + 17, G - 17, 0));
         for (seed, block) in (1..).zip(&blocks) {
             assert!(!block.is_asleep());
-            // Nothing of the other tenant's shows.
+            // The other tenant's data is not visible.
             let mut bytes = vec![1; block.size() as usize];
             block.read(0, &mut bytes).unwrap();
             assert!(bytes.iter().all(|&byte| byte == 0));
@@ -123,7 +124,7 @@ on_both! {
             assert_eq!((slept.blocks, slept.given, slept.kept), (4, 17 * G, bytes));
             assert_eq!(store.free(), 0);
             assert_eq!(books(rig, &pool).committed, 0);
-            // Somebody else writes all over the memory.
+            // Another tenant overwrites the memory.
             let other = pool.tenant("other").register().unwrap();
             write(&other.allocate(40 * G).unwrap(), 0xEE);
             let woken = tenant.blocks().wake().unwrap();
@@ -147,7 +148,7 @@ on_both! {
         for (seed, block) in (1..).zip([&weights, &cache, &state, &plain]) {
             write(block, seed);
         }
-        // Something idle stays where it is when not all is to sleep.
+        // Cached memory stays if not all blocks are put to sleep.
         drop(tenant.allocate(2 * G).unwrap());
         let chosen = tenant.blocks().tag("weights").tag("state");
         assert_eq!(chosen.sleep(Contents::Keep(&store)).unwrap().blocks, 2);
@@ -159,11 +160,11 @@ on_both! {
         assert_eq!(stats.cached + stats.pending_free, 2 * G);
         assert_eq!((stats.tags["weights"], stats.tags["cache"]), (0, 0));
         shows(rig, &plain, 4);
-        // One after the other they wake.
+        // The blocks wake one after the other.
         assert_eq!(tenant.blocks().tag("weights").wake().unwrap().restored, 4 * G);
         shows(rig, &weights, 1);
         assert!(cache.is_asleep() && state.is_asleep());
-        // Without tags: whoever still sleeps, and what is idle goes.
+        // Without tags all other blocks are put to sleep, and cached memory is released.
         let all = sleeps(&tenant, Contents::Discard);
         assert_eq!((all.blocks, all.given), (2, 7 * G));
         assert_eq!(books(rig, &pool).committed, 0);
@@ -198,7 +199,7 @@ on_both! {
         assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), before);
         assert_eq!(store.free(), 8 * G);
         shows(rig, &other, 7);
-        // With a deadline the work is waited for.
+        // With a timeout the call waits for the work.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
@@ -211,9 +212,9 @@ on_both! {
         if rig.keeps_bytes() {
             let mut bytes = [0; 3];
             block.read(4 * G - 4, &mut bytes).unwrap();
-            assert_eq!(bytes, [9; 3], "the kernel came before the copy");
+            assert_eq!(bytes, [9; 3], "the kernel ran before the copy");
         }
-        // And so is a lease.
+        // It waits for a lease too.
         std::thread::scope(|scope| {
             let lease = block.lease();
             scope.spawn(move || {
@@ -247,7 +248,7 @@ on_both! {
         let stats = books(rig, &pool);
         assert_eq!((stats.asleep, stats.committed), (10 * G, 9 * G));
         assert_eq!((stats.refusals, store.free()), (1, 0));
-        // Who waits gets it when the other is done.
+        // A waiting call succeeds when the other tenant is done.
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 std::thread::sleep(Duration::from_millis(30));
@@ -297,7 +298,7 @@ on_both! {
         ));
         assert!(matches!(Offer::block(&block), Err(ShareError::Memory(MemoryError::Asleep { .. }))));
         assert_eq!(rig.machine.snapshot(), asleep);
-        // A lease that was taken while it sleeps does not keep it from waking.
+        // A lease taken while the block sleeps does not prevent waking.
         let lease = block.lease();
         tenant.blocks().wake().unwrap();
         drop(lease);
@@ -305,7 +306,8 @@ on_both! {
         block.grow_to(4 * G).unwrap();
         block.shrink_to(2 * G).unwrap();
         shows(rig, &block, 1);
-        // Dropped in its sleep it frees what was kept, and is no other block's as it is.
+        // Dropping a sleeping block frees its kept contents, and does not cache it for another
+        // block.
         sleeps(&tenant, Contents::Keep(&store));
         assert_eq!(store.free(), G);
         drop(block);
@@ -315,7 +317,7 @@ on_both! {
         write(&next, 2);
         shows(rig, &next, 2);
         assert_eq!(books(rig, &pool).asleep, 0);
-        // Then blocks go in stream caches again.
+        // Then blocks are cached by stream again.
         drop(next);
         let calls = pool.calls().total();
         drop(tenant.block(2 * G).capacity(9 * G).home_stream(&stream).allocate().unwrap());
@@ -352,7 +354,7 @@ on_both! {
         let wrong = store(&second, 8);
         let refused = tenant.blocks().sleep(Contents::Keep(&wrong));
         assert!(matches!(refused, Err(SleepError::Argument(ArgumentError::WrongDevice { .. }))));
-        // A clone is the same store; what is kept in it outlives both.
+        // A clone is the same store. Contents kept in it outlive both handles.
         let large = store(&rig.device, 8);
         sleeps(&tenant, Contents::Keep(&large.clone()));
         drop(large);
@@ -364,7 +366,7 @@ on_both! {
         let builder = HostStore::builder(&rig.device);
         assert!(matches!(builder.build(), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         let huge = builder.pinned(u64::MAX).build();
-        assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::Uncountable { value: u64::MAX, .. }))));
+        assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::Overflow { value: u64::MAX, .. }))));
         let huge = builder.ordinary(1 << 62).build();
         assert!(matches!(huge, Err(MemoryError::HostOutOfMemory { size }) if size == 1 << 62));
         let one = builder.pinned(1).build().unwrap();
@@ -386,7 +388,7 @@ on_both! {
             assert_eq!(progress.total, 27 * G);
             progress.done < stop_at.load(Ordering::Relaxed)
         };
-        let watched = tenant.blocks().watch(&watch);
+        let watched = tenant.blocks().on_progress(&watch);
         for part in [1, 9 * G + 1, 20 * G] {
             stop_at.store(part, Ordering::Relaxed);
             for contents in [Contents::Discard, Contents::Keep(&store)] {
@@ -412,9 +414,9 @@ on_both! {
         for (seed, block) in (1..).zip(&blocks) {
             shows(rig, block, seed);
         }
-        // One who panics half-way does no harm either.
-        let panics = |_: &cuvmm::sleep::Progress| -> bool { panic!("somebody else's mistake") };
-        let watched = tenant.blocks().watch(&panics);
+        // A callback that panics midway does no harm either.
+        let panics = |_: &cuvmm::sleep::Progress| -> bool { panic!("a mistake in a callback") };
+        let watched = tenant.blocks().on_progress(&panics);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             watched.sleep(Contents::Keep(&store))
         }));
@@ -422,14 +424,14 @@ on_both! {
         assert_eq!(books(rig, &pool).asleep, 0);
         shows(rig, &blocks[2], 3);
         assert_eq!(store.free(), 27 * G);
-        // Nor while they wake: what was kept of them is kept.
+        // The same holds while blocks wake: their contents stay kept.
         sleeps(&tenant, Contents::Keep(&store));
         for part in [1, 9 * G + 1, 20 * G] {
             let panics = |progress: &cuvmm::sleep::Progress| -> bool {
-                assert!(progress.done < part, "somebody else's mistake");
+                assert!(progress.done < part, "a mistake in a callback");
                 true
             };
-            let watched = tenant.blocks().watch(&panics);
+            let watched = tenant.blocks().on_progress(&panics);
             let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| watched.wake()));
             assert!(panicked.is_err());
             assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), asleep);
@@ -455,7 +457,8 @@ on_both! {
         let mut bytes = vec![1; (G + 100) as usize];
         block.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|&byte| byte == 0));
-        // What was kept is back; what the block grows by is zero, in its last granule as well.
+        // The kept contents are back. The memory that the block grows by is zero, in its last
+        // granule as well.
         write(&block, 2);
         let store = store(&rig.device, 2);
         sleeps(&tenant, Contents::Keep(&store));
@@ -545,14 +548,14 @@ on_both! {
         let block = model.block(4 * G).largest_extent(G).allocate().unwrap();
         write(&block, 7);
         sleeps(&model, Contents::Keep(&store));
-        // What the block wakes to was the other tenant's, who is handed it as it is if it comes back.
+        // The block wakes in memory of the other tenant, which would get it back unscrubbed.
         let theirs = other.block(8 * G).largest_extent(G).allocate().unwrap();
         theirs.write(0, &vec![9; 8 * G as usize]).unwrap();
         drop(theirs);
         rig.device.synchronize().unwrap();
-        // It is given up when part of it has been copied.
+        // Waking is canceled after part of the memory has been copied.
         let watch = |progress: &Progress| progress.done == 0;
-        model.blocks().watch(&watch).wake().unwrap_err();
+        model.blocks().on_progress(&watch).wake().unwrap_err();
         assert!(block.is_asleep());
         let theirs = other.block(8 * G).largest_extent(G).allocate().unwrap();
         let mut bytes = vec![0; 8 * G as usize];
@@ -562,7 +565,7 @@ on_both! {
             let shown = bytes.chunks(G as usize).any(|here| {
                 models.chunks(G as usize).any(|kept| kept[1000..2000] == here[1000..2000])
             });
-            assert!(!shown, "another tenant reads what the model had kept");
+            assert!(!shown, "another tenant can read the model's kept contents");
         }
         drop(theirs);
         model.blocks().wake().unwrap();

@@ -1,5 +1,5 @@
-//! Every driver call of falling asleep and waking, failed once: nothing has changed afterwards, and the
-//! operation then succeeds. And what sleeps where putting it back fails twice.
+//! Fails every driver call of sleep and wake once. A failure changes nothing, and the operation
+//! then succeeds. Also tests blocks that stay asleep because the roll-back fails twice.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{MemoryError, SleepError};
 use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
 
-/// A tenant with blocks of two tags, and where their contents are kept.
+/// A tenant with blocks of two tags, and a store for their contents.
 struct Sleepers {
     pool: Pool,
     tenant: Tenant,
@@ -78,15 +78,15 @@ fn falling_asleep_and_waking() {
         Ok(())
     };
     let calls = sweep(sleepers, discard, Sleepers::picture, true);
-    assert!(calls >= 6, "{calls}: queries, and one unmapping an extent");
+    assert!(calls >= 6, "{calls}: queries, and one unmapping per extent");
     let calls = sweep(sleepers, keep, Sleepers::picture, true);
-    assert!(calls >= 17, "{calls}: ten copies besides");
+    assert!(calls >= 17, "{calls}: ten copies in addition");
     let after = |fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
         move |rig: &Rig<Nothing>| {
             let world = sleepers(rig);
             world.tenant.blocks().sleep(fall(&world)).unwrap();
             if soil {
-                // Of what is in the free list then, some is another tenant's.
+                // Part of the free list was written by another tenant.
                 let other = world.pool.tenant("other").register().unwrap();
                 other
                     .allocate_on(&world.stream, 4 * G)
@@ -105,20 +105,20 @@ fn falling_asleep_and_waking() {
             Sleepers::picture,
             true,
         );
-        assert!(calls >= 8, "{calls}: two calls an extent");
+        assert!(calls >= 8, "{calls}: two calls per extent");
         let kept = after(|world| Contents::Keep(&world.store), soil);
         let calls = sweep(kept, wake, Sleepers::picture, true);
-        assert!(calls >= 18, "{calls}: ten copies besides");
+        assert!(calls >= 18, "{calls}: ten copies in addition");
     }
 }
 
-/// Where the memory cannot be put back either, that block sleeps, and what was to be kept is.
+/// If its memory cannot be put back either, a block sleeps with its contents kept.
 #[test]
 fn a_block_that_cannot_stay_awake_sleeps() {
     let rig = common::model();
     let world = sleepers(&rig);
     rig.faults.forget();
-    // The last unmapping fails, and then the first mapping of what is put back, twice.
+    // The last unmapping fails, and then the first mapping of the roll-back, twice.
     for (nth, call) in [(4, Call::MemUnmap), (1, Call::MemMap), (2, Call::MemMap)] {
         let code = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(Fault::nth(nth, code).of(call));
@@ -157,8 +157,8 @@ fn a_block_that_cannot_stay_awake_sleeps() {
     common::nothing_left(rig);
 }
 
-/// Sleep and wake while neither the streams of copies nor the device can be waited for: what a copy
-/// may still be using is neither unmapped nor kept anything else in.
+/// Sleep and wake while neither the copies' streams nor the device can be synchronized: memory that
+/// a copy may still use is neither unmapped nor reused.
 #[test]
 fn what_a_copy_may_still_be_using_is_not_given_on() {
     for staged in [false, true] {
@@ -170,8 +170,8 @@ fn what_a_copy_may_still_be_using_is_not_given_on() {
     }
 }
 
-/// A sleep or a waking whose copies cannot be waited for, through the staging memory of the store or
-/// not; then the store goes under them, or they end.
+/// Runs a sleep or wake whose copies cannot be waited for, with or without the store's staging
+/// memory. Then the store is dropped under the copies, or they complete.
 fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
     let rig = common::model();
     let mut world = sleepers(&rig);
@@ -192,7 +192,7 @@ fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
         true => drop(world.tenant.blocks().wake().unwrap_err()),
     }
     rig.faults.disarm();
-    // What was copied into is quarantined; what was copied out of is pending once it is freed.
+    // The target of the copies is quarantined, and their source is pending once it is freed.
     assert_eq!(world.pool.stats().quarantined > 0, waking);
     drop(std::mem::take(&mut world.blocks));
     world.pool.trim(0).unwrap();
@@ -203,11 +203,11 @@ fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
     if leaking {
         drop(world.store);
         let leaked = rig.device.leaked();
-        // Staging memory of the lanes that copied is leaked besides.
+        // Staging memory of the lanes that copied is leaked too.
         assert!(leaked == aside || (staged && leaked > aside), "{leaked}");
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
     } else {
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(world.store.free(), world.store.capacity());
         let block = world.tenant.allocate(G).unwrap();
         assert_eq!(keep(&world).unwrap().kept, G, "all lanes copy again");

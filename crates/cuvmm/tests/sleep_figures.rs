@@ -1,5 +1,5 @@
-//! What falling asleep and waking say and keep to: how far they have come, how long they wait, whose
-//! memory goes to the driver, what a store is made of.
+//! Figures and limits of sleep and wake: progress, timeouts, memory released to the driver, and the
+//! store's allocations.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -52,8 +52,8 @@ on_both! {
             told.lock().unwrap().push(progress.done);
             true
         };
-        let watched = tenant.blocks().watch(&watch);
-        // From one time to the next.
+        let watched = tenant.blocks().on_progress(&watch);
+        // Differences between successive reports.
         let steps = || -> Vec<u64> {
             let told = std::mem::take(&mut *told.lock().unwrap());
             assert_eq!(told.last(), Some(&(27 * G - 5)));
@@ -87,7 +87,7 @@ on_both! {
         let weights = tenant.block(8 * G).tag("weights").allocate().unwrap();
         let rest = tenant.allocate(G).unwrap();
         drop(tenant.allocate(3 * G).unwrap());
-        // What it took of the free list was there already.
+        // The memory that it took from the free list was there already.
         let held = rig.machine.live().physical_bytes;
         let of_weights = tenant.blocks().tag("weights").release(true);
         assert_eq!(of_weights.sleep(Contents::Discard).unwrap().given, 8 * G);
@@ -109,7 +109,7 @@ on_both! {
             tenant.blocks().release(true).sleep(contents).unwrap();
             let free = store.free();
             let before = rig.machine.snapshot();
-            // Some of it is to be had.
+            // Part of the memory can be created.
             rig.faults.forget();
             let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
             rig.faults.arm(Fault::from(2, code).of(Call::MemCreate));
@@ -137,8 +137,8 @@ on_both! {
             block.write(0, &bytes).unwrap();
         }
         let store = HostStore::builder(&rig.device).pinned(12 * G).build().unwrap();
-        // The second's one extent cannot be unmapped, and the first's not be put back,
-        // tried twice.
+        // The second block's only extent cannot be unmapped, and the first block's cannot be put
+        // back, in both attempts.
         rig.faults.forget();
         let code = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(Fault::nth(2, code).of(Call::MemUnmap));
@@ -169,8 +169,8 @@ on_both! {
         };
         let of = || HostStore::builder(&rig.device);
         let before = live();
-        // Pinned memory is one allocation, and so is the arena that ordinary memory is reached
-        // through, of which each stream has a part at least.
+        // Pinned memory is one allocation, and so is the staging arena of ordinary memory, of which
+        // each stream has at least one part.
         for (builder, capacity, pinned, streams) in [
             (of().pinned(7 * G), 7 * G, 1, None),
             (of().ordinary(5 * G - 1).staging(1), 5 * G, 1, Some(1)),
@@ -182,7 +182,7 @@ on_both! {
             let has = live();
             assert_eq!(has.0 - before.0, pinned);
             assert!(streams.is_none_or(|streams| has.1 - before.1 == streams), "{has:?}");
-            // It does its work, however small its arena is.
+            // The store works, however small its arena is.
             let pool = pool(rig, 16);
             let tenant = pool.tenant("model").register().unwrap();
             let block = tenant.allocate(capacity - 3).unwrap();
@@ -195,7 +195,7 @@ on_both! {
             block.read(0, &mut seen).unwrap();
             assert!(!rig.keeps_bytes() || seen == bytes);
             drop((block, tenant, pool));
-            // It lives as long as a clone does.
+            // The store lives as long as a clone does.
             let clone = store.clone();
             drop(store);
             assert_eq!((clone.free(), live().0), (capacity, has.0));

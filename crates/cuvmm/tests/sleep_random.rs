@@ -1,5 +1,5 @@
-//! Random programs of two tenants whose blocks sleep and wake, against a small reference: who
-//! sleeps, what each block holds, and the books, which are the driver's.
+//! Random programs of two tenants whose blocks sleep and wake, compared with a small reference:
+//! which blocks sleep, what each holds, and the books, which must match the driver's.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -32,7 +32,7 @@ enum Step {
     Free(usize),
     Grow(usize, u64),
     Shrink(usize),
-    /// A kernel writes all over the block, now or when its stream is let go.
+    /// Queues a kernel that writes to the whole block, now or when its stream is let go.
     Launch(usize, bool),
     LetGo(usize),
     Sleep {
@@ -47,7 +47,7 @@ enum Step {
         tag: Option<usize>,
         stop: Option<u64>,
     },
-    /// So many driver calls from now on, one fails; and all that come after it, if that is so.
+    /// Makes the nth driver call from now fail and, if the flag is set, all later calls too.
     Fail(u64, bool),
 }
 
@@ -83,7 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Who stops an operation on so many bytes after so many granules.
+/// Returns a callback that stops an operation on `bytes` bytes after `stop` granules.
 fn watch(bytes: u64, stop: Option<u64>) -> impl Fn(&Progress) -> bool {
     move |progress| {
         assert_eq!(progress.total, bytes);
@@ -91,14 +91,14 @@ fn watch(bytes: u64, stop: Option<u64>) -> impl Fn(&Progress) -> bool {
     }
 }
 
-/// A block, and what is known of it.
+/// A block, and what is known about it.
 struct Known {
     block: Block,
     tenant: usize,
     tag: usize,
     asleep: bool,
     kept: bool,
-    /// The byte that all of it holds, as far as that is known.
+    /// The byte that all of it holds, if known.
     byte: Option<u8>,
     address: u64,
 }
@@ -115,7 +115,7 @@ where
     blocks: Vec<Known>,
     held: [bool; 2],
     stamp: u8,
-    /// A call may be failed.
+    /// Calls may fail.
     faulty: bool,
 }
 
@@ -123,10 +123,11 @@ impl<B: Backing + 'static> Drop for World<'_, B>
 where
     Machine<B>: Driver,
 {
-    /// Also after a failure, which would wait for held streams otherwise.
+    /// Disarms faults and lets streams go, also after a failure, which would wait for held streams
+    /// otherwise.
     fn drop(&mut self) {
         self.rig.faults.disarm();
-        self.rig.machine.let_go_all(D0);
+        self.rig.machine.release_all_streams(D0);
     }
 }
 
@@ -274,7 +275,10 @@ where
         let chosen = self.chosen(tenant, tag, false);
         let bytes = self.bytes(&chosen);
         let watch = watch(bytes, stop);
-        let blocks = self.blocks(tenant, tag).release(release).watch(&watch);
+        let blocks = self
+            .blocks(tenant, tag)
+            .release(release)
+            .on_progress(&watch);
         let contents = match keep {
             true => Contents::Keep(&self.store),
             false => Contents::Discard,
@@ -294,7 +298,7 @@ where
             }) => {
                 let cancelled = matches!(*cause, SleepError::Cancelled);
                 assert!(self.faulty && (stop.is_some() || !cancelled), "{cause}");
-                // One failure is undone; a second one on the way back is not.
+                // One failure is undone. A second one during the roll-back is not.
                 assert!(self.rig.faults.injected() > 1);
                 let stayed = |&index: &usize| self.blocks[index].block.is_asleep();
                 let stayed: Vec<usize> = chosen.into_iter().filter(stayed).collect();
@@ -316,7 +320,7 @@ where
         let chosen = self.chosen(tenant, tag, true);
         let bytes = self.bytes(&chosen);
         let watch = watch(bytes, stop);
-        match self.blocks(tenant, tag).watch(&watch).wake() {
+        match self.blocks(tenant, tag).on_progress(&watch).wake() {
             Ok(woken) => {
                 assert_eq!(woken.blocks, chosen.len() as u64);
                 for index in chosen {
@@ -356,7 +360,7 @@ where
             return;
         }
         for known in &self.blocks {
-            // What a held stream is to write is not there yet, and reading would wait for it.
+            // Writes of a held stream are not visible yet, and reading would wait for them.
             if let (false, false, Some(byte)) = (known.asleep, self.held[known.tenant], known.byte)
             {
                 let size = known.block.size();
@@ -401,8 +405,8 @@ where
         }
     }
     rig.faults.disarm();
-    // All that sleeps wakes when there is room.
-    rig.machine.let_go_all(D0);
+    // All sleeping blocks wake once there is enough memory.
+    rig.machine.release_all_streams(D0);
     world.held = [false; 2];
     for tenant in 0..2 {
         let mut room = LIMIT;
@@ -414,7 +418,7 @@ where
             }
             known.asleep && fits
         });
-        // Where a roll-back failed there may be no room for ever.
+        // After a failed roll-back there may never be enough memory.
         let longest = match world.pool.stats().quarantined {
             0 => Duration::from_secs(60),
             _ => Duration::from_millis(50),
@@ -423,7 +427,7 @@ where
         let asleep = world.chosen(tenant, None, true);
         match patient.wake() {
             Ok(woken) => assert_eq!(woken.blocks, asleep.len() as u64),
-            // A failure that lasted: what is stuck lies where a block's memory would, or is missing.
+            // A permanent failure: stuck memory occupies a block's addresses, or is missing.
             Err(error) => {
                 assert!(world.pool.stats().quarantined > 0, "{error}");
                 continue;
@@ -482,7 +486,7 @@ fn allocate(granules: u64) -> Step {
     }
 }
 
-/// Each call of a sleep or a waking that is cancelled fails, alone or with all that come after it.
+/// Each call of a canceled sleep or wake fails, alone or with all later calls.
 #[test]
 fn cancelled_while_a_driver_call_fails() {
     for (lasts, keep) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -510,7 +514,7 @@ fn cancelled_while_a_driver_call_fails() {
     }
 }
 
-/// Each call of a sleep or a waking fails once, while another tenant's work holds up the device.
+/// Each call of a sleep or wake fails once, while another tenant's work keeps the device busy.
 #[test]
 fn a_copy_that_is_refused_once_waits_for_no_other_tenant() {
     let held = [

@@ -1,4 +1,4 @@
-//! A sparse array against a plain one with holes in it, and what a failure leaves of it.
+//! A sparse array compared with a plain one with holes, and its state after a failure.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -11,7 +11,7 @@ use cuvmm::sparse::Holes;
 use cuvmm::{Place, Region, SparseArray, Stream};
 use proptest::prelude::*;
 
-/// Elements in a granule, which is a tile here.
+/// Elements per granule, which is the size of a tile here.
 const PER_TILE: usize = G as usize / 4;
 
 fn array<B: Backing + 'static>(rig: &Rig<B>, tiles: usize) -> SparseArray<u32>
@@ -32,12 +32,12 @@ fn committed(array: &SparseArray<u32>) -> Vec<usize> {
 
 on_both! {
     fn tiles_are_committed_by_index(rig) {
-        // A terabyte of indices, of which three tiles have memory.
+        // 1 TiB of addresses, of which three tiles have memory.
         let mut array = array(rig, 1 << 19);
         assert_eq!((array.stats().reserved, array.stats().held), (1 << 40, 0));
         let far = (1 << 18) * PER_TILE;
         assert_eq!(array.commit(far - 1..far + 1).unwrap(), 2);
-        assert_eq!(array.commit(far - 5..far).unwrap(), 0, "it has memory already");
+        assert_eq!(array.commit(far - 5..far).unwrap(), 0, "the tile has memory already");
         assert_eq!(array.commit(array.len() - 1..array.len()).unwrap(), 1);
         assert_eq!(committed(&array), [(1 << 18) - 1, 1 << 18, (1 << 19) - 1]);
         let tile = array.tiles().nth(1).unwrap();
@@ -53,7 +53,7 @@ on_both! {
             assert_eq!(seen, [1, 2, 3, 4]);
         }
         assert_eq!(array.view(far - 2..far + 2).unwrap().len(), 4);
-        // Only tiles that lie whole in the range go.
+        // Only tiles that are entirely in the range are released.
         assert_eq!(array.decommit(far - 1..far + PER_TILE).unwrap(), 1);
         assert_eq!(committed(&array), [(1 << 18) - 1, (1 << 19) - 1]);
         assert_eq!(array.decommit(0..array.len()).unwrap(), 2);
@@ -74,7 +74,7 @@ on_both! {
         let mut seen = vec![7; 8 * PER_TILE];
         array.read(0, &mut seen, Holes::AsZero).unwrap();
         if rig.keeps_bytes() {
-            assert!(seen.iter().all(|&n| n == 0), "a write that was refused wrote nothing");
+            assert!(seen.iter().all(|&n| n == 0), "a refused write writes nothing");
         }
         assert_eq!(array.write(0, &ones, Holes::AsZero).unwrap(), 2 * PER_TILE);
         array.read(0, &mut seen, Holes::AsZero).unwrap();
@@ -94,7 +94,7 @@ on_both! {
         assert_eq!((tile, tile % 12, tile % G), (3 * G, 0, 0));
         let per_tile = tile as usize / 12;
         array.commit(per_tile - 1..per_tile + 1).unwrap();
-        assert_eq!(array.stats().mappings, 4, "two granules and one for each tile");
+        assert_eq!(array.stats().mappings, 4, "two granules, and one per tile");
         array.write(per_tile - 1, &[[1.0; 3], [2.0; 3]], Holes::Refuse).unwrap();
         assert_eq!(array.decommit(0..per_tile).unwrap(), 1);
         let mut seen = [[9.0; 3]; 2];
@@ -107,7 +107,7 @@ on_both! {
         let odd = SparseArray::<[[u8; 31]; 31]>::builder(&rig.device, &stream, 100)
             .tile_bytes(G)
             .reserve();
-        assert!(matches!(odd, Err(ContainerError::OddTile { tile: G, element: 961 })));
+        assert!(matches!(odd, Err(ContainerError::TileSize { tile: G, element: 961 })));
     }
 
     fn what_cannot_be_is_refused_and_changes_nothing(rig) {
@@ -124,7 +124,7 @@ on_both! {
         let made = SparseArray::<u64>::new(&rig.device, &stream, usize::MAX);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Uncountable { value: u64::MAX, .. }))
+            Err(ContainerError::Argument(ArgumentError::Overflow { value: u64::MAX, .. }))
         ));
         let made = SparseArray::<u32>::new(&rig.device, &stream, 0);
         assert!(matches!(
@@ -132,7 +132,7 @@ on_both! {
             Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
         ));
         let made = SparseArray::<u32>::builder(&rig.device, &stream, 8).tile_bytes(0).reserve();
-        assert!(matches!(made, Err(ContainerError::OddTile { tile: 0, .. })));
+        assert!(matches!(made, Err(ContainerError::TileSize { tile: 0, .. })));
         let mut array = array(rig, 4);
         rig.faults.forget();
         #[allow(clippy::reversed_empty_ranges)]
@@ -171,9 +171,9 @@ on_both! {
         assert_eq!(array.decommit(0..2 * PER_TILE).unwrap(), 2);
         assert_eq!((array.stats().pending_free, array.stats().committed), (2 * G, 0));
         assert_eq!(array.purge().unwrap(), 0);
-        // Beside it, nothing has to be waited for.
+        // Other tiles need no wait.
         assert_eq!(array.commit(4 * PER_TILE..5 * PER_TILE).unwrap(), 1);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert_eq!(array.commit(0..PER_TILE).unwrap(), 1);
         let mut seen = [9; 8];
         array.read(0, &mut seen, Holes::Refuse).unwrap();
@@ -191,7 +191,7 @@ on_both! {
         array.back_with_zeros(0..16 * PER_TILE).unwrap();
         let stats = array.stats();
         assert_eq!((stats.zero_backed, stats.committed), (15 * G, G));
-        // 5 tiles as 4 and 1, and 10 as 4, 4 and 2, over one physical of each size.
+        // 5 tiles as 4 and 1, and 10 as 4, 4 and 2, over one physical per size.
         assert_eq!((stats.mappings, stats.held), (1 + 5, G + 7 * G));
         rig.machine.queue_kernel(D0, home, vec![(array.address(), 16 * G)], vec![]).unwrap();
         let mut seen = [9; 4];
@@ -199,7 +199,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert_eq!(seen, [0; 4]);
         }
-        // A commit waits until nobody reads the zeros that make way.
+        // A commit waits for readers of the zeros that it replaces.
         rig.machine.queue_kernel(D0, home, vec![(array.address(), 16 * G)], vec![]).unwrap();
         assert_eq!(array.commit(PER_TILE..2 * PER_TILE).unwrap(), 1);
         assert_eq!((array.stats().zero_backed, array.stats().committed_tiles), (14 * G, 2));
@@ -226,7 +226,7 @@ on_both! {
         let made = [Call::MemCreate, Call::MemRelease, Call::MemUnmap];
         let made = made.map(|call| rig.faults.count(call));
         let after = (rig.machine.live(), region.held(), region.mappings());
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert!(matches!(
             refused,
             Err(MemoryError::PendingFree { start: 0, end, .. }) if end == 7 * G
@@ -254,13 +254,13 @@ on_both! {
         }
         let streams = rig.machine.live().streams - home;
         let named: Vec<_> = array.view(0..1).unwrap().streams().cloned().collect();
-        // What is queued on one that is gone is waited for as before.
+        // Work on a decommitted tile is waited for as before.
         array.decommit(0..8 * PER_TILE).unwrap();
         let pending_free = array.stats().pending_free;
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         assert!(streams <= 34, "{streams} streams are kept alive");
-        assert!(named.contains(&kept), "it may be used still");
-        assert_eq!(named.len(), streams + 1, "each once, and the home stream");
+        assert!(named.contains(&kept), "the stream may still be in use");
+        assert_eq!(named.len(), streams + 1, "each stream once, and the home stream");
         assert_eq!(pending_free, 8 * G);
         assert_eq!(array.purge().unwrap(), 8 * G);
         assert!(rig.device.lost().is_none());
@@ -306,8 +306,7 @@ on_both! {
                 array.back_with_zeros(6 * PER_TILE..14 * PER_TILE).unwrap();
                 let before = array.stats();
                 rig.faults.forget();
-                // What a drop cannot give back, and zeros that a roll-back could not put back, are
-                // other matters.
+                // Drops may fail, and so may putting zeros back; those calls are not failed here.
                 rig.faults.arm(common::nth_of(k, code, &[
                     Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::StreamSynchronize,
                     Call::StreamQuery, Call::EventRecord,
@@ -317,7 +316,7 @@ on_both! {
                 rig.faults.disarm();
                 if let Err(error) = outcome {
                     let after = array.stats();
-                    // Memory behind zeros may have been had for sizes that were then not needed.
+                    // Physicals of zeros may have been created for sizes that were then not needed.
                     assert_eq!(
                         (after.committed, after.mappings, after.zero_backed, after.pending_free),
                         (before.committed, before.mappings, before.zero_backed, before.pending_free),
@@ -425,7 +424,7 @@ proptest! {
             let mut seen = vec![9; array.len()];
             array.read(0, &mut seen, Holes::AsZero).unwrap();
             assert!(seen == known, "step {number}: {step:?}");
-            // What the device can read without a fault is what has memory or zeros.
+            // The device can read without a fault exactly the tiles with memory or zeros.
             let address = array.address();
             for tile in 0..TILES {
                 let byte = cuvmm::driver::DeviceAddress(address.0 + tile as u64 * G);

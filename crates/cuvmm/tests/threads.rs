@@ -1,4 +1,4 @@
-//! Many threads on one pool. Run under ThreadSanitizer in CI.
+//! Many threads on one pool. CI runs this test under ThreadSanitizer.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -24,7 +24,7 @@ fn verify(block: &Block, owner: u64) {
         assert_eq!(
             u64::from_le_bytes(bytes),
             owner,
-            "somebody else wrote to this block"
+            "another owner wrote to this block"
         );
     }
 }
@@ -109,7 +109,8 @@ fn eight_threads(mapped: bool) {
                             pool.trim(limit / 2).unwrap();
                         }
                         7 => {
-                            // Nobody launches anything here: what others do goes through blocks.
+                            // No work is queued here, so the compaction only meets operations on
+                            // blocks.
                             pool.compact(|done| done.steps < 2).unwrap();
                         }
                         _ => {

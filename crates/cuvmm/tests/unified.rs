@@ -1,6 +1,7 @@
-//! A buffer that host and devices share: who waits for whom, what is refused, what was advised.
+//! Unified buffers: which accesses wait for which, what is refused, and which advice is in force.
 //!
-//! `unsafe` here: fills that stand for kernels, captures, and doors that the tests go through.
+//! `unsafe` is used for fills that stand for kernels, for captures, and for the buffer's unsafe
+//! functions.
 #![allow(
     missing_docs,
     unsafe_code,
@@ -30,7 +31,7 @@ use cuvmm::unified::{Advice, DeviceMut, PageLocation, Policy};
 use cuvmm::{CallError, Device, Stream, UnifiedBuffer};
 use proptest::prelude::*;
 
-/// Elements of a page of the host.
+/// Elements per page of the host.
 const PER_PAGE: usize = 1024;
 
 fn zeroed<B: Backing + 'static>(rig: &Rig<B>, len: usize) -> (UnifiedBuffer<u32>, Stream)
@@ -50,14 +51,15 @@ where
     std::array::from_fn(|_| Stream::new(&rig.device).unwrap())
 }
 
-/// What a kernel would do: it fills all of the buffer when its stream gets there.
+/// Queues a fill of the whole buffer, as a kernel would.
 fn launch<B: Backing + 'static>(rig: &Rig<B>, access: &DeviceMut<'_, u32>, byte: u8)
 where
     Machine<B>: Driver,
 {
     let (bytes, stream) = (4 * access.len() as u64, access.stream());
     let device = stream.device().ordinal();
-    // SAFETY: the access lasts, and the library keeps the memory until the stream has passed.
+    // SAFETY: the access is alive, and the library keeps the memory until the stream's work is
+    // complete.
     unsafe {
         rig.machine
             .fill_async(device, access.address(), byte, bytes, stream.as_raw())
@@ -65,7 +67,7 @@ where
     }
 }
 
-/// A kernel that touches nothing that a test could see.
+/// Queues a kernel without visible effects.
 fn launch_reader<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream)
 where
     Machine<B>: Driver,
@@ -79,7 +81,8 @@ fn word(byte: u8) -> u32 {
     u32::from_ne_bytes([byte; 4])
 }
 
-/// Whether an act returns only once all streams have been let go.
+/// Runs `act`, and returns `true` with its result if it returned only after all streams had been
+/// let go.
 fn waits<B: Backing + 'static, T>(rig: &Rig<B>, act: impl FnOnce() -> T) -> (bool, T)
 where
     Machine<B>: Driver,
@@ -89,7 +92,7 @@ where
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
             gone.store(true, Ordering::SeqCst);
-            rig.machine.let_go_all(D0);
+            rig.machine.release_all_streams(D0);
         });
         let outcome = act();
         (gone.load(Ordering::SeqCst), outcome)
@@ -101,16 +104,16 @@ where
     Machine<B>: Driver,
 {
     let (stream, mode) = (stream.as_raw(), CaptureMode::GLOBAL);
-    // SAFETY: the stream lives.
+    // SAFETY: the stream is alive.
     unsafe { rig.machine.capture_begin(D0, stream, mode) }.unwrap();
 }
 
-/// Fails if the capture was broken.
+/// Ends a capture. Fails if it was broken.
 fn end_capture<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream)
 where
     Machine<B>: Driver,
 {
-    // SAFETY: the stream lives, and the graph is destroyed at once.
+    // SAFETY: the stream is alive, and the graph is destroyed at once.
     unsafe {
         let graph = rig.machine.capture_end(D0, stream.as_raw());
         let graph = graph.expect("the capture was broken");
@@ -118,7 +121,7 @@ where
     }
 }
 
-/// All that the driver says of a range.
+/// Returns all advice that the driver reports for a range.
 fn in_force(
     buffer: &UnifiedBuffer<u32>,
     range: std::ops::Range<usize>,
@@ -129,7 +132,7 @@ fn in_force(
     (buffer.is_read_mostly(range).unwrap(), preferred, users)
 }
 
-/// Runs a test on the model and on the host, and does not look at what it leaves.
+/// Runs a test on the model and on the host driver, without a check of what it leaves behind.
 macro_rules! leaving {
     ($(fn $name:ident($rig:ident) $body:block)+) => {
         $(
@@ -156,7 +159,7 @@ on_both! {
         assert_eq!((buffer.len(), buffer.size(), buffer.is_empty()), (100_000, 400_000, false));
         assert!(buffer.is_host_accessible() && *buffer.home_stream() == home);
         assert!(buffer.host().unwrap().iter().all(|&number| number == 0));
-        // What the host writes is there on every stand-in; copies need memory that keeps bytes.
+        // Writes of the host are visible on every driver. Copies need a driver that keeps bytes.
         buffer.host_mut().unwrap()[99_999] = 7;
         assert_eq!(buffer.host().unwrap()[99_998..], [0, 7]);
         buffer.write(10, &[1, 2, 3]).unwrap();
@@ -245,8 +248,8 @@ on_both! {
         }
         buffer.read(10, &mut []).unwrap();
         buffer.write(10, &[]).unwrap();
-        assert_eq!(rig.faults.calls(), vec![], "the driver was asked");
-        // What only the driver knows.
+        assert_eq!(rig.faults.calls(), vec![], "the driver was called");
+        // Arguments that only the driver can check.
         let advised = buffer.advise(2..5, Advice::PreferredLocation(PageLocation::HostNuma(99)));
         assert!(matches!(
             &advised,
@@ -281,12 +284,12 @@ on_both! {
         launch(rig, &access, 3);
         drop(access);
         let (waited, view) = waits(rig, || buffer.host().unwrap());
-        assert!(waited, "the host looked while a kernel wrote");
+        assert!(waited, "the host read while a kernel wrote");
         if rig.keeps_bytes() {
             assert!(view.iter().all(|&number| number == word(3)));
         }
         drop(view);
-        // And so do copies, on another stream.
+        // Copies on another stream wait too.
         rig.machine.hold(D0, stream.as_raw());
         let access = buffer.device_mut(&stream).unwrap();
         launch(rig, &access, 4);
@@ -308,13 +311,13 @@ on_both! {
         launch_reader(rig, &one);
         let also = buffer.device_read(&two).unwrap();
         assert_eq!(reading.address(), also.address());
-        assert_eq!(buffer.host().unwrap()[1], 8, "beside a device that reads");
+        assert_eq!(buffer.host().unwrap()[1], 8, "while the device reads");
         drop((reading, also));
-        assert!(two.is_done().unwrap(), "a reader came behind a reader");
-        assert_eq!(buffer.host().unwrap()[1], 8, "beside work that reads");
+        assert!(two.is_done().unwrap(), "a reader was ordered behind a reader");
+        assert_eq!(buffer.host().unwrap()[1], 8, "while work reads");
         rig.faults.forget();
         buffer.read(0, &mut [0; 3]).unwrap();
-        assert_eq!(rig.faults.count(Call::EventRecord), 0, "it has been waited for");
+        assert_eq!(rig.faults.count(Call::EventRecord), 0, "the readers have been waited for");
         let (waited, mut view) = waits(rig, || buffer.host_mut().unwrap());
         assert!(waited, "the host wrote while a kernel read");
         view[1] = 9;
@@ -347,7 +350,7 @@ on_both! {
         if rig.keeps_bytes() {
             assert!(buffer.host().unwrap().iter().all(|&number| number == word(2)));
         }
-        // A writer behind readers of two streams.
+        // A writer waits for readers on two streams.
         for held in [&one, &two] {
             rig.machine.hold(D0, held.as_raw());
             let reading = buffer.device_read(held).unwrap();
@@ -358,7 +361,7 @@ on_both! {
         launch(rig, &access, 3);
         drop(access);
         rig.machine.let_go(D0, one.as_raw());
-        assert!(!three.is_done().unwrap(), "one reader has not passed");
+        assert!(!three.is_done().unwrap(), "one reader is pending");
         rig.machine.let_go(D0, two.as_raw());
         assert!(three.is_done().unwrap());
     }
@@ -377,7 +380,7 @@ on_both! {
             view.unwrap();
             assert!(waited, "{call} failed, and the host did not wait");
         }
-        // While it cannot be waited for, nobody gets at the memory.
+        // While the stream cannot be synchronized, the memory cannot be accessed.
         let access = buffer.device_mut(&stream).unwrap();
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::EventRecord));
         drop(access);
@@ -392,7 +395,7 @@ on_both! {
     fn captures_are_left_alone(rig) {
         let (mut buffer, home) = zeroed(rig, 5000);
         let [stream, theirs] = streams(rig);
-        // Of the stream that is to be used: refused, and the capture goes on.
+        // A capture of the stream to be used: the access is refused, and the capture continues.
         begin_capture(rig, &stream);
             assert!(matches!(
                 buffer.device_read(&stream),
@@ -412,7 +415,7 @@ on_both! {
             assert!(matches!(buffer.write(0, &[1]), Err(ContainerError::Memory(MemoryError::Capturing))));
             assert!(matches!(buffer.fill(.., 1), Err(ContainerError::Memory(MemoryError::Capturing))));
         end_capture(rig, &home);
-        // Of another stream, by this very thread: all of it works.
+        // A capture of another stream by this very thread: everything works.
         begin_capture(rig, &theirs);
             let mut other = UnifiedBuffer::from_slice(&rig.device, &home, &[1, 2, 3]).unwrap();
             let access = other.device_mut(&stream).unwrap();
@@ -425,7 +428,7 @@ on_both! {
             other.set_policy(.., Policy::ReadMostly).unwrap();
             drop(other);
         end_capture(rig, &theirs);
-        // A stream that captures when a guard on it ends: the mark would be part of the graph.
+        // A stream that captures when a guard on it ends: an event would become part of the graph.
         let access = buffer.device_mut(&stream).unwrap();
         launch(rig, &access, 2);
         begin_capture(rig, &stream);
@@ -451,11 +454,11 @@ on_both! {
         buffer.advise(..PER_PAGE, Advice::AccessedBy(&rig.device)).unwrap();
         assert_eq!(in_force(&buffer, whole.clone()), (true, Some(HERE), vec![Location::HOST]));
         assert_eq!(in_force(&buffer, 0..3), (true, Some(HERE), vec![HERE, Location::HOST]));
-        // One element stands for its page, and for no other.
+        // Advice for one element applies to its page, and to no other.
         let node = PageLocation::HostNuma(0);
         buffer.advise(3 * PER_PAGE + 5..=3 * PER_PAGE + 5, Advice::PreferredLocation(node)).unwrap();
         let at = |page: usize| buffer.preferred_location(page * PER_PAGE..(page + 1) * PER_PAGE).unwrap();
-        // Of a node the driver does not tell.
+        // The driver does not report the node.
         assert_eq!((at(2), at(3), at(4)), (Some(HERE), None, Some(HERE)));
         assert_eq!(buffer.preferred_location(..).unwrap(), None, "not the same everywhere");
         buffer.unadvise(.., Advice::ReadMostly).unwrap();
@@ -483,13 +486,13 @@ on_both! {
         launch(rig, &access, 1);
         drop(access);
         buffer.prefetch(.., PageLocation::Host, &two).unwrap();
-        assert!(!two.is_done().unwrap(), "pages were moved before they were written");
+        assert!(!two.is_done().unwrap(), "pages were moved before the write");
         rig.machine.let_go(D0, one.as_raw());
         rig.machine.hold(D0, two.as_raw());
         buffer.prefetch(.., PageLocation::Host, &two).unwrap();
         drop(buffer.host().unwrap());
         let (waited, ()) = waits(rig, || drop(buffer));
-        assert!(waited, "the memory went while it was being moved");
+        assert!(waited, "the memory was freed while its pages moved");
         assert_eq!(rig.machine.live().allocations, 0);
     }
 
@@ -512,11 +515,12 @@ on_both! {
                 assert_eq!(in_force(&buffer, 4 * PER_PAGE..8 * PER_PAGE), expected(from));
                 rig.faults.forget();
                 buffer.set_policy(2 * PER_PAGE..4 * PER_PAGE, to).unwrap();
-                assert_eq!(rig.faults.total(), 0, "it stands already");
+                assert_eq!(rig.faults.total(), 0, "the advice is in force already");
             }
         }
         buffer.set_policy(.., Policy::OnDemand).unwrap();
-        // Advice of every kind, on parts, is undone too, and with it what others need no more.
+        // Every kind of advice on parts of the buffer is undone too, also where it makes other
+        // advice redundant.
         buffer.advise(5.., Advice::ReadMostly).unwrap();
         buffer.advise(..3000, Advice::PreferredLocation(PageLocation::HostNuma(0))).unwrap();
         buffer.advise(7000..7001, Advice::AccessedBy(&rig.device)).unwrap();
@@ -553,25 +557,26 @@ on_both! {
                 if *size == all && cause.code() == Some(unknown)), "{error}");
             assert_eq!(picture(), before, "call {k}");
         }
-        // Where the undoing fails too, it is told, and the next policy starts from what stands.
+        // If undoing fails too, the error says so, and the next policy starts from the advice in
+        // force.
         buffer.set_policy(.., Policy::OnDemand).unwrap();
         rig.faults.arm(Fault::from(2, unknown).of(Call::MemAdvise));
         let error = buffer.set_policy(.., Policy::HostFirst).unwrap_err();
-        assert!(matches!(error, ContainerError::HalfWay { .. }), "{error}");
+        assert!(matches!(error, ContainerError::PartlyApplied { .. }), "{error}");
         rig.faults.disarm();
         assert_ne!(in_force(&buffer, 0..8 * PER_PAGE), NOTHING);
         buffer.set_policy(.., Policy::ReadMostly).unwrap();
         assert_eq!(in_force(&buffer, 0..8 * PER_PAGE), (true, None, vec![]));
-        // What can be undone is: the second half, though the first cannot.
+        // As much as possible is undone: the second half, although the first cannot be.
         let (first, second) = (0..4 * PER_PAGE, 4 * PER_PAGE..8 * PER_PAGE);
         buffer.set_policy(first.clone(), Policy::OnDemand).unwrap();
         let told = (in_force(&buffer, first.clone()), in_force(&buffer, second.clone()));
-        // Two things are told of the first half, two of the second; then the first is undone.
+        // Two calls advise the first half and two the second; then the first half is undone.
         for k in [4, 5] {
             rig.faults.arm(Fault::nth(k, unknown).of(Call::MemAdvise));
         }
         let error = buffer.set_policy(.., Policy::DeviceFirst).unwrap_err();
-        assert!(matches!(error, ContainerError::HalfWay { .. }), "{error}");
+        assert!(matches!(error, ContainerError::PartlyApplied { .. }), "{error}");
         rig.faults.disarm();
         assert_ne!(in_force(&buffer, first), told.0);
         assert_eq!(in_force(&buffer, second), told.1);
@@ -583,14 +588,14 @@ on_both! {
         rig.machine.hold(D0, home.as_raw());
         launch_reader(rig, &home);
         drop(buffer.device_read(&home).unwrap());
-        // It comes behind that reader, and stands for it.
+        // The writer is ordered behind that reader, and its event covers both.
         let access = buffer.device_mut(&one).unwrap();
         launch(rig, &access, 1);
         drop(access);
-        // One mark stands for both.
+        // One event covers both readers.
         drop(buffer.device_read(&two).unwrap());
         drop(buffer.device_read(&two).unwrap());
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         rig.faults.forget();
         drop(buffer);
         let calls = rig.faults.calls();
@@ -599,13 +604,13 @@ on_both! {
         let free = calls.iter().position(|&made| made == Call::MemFree);
         let wait = calls.iter().rposition(|&made| made == Call::EventSynchronize);
         assert!(wait < free, "{calls:?}");
-        // The streams are let go with the buffer: nothing of it is left but what the test holds.
+        // The buffer has released the streams: only the test holds them.
         drop((home, one, two));
         assert!(rig.machine.live().is_nothing());
     }
 }
 
-// What these leave behind is what they are about.
+// These tests leak memory on purpose.
 leaving! {
     fn a_leaked_guard_is_waited_for(rig) {
         let (mut buffer, home) = zeroed(rig, 5000);
@@ -625,12 +630,12 @@ leaving! {
         drop(view);
         rig.faults.forget();
         drop(buffer.host().unwrap());
-        assert_eq!(rig.faults.total(), 0, "once is enough");
+        assert_eq!(rig.faults.total(), 0, "the first wait suffices");
 
         leak_writer(&mut buffer, 6);
         let (waited, access) = waits(rig, || buffer.device_read(&home).map(drop));
         access.unwrap();
-        assert!(waited, "another stream would not come behind what was never marked");
+        assert!(waited, "another stream cannot be ordered behind work without an event");
 
         rig.machine.hold(D0, stream.as_raw());
         let access = buffer.device_read(&stream).unwrap();
@@ -639,7 +644,7 @@ leaving! {
         drop(buffer.host().unwrap());
         let (waited, view) = waits(rig, || buffer.host_mut().map(drop));
         view.unwrap();
-        assert!(waited, "a leaked reader has to be waited for by a writer");
+        assert!(waited, "a writer must wait for a leaked reader");
 
         // Dropping a buffer waits too.
         leak_writer(&mut buffer, 7);
@@ -647,7 +652,7 @@ leaving! {
         assert!(waited);
         assert_eq!(rig.machine.live().allocations, 0);
         assert!(rig.device.lost().is_none());
-        // What the leaked guards held is leaked, and nothing else.
+        // Only what the leaked guards held is leaked.
         drop((stream, home));
         assert_eq!(rig.machine.live().streams, 1);
     }
@@ -664,7 +669,7 @@ leaving! {
                 if error.call() == call && error.code() == Some(code)), "{failed}");
             buffer = failed.owner;
             rig.faults.disarm();
-            // It still works.
+            // The buffer still works.
             buffer.write(0, &[1]).unwrap();
             drop(buffer.device_mut(&stream).unwrap());
         }
@@ -691,13 +696,13 @@ leaving! {
         let lost = |error: &ContainerError| matches!(error, ContainerError::Memory(MemoryError::Call(CallError::ContextLost(_))));
         assert!(lost(&buffer.host().unwrap_err()) && lost(&buffer.host_mut().unwrap_err()));
         assert!(lost(&buffer.get(0).unwrap_err()) && lost(&buffer.device_mut(&home).unwrap_err()));
-        // Also where nothing would have to be waited for.
+        // This holds even if there is nothing to wait for.
         let other = UnifiedBuffer::<u32>::zeroed(&rig.device, &home, 4);
         assert!(matches!(other, Err(ContainerError::Memory(MemoryError::Call(CallError::ContextLost(_))))));
         let failed = buffer.close().unwrap_err();
         assert!(matches!(failed.reason, CloseRefusal::Call(_)));
         drop(failed.owner);
-        assert_eq!(rig.device.drop_failures(), 0, "it went with the context");
+        assert_eq!(rig.device.drop_failures(), 0, "the memory was freed with the context");
     }
 }
 
@@ -730,7 +735,7 @@ where
     refused(buffer.set_policy(.., Policy::HostFirst).unwrap_err());
     buffer.set_policy(.., Policy::ReadMostly).unwrap();
     assert_eq!(in_force(&buffer, 0..5000), (true, None, vec![]));
-    // Copies and kernels work, and the doors wait.
+    // Copies and kernels work, and the unchecked accesses wait.
     buffer.write(0, &[1, 2, 3]).unwrap();
     buffer.fill(5.., 4).unwrap();
     rig.machine.hold(D0, home.as_raw());
@@ -738,14 +743,14 @@ where
     launch(rig, &access, 6);
     drop(access);
     let (waited, first) = waits(rig, || {
-        // SAFETY: the stand-ins run nothing by themselves.
+        // SAFETY: the stand-ins run no work by themselves.
         let view = unsafe { buffer.host_unchecked() }.unwrap();
         view[0]
     });
     assert!(waited);
     if rig.keeps_bytes() {
         assert_eq!(first, word(6));
-        // SAFETY: as above.
+        // SAFETY: the stand-ins run no work by themselves.
         unsafe { buffer.host_mut_unchecked() }.unwrap()[3] = 9;
         assert_eq!(buffer.get(3).unwrap(), 9);
     }
@@ -801,7 +806,10 @@ fn several_devices_use_one_buffer() {
     let access = buffer.device_mut(&far).unwrap();
     launch(&rig, &access, 2);
     drop(access);
-    assert!(!far.is_done().unwrap(), "it overtook the other device");
+    assert!(
+        !far.is_done().unwrap(),
+        "the access overtook the other device's work"
+    );
     let (waited, last) = waits(&rig, || buffer.host().unwrap()[4999]);
     assert!(waited);
     assert_eq!(last, word(2));
@@ -814,7 +822,8 @@ fn several_devices_use_one_buffer() {
     );
     buffer.prefetch(.., place, &far).unwrap();
     assert_eq!(buffer.last_prefetch(..).unwrap(), Some(there));
-    // Work of the other device is waited for, and a loss of it is no reason to keep the memory.
+    // The close waits for work of the other device. The loss of that device does not prevent
+    // freeing the memory.
     drop(buffer.device_read(&far).unwrap());
     rig.machine
         .lose_context(Ordinal(1), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -864,7 +873,7 @@ fn many_threads_read_at_once() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    // A stream that ends at once leaves no mark for ever.
+                    // A stream that is dropped at once does not leave its event behind.
                     let stream = Stream::new(&rig.device).unwrap();
                     drop(buffer.device_read(&stream).unwrap());
                     assert_eq!(buffer.host().unwrap()[19_999], 0x0102_0304);
@@ -921,8 +930,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: common::cases(150), ..ProptestConfig::default() })]
 
-    /// Streams are held back at random and let go some time later, by another thread: whoever did
-    /// not wait would see the old numbers.
+    /// Streams are held back at random and let go later by another thread, so that an access that
+    /// does not wait sees old elements.
     #[test]
     fn it_holds_what_std_s_would(steps in prop::collection::vec(step(), 1..25)) {
         let rig = common::host();
@@ -931,7 +940,7 @@ proptest! {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_micros(300));
-                    rig.machine.let_go_all(D0);
+                    rig.machine.release_all_streams(D0);
                 }
             });
             let outcome = random_program(&rig, &steps);

@@ -1,5 +1,5 @@
-//! What users give is called and dropped while no lock of the library is held: all of it may use the
-//! pool again.
+//! User code is called and dropped while no lock of the library is held, so all of it may use the
+//! pool.
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{G, nth_of};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::{Block, Contents, Device, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
 
-/// Runs what a lock that is held would stop for good.
+/// Runs code that would never return if a lock were held.
 fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
     let (done, told) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -29,7 +29,7 @@ fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Uses the pool when it is dropped, as what a user keeps may.
+/// Uses the pool when it is dropped, as a value of a user may.
 struct Uses {
     pool: Pool,
     block: Option<Block>,
@@ -125,7 +125,7 @@ fn last_use_is_over(of: fn(&Device) -> Device) {
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
         drop(stream);
         drop(block);
-        // Whoever needs the memory asks for its fence, and the stream goes with that.
+        // An allocation that needs the memory polls its fence, and drops the stream with it.
         let other = pool.tenant("b").register().unwrap();
         drop(other.allocate(14 * G).unwrap());
         drop(tenant);
@@ -184,10 +184,10 @@ fn a_hook_for_failed_drops_may_use_the_pool() {
             &[Call::MemAddressFree],
         ));
         drop(other.allocate(14 * G).unwrap());
-        // The addresses of its slots go under the lock.
+        // The addresses of the tenant's slots are freed under the lock.
         drop((tenant, other, stream));
         faults.disarm();
-        // The hook has a pool: it goes first.
+        // The hook holds a pool, so it is dropped first.
         device.on_drop_failure(None);
         drop(pool);
     });
@@ -221,7 +221,7 @@ fn what_watches_a_tenant_fall_asleep_may_use_the_same_store() {
     let rig = common::host();
     let pool = common::pool(&rig, 64);
     let device = rig.device.clone();
-    ends("sleeping in a watcher", move || {
+    ends("sleeping in a callback", move || {
         for ordinary in [false, true] {
             let store = HostStore::builder(&device);
             let store = match ordinary {
@@ -244,14 +244,14 @@ fn what_watches_a_tenant_fall_asleep_may_use_the_same_store() {
                     true => assert_eq!(theirs.wake().unwrap().blocks, 1),
                 }
             };
-            // On this thread, and on another one that is waited for.
+            // In this thread, and in another that is joined.
             let watch = |_: &cuvmm::sleep::Progress| {
                 moves(theirs.is_asleep());
                 let asleep = theirs.is_asleep();
                 std::thread::scope(|scope| scope.spawn(|| moves(asleep)).join().unwrap());
                 true
             };
-            let watched = one.blocks().watch(&watch);
+            let watched = one.blocks().on_progress(&watch);
             watched.sleep(Contents::Keep(&store)).unwrap();
             watched.wake().unwrap();
             let mut seen = [0; 6];
@@ -288,7 +288,7 @@ fn what_keeps_the_stream_of_a_reader_alive_may_use_the_same_buffer() {
         drop(buffer.device_read(&theirs).unwrap());
         drop(theirs);
         let third = Stream::new(&device).unwrap();
-        // Looks which readers have passed, and forgets those.
+        // Polls which readers are complete, and forgets those.
         drop(buffer.device_read(&third).unwrap());
     });
     assert_eq!(dropped.load(Ordering::SeqCst), 1);

@@ -1,4 +1,4 @@
-//! A vector on the device against `std`'s, and what a failure leaves of it.
+//! A device vector compared with `std`'s, and its state after a failure.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -10,7 +10,7 @@ use cuvmm::error::{ArgumentError, ContainerError};
 use cuvmm::{DeviceVec, Stream};
 use proptest::prelude::*;
 
-/// Elements in a granule.
+/// Elements per granule.
 const PER_GRANULE: usize = G as usize / 4;
 
 fn numbers(from: u32, count: usize) -> Vec<u32> {
@@ -32,14 +32,15 @@ on_both! {
         assert_eq!((vec.len(), vec.capacity(), vec.held()), (0, 0, 0));
         let before = rig.device.calls();
         for granule in 0..256 {
-            vec.try_extend_from_slice(&numbers(granule * 7, PER_GRANULE)).unwrap();
+            vec.extend_from_slice(&numbers(granule * 7, PER_GRANULE)).unwrap();
             assert_eq!(vec.address(), address);
-            // As much again at first, at most 16 MiB or an eighth more later.
+            // The capacity doubles at first; later it grows by 16 MiB, or by an eighth if that is
+            // more.
             let bytes = vec.len() as u64 * 4;
             assert!(vec.held() <= (2 * bytes).min((bytes + 8 * G).max(bytes * 9 / 8)));
         }
         let made = rig.device.calls().since(&before).count(Call::MemCreate);
-        // Doubled five times, then 16 MiB each up to 128 MiB, then eight for each doubling.
+        // Five doublings, then steps of 16 MiB up to 128 MiB, then eight steps per doubling.
         assert_eq!(made, 5 + 6 + 16);
         assert_eq!((vec.len(), vec.capacity()), (vec.max_len(), vec.max_len()));
         if rig.keeps_bytes() {
@@ -64,7 +65,7 @@ on_both! {
         let made = DeviceVec::<u64>::new(&rig.device, &stream, usize::MAX);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Uncountable { value: u64::MAX, .. }))
+            Err(ContainerError::Argument(ArgumentError::Overflow { value: u64::MAX, .. }))
         ));
         let made = DeviceVec::<u32>::new(&rig.device, &stream, 0);
         assert!(matches!(
@@ -72,13 +73,13 @@ on_both! {
             Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
         ));
         let mut vec = DeviceVec::<u32>::new(&rig.device, &stream, 10).unwrap();
-        vec.try_extend_from_slice(&[1, 2, 3]).unwrap();
+        vec.extend_from_slice(&[1, 2, 3]).unwrap();
         assert!(matches!(
-            vec.try_extend_from_slice(&[0; 8]),
+            vec.extend_from_slice(&[0; 8]),
             Err(ContainerError::Full { len: 3, additional: 8, capacity: 10 })
         ));
-        assert!(matches!(vec.try_resize(11, 0), Err(ContainerError::Full { .. })));
-        assert!(matches!(vec.try_reserve(usize::MAX), Err(ContainerError::Full { .. })));
+        assert!(matches!(vec.resize(11, 0), Err(ContainerError::Full { .. })));
+        assert!(matches!(vec.reserve(usize::MAX), Err(ContainerError::Full { .. })));
         assert!(matches!(
             vec.get(3),
             Err(ContainerError::Argument(ArgumentError::OutOfRange { len: 3, .. }))
@@ -105,10 +106,10 @@ on_both! {
     fn elements_are_made_on_the_device(rig) {
         let mut vec = empty(rig, 8);
         rig.faults.forget();
-        vec.try_resize(3 * PER_GRANULE + 5, 0x0101_0101).unwrap();
+        vec.resize(3 * PER_GRANULE + 5, 0x0101_0101).unwrap();
         assert_eq!(rig.faults.count(Call::MemsetD8Async), 1);
-        vec.try_resize(6 * PER_GRANULE + 7, 0x0102_0304).unwrap();
-        // 256 KiB come from the host; 24 times that is reached by five copies.
+        vec.resize(6 * PER_GRANULE + 7, 0x0102_0304).unwrap();
+        // 256 KiB are copied from the host; five copies reach 24 times that.
         assert_eq!(rig.faults.count(Call::MemcpyHtoDAsync), 1);
         assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 5);
         if rig.keeps_bytes() {
@@ -121,30 +122,30 @@ on_both! {
 
     fn a_kernel_writes_behind_the_last_element(rig) {
         let mut vec = empty(rig, 8);
-        vec.try_extend_from_slice(&[1, 2]).unwrap();
-        vec.try_reserve(PER_GRANULE).unwrap();
+        vec.extend_from_slice(&[1, 2]).unwrap();
+        vec.reserve(PER_GRANULE).unwrap();
         let room = vec.capacity() - 2;
-        let vacant = vec.vacant();
+        let vacant = vec.spare_capacity_mut();
         assert_eq!((vacant.len(), vacant.address().0), (room, vec.address().0 + 8));
-        let writes = vec![(vec.vacant().address(), 12, 0x22)];
+        let writes = vec![(vec.spare_capacity_mut().address(), 12, 0x22)];
         rig.machine.queue_kernel(D0, vec.home_stream().as_raw(), vec![], writes).unwrap();
         assert!(matches!(
-            vec.produce(room + 1),
+            vec.assume_written(room + 1),
             Err(ContainerError::Full { len: 2, additional, capacity })
                 if (additional, capacity) == (room + 1, room + 2)
         ));
-        vec.produce(3).unwrap();
+        vec.assume_written(3).unwrap();
         if rig.keeps_bytes() {
             assert_eq!(vec.to_vec().unwrap(), [1, 2, 0x2222_2222, 0x2222_2222, 0x2222_2222]);
         }
-        vec.produce(room - 3).unwrap();
-        assert!(vec.vacant().is_empty());
+        vec.assume_written(room - 3).unwrap();
+        assert!(vec.spare_capacity_mut().is_empty());
     }
 
     fn memory_it_gives_up_waits_for_the_streams_that_used_it(rig) {
         let mut vec = empty(rig, 16);
         let user = Stream::new(&rig.device).unwrap();
-        vec.try_resize(16 * PER_GRANULE, 5).unwrap();
+        vec.resize(16 * PER_GRANULE, 5).unwrap();
         vec.record_use(&user).unwrap();
         rig.machine.hold(D0, user.as_raw());
         let writes = vec![(vec.address(), 16 * G, 1)];
@@ -157,7 +158,7 @@ on_both! {
         let given = vec.shrink_to_fit().unwrap();
         assert_eq!(given + vec.held(), kept);
         assert!(rig.device.lost().is_none());
-        vec.try_resize(16 * PER_GRANULE, 9).unwrap();
+        vec.resize(16 * PER_GRANULE, 9).unwrap();
         if rig.keeps_bytes() {
             assert_eq!(vec.get(16 * PER_GRANULE - 1).unwrap(), 9);
         }
@@ -166,7 +167,7 @@ on_both! {
     fn nothing_goes_before_work_of_streams_that_nobody_can_name(rig) {
         let mut vec = empty(rig, 16);
         let theirs = Stream::new(&rig.device).unwrap();
-        vec.try_resize(16 * PER_GRANULE, 5).unwrap();
+        vec.resize(16 * PER_GRANULE, 5).unwrap();
         assert_eq!(vec.streams(), Some(vec![vec.home_stream().clone()]));
         vec.record_use_anywhere();
         assert_eq!(vec.streams(), None);
@@ -185,13 +186,13 @@ on_both! {
         for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
             for k in 1..100 {
                 let mut vec = empty(rig, 64);
-                vec.try_extend_from_slice(&numbers(1, 20 * PER_GRANULE)).unwrap();
+                vec.extend_from_slice(&numbers(1, 20 * PER_GRANULE)).unwrap();
                 rig.faults.forget();
                 rig.faults.arm(common::nth_of(k, code, &[
                     Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap,
                     Call::MemcpyHtoDAsync, Call::StreamSynchronize,
                 ]));
-                let grown = vec.try_extend_from_slice(&numbers(7, 5 * PER_GRANULE));
+                let grown = vec.extend_from_slice(&numbers(7, 5 * PER_GRANULE));
                 let len = if grown.is_ok() { 25 } else { 20 } * PER_GRANULE;
                 assert_eq!(vec.len(), len);
                 vec.truncate(2 * PER_GRANULE);
@@ -199,7 +200,7 @@ on_both! {
                 let hit = rig.faults.injected() > 0;
                 rig.faults.disarm();
                 assert!(hit || (grown.is_ok() && shrunk.is_ok()));
-                vec.try_extend_from_slice(&numbers(9, 30 * PER_GRANULE)).unwrap();
+                vec.extend_from_slice(&numbers(9, 30 * PER_GRANULE)).unwrap();
                 if rig.keeps_bytes() {
                     assert_eq!(vec.get(2 * PER_GRANULE - 1).unwrap(), 2 * PER_GRANULE as u32);
                     assert_eq!(vec.get(2 * PER_GRANULE).unwrap(), 9);
@@ -254,16 +255,16 @@ proptest! {
             let done = match *step {
                 Step::Push(element) => {
                     known.push(element);
-                    vec.try_push(element)
+                    vec.push(element)
                 }
                 Step::Extend(count) => {
                     let more = numbers(number as u32 * 1000, count);
                     known.extend_from_slice(&more);
-                    vec.try_extend_from_slice(&more)
+                    vec.extend_from_slice(&more)
                 }
                 Step::Resize(len, element) => {
                     known.resize(len, element);
-                    vec.try_resize(len, element)
+                    vec.resize(len, element)
                 }
                 Step::Truncate(len) => {
                     known.truncate(len);
@@ -281,7 +282,7 @@ proptest! {
                     prop_assert_eq!(done.is_ok(), fits);
                     Ok(())
                 }
-                Step::Reserve(count) => vec.try_reserve(count),
+                Step::Reserve(count) => vec.reserve(count),
             };
             if let Err(error) = done {
                 let over = matches!(error, ContainerError::Full { .. });

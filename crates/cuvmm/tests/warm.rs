@@ -1,5 +1,5 @@
-//! Memory that is there before it is asked for: stream caches, precommitted memory, and what a late guarantee does
-//! to idle memory.
+//! Memory that is available without a driver call: stream caches, precommitted memory, and the
+//! effect of a later guarantee on cached memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -14,13 +14,13 @@ on_both! {
         let pool = pool(rig, 24);
         let stream = Stream::new(&rig.device).unwrap();
         let early = pool.tenant("early").register().unwrap();
-        // Idle, not in a stream cache: another stream used it.
+        // Cached but not in a stream cache, because another stream used it.
         let block = early.allocate_on(&stream, 20 * G).unwrap();
         let other = Stream::new(&rig.device).unwrap();
         block.record_use(&other).unwrap();
         drop(block);
         let late = pool.tenant("late").guarantee(12 * G).register().unwrap();
-        // It is charged 20 and has all of it mapped, but only 12 are left for it.
+        // The tenant is charged 20 granules and has all of them mapped, but may use only 12.
         let refused = early.block(20 * G).home_stream(&stream).try_allocate();
         assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{refused:?}");
         let small = early.block(12 * G).capacity(20 * G).home_stream(&stream);
@@ -39,7 +39,7 @@ on_both! {
         drop(a.allocate_on(&stream, 8 * G).unwrap());
         let stats = a.stats();
         assert_eq!((stats.in_use, stats.blocks, stats.cached + stats.pending_free), (0, 0, 8 * G));
-        // Out of the stream cache by now, and back by the long way: still without a driver call.
+        // No longer in the stream cache, but still allocated without a driver call.
         rig.faults.forget();
         let again = a.allocate_on(&stream, 8 * G).unwrap();
         assert_eq!(rig.faults.total(), 0);
@@ -56,17 +56,17 @@ on_both! {
         let first = tenant.block(2 * G).home_stream(&stream).tag("one").try_allocate().unwrap();
         let address = first.address();
         drop(first);
-        // Same size, other tag: the statistics must not say "one".
+        // The same size with another tag: the statistics must not say "one".
         let second = tenant.block(2 * G).home_stream(&stream).tag("two").try_allocate().unwrap();
         assert_eq!(tenant.stats().tags.keys().collect::<Vec<_>>(), ["two"]);
         let lease = second.lease();
         let leased_at = second.address();
         drop(second);
         let third = tenant.allocate_on(&stream, 2 * G).unwrap();
-        assert_ne!(third.address(), leased_at, "leased memory is nobody's");
+        assert_ne!(third.address(), leased_at, "leased memory is not reused");
         drop(lease);
         drop(third);
-        // Zeros are owed: what the block before wrote must not show.
+        // The zeros must not be skipped: the previous block's data must not be visible.
         let block = tenant.allocate_on(&stream, 2 * G).unwrap();
         block.write(0, b"secret").unwrap();
         drop(block);
@@ -105,10 +105,10 @@ on_both! {
             assert!(stats.precommitted <= granules * G / 8, "{granules}: {}", stats.precommitted / G);
             assert_eq!(stats.committed, stats.in_use + stats.precommitted);
         }
-        // Eight extents for each time it doubled, and one a granule at first.
+        // Eight extents per doubling, and one per granule at first.
         let made = pool.calls().since(&before).count(Call::MemCreate);
         assert!(made <= 16 + 8 * 5, "{made} extents");
-        assert_eq!(tenant.stats().precommitted, 0, "none beyond its capacity");
+        assert_eq!(tenant.stats().precommitted, 0, "none is precommitted beyond its capacity");
         drop(block);
         pool.trim(0).unwrap();
         let exact = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(Growth::Exact);
@@ -127,7 +127,7 @@ on_both! {
         let mut grown = a.block(32 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
         assert_eq!((a.stats().precommitted, pool.stats().committed), (3 * G, 36 * G));
-        // All that is free first, then precommitted memory, whole extents of it.
+        // Free memory is used first, then precommitted memory in whole extents.
         let first = b.try_allocate(4 * G).unwrap();
         assert_eq!(a.stats().precommitted, 3 * G);
         assert!(matches!(b.try_allocate(G), Err(BlockError::OutOfMemory(_))), "an extent of 4 is in use");
@@ -135,7 +135,7 @@ on_both! {
         assert!(matches!(grown.try_grow_to(37 * G), Err(BlockError::OutOfMemory(_))));
         drop(first);
         grown.try_grow_to(37 * G).unwrap();
-        assert_eq!(a.stats().precommitted, 0, "what b has idle is not taken for precommitted memory");
+        assert_eq!(a.stats().precommitted, 0, "precommitting does not reclaim b's idle memory");
     }
 
     fn margin_is_given_up_once(rig) {
@@ -147,11 +147,11 @@ on_both! {
         let (mut first, mut second) = (block(), block());
         let [idle, used] = theirs;
         drop(idle);
-        // What the first is given is just being zeroed when the second is refused, and stays.
+        // The first block's memory is being zeroed when the second is refused, and stays.
         let refused = one.try_grow_all(&mut [(&mut first, 4 * G), (&mut second, 4 * G)]);
         assert!(refused.is_err());
         assert_eq!((pool.stats().committed, pool.stats().precommitted), (8 * G, G));
-        // The tenant's own limit asks for one granule, the pool's for two, and there is one.
+        // The tenant's own limit lacks one granule, the pool's two, and one is available.
         let refused = second.try_grow_to(5 * G);
         let Err(BlockError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
         assert_eq!((shortage.wanted, shortage.available), (2 * G, G));
@@ -167,7 +167,7 @@ on_both! {
         let b = pool.tenant("b").guarantee(6 * G).register().unwrap();
         let mut grown = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
-        assert_eq!(a.stats().precommitted, 0, "34 are left for it, a step would be 4");
+        assert_eq!(a.stats().precommitted, 0, "34 granules are left for it, a step needs 4");
         drop(b.try_allocate(6 * G).unwrap());
     }
 
@@ -177,20 +177,20 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let grown = a.block(32 * G).capacity(35 * G).home_stream(&stream);
         let mut grown = grown.try_allocate().unwrap();
-        let soiled = b.allocate_on(&stream, 3 * G).unwrap();
-        soiled.write(0, b"b's").unwrap();
-        drop(soiled);
+        let to_scrub = b.allocate_on(&stream, 3 * G).unwrap();
+        to_scrub.write(0, b"b's").unwrap();
+        drop(to_scrub);
         b.unregister();
         assert_eq!(pool.stats().free, 3 * G);
         rig.machine.hold(D0, stream.as_raw());
-        // Two extents of b's, of two granules and of one, and both are scrubbed behind the hold.
+        // Two extents of b, of two granules and of one, both scrubbed behind the held stream.
         grown.try_grow_to(33 * G).unwrap();
         assert_eq!((a.stats().precommitted, pool.stats().free), (2 * G, 0));
         assert!(matches!(c.try_allocate(6 * G), Err(BlockError::OutOfMemory(_))));
         assert_eq!(a.stats().precommitted, 2 * G);
-        rig.machine.let_go_all(D0);
+        rig.machine.release_all_streams(D0);
         let taken = c.try_allocate(6 * G).unwrap();
-        assert_eq!(a.stats().precommitted, G, "the last extent went");
+        assert_eq!(a.stats().precommitted, G, "the last extent was released");
         assert!(rig.device.lost().is_none());
         drop(taken);
     }
@@ -200,11 +200,11 @@ on_both! {
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
-        let soiled = b.allocate_on(&stream, 64 * G).unwrap();
+        let to_scrub = b.allocate_on(&stream, 64 * G).unwrap();
         for granule in 0..64 {
-            soiled.write(granule * G, b"soiled").unwrap();
+            to_scrub.write(granule * G, b"soiled").unwrap();
         }
-        drop(soiled);
+        drop(to_scrub);
         let block = a.block(8 * G).capacity(32 * G).home_stream(&stream).zeroed(true);
         let mut block = block.try_allocate().unwrap();
         drop(b);
@@ -217,7 +217,7 @@ on_both! {
             }
             block.write((granules - 1) * G, b"mine").unwrap();
         }
-        // Given up and grown again: zeros once more.
+        // Given up and grown again: zeroed again.
         block.shrink_to(9 * G).unwrap();
         block.try_grow_to(20 * G).unwrap();
         let mut bytes = [1; 6];

@@ -1,7 +1,7 @@
-//! Primary contexts, and each thread's stack of current ones.
+//! Primary contexts, and each thread's stack of current contexts.
 //!
-//! A context is a number that only looks like a pointer: the device's ordinal plus one. Nothing
-//! follows it.
+//! A context is a number that has the type of a pointer: the device's ordinal plus one. It is never
+//! dereferenced.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -18,11 +18,11 @@ use crate::state::{State, driver, state};
 const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 
 thread_local! {
-    /// The devices whose contexts are current on this thread, the last one in force.
+    /// The devices whose contexts were pushed on this thread. The last one is current.
     static CURRENT: RefCell<Vec<Ordinal>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The device whose context is current.
+/// Returns the device whose context is current.
 pub(crate) fn current() -> Outcome<Ordinal> {
     state()?;
     CURRENT
@@ -34,7 +34,7 @@ fn name(device: Ordinal) -> CUcontext {
     std::ptr::without_provenance_mut((device.0 as usize + 1) << 12)
 }
 
-/// The device of a context that is retained.
+/// Returns the device of a retained context.
 pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     let index = (context.addr() >> 12).wrapping_sub(1);
     let live = state
@@ -69,7 +69,7 @@ export! {
         if let Some(count) = state.retained.get(device.0 as usize) {
             count.fetch_add(1, Ordering::AcqRel);
         }
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, name(device)) }
     }
 
@@ -87,7 +87,7 @@ export! {
         present(active)?;
         let device = state.device(device)?;
         let live = of(state, name(device)).is_ok();
-        // SAFETY: the caller passes places for both answers.
+        // SAFETY: the caller passes valid pointers for both results.
         unsafe {
             put(flags, 0)?;
             put(active, i32::from(live))
@@ -106,14 +106,14 @@ export! {
         if context.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, name(device)) }
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         state()?;
         let found = current().map_or(std::ptr::null_mut(), name);
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(context, found) }
     }
 
@@ -129,7 +129,7 @@ export! {
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
         let found = current()?;
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(device, found.0) }
     }
 
@@ -141,7 +141,7 @@ export! {
         let state = state()?;
         let device = of(state, context)?;
         let event = EventHandle(event.addr() as u64);
-        // SAFETY: the caller passes an event that it made and has not destroyed.
+        // SAFETY: the caller passes an event that it created and has not destroyed.
         unsafe { state.driver.context_record_event(device, event) }.map_err(code)
     }
 }

@@ -1,7 +1,7 @@
 //! Copies and fills.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to make slices of the host
-//! memory that C names by pointer and length.
+//! memory that C passes by pointer and length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use crate::edge::{Outcome, code, export, present};
 use crate::state::{driver, state};
 use crate::streams::stream_handle;
 
-/// Queues a copy between places on a stream.
+/// Copies between two device ranges, on a stream or on the default stream.
 fn between(
     device: Ordinal,
     to: CUdeviceptr,
@@ -27,7 +27,7 @@ fn between(
     match stream {
         // SAFETY: the caller of the exported function keeps both ranges until the copy is done.
         None => unsafe { driver.copy_on_device(device, to, from, bytes) },
-        // SAFETY: as above.
+        // SAFETY: the caller of the exported function keeps both ranges until the copy is done.
         Some(stream) => unsafe { driver.copy_on_device_async(device, to, from, bytes, stream) },
     }
     .map_err(code)
@@ -37,18 +37,18 @@ export! {
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
         let device = current()?;
         present(from)?;
-        // SAFETY: the caller passes so many bytes to read.
+        // SAFETY: the caller passes `bytes` readable bytes.
         let source = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
-        // SAFETY: the caller lets nobody else use the destination meanwhile.
+        // SAFETY: the caller lets nothing else use the destination meanwhile.
         unsafe { driver()?.copy_to_device(device, DeviceAddress(to), source) }.map_err(code)
     }
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
         let device = current()?;
         present(to)?;
-        // SAFETY: the caller passes room for so many bytes, used by nobody else.
+        // SAFETY: the caller passes `bytes` writable bytes that nothing else uses.
         let destination = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
-        // SAFETY: the caller lets nobody write the source meanwhile.
+        // SAFETY: the caller lets nothing write the source meanwhile.
         unsafe { driver()?.copy_to_host(device, destination, DeviceAddress(from)) }.map_err(code)
     }
 
@@ -76,7 +76,7 @@ export! {
         let device = current()?;
         present(from)?;
         let (to, stream) = (DeviceAddress(to), stream_handle(stream));
-        // SAFETY: the caller keeps both ends until the copy is done.
+        // SAFETY: the caller keeps both ranges until the copy is done.
         unsafe {
             driver()?.copy_to_device_async(device, to, from.cast(), bytes as u64, stream)
         }
@@ -92,7 +92,7 @@ export! {
         let device = current()?;
         present(to)?;
         let (from, stream) = (DeviceAddress(from), stream_handle(stream));
-        // SAFETY: the caller keeps both ends until the copy is done.
+        // SAFETY: the caller keeps both ranges until the copy is done.
         unsafe { driver()?.copy_to_host_async(device, to.cast(), from, bytes as u64, stream) }
             .map_err(code)
     }

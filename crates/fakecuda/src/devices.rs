@@ -1,4 +1,4 @@
-//! What there is: devices, their names, attributes and memory.
+//! Queries about devices: number, names, attributes, memory.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -12,7 +12,7 @@ use crate::contexts::current;
 use crate::edge::{Outcome, code, export, present, put};
 use crate::state::{driver, state};
 
-/// Writes a device's identity.
+/// Writes a device's UUID.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -21,7 +21,7 @@ unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
     present(uuid)?;
     let device = state.device(device)?;
     let bytes = state.driver.device_uuid(device).map_err(code)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the pointer is null or valid.
     unsafe {
         put(
             uuid,
@@ -35,7 +35,7 @@ unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
 export! {
     fn cuDeviceGetCount(count: *mut i32) {
         let found = driver()?.device_count().map_err(code)?;
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(count, found) }
     }
 
@@ -43,7 +43,7 @@ export! {
         let state = state()?;
         present(device)?;
         let found = state.device(ordinal)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(device, found.0) }
     }
 
@@ -57,19 +57,19 @@ export! {
         let text = state.driver.device_name(state.device(device)?).map_err(code)?;
         let written = text.bytes().take(room).chain(std::iter::once(0));
         for (index, byte) in written.enumerate() {
-            // SAFETY: the caller passes a place of `len` bytes, and no more are written.
+            // SAFETY: the caller passes `len` writable bytes, and no more are written.
             unsafe { put(name.add(index), byte as c_char) }?;
         }
         Ok(())
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { identity(uuid, device) }
     }
 
     fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { identity(uuid, device) }
     }
 
@@ -79,7 +79,7 @@ export! {
         let device = state.device(device)?;
         let asked = DeviceAttribute(attribute.0);
         let found = state.driver.device_attribute(device, asked).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(value, found) }
     }
 
@@ -87,7 +87,7 @@ export! {
         let state = state()?;
         present(bytes)?;
         let found = state.driver.total_memory(state.device(device)?).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(bytes, found as usize) }
     }
 
@@ -96,7 +96,7 @@ export! {
         present(can)?;
         let (device, peer) = (state.device(device)?, state.device(peer)?);
         let found = state.driver.can_access_peer(device, peer).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(can, i32::from(found)) }
     }
 
@@ -105,7 +105,7 @@ export! {
         present(free)?;
         present(total)?;
         let found = driver()?.memory_info(device).map_err(code)?;
-        // SAFETY: the caller passes places for both answers.
+        // SAFETY: the caller passes valid pointers for both results.
         unsafe {
             put(free, found.free as usize)?;
             put(total, found.total as usize)

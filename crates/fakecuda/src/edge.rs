@@ -1,8 +1,8 @@
-//! The edge between C and Rust: exporting a function, reading and writing through pointers.
+//! The boundary between C and Rust: exporting functions, reading and writing through pointers.
 //!
-//! `unsafe` is allowed here because C hands over pointers, which can only be trusted: each helper
-//! rejects null and otherwise relies on the promise that every function of the driver API asks of
-//! its caller, that a pointer is valid for what the function reads or writes.
+//! `unsafe` is allowed here because C passes pointers, which have to be trusted: each helper
+//! rejects null and otherwise relies on the requirement that every function of the driver API has
+//! for its caller, that a pointer is valid for the data that the function reads or writes.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,10 +10,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cuvmm_driver::DriverError;
 use cuvmm_sys::CUresult;
 
-/// What an exported function works out before the edge turns it into a code.
+/// The result of an exported function before it is turned into a code.
 pub(crate) type Outcome<T = ()> = Result<T, CUresult>;
 
-/// Defines functions with C names and C signatures, and holds each against the signature in the
+/// Defines functions with C names and C signatures, and compares each with the signature in the
 /// table of `cuvmm-sys`: a difference does not compile.
 macro_rules! export {
     ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
@@ -27,7 +27,7 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// The code of an outcome. A panic may not cross into C: it becomes `UNKNOWN`.
+/// Returns the code of a result. A panic must not unwind into C: it becomes `UNKNOWN`.
 pub(crate) fn answer(work: impl FnOnce() -> Outcome) -> CUresult {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => CUresult::CUDA_SUCCESS,
@@ -36,8 +36,8 @@ pub(crate) fn answer(work: impl FnOnce() -> Outcome) -> CUresult {
     }
 }
 
-/// The code of a driver's refusal. A call that the host driver lacks is one that this library
-/// should not have exported.
+/// Returns the code of a driver's error. A call that the host driver lacks should not be exported
+/// by this library.
 pub(crate) fn code(error: DriverError) -> CUresult {
     error.code().unwrap_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
@@ -59,7 +59,7 @@ pub(crate) fn present<T>(pointer: *const T) -> Outcome {
 /// The pointer is null or valid for writing a `T`.
 pub(crate) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
     present(pointer)?;
-    // SAFETY: not null, so the caller promises that it is valid for writing.
+    // SAFETY: the pointer is not null, so the caller promises that it is valid for writing.
     unsafe { pointer.write_unaligned(value) };
     Ok(())
 }
@@ -67,23 +67,24 @@ pub(crate) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
 /// Reads an argument.
 ///
 /// # Safety
-/// The pointer is null or valid for reading a `T`, which must be valid in every bit.
+/// The pointer is null or valid for reading a `T`, for which every bit pattern in that place is
+/// valid.
 pub(crate) unsafe fn take<T: Copy>(pointer: *const T) -> Outcome<T> {
     present(pointer)?;
-    // SAFETY: not null, so the caller promises that it is valid for reading.
+    // SAFETY: the pointer is not null, so the caller promises that it is valid for reading.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
 /// Reads an array.
 ///
 /// # Safety
-/// The pointer is null or valid for reading so many `T`.
+/// The pointer is null or valid for reading `count` values of `T`.
 pub(crate) unsafe fn take_all<T: Copy>(pointer: *const T, count: usize) -> Outcome<Vec<T>> {
     if count == 0 {
         return Ok(Vec::new());
     }
     present(pointer)?;
-    // SAFETY: not null, so the caller promises that all of it is valid for reading.
+    // SAFETY: the pointer is not null, so the caller promises that all of it is valid for reading.
     (0..count)
         .map(|index| unsafe { take(pointer.add(index)) })
         .collect()
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn null_is_refused_and_nothing_is_touched() {
-        // SAFETY: null is allowed by each of the three.
+        // SAFETY: each of the three functions accepts null.
         unsafe {
             assert_eq!(put(std::ptr::null_mut::<u64>(), 1), Err(INVALID));
             assert_eq!(take(std::ptr::null::<u64>()), Err(INVALID));

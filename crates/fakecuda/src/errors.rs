@@ -1,4 +1,4 @@
-//! Names of result codes, and what they mean in words.
+//! The names of result codes, which also serve as their descriptions.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -11,7 +11,7 @@ use cuvmm_sys::CUresult;
 
 use crate::edge::{Outcome, export, put};
 
-/// The name of every code that has one. It stays where it is for good, as the driver's do.
+/// Returns the name of a code, if it has one. The text is never freed or moved, like the driver's.
 fn name(code: CUresult) -> Option<*const c_char> {
     static NAMES: OnceLock<BTreeMap<CUresult, CString>> = OnceLock::new();
     let all = || {
@@ -23,26 +23,26 @@ fn name(code: CUresult) -> Option<*const c_char> {
     Some(NAMES.get_or_init(all).get(&code)?.as_ptr())
 }
 
-/// Writes a code's name; null and an error for one that has none.
+/// Writes a code's name; null, with an error, for a code without a name.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn tell(code: CUresult, text: *mut *const c_char) -> Outcome {
     let found = name(code);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the pointer is null or valid.
     unsafe { put(text, found.unwrap_or(std::ptr::null())) }?;
     found.map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 export! {
     fn cuGetErrorName(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { tell(code, text) }
     }
 
     fn cuGetErrorString(code: CUresult, text: *mut *const c_char) {
-        // There are no words here but the name.
-        // SAFETY: the caller passes a place for the answer, or null.
+        // The name serves as the description.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { tell(code, text) }
     }
 }

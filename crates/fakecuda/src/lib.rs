@@ -1,24 +1,25 @@
-//! A `libcuda.so.1` without a GPU: the C functions of the driver API, answered by the host driver.
+//! A `libcuda.so.1` without a GPU: the C functions of the driver API, implemented by the host
+//! driver.
 //!
-//! It exists so that tests go through the whole of the real path (loading, the table of symbols,
-//! the conversions to C and back) on a machine without a GPU. The rules are the host driver's;
-//! here is only what stands between C and the trait: null pointers, conversions, contexts, and
-//! the order of a process's life (nothing but `cuInit` and the version before `cuInit`).
+//! With it, tests run the complete real path (loading, the table of symbols, the conversions to C
+//! and back) on a machine without a GPU. The rules are the host driver's. This crate adds the layer
+//! between C and the trait: null pointers, conversions, contexts, and initialization (before
+//! `cuInit`, only `cuInit` and the version work).
 //!
-//! Behind a C ABI there is nowhere to keep state but in the process, so one host driver is made at
-//! `cuInit` and lives until the end. The environment says what it is like:
+//! A C library can keep its state only in the process, so one host driver is created by `cuInit`
+//! and lives until the process ends. Environment variables configure it:
 //!
-//! | variable | means | default |
+//! | variable | meaning | default |
 //! |---|---|---|
-//! | `FAKECUDA_DEVICES` | how many devices there are; 0 makes `cuInit` answer `NO_DEVICE` | 1 |
+//! | `FAKECUDA_DEVICES` | number of devices; 0 makes `cuInit` return `NO_DEVICE` | 1 |
 //! | `FAKECUDA_CAPACITY` | bytes of memory of each device | the host driver's |
-//! | `FAKECUDA_NAME` | the name of the devices | `fakecuda` |
+//! | `FAKECUDA_NAME` | name of the devices | `fakecuda` |
 //!
-//! Tests that load it as a driver ask it what is alive and hold its streams back through functions of
-//! its own, whose names begin with `fakecuda_`.
+//! Tests that load the library as a driver count live objects and hold streams back through
+//! additional functions, whose names begin with `fakecuda_`.
 //!
-//! What the host driver has no call for is simply absent, as in an older driver: kernels, memory
-//! pools beyond the default one, 16- and 32-bit fills, multicast.
+//! Calls that the host driver does not have are absent, as in an older driver: kernels, memory
+//! pools other than the default one, 16- and 32-bit fills, multicast.
 
 mod capture;
 mod contexts;

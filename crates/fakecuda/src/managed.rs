@@ -19,7 +19,7 @@ use crate::physicals::location;
 use crate::state::driver;
 use crate::streams::stream_handle;
 
-/// A place in the words of the first versions: a device, or -1 for the host.
+/// Converts the device number of the first versions, which is -1 for the host, to a location.
 fn place(device: CUdevice) -> Location {
     if device == CU_DEVICE_CPU {
         Location::HOST
@@ -30,7 +30,7 @@ fn place(device: CUdevice) -> Location {
 
 fn prefetch(address: CUdeviceptr, bytes: usize, to: Location, stream: CUstream) -> Outcome {
     let (device, stream) = (current()?, stream_handle(stream));
-    // SAFETY: the caller passes a stream that it made and has not destroyed.
+    // SAFETY: the caller passes a stream that it created and has not destroyed.
     unsafe { driver()?.prefetch(device, DeviceAddress(address), bytes as u64, to, stream) }
         .map_err(code)
 }
@@ -42,8 +42,8 @@ fn advise(address: CUdeviceptr, bytes: usize, advice: CUmem_advise, at: Location
         .map_err(code)
 }
 
-/// Fills an array with those that a range is accessed by, as many as fit, and the rest of it with
-/// the number of no device.
+/// Writes the locations that access a range to an array, as many as fit, and fills the rest of it
+/// with the number of no device.
 fn accessed_by(
     users: *mut CUdevice,
     users_bytes: usize,
@@ -66,7 +66,7 @@ fn accessed_by(
         .take(users_bytes / size_of::<CUdevice>())
         .enumerate()
     {
-        // SAFETY: the caller passes an array of so many bytes.
+        // SAFETY: the caller passes an array of `users_bytes` bytes.
         unsafe { put(users.add(index), number) }?;
     }
     Ok(())
@@ -77,7 +77,7 @@ export! {
         let device = current()?;
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
@@ -140,7 +140,7 @@ export! {
         let found = driver()?
             .range_attribute(device, address, bytes as u64, asked)
             .map_err(code)?;
-        // SAFETY: the caller passes a place of four bytes.
+        // SAFETY: the caller passes a pointer to four writable bytes.
         unsafe { put(data.cast(), found) }
     }
 }

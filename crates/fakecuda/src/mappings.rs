@@ -1,4 +1,4 @@
-//! Reservations, mappings and rights.
+//! Reservations, mappings and access.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -23,7 +23,7 @@ export! {
         let found = driver
             .reserve(size as u64, alignment as u64, DeviceAddress(hint), flags)
             .map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, found.0) }
     }
 
@@ -57,7 +57,7 @@ export! {
     ) {
         let driver = driver()?;
         present(descriptors)?;
-        // SAFETY: the caller passes so many descriptors.
+        // SAFETY: the caller passes `count` descriptors.
         let access: Vec<_> = unsafe { take_all(descriptors, count) }?
             .into_iter()
             .map(|access| AccessDesc {
@@ -65,7 +65,7 @@ export! {
                 flags: AccessFlags(access.flags.0),
             })
             .collect();
-        // SAFETY: the caller passes a range that nothing uses with a right that goes away.
+        // SAFETY: the caller passes a range that nothing uses with access that the call removes.
         unsafe { driver.set_access(DeviceAddress(address), size as u64, &access) }.map_err(code)
     }
 
@@ -75,7 +75,7 @@ export! {
         // SAFETY: the caller passes a location, or null.
         let place = location(unsafe { take(place) }?);
         let found = driver.get_access(DeviceAddress(address), place).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(flags, found.0 as u64) }
     }
 }

@@ -19,7 +19,7 @@ use cuvmm_sys::{
 use crate::edge::{code, export, present, put, take};
 use crate::state::driver;
 
-/// A location as the trait has it.
+/// Converts a location from its C form.
 pub(crate) fn location(location: CUmemLocation) -> Location {
     Location {
         kind: LocationKind(location.kind.0),
@@ -72,7 +72,7 @@ export! {
         let props = from_c(&unsafe { take(properties) }?);
         let kind = GranularityKind(option.0);
         let found = driver.allocation_granularity(&props, kind).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(granularity, found as usize) }
     }
 
@@ -87,7 +87,7 @@ export! {
         // SAFETY: the caller passes properties, or null.
         let props = from_c(&unsafe { take(properties) }?);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(handle, made.0) }
     }
 
@@ -103,7 +103,7 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(handle, found.0) }
     }
 
@@ -115,7 +115,7 @@ export! {
         present(properties)?;
         // SAFETY: a wrong handle is refused by the host driver.
         let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(properties, to_c(&found)) }
     }
 
@@ -131,9 +131,9 @@ export! {
         // SAFETY: a wrong handle is refused by the host driver.
         let exported = unsafe { driver.export(handle, kind, flags) }.map_err(code)?;
         match exported {
-            // SAFETY: the caller passes a place for what the type says: a descriptor.
+            // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
             Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
-            // SAFETY: as above: a fabric handle.
+            // SAFETY: the caller passes a valid pointer for a handle of the type: a fabric handle.
             Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
             _ => Err(cuvmm_sys::CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
@@ -151,12 +151,12 @@ export! {
             // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
             ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
         } else {
-            // With every other type the pointer's value is the descriptor.
+            // With every other type the value of the pointer is the descriptor.
             ImportSource::Fd(shareable.addr() as i32)
         };
-        // SAFETY: the caller passes a descriptor that is open, or none.
+        // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(handle, found.0) }
     }
 }

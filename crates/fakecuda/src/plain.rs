@@ -1,4 +1,4 @@
-//! Plain device memory, the stream-ordered kind, and pinned host memory.
+//! Plain device memory, stream-ordered device memory, and pinned host memory.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@ use crate::edge::{Outcome, code, export, present, put};
 use crate::state::driver;
 use crate::streams::stream_handle;
 
-/// Pinned memory, written to the caller's place.
+/// Allocates pinned memory and writes its address.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -23,7 +23,7 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
     let made = driver()?
         .host_alloc(device, bytes as u64, flags)
         .map_err(code)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the pointer is null or valid.
     unsafe { put(address, made.cast()) }
 }
 
@@ -32,7 +32,7 @@ export! {
         let device = current()?;
         present(address)?;
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
@@ -45,10 +45,10 @@ export! {
     fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let device = current()?;
         present(address)?;
-        // SAFETY: the caller passes a stream that it made and has not destroyed.
+        // SAFETY: the caller passes a stream that it created and has not destroyed.
         let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream_handle(stream)) }
             .map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
@@ -59,12 +59,12 @@ export! {
     }
 
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) {
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { pinned(address, bytes, 0) }
     }
 
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) {
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { pinned(address, bytes, flags) }
     }
 
@@ -85,7 +85,7 @@ export! {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Host and devices share one address space.
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(address, host.addr() as u64) }
     }
 }

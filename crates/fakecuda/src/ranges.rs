@@ -1,4 +1,4 @@
-//! What lies at an address.
+//! Queries about addresses.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -24,13 +24,13 @@ export! {
         let device = current()?;
         let (start, bytes) =
             driver()?.address_range(device, DeviceAddress(address)).map_err(code)?;
-        // Either answer may be left out.
+        // Either pointer may be null, and that result is then not written.
         if !base.is_null() {
-            // SAFETY: the caller passes a place for the answer.
+            // SAFETY: the caller passes a valid pointer for the result.
             unsafe { put(base, start.0) }?;
         }
         if !size.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the caller passes a valid pointer for the result.
             unsafe { put(size, bytes as usize) }?;
         }
         Ok(())
@@ -47,7 +47,7 @@ export! {
         let found = driver()?
             .pointer_attribute(device, DeviceAddress(address), asked)
             .map_err(code)?;
-        // SAFETY: the caller passes a place for an answer of the attribute's own size.
+        // SAFETY: the caller passes a valid pointer for a value of the attribute's size.
         unsafe {
             match asked {
                 PointerAttribute::MEMORY_TYPE | PointerAttribute::DEVICE_ORDINAL => {
@@ -78,7 +78,7 @@ export! {
         // SAFETY: the caller keeps the range mapped while it uses the descriptor.
         let fd = unsafe { driver()?.dma_buf(device, DeviceAddress(address), size as u64) }
             .map_err(code)?;
-        // SAFETY: the caller passes a place for a descriptor.
+        // SAFETY: the caller passes a valid pointer for a descriptor.
         unsafe { put(handle.cast(), fd.into_raw_fd()) }
     }
 
@@ -87,7 +87,7 @@ export! {
         present(handle)?;
         let bytes = driver()?.ipc_mem_handle(device, DeviceAddress(address)).map_err(code)?;
         let reserved = bytes.map(|byte| byte as c_char);
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(handle, CUipcMemHandle { reserved }) }
     }
 }

@@ -1,7 +1,7 @@
-//! The one host driver of the process, made at `cuInit`.
+//! The one host driver of the process, created by `cuInit`.
 //!
-//! `unsafe` is allowed here, and in every file that exports functions, to define them under their
-//! C names and to read and write through the pointers that C passes (see `edge`).
+//! `unsafe` is allowed here, and in every file that exports functions, to define them under their C
+//! names and to read and write through the pointers that C passes (see `edge`).
 #![allow(unsafe_code)]
 
 use std::env;
@@ -15,18 +15,18 @@ use cuvmm_sys::CUresult;
 
 use crate::edge::{Outcome, code, export, put};
 
-/// What there is from `cuInit` on.
+/// The state after `cuInit`.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) driver: HostDriver,
-    /// How often the primary context of each device is retained.
+    /// The number of references to each device's primary context.
     pub(crate) retained: Vec<AtomicU32>,
 }
 
-/// What the first `cuInit` came to; later ones answer the same.
+/// The result of the first `cuInit`; later calls return the same.
 static STATE: OnceLock<Outcome<State>> = OnceLock::new();
 
-/// The state, or `NOT_INITIALIZED`.
+/// Returns the state, or `NOT_INITIALIZED`.
 pub(crate) fn state() -> Outcome<&'static State> {
     match STATE.get() {
         Some(Ok(state)) => Ok(state),
@@ -34,7 +34,7 @@ pub(crate) fn state() -> Outcome<&'static State> {
     }
 }
 
-/// The driver, or `NOT_INITIALIZED`.
+/// Returns the driver, or `NOT_INITIALIZED`.
 pub(crate) fn driver() -> Outcome<&'static HostDriver> {
     Ok(&state()?.driver)
 }
@@ -55,7 +55,7 @@ impl State {
         Ok(Self { driver, retained })
     }
 
-    /// The ordinal, if there is such a device.
+    /// Returns the ordinal of a device that exists.
     pub(crate) fn device(&self, device: i32) -> Outcome<Ordinal> {
         let known = usize::try_from(device).is_ok_and(|index| index < self.retained.len());
         if known {
@@ -84,10 +84,10 @@ export! {
     fn cuDriverGetVersion(version: *mut i32) {
         let answered = match state() {
             Ok(state) => state.driver.version().map_err(code)?.as_raw(),
-            // Asked before there is a driver: what the host driver answers by default.
+            // Before there is a driver: the version that the host driver reports by default.
             Err(_) => 13_000,
         };
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(version, answered) }
     }
 }

@@ -1,7 +1,7 @@
 //! Streams and events.
 //!
-//! `unsafe` is allowed here to export functions (see `state`). That handles are good is the
-//! promise of the C caller, and the host driver refuses those that are not.
+//! `unsafe` is allowed here to export functions (see `state`). The C caller promises valid handles,
+//! and the host driver refuses others.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Driver, EventFlags, EventHandle, StreamFlags, StreamHandle};
@@ -11,7 +11,7 @@ use crate::contexts::current;
 use crate::edge::{Outcome, code, export, present, put};
 use crate::state::driver;
 
-/// A stream as the trait names it; the pointer is a number and nothing else.
+/// Converts a stream to the trait's handle. The pointer is used as a number only.
 pub(crate) fn stream_handle(stream: CUstream) -> StreamHandle {
     StreamHandle(stream.addr() as u64)
 }
@@ -20,7 +20,7 @@ fn event_handle(event: CUevent) -> EventHandle {
     EventHandle(event.addr() as u64)
 }
 
-/// The answer to "is it done?" as a code.
+/// Returns the code for finished or unfinished work.
 fn done(done: bool) -> Outcome {
     if done {
         Ok(())
@@ -35,25 +35,25 @@ export! {
         present(stream)?;
         let flags = StreamFlags::from_bits_retain(flags);
         let made = driver()?.stream_create(device, flags).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(stream, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.stream_destroy(device, stream_handle(stream)) }.map_err(code)
     }
 
     fn cuStreamSynchronize(stream: CUstream) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.stream_synchronize(device, stream_handle(stream)) }.map_err(code)
     }
 
     fn cuStreamQuery(stream: CUstream) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         done(unsafe { driver()?.stream_query(device, stream_handle(stream)) }.map_err(code)?)
     }
 
@@ -63,7 +63,7 @@ export! {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let (stream, event) = (stream_handle(stream), event_handle(event));
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.stream_wait_event(device, stream, event) }.map_err(code)
     }
 
@@ -72,32 +72,32 @@ export! {
         present(event)?;
         let flags = EventFlags::from_bits_retain(flags);
         let made = driver()?.event_create(device, flags).map_err(code)?;
-        // SAFETY: the caller passes a place for the answer.
+        // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuEventDestroy_v2(event: CUevent) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.event_destroy(device, event_handle(event)) }.map_err(code)
     }
 
     fn cuEventRecord(event: CUevent, stream: CUstream) {
         let device = current()?;
         let (stream, event) = (stream_handle(stream), event_handle(event));
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.event_record(device, event, stream) }.map_err(code)
     }
 
     fn cuEventQuery(event: CUevent) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         done(unsafe { driver()?.event_query(device, event_handle(event)) }.map_err(code)?)
     }
 
     fn cuEventSynchronize(event: CUevent) {
         let device = current()?;
-        // SAFETY: as the top of this file says.
+        // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.event_synchronize(device, event_handle(event)) }.map_err(code)
     }
 }

@@ -1,6 +1,7 @@
-//! For tests, and in no driver: what is still alive, streams that are held back, contexts that are lost.
+//! Functions for tests that no driver has: counting live objects, holding streams back, losing
+//! contexts.
 //!
-//! A program that reaches the stand-in by the loader has no other way to ask.
+//! A program that reaches the stand-in through the loader has no other way to do this.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -12,8 +13,8 @@ use crate::edge::{answer, put};
 use crate::state::{driver, state};
 use crate::streams::stream_handle;
 
-/// Writes how many there are of: reservations, physicals, mappings, allocations, streams, events,
-/// pieces of work that wait, and devices whose primary context is retained.
+/// Writes the numbers of live reservations, physicals, mappings, allocations, streams, events and
+/// queued pieces of work, and of devices whose primary context is retained.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -35,12 +36,13 @@ unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 8]) -> CUresult {
             live.queued,
             retained.iter().filter(taken).count(),
         ];
-        // SAFETY: the caller passes a place for the answer, or null.
+        // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(counts, found.map(|count| count as u64)) }
     })
 }
 
-/// Holds a stream of the current context back, or lets it go: meanwhile its work waits.
+/// Holds back a stream of the current context, or releases it. While it is held, its work is
+/// queued.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_hold(stream: CUstream, held: bool) -> CUresult {
     answer(|| {
@@ -54,7 +56,7 @@ extern "C" fn fakecuda_hold(stream: CUstream, held: bool) -> CUresult {
     })
 }
 
-/// Loses the current context, as a kernel that faults does.
+/// Loses the current context, like a kernel that faults.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_lose() -> CUresult {
     answer(|| {

@@ -1,12 +1,12 @@
-//! For tests: the stand-in library, built and put where a loader looks for it.
+//! Building the stand-in library for tests, under the name that a loader looks for.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Builds `fakecuda` and copies it to `libcuda.so.1` in a directory.
 ///
-/// Cargo does not hand a library of this kind to tests, so they ask it: a build that has nothing
-/// to do takes a moment.
+/// Cargo does not build a library of this kind for tests, so the tests run cargo. A build that is
+/// up to date takes a moment.
 pub(crate) fn fakecuda_in(directory: &Path) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let mut build = Command::new(cargo);
@@ -30,7 +30,7 @@ pub(crate) fn fakecuda_in(directory: &Path) -> PathBuf {
     place
 }
 
-/// The library that a line of cargo's messages names.
+/// Returns the library that a line of cargo's messages names.
 fn library_in(line: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" || message["target"]["name"] != "fakecuda" {

@@ -1,7 +1,7 @@
-//! What only C can say: null pointers, and threads without a current context.
+//! Calls that only C can make: null pointers, and threads without a current context.
 //!
 //! `unsafe` is allowed here to call the C functions of the stand-in, each with pointers to locals
-//! or with null, which is what is asked.
+//! or with null, which is what is tested.
 #![allow(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -36,22 +36,23 @@ const FD: CUmemAllocationHandleType =
 const MINIMUM: CUmemAllocationGranularity_flags =
     CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
 
-/// A copy of the stand-in of its own, initialised, with no context current.
+/// Loads a separate copy of the stand-in and initializes it. No context is current.
 fn loaded() -> (Api, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let library = built::fakecuda_in(directory.path());
     // SAFETY: the stand-in was just built from this workspace.
     let api = unsafe { Api::load_from(library) }.unwrap();
-    // SAFETY: it takes no pointers.
+    // SAFETY: `cuInit` takes no pointers.
     assert_eq!(unsafe { (api.cuInit)(0) }, OK);
     (api, directory)
 }
 
-/// The same with the primary context of device 0 current.
+/// Loads a separate copy of the stand-in, with the primary context of device 0 current.
 fn entered() -> (Api, tempfile::TempDir) {
     let (api, directory) = loaded();
     let mut context: CUcontext = null_mut();
-    // SAFETY: the result goes to a local; the context is retained for the rest of the process.
+    // SAFETY: the result is written to a local; the context is retained for the rest of the
+    // process.
     unsafe {
         assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut context, 0), OK);
         assert_eq!((api.cuCtxSetCurrent)(context), OK);
@@ -64,7 +65,7 @@ fn the_rows_that_were_measured_with_null() {
     let (api, _directory) = loaded();
     let props = CUmemAllocationProp::pinned(DEVICE);
     let (mut granularity, mut handle) = (0, 0);
-    // SAFETY: null is what is asked; everything else points at locals.
+    // SAFETY: null is what is tested; all other pointers are to locals.
     let rows = unsafe {
         [
             (
@@ -109,7 +110,7 @@ fn a_refused_null_takes_nothing() {
     let (api, _directory) = entered();
     let props = CUmemAllocationProp::pinned(DEVICE);
     let (mut free, mut total, mut after) = (0, 0, 0);
-    // SAFETY: null is what is asked; everything else points at locals.
+    // SAFETY: null is what is tested; all other pointers are to locals.
     unsafe {
         assert_eq!((api.cuMemGetInfo_v2)(&mut free, &mut total), OK);
         assert_eq!(
@@ -129,7 +130,7 @@ fn a_refused_null_takes_nothing() {
 fn null_is_refused_wherever_a_result_goes() {
     let (api, _directory) = entered();
     let handle_types = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    // SAFETY: null is what is asked; nothing is written.
+    // SAFETY: null is what is tested; nothing is written.
     let answers = unsafe {
         [
             ("version", (api.cuDriverGetVersion)(null_mut())),
@@ -180,7 +181,7 @@ fn who_accesses_a_range_fills_an_array_of_any_length() {
     let mut address = 0;
     let mut users = [7; 4];
     let place = users.as_mut_ptr().cast();
-    // SAFETY: the array is as long as is said, or longer; the memory is given back here.
+    // SAFETY: the array is at least as long as stated; the memory is freed here.
     unsafe {
         assert_eq!(
             (api.cuMemAllocManaged.get().unwrap())(&mut address, GRANULE, 1),
@@ -214,7 +215,7 @@ fn without_a_context_only_virtual_memory_calls_succeed() {
     };
     let (mut address, mut handle, mut free, mut total) = (0, 0, 0, 0);
     let (mut stream, mut event, mut context) = (null_mut(), null_mut(), null_mut());
-    // SAFETY: all pointers are to locals, and what is made here is given back here.
+    // SAFETY: all pointers are to locals, and every object made here is released here.
     unsafe {
         assert_eq!((api.cuCtxGetCurrent)(&mut context), OK);
         assert!(context.is_null());
@@ -275,7 +276,7 @@ fn contexts_are_counted_and_each_thread_has_its_own_stack() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut elsewhere = null_mut();
-            // SAFETY: the result goes to a local.
+            // SAFETY: the result is written to a local.
             assert_eq!(unsafe { (api.cuCtxGetCurrent)(&mut elsewhere) }, OK);
             assert!(elsewhere.is_null());
         });
@@ -300,7 +301,7 @@ fn codes_have_names_that_stay() {
     let (api, _directory) = loaded();
     let name = |code: CUresult| {
         let mut text = null();
-        // SAFETY: the result goes to a local; a name that is told ends with a zero byte and stays.
+        // SAFETY: the result is written to a local; a name is null-terminated and is never freed.
         unsafe {
             let answer = (api.cuGetErrorName.get().unwrap())(code, &mut text);
             let told = (!text.is_null()).then(|| std::ffi::CStr::from_ptr(text).to_str().unwrap());
@@ -313,7 +314,7 @@ fn codes_have_names_that_stay() {
         (OK, Some("CUDA_ERROR_INVALID_CONTEXT"))
     );
     assert_eq!(name(CUresult(12_345)), (INVALID_VALUE, None));
-    // SAFETY: null is what is asked.
+    // SAFETY: null is what is tested.
     let answer = unsafe { (api.cuGetErrorString.get().unwrap())(OK, null_mut()) };
     assert_eq!(answer, INVALID_VALUE);
 }

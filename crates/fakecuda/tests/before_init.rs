@@ -1,7 +1,7 @@
-//! Before `cuInit`, and where it refuses.
+//! The stand-in before `cuInit`, and where `cuInit` fails.
 //!
-//! `unsafe` is allowed here to call the C functions of the stand-in with pointers to locals, and
-//! to set the variables that it reads.
+//! `unsafe` is allowed here to call the C functions of the stand-in with pointers to locals, and to
+//! set the environment variables that it reads.
 #![allow(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ fn loaded() -> (Api, tempfile::TempDir) {
     (api, directory)
 }
 
-/// One test, because the variables belong to the whole process.
+/// One test, because environment variables belong to the whole process.
 #[test]
 fn nothing_but_the_version_is_answered_before_init() {
     let (api, _directory) = loaded();
@@ -66,7 +66,7 @@ fn nothing_but_the_version_is_answered_before_init() {
     for (call, answer) in answers {
         assert_eq!(answer, NOT_INITIALIZED, "{call}");
     }
-    // SAFETY: the result goes to a local.
+    // SAFETY: the result is written to a local.
     unsafe {
         assert_eq!(
             (api.cuDriverGetVersion)(&mut version),
@@ -79,12 +79,13 @@ fn nothing_but_the_version_is_answered_before_init() {
         assert_eq!((api.cuMemUnmap)(0, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
     }
 
-    // A second copy is a second library, with a state of its own.
+    // A second copy is a separate library with its own state.
     let (empty, _directory) = loaded();
     let mut count = 0;
-    // SAFETY: this test is the only one in its process, so nobody reads the environment now.
+    // SAFETY: this test is the only one in its process, so no other thread reads the environment
+    // now.
     unsafe { std::env::set_var("FAKECUDA_DEVICES", "0") };
-    // SAFETY: the result goes to a local.
+    // SAFETY: the result is written to a local.
     unsafe {
         assert_eq!((empty.cuInit)(0), CUresult::CUDA_ERROR_NO_DEVICE);
         assert_eq!((empty.cuInit)(0), CUresult::CUDA_ERROR_NO_DEVICE);
@@ -93,13 +94,14 @@ fn nothing_but_the_version_is_answered_before_init() {
 
     let (three, _directory) = loaded();
     let (mut bytes, mut name) = (0, [0u8; 8]);
-    // SAFETY: as above.
+    // SAFETY: this test is the only one in its process, so no other thread reads the environment
+    // now.
     unsafe {
         std::env::set_var("FAKECUDA_DEVICES", "3");
         std::env::set_var("FAKECUDA_CAPACITY", (1 << 30).to_string());
         std::env::set_var("FAKECUDA_NAME", "a longer name than fits");
     }
-    // SAFETY: the results go to locals of the sizes that are said.
+    // SAFETY: the results are written to locals of the stated sizes.
     unsafe {
         assert_eq!((three.cuInit)(0), CUresult::CUDA_SUCCESS);
         assert_eq!((three.cuDeviceGetCount)(&mut count), CUresult::CUDA_SUCCESS);

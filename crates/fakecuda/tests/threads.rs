@@ -1,7 +1,7 @@
 //! The real backend over the stand-in, used from many threads at once.
 //!
-//! `unsafe` is allowed here to load the stand-in and to make the calls of the trait, each on what
-//! its thread made itself.
+//! `unsafe` is allowed here to load the stand-in and to make the calls of the trait, each on
+//! objects that its own thread created.
 #![allow(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,8 @@ mod built;
 const GRANULE: u64 = 2 << 20;
 const DEVICE: Ordinal = Ordinal(0);
 
-/// Everything from reserve to free, with a byte of the thread's own that must still be there.
+/// Runs everything from reserve to free, with a byte specific to the thread that must still be
+/// there.
 fn once_around(driver: &CudaDriver, byte: u8) {
     let access = AccessDesc {
         location: Location::device(DEVICE),
@@ -39,8 +40,8 @@ fn once_around(driver: &CudaDriver, byte: u8) {
         .create(2 * GRANULE, &PhysicalProps::device(DEVICE), 0)
         .unwrap();
     let mut seen = [0; 64];
-    // SAFETY: all of it was made above and is used by this thread alone, which waits for the
-    // stream before it takes anything away.
+    // SAFETY: all objects were created above and are used by this thread alone, which waits for the
+    // stream before it unmaps or frees anything.
     unsafe {
         driver.map(base, 2 * GRANULE, 0, handle, 0).unwrap();
         driver.set_access(base, 2 * GRANULE, &[access]).unwrap();

@@ -1,12 +1,12 @@
-//! Holds what `cuvmm-sys` believes about the driver's binary interface against NVIDIA's headers.
+//! Compares the driver's binary interface as `cuvmm-sys` assumes it with NVIDIA's headers.
 //!
-//! What it believes comes from the crate itself ([`cuvmm_sys::abi`] and [`cuvmm_sys::SYMBOLS`]);
-//! nothing is typed here a second time. For each header a C file full of `_Static_assert`s is
-//! written and given to the C compiler, which is the only judge of sizes, offsets, values and
-//! prototypes. The headers come from PyPI, one of each major version of CUDA, or from a folder.
+//! The assumptions come from the crate itself ([`cuvmm_sys::abi`] and [`cuvmm_sys::SYMBOLS`]);
+//! nothing is repeated here. For each header a C file full of `_Static_assert`s is written and
+//! given to the C compiler, which alone decides on sizes, offsets, values and prototypes. The
+//! headers come from PyPI, one of each major version of CUDA, or from a folder.
 //!
-//! A newer header may hold more than the crate knows; one thing it must not hold is a result
-//! code that the crate has no name for.
+//! A newer header may contain more than the crate knows, with one exception: it must not contain a
+//! result code that the crate has no name for.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,13 +17,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuvmm_sys::abi::{LAYOUTS, constants};
 use cuvmm_sys::{CUresult, CudaVersion, SYMBOLS, Symbol};
 
-/// The packages that carry a `cuda.h`, newest first.
+/// The packages that contain a `cuda.h`, newest first.
 const PACKAGES: &[&str] = &["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"];
 
 /// Check `cuvmm-sys` against NVIDIA's headers.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Abi {
-    /// A folder that holds cuda.h and cudaTypedefs.h, instead of those from PyPI. The first one
+    /// A folder that contains cuda.h and cudaTypedefs.h, instead of those from PyPI. The first one
     /// given counts as the newest. May be repeated.
     #[arg(long = "headers", value_name = "FOLDER")]
     headers: Vec<PathBuf>,
@@ -59,7 +59,7 @@ impl Abi {
     }
 }
 
-/// Downloads a wheel, unpacks it and returns the folder that holds its `cuda.h`.
+/// Downloads a wheel, unpacks it and returns the folder that contains its `cuda.h`.
 fn fetch(work: &Path, package: &str) -> Result<PathBuf> {
     let folder = work.join(package);
     if folder.exists() {
@@ -100,7 +100,7 @@ fn fetch(work: &Path, package: &str) -> Result<PathBuf> {
     find(&unpacked, "cuda.h")?.with_context(|| format!("{package} holds no cuda.h"))
 }
 
-/// The folder at or below `folder` that holds a file of this name.
+/// Returns the folder at or below `folder` that contains a file of this name.
 fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
     if folder.join(name).is_file() {
         return Ok(Some(folder.to_owned()));
@@ -128,7 +128,7 @@ fn succeed(command: &mut Command) -> Result<()> {
 struct Header {
     folder: PathBuf,
     version: CudaVersion,
-    /// Every identifier in it.
+    /// Every identifier in the header.
     words: BTreeSet<String>,
 }
 
@@ -161,7 +161,7 @@ impl Header {
         self.words.contains(word)
     }
 
-    /// Returns 1 when something differs, having said what.
+    /// Prints the differences, and returns 1 if there are any.
     fn check(&self, work: &Path, newest: bool) -> Result<usize> {
         let mut complaints = Vec::new();
         let program = self.program(newest, &mut complaints)?;
@@ -185,7 +185,7 @@ impl Header {
         }
         println!(
             "CUDA {} header: {} facts about types, {} constants, {} functions; \
-             younger than this header: {}",
+             newer than this header: {}",
             self.version,
             program.layouts,
             program.constants,
@@ -202,7 +202,7 @@ impl Header {
         Ok(usize::from(!complaints.is_empty()))
     }
 
-    /// The C file that compiles if and only if the header agrees.
+    /// Returns a C file that compiles if and only if the header agrees.
     fn program(&self, newest: bool, complaints: &mut Vec<String>) -> Result<Program> {
         let mut program = Program::default();
         let text = &mut program.text;
@@ -259,8 +259,8 @@ impl Header {
                 continue;
             }
             let pointer = pointer_type(symbol)?;
-            // By the exported name: the declaration. By the plain name and the version that
-            // brought it: NVIDIA's own record of when it came.
+            // The exported name is that of the declaration. The plain name with the version that
+            // introduced it is NVIDIA's own record of that version.
             let record = format!("PFN_{}_v{}", plain_name(symbol.name), symbol.since.as_raw());
             for (what, name) in [
                 (format!("__typeof__(&{})", symbol.name), symbol.name),
@@ -281,7 +281,7 @@ impl Header {
     }
 }
 
-/// A C file, and how much it claims.
+/// A C file, and the numbers of its assertions.
 #[derive(Default)]
 struct Program {
     text: String,
@@ -303,7 +303,7 @@ fn is_known_code(name: &str) -> bool {
     CUresult::KNOWN.iter().any(|(known, _)| *known == name)
 }
 
-/// A symbol's name without the number of its version.
+/// Returns a symbol's name without its version suffix.
 fn plain_name(symbol: &str) -> &str {
     match symbol.rsplit_once("_v") {
         Some((plain, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => plain,
@@ -311,7 +311,7 @@ fn plain_name(symbol: &str) -> &str {
     }
 }
 
-/// A symbol's type in C: a pointer to function.
+/// Returns a symbol's type in C: a pointer to a function.
 fn pointer_type(symbol: &Symbol) -> Result<String> {
     let parameters = symbol
         .parameters
@@ -326,14 +326,14 @@ fn pointer_type(symbol: &Symbol) -> Result<String> {
     Ok(format!("CUresult (*)({parameters})"))
 }
 
-/// A Rust type in C's spelling: `*mut *const c_char` is `const char **`.
+/// Returns a Rust type in C's spelling: `*mut *const c_char` is `const char **`.
 fn c_type(rust: &str) -> Result<String> {
     if let Some(pointee) = rust.strip_prefix("*mut ") {
         return Ok(format!("{} *", c_type(pointee)?));
     }
     if let Some(pointee) = rust.strip_prefix("*const ") {
         let pointee = c_type(pointee)?;
-        // In C the word belongs to what stands before it, so behind a pointer it comes after.
+        // In C, `const` applies to what precedes it, so it follows a pointer.
         return Ok(if pointee.ends_with('*') {
             format!("{pointee} const *")
         } else {

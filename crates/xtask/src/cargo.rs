@@ -1,15 +1,15 @@
-//! Cargo, asked from within: where the workspace is, and how to start it there.
+//! Running cargo: the root of the workspace, and the command to start it there.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The root of this workspace.
+/// Returns the root of this workspace.
 pub(crate) fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here)
 }
 
-/// The cargo that runs this, to be run in the workspace.
+/// Returns a command that runs the current cargo in the workspace.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace());

@@ -1,4 +1,4 @@
-//! The project's own chores, run as `cargo xtask <chore>`.
+//! The project's own tasks, run as `cargo xtask <task>`.
 
 mod abi;
 mod candle;
@@ -9,7 +9,7 @@ mod pack;
 
 use clap::Parser;
 
-/// The project's own chores.
+/// The project's own tasks.
 #[derive(Debug, Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask")]
 enum Task {

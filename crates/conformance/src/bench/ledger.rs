@@ -1,20 +1,20 @@
-//! What a case has been handed and not given back.
+//! The ledger of a case: the resources that it acquired and has not released.
 
 use cuvmm_driver::{
     DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, Ordinal, PhysicalHandle, StreamHandle,
 };
 
-/// Everything that is outstanding, in the order it was handed out.
+/// All outstanding resources, in the order of their acquisition.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) reservations: Vec<(DeviceAddress, u64)>,
     pub(super) mappings: Vec<(DeviceAddress, u64)>,
-    /// One entry for each reference, so a handle may stand here twice.
+    /// One entry for each reference, so a handle may be listed twice.
     pub(super) handles: Vec<PhysicalHandle>,
     pub(super) plain: Vec<DeviceAddress>,
     pub(super) pinned: Vec<usize>,
     pub(super) streams: Vec<(Ordinal, StreamHandle)>,
-    /// Streams that were told to capture and not yet to stop.
+    /// Streams whose capture was begun and not ended.
     pub(super) capturing: Vec<StreamHandle>,
     pub(super) events: Vec<EventHandle>,
     pub(super) graphs: Vec<GraphHandle>,
@@ -22,7 +22,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Strikes the mappings that lie whole in a range.
+    /// Removes the mappings that are entirely in a range.
     pub(super) fn strike_mappings(&mut self, address: DeviceAddress, size: u64) {
         let end = address.0.saturating_add(size);
         self.mappings
@@ -30,7 +30,7 @@ impl Ledger {
     }
 }
 
-/// Strikes the last entry that equals `wanted`.
+/// Removes the last entry that equals `wanted`.
 pub(super) fn strike<T: PartialEq>(entries: &mut Vec<T>, wanted: &T) {
     if let Some(index) = entries.iter().rposition(|entry| entry == wanted) {
         entries.remove(index);

@@ -1,15 +1,15 @@
-//! The memory calls of the driver, as questions: whatever is passed in is passed on.
+//! The memory calls of the driver for cases, which pass on all arguments unchanged.
 //!
 //! `unsafe` is allowed here because the suite exists to make calls that the trait's contract
-//! forbids, and to see what the driver says. The reasons why that harms nobody:
+//! forbids, and to see what the driver returns. The reasons why this does no harm:
 //!
-//! - the methods are private to this crate, and the cases are its only callers;
+//! - the methods are private to this crate, and the cases are their only callers;
 //! - a case works on memory that it made itself, and holds no reference into it;
-//! - it runs no device work beside the calls that its bench counts, and waits for that;
-//! - a case after which the process or its context may be of no more use is `Isolated`, and the
-//!   safe interface of this crate runs it in a process of its own.
+//! - it runs no device work other than the calls that its bench counts, and waits for that work;
+//! - a case that may leave its process or context unusable is `Isolated`, and the safe interface of
+//!   this crate runs it in a separate process.
 //!
-//! The `SAFETY` comments below refer to these as "the suite's licence".
+//! The `SAFETY` comments below refer to this list.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -40,7 +40,7 @@ impl Bench {
         address: DeviceAddress,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.free_reservation(address, size) }?;
         self.ledger.reservations.retain(|(at, _)| *at != address);
         Ok(())
@@ -58,7 +58,7 @@ impl Bench {
     }
 
     pub(crate) fn release(&mut self, handle: PhysicalHandle) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.release(handle) }?;
         strike(&mut self.ledger.handles, &handle);
         Ok(())
@@ -74,7 +74,7 @@ impl Bench {
         &self,
         handle: PhysicalHandle,
     ) -> Result<PhysicalProps, DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.physical_props(handle) }
     }
 
@@ -84,7 +84,7 @@ impl Bench {
         handle_type: HandleTypes,
         flags: u64,
     ) -> Result<Exported, DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.export(handle, handle_type, flags) }
     }
 
@@ -93,8 +93,8 @@ impl Bench {
         source: ImportSource,
         handle_type: HandleTypes,
     ) -> Result<PhysicalHandle, DriverError> {
-        // SAFETY: the suite's licence, at the top of this file; the cases keep a descriptor that
-        // they pass open, or pass a number that no descriptor has.
+        // SAFETY: for the reasons at the top of this file; the cases keep a descriptor that they
+        // pass open, or pass a number that is not a descriptor.
         let handle = unsafe { self.driver.import(source, handle_type) }?;
         self.ledger.handles.push(handle);
         Ok(handle)
@@ -108,14 +108,14 @@ impl Bench {
         handle: PhysicalHandle,
         flags: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.map(address, size, offset, handle, flags) }?;
         self.ledger.mappings.push((address, size));
         Ok(())
     }
 
     pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.unmap(address, size) }?;
         self.ledger.strike_mappings(address, size);
         Ok(())
@@ -127,7 +127,7 @@ impl Bench {
         size: u64,
         access: &[AccessDesc],
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.set_access(address, size, access) }
     }
 
@@ -136,7 +136,7 @@ impl Bench {
         address: DeviceAddress,
         size: u64,
     ) -> Result<OwnedFd, DriverError> {
-        // SAFETY: the suite's licence, at the top of this file; nobody uses the descriptor.
+        // SAFETY: for the reasons at the top of this file; the descriptor is not used.
         unsafe { self.driver.dma_buf(self.device, address, size) }
     }
 
@@ -152,15 +152,15 @@ impl Bench {
         Ok(address)
     }
 
-    /// Gives plain or managed memory back.
+    /// Frees plain or managed memory.
     pub(crate) fn free(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.free(self.device, address) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
     }
 
-    /// Pinned host memory; the answer is the pointer as a number.
+    /// Allocates pinned host memory and returns its address.
     pub(crate) fn pinned(&mut self, size: u64, flags: u32) -> Result<usize, DriverError> {
         let pointer = self
             .driver
@@ -172,14 +172,14 @@ impl Bench {
 
     pub(crate) fn free_pinned(&mut self, pointer: usize) -> Result<(), DriverError> {
         let raw = std::ptr::with_exposed_provenance_mut(pointer);
-        // SAFETY: the suite's licence, at the top of this file.
+        // SAFETY: for the reasons at the top of this file.
         unsafe { self.driver.host_free(self.device, raw) }?;
         strike(&mut self.ledger.pinned, &pointer);
         Ok(())
     }
 
-    /// The byte that the CPU sees at an address that it may read, once the device has come to
-    /// rest; nothing where addresses have no memory behind them.
+    /// Reads a byte with the CPU, after waiting for the device. Returns `None` on a driver without
+    /// memory.
     pub(crate) fn cpu_reads(&self, address: u64) -> Result<Option<u8>, DriverError> {
         if !self.has_memory() {
             return Ok(None);
@@ -187,24 +187,25 @@ impl Bench {
         self.driver.context_synchronize(self.device)?;
         let pointer = std::ptr::with_exposed_provenance::<u8>(address as usize);
         // SAFETY: the caller passes an address of pinned, managed or host NUMA memory that is
-        // mapped and open to the CPU; nothing writes it, since the device is at rest.
+        // mapped and accessible to the CPU; nothing writes it, since the device has no unfinished
+        // work.
         Ok(Some(unsafe { pointer.read_volatile() }))
     }
 
-    /// Writes a byte with the CPU, whatever the device does elsewhere meanwhile. False where
-    /// addresses have no memory behind them.
+    /// Writes a byte with the CPU, without waiting for the device. Returns `false` on a driver
+    /// without memory.
     pub(crate) fn cpu_writes(&self, address: DeviceAddress, byte: u8) -> bool {
         if !self.has_memory() {
             return false;
         }
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address.0 as usize);
-        // SAFETY: the caller passes an address of managed memory of its own, which no work that it
-        // queued touches.
+        // SAFETY: the caller passes an address in its own managed memory, which no work that it
+        // queued accesses.
         unsafe { pointer.write_volatile(byte) };
         true
     }
 
-    /// Gives back everything that the case still holds; what it cannot is told.
+    /// Releases everything that the case still holds, and returns the errors.
     pub(crate) fn give_back(&mut self) -> Vec<String> {
         let mut troubles = self.give_back_work();
         let mut note = |outcome: Result<(), DriverError>| {

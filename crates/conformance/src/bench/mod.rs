@@ -1,9 +1,9 @@
-//! The bench a case works at: a driver, a device, and a ledger of all that was handed out.
+//! The bench of a case: a driver, a device, and a ledger of acquired resources.
 //!
-//! Cases ask their questions through the bench, which enters in the ledger what a successful call
-//! handed out and strikes what one took back. After the case the bench gives back what is left;
-//! what cannot be given back is a leak. The calls themselves are in `memory` and `work`, and only
-//! there is `unsafe` code: the cases are free of it.
+//! Cases make their calls through the bench, which records in the ledger what a successful call
+//! acquired and removes what a call released. After the case the bench releases the rest; a failure
+//! to do so is a leak. The calls are in `memory` and `work`, which contain all `unsafe` code: the
+//! cases have none.
 
 mod ledger;
 mod memory;
@@ -20,7 +20,7 @@ use crate::KernelToucher;
 use crate::answer::code;
 use ledger::Ledger;
 
-/// A device of a driver, and what a case has taken from it so far.
+/// A device of a driver, and the resources that a case has acquired from it.
 #[derive(Debug)]
 pub(crate) struct Bench {
     driver: Arc<dyn Driver>,
@@ -30,9 +30,9 @@ pub(crate) struct Bench {
     ledger: Ledger,
 }
 
-/// Setting the table: what nearly every case does before its question.
+/// Preparations that most cases need.
 impl Bench {
-    /// A bench at device 0.
+    /// Creates a bench on device 0.
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
         kernels: Option<Arc<dyn KernelToucher>>,
@@ -49,48 +49,48 @@ impl Bench {
         })
     }
 
-    /// The driver that is asked.
+    /// Returns the driver under test.
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// Whether addresses of this driver are backed by memory that the host could touch.
+    /// Returns `true` if the driver's addresses have memory behind them that the host could access.
     pub(crate) fn has_memory(&self) -> bool {
         self.driver.kind() != DriverKind::Model
     }
 
-    /// The kernels there are.
+    /// Returns the kernels, if there are any.
     pub(crate) fn kernels(&self) -> Option<Arc<dyn KernelToucher>> {
         self.kernels.clone()
     }
 
-    /// The device that is asked.
+    /// Returns the device under test.
     pub(crate) fn device(&self) -> Ordinal {
         self.device
     }
 
-    /// The granule of plain device memory.
+    /// Returns the granule of plain device memory in bytes.
     pub(crate) fn granule(&self) -> u64 {
         self.granule
     }
 
-    /// Properties of plain memory of the device.
+    /// Returns the properties of plain memory of the device.
     pub(crate) fn props(&self) -> PhysicalProps {
         PhysicalProps::device(self.device)
     }
 
-    /// So many granules of addresses.
+    /// Reserves addresses of `granules` granules.
     pub(crate) fn addresses(&mut self, granules: u64) -> Result<DeviceAddress, DriverError> {
         self.reserve(granules * self.granule, 0, DeviceAddress::NULL, 0)
     }
 
-    /// So many granules of plain device memory.
+    /// Creates a physical of `granules` granules of plain device memory.
     pub(crate) fn physical(&mut self, granules: u64) -> Result<PhysicalHandle, DriverError> {
         let props = self.props();
         self.create(granules * self.granule, &props, 0)
     }
 
-    /// Maps a fresh physical of so many granules at an address.
+    /// Maps a new physical of `granules` granules at an address.
     pub(crate) fn place(
         &mut self,
         address: DeviceAddress,
@@ -101,7 +101,7 @@ impl Bench {
         Ok(handle)
     }
 
-    /// Grants the device a right on a range.
+    /// Grants the device access to a range.
     pub(crate) fn grant(
         &mut self,
         address: DeviceAddress,
@@ -115,7 +115,7 @@ impl Bench {
         self.set_access(address, granules * self.granule, &[access])
     }
 
-    /// A reservation that is mapped whole with one physical and open to the device.
+    /// Reserves addresses, maps one physical over all of them and grants the device access.
     pub(crate) fn open(
         &mut self,
         granules: u64,
@@ -126,7 +126,7 @@ impl Bench {
         Ok((address, handle))
     }
 
-    /// A reservation of as many granules as the picture has letters: `x` is a mapping of one
+    /// Reserves as many granules as the picture has letters and maps them: `x` is a mapping of one
     /// granule, `X` starts one of two (followed by `-`), `.` is a hole.
     pub(crate) fn lay(&mut self, picture: &str) -> Result<DeviceAddress, DriverError> {
         let base = self.addresses(picture.len() as u64)?;
@@ -141,18 +141,18 @@ impl Bench {
         Ok(base)
     }
 
-    /// The address so many granules behind another.
+    /// Returns the address `granules` granules after `base`.
     pub(crate) fn at(&self, base: DeviceAddress, granules: u64) -> DeviceAddress {
         DeviceAddress(base.0.wrapping_add(granules.wrapping_mul(self.granule)))
     }
 
-    /// Free memory of the device, once everything queued has been done.
+    /// Returns the free memory of the device, after waiting for all queued work.
     pub(crate) fn free_memory(&self) -> Result<u64, DriverError> {
         self.driver.context_synchronize(self.device)?;
         Ok(self.driver.memory_info(self.device)?.free)
     }
 
-    /// The code that reading four bytes at an address gets.
+    /// Returns the code of reading four bytes at an address.
     pub(crate) fn reads(&self, address: DeviceAddress) -> String {
         code(&self.read(address))
     }

@@ -1,6 +1,6 @@
-//! Copies, fills, streams, events and captures, as questions.
+//! Copies, fills, streams, events and captures for cases.
 //!
-//! `unsafe` is allowed here for the reasons given at the top of `memory`: the suite's licence.
+//! `unsafe` is allowed here for the reasons given at the top of `memory`.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{
@@ -19,7 +19,7 @@ impl Bench {
         byte: u8,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.fill(self.device, address, byte, size) }
     }
 
@@ -30,7 +30,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe {
             self.driver
                 .fill_async(self.device, address, byte, size, stream)
@@ -38,7 +38,7 @@ impl Bench {
     }
 
     pub(crate) fn write(&self, address: DeviceAddress, bytes: &[u8]) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.copy_to_device(self.device, address, bytes) }
     }
 
@@ -54,7 +54,7 @@ impl Bench {
         address: DeviceAddress,
         bytes: &mut [u8],
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.copy_to_host(self.device, bytes, address) }
     }
 
@@ -64,7 +64,7 @@ impl Bench {
         source: DeviceAddress,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe {
             self.driver
                 .copy_on_device(self.device, destination, source, size)
@@ -78,7 +78,8 @@ impl Bench {
         bytes: [u8; 4],
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence; `bytes` lives until the stream has come to rest.
+        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // finished.
         let queued = unsafe {
             self.driver
                 .copy_to_device_async(self.device, address, bytes.as_ptr(), 4, stream)
@@ -93,7 +94,8 @@ impl Bench {
         stream: StreamHandle,
     ) -> Result<[u8; 4], DriverError> {
         let mut bytes = [0xEE; 4];
-        // SAFETY: the suite's licence; `bytes` lives until the stream has come to rest.
+        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // finished.
         let queued = unsafe {
             self.driver
                 .copy_to_host_async(self.device, bytes.as_mut_ptr(), address, 4, stream)
@@ -108,7 +110,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe {
             self.driver
                 .copy_on_device_async(self.device, destination, source, size, stream)
@@ -131,7 +133,7 @@ impl Bench {
         size: u64,
         location: Location,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe {
             self.driver
                 .prefetch(self.device, address, size, location, stream)
@@ -150,12 +152,12 @@ impl Bench {
     }
 
     pub(crate) fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.stream_synchronize(self.device, stream) }
     }
 
     pub(crate) fn stream_is_done(&self, stream: StreamHandle) -> Result<bool, DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.stream_query(self.device, stream) }
     }
 
@@ -164,7 +166,7 @@ impl Bench {
         stream: StreamHandle,
         event: EventHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.stream_wait_event(self.device, stream, event) }
     }
 
@@ -181,22 +183,22 @@ impl Bench {
         event: EventHandle,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.event_record(self.device, event, stream) }
     }
 
     pub(crate) fn record_context(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.context_record_event(self.device, event) }
     }
 
     pub(crate) fn event_is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.event_query(self.device, event) }
     }
 
     pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.event_synchronize(self.device, event) }
     }
 
@@ -205,7 +207,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         let address = unsafe { self.driver.alloc_async(self.device, size, stream) }?;
         self.ledger.plain.push(address);
         Ok(address)
@@ -216,7 +218,7 @@ impl Bench {
         address: DeviceAddress,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.free_async(self.device, address, stream) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
@@ -230,7 +232,7 @@ impl Bench {
         stream: StreamHandle,
         mode: CaptureMode,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.capture_begin(self.device, stream, mode) }?;
         self.ledger.capturing.push(stream);
         Ok(())
@@ -238,7 +240,7 @@ impl Bench {
 
     pub(crate) fn capture_end(&mut self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
         strike(&mut self.ledger.capturing, &stream);
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         let graph = unsafe { self.driver.capture_end(self.device, stream) }?;
         self.ledger.graphs.push(graph);
         Ok(graph)
@@ -248,7 +250,7 @@ impl Bench {
         &self,
         stream: StreamHandle,
     ) -> Result<CaptureStatus, DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.capture_status(self.device, stream) }
     }
 
@@ -256,7 +258,7 @@ impl Bench {
         &mut self,
         graph: GraphHandle,
     ) -> Result<GraphExecHandle, DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         let exec = unsafe { self.driver.graph_instantiate(self.device, graph) }?;
         self.ledger.execs.push(exec);
         Ok(exec)
@@ -267,16 +269,17 @@ impl Bench {
         exec: GraphExecHandle,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.graph_launch(self.device, exec, stream) }
     }
 
-    /// Ends captures, waits for all work and destroys what stands for it. What fails is told.
+    /// Ends captures, waits for all work, destroys streams, events and graphs, and returns the
+    /// errors.
     pub(super) fn give_back_work(&mut self) -> Vec<String> {
         let mut troubles = Vec::new();
         let device = self.device;
         for stream in std::mem::take(&mut self.ledger.capturing) {
-            // A broken capture ends with an error, and that is its end.
+            // An invalidated capture ends with an error, and has then ended.
             let _ = self.capture_end(stream);
         }
         let mut note = |outcome: Result<(), DriverError>| {
@@ -286,25 +289,25 @@ impl Bench {
         };
         note(self.driver.context_synchronize(device));
         for exec in std::mem::take(&mut self.ledger.execs) {
-            // SAFETY: made by this bench and not destroyed since.
+            // SAFETY: this bench created it and has not destroyed it since.
             note(unsafe { self.driver.graph_exec_destroy(device, exec) });
         }
         for graph in std::mem::take(&mut self.ledger.graphs) {
-            // SAFETY: made by this bench and not destroyed since.
+            // SAFETY: this bench created it and has not destroyed it since.
             note(unsafe { self.driver.graph_destroy(device, graph) });
         }
         for event in std::mem::take(&mut self.ledger.events) {
-            // SAFETY: made by this bench and not destroyed since.
+            // SAFETY: this bench created it and has not destroyed it since.
             note(unsafe { self.driver.event_destroy(device, event) });
         }
         for (owner, stream) in std::mem::take(&mut self.ledger.streams) {
-            // SAFETY: made by this bench and not destroyed since.
+            // SAFETY: this bench created it and has not destroyed it since.
             note(unsafe { self.driver.stream_destroy(owner, stream) });
         }
         troubles
     }
 
-    /// Copies and fills as another device does them.
+    /// Fills a range by another device.
     pub(crate) fn fill_from(
         &self,
         device: Ordinal,
@@ -312,7 +315,7 @@ impl Bench {
         byte: u8,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: the suite's licence, at the top of `memory`.
+        // SAFETY: for the reasons at the top of `memory`.
         unsafe { self.driver.fill(device, address, byte, size) }
     }
 }

@@ -1,4 +1,4 @@
-//! Answers one case in a process of its own, for the tests of this workspace:
+//! Runs one case in a separate process, for the tests of this workspace:
 //! `conformance-one model|host|cuda:PATH CASE`.
 //!
 //! `unsafe` is allowed here to load the library that a test names.
@@ -37,7 +37,7 @@ fn open(backend: &str) -> Result<Opened, String> {
         "host" => stand_in(HostDriver::new(HostOptions::new())),
         other => {
             let path = other.strip_prefix("cuda:").ok_or("no such backend")?;
-            // SAFETY: the tests name the stand-in that they have built.
+            // SAFETY: the tests name the stand-in library that they have built.
             let opened = unsafe { CudaDriver::open_library(path) };
             (Arc::new(opened.map_err(|error| error.to_string())?), None)
         }

@@ -1,4 +1,4 @@
-//! Rights on mappings.
+//! Access to mappings.
 
 use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Location, LocationKind, Ordinal};
 
@@ -73,7 +73,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.unreserved",
         HOLES,
-        "Addresses that were given back.",
+        "Addresses that were freed.",
         |b| {
             let base = b.addresses(2)?;
             b.free_reservation(base, 2 * b.granule())?;
@@ -93,7 +93,7 @@ pub(super) const CASES: &[Case] = &[
         "One and a half granules.",
         |b| bytes(b, 0, 3 * MIB),
     ),
-    Case::new("access.count_0", ARGUMENTS, "No rights at all.", |b| {
+    Case::new("access.count_0", ARGUMENTS, "No access descriptors.", |b| {
         described(b, &[])
     }),
     Case::new("access.flags_2", ARGUMENTS, "Write without read.", |b| {
@@ -102,7 +102,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.flags_4",
         ARGUMENTS,
-        "A right that does not exist.",
+        "An access that does not exist.",
         |b| described(b, &[for_device(0, AccessFlags(4))]),
     ),
     Case::new(
@@ -132,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.two_desc_one_bad",
         ARGUMENTS,
-        "A good right and a bad one.",
+        "A valid access descriptor and an invalid one.",
         |b| {
             let good = for_device(0, AccessFlags::READ_WRITE);
             described(b, &[good, for_device(99, AccessFlags::READ_WRITE)])
@@ -168,7 +168,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.fresh_map",
         RIGHTS,
-        "What a new mapping grants.",
+        "The access to a new mapping.",
         |b| {
             let base = b.lay("X-")?;
             Ok(right(b, base))
@@ -177,7 +177,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.readonly",
         RIGHTS,
-        "Read, and the right as reported.",
+        "Read only, and the access as reported.",
         |b| rights(b, &[AccessFlags::READ]),
     ),
     Case::new(
@@ -195,13 +195,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.flag_3_then_0",
         RIGHTS,
-        "Read and write, then nothing.",
+        "Read and write, then no access.",
         |b| rights(b, &[AccessFlags::READ_WRITE, AccessFlags::NONE]),
     ),
     Case::new(
         "access.interior",
         RIGHTS,
-        "Asked in the middle of a mapping.",
+        "Queried in the middle of a mapping.",
         |b| {
             let (address, _) = b.open(2)?;
             Ok(right(b, b.at(address, 1)))
@@ -210,7 +210,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "get_access.unmapped",
         RIGHTS,
-        "Asked where nothing is mapped.",
+        "Queried where nothing is mapped.",
         |b| {
             let base = b.addresses(1)?;
             Ok(right(b, base))
@@ -219,7 +219,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "get_access.unreserved",
         RIGHTS,
-        "Asked where nothing is reserved.",
+        "Queried where nothing is reserved.",
         |b| {
             let base = b.addresses(1)?;
             b.free_reservation(base, b.granule())?;
@@ -229,7 +229,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "access.remap_forgets",
         RIGHTS,
-        "Mapped anew, the old rights are gone.",
+        "After unmapping and mapping again, the old access is gone.",
         |b| {
             let (address, handle) = b.open(2)?;
             b.unmap(address, 2 * b.granule())?;
@@ -246,7 +246,7 @@ fn for_device(ordinal: i32, flags: AccessFlags) -> AccessDesc {
     }
 }
 
-/// Grants a range of a picture, and says which of some places can then be read.
+/// Grants access to a range of a picture, and reports which of some places can then be read.
 fn granted(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64]) -> Answered {
     let base = b.lay(picture)?;
     let outcome = b.grant(b.at(base, from), granules, AccessFlags::READ_WRITE);
@@ -261,7 +261,7 @@ fn granted(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64
     Ok(answer.with("readable", readable.join(" ")))
 }
 
-/// Grants a range given in bytes, in a mapping of two granules.
+/// Grants access to a range given in bytes, in a mapping of two granules.
 fn bytes(b: &mut Bench, from: u64, size: u64) -> Answered {
     let base = b.lay("X-")?;
     let access = for_device(0, AccessFlags::READ_WRITE);
@@ -272,20 +272,20 @@ fn bytes(b: &mut Bench, from: u64, size: u64) -> Answered {
     )))
 }
 
-/// Grants rights on a mapping, and says whether the device can then read.
+/// Grants access to a mapping, and reports if the device can then read it.
 fn described(b: &mut Bench, access: &[AccessDesc]) -> Answered {
     let base = b.lay("X-")?;
     let outcome = b.set_access(base, 2 * b.granule(), access);
     Ok(Answer::code(&outcome).with("readable", b.reads(base)))
 }
 
-/// The right of the device at an address.
+/// Reports the access of the device at an address.
 fn right(b: &Bench, address: DeviceAddress) -> Answer {
     let outcome = b.driver().get_access(address, Location::device(b.device()));
     Answer::code(&outcome).with("value", outcome.map_or(0, |flags| flags.0))
 }
 
-/// Grants one right after the other, and says what can then be done.
+/// Grants one access after the other, and reports what can then be done.
 fn rights(b: &mut Bench, flags: &[AccessFlags]) -> Answered {
     let base = b.lay("X-")?;
     let mut outcome = Ok(());

@@ -1,4 +1,4 @@
-//! Advice for managed memory: what is taken, what is then in force, and where.
+//! Advice for managed memory: what is accepted, and what is then in force, and where.
 
 use cuvmm_driver::{
     Advice, DeviceAddress, DriverError, Location, LocationKind, Ordinal, RangeAttribute,
@@ -9,7 +9,7 @@ use super::waits::beside;
 use crate::answer::code;
 use crate::{Answer, Answered, Bench, Case, Need};
 
-/// These stand in the recordings as managed memory's.
+/// The recordings list these rules as those of managed memory.
 const MOVES: &str = "managed-moves";
 const ADVICE: &str = "managed-advice";
 
@@ -46,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.range_attr_fresh",
         MOVES,
-        "What is in force without advice.",
+        "The attribute without advice.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let ask = |attribute| {
@@ -63,7 +63,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.unset_read_mostly",
         ADVICE,
-        "Advised, and undone.",
+        "Advised, then undone.",
         |b| {
             after(b, |_| {
                 vec![
@@ -76,7 +76,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.unset_preferred",
         ADVICE,
-        "Advised, and undone with another place named.",
+        "Advised, then undone with another location named.",
         |b| {
             after(b, |here| {
                 vec![
@@ -136,7 +136,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.unset_what_was_not_set",
         ADVICE,
-        "Three undoings of nothing.",
+        "Three kinds of advice undone that were not given.",
         |b| {
             after(b, |here| {
                 vec![
@@ -177,25 +177,25 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.read_mostly_device_99",
         ADVICE,
-        "Mostly read, with a device that is not there named.",
+        "Mostly read, naming a device that does not exist.",
         |b| after(b, |_| vec![(Advice::SET_READ_MOSTLY, NO_DEVICE)]),
     ),
     Case::new(
         "managed.preferred_device_99",
         ADVICE,
-        "At a device that is not there.",
+        "At a device that does not exist.",
         |b| after(b, |_| vec![(Advice::SET_PREFERRED_LOCATION, NO_DEVICE)]),
     ),
     Case::new(
         "managed.preferred_numa_999",
         ADVICE,
-        "At a node that is not there.",
+        "At a node that does not exist.",
         |b| after(b, |_| vec![(Advice::SET_PREFERRED_LOCATION, NO_NODE)]),
     ),
     Case::new(
         "managed.accessed_by_device_99",
         ADVICE,
-        "By a device that is not there.",
+        "By a device that does not exist.",
         |b| after(b, |_| vec![(Advice::SET_ACCESSED_BY, NO_DEVICE)]),
     ),
     Case::new(
@@ -204,7 +204,7 @@ pub(super) const CASES: &[Case] = &[
         "By a node of the host.",
         |b| after(b, |_| vec![(Advice::SET_ACCESSED_BY, NODE)]),
     ),
-    Case::new("managed.advise_99", ADVICE, "No advice at all.", |b| {
+    Case::new("managed.advise_99", ADVICE, "Unknown advice.", |b| {
         after(b, |here| vec![(Advice(99), here)])
     }),
     Case::new(
@@ -256,8 +256,8 @@ fn advised(b: &mut Bench, advice: Advice, attribute: RangeAttribute) -> Answered
     })
 }
 
-/// Gives advice for all of a fresh allocation, one after the other: what each was answered, if it
-/// was refused, and what is in force at the end.
+/// Gives several pieces of advice for all of a new allocation in turn, and reports the refused ones
+/// and what is in force at the end.
 fn after(b: &mut Bench, advice: impl FnOnce(Location) -> Vec<(Advice, Location)>) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let (device, here) = (b.device(), Location::device(b.device()));
@@ -272,7 +272,8 @@ fn after(b: &mut Bench, advice: impl FnOnce(Location) -> Vec<(Advice, Location)>
     Ok(Answer::value(format!("{refused}{in_force}")))
 }
 
-/// All that is in force for a range, in a few words; what nobody advised is left out.
+/// Describes in a few words all advice in force for a range. Attributes without advice are left
+/// out.
 pub(super) fn in_force(
     b: &Bench,
     address: DeviceAddress,
@@ -302,7 +303,7 @@ pub(super) fn in_force(
     Ok(words.join(" "))
 }
 
-/// A place by its kind and number: the number counts for devices and nodes only.
+/// Describes a location by its kind and number. The number counts for devices and nodes only.
 pub(super) fn place_told(
     b: &Bench,
     [kind, id]: [RangeAttribute; 2],

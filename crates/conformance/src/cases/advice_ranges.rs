@@ -1,4 +1,4 @@
-//! Advice for parts of managed memory: which ranges are taken, and what is told of them.
+//! Advice for parts of managed memory: the ranges that are accepted, and what is reported for them.
 
 use cuvmm_driver::{Advice, DeviceAddress, Location, RangeAttribute};
 
@@ -11,7 +11,7 @@ const RANGES: &str = "managed-advice-ranges";
 const GLOBAL: u32 = 1;
 const SIZE: u64 = 4 * MIB;
 const HALF: u64 = SIZE / 2;
-/// A page of the host is as large, or larger, and then the answers say so.
+/// The host's page size is this or larger, and then the answers show it.
 const PAGE: u64 = 4096;
 
 pub(super) const CASES: &[Case] = &[
@@ -21,7 +21,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.advise_past_end",
         RANGES,
-        "One page more than there is.",
+        "One page beyond the end.",
         |b| over(b, 0, SIZE + PAGE),
     ),
     Case::new(
@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.advise_one_byte",
         RANGES,
-        "A byte in the middle of a page; its page, and the next.",
+        "A byte in the middle of a page: its page and the next.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let page = DeviceAddress(address.0 + PAGE);
@@ -89,7 +89,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.in_force_mixed",
         RANGES,
-        "Each half advised otherwise: the first, the second, both.",
+        "Each half with other advice: the first, the second, both.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let (device, here) = (b.device(), Location::device(b.device()));
@@ -127,7 +127,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.range_attr_past_end",
         RANGES,
-        "One page more than there is.",
+        "One page beyond the end.",
         |b| asked(b, 0, SIZE + PAGE, RangeAttribute::READ_MOSTLY),
     ),
     Case::new(
@@ -136,7 +136,7 @@ pub(super) const CASES: &[Case] = &[
         "From one page before it.",
         |b| asked(b, PAGE.wrapping_neg(), PAGE, RangeAttribute::READ_MOSTLY),
     ),
-    Case::new("managed.range_attr_99", RANGES, "No attribute.", |b| {
+    Case::new("managed.range_attr_99", RANGES, "Attribute 99.", |b| {
         asked(b, 0, SIZE, RangeAttribute(99))
     }),
     Case::new(
@@ -154,7 +154,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Gives advice for a range of a fresh allocation.
+/// Gives advice for a range of a new allocation.
 fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let start = DeviceAddress(address.0 + offset);
@@ -165,7 +165,7 @@ fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
     Ok(Answer::code(&outcome).with("then", in_force(b, address, SIZE)?))
 }
 
-/// Asks an attribute, and who accesses it, over a range of a fresh allocation.
+/// Queries an attribute, and the accessing locations, of a range of a new allocation.
 fn asked(b: &mut Bench, offset: u64, size: u64, attribute: RangeAttribute) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let start = DeviceAddress(address.0.wrapping_add(offset));
@@ -176,7 +176,7 @@ fn asked(b: &mut Bench, offset: u64, size: u64, attribute: RangeAttribute) -> An
     Ok(Answer::code(&value).then("accessed by", &users))
 }
 
-/// What is in force for the two halves of an allocation, and for both together.
+/// Describes the advice in force for the two halves of an allocation, and for both together.
 fn halves(b: &Bench, address: DeviceAddress) -> Answered {
     let second = DeviceAddress(address.0 + HALF);
     Ok(Answer::value(in_force(b, address, HALF)?)

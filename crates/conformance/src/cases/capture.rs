@@ -1,4 +1,4 @@
-//! What is allowed while a stream captures, and what breaks the capture.
+//! Calls that are allowed while a stream captures, and calls that invalidate the capture.
 
 use std::thread;
 
@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
             b.map(base, size, 0, handle, 0)
         })
     }),
-    Case::new("capture.set_access", MEMORY, "Grant.", |b| {
+    Case::new("capture.set_access", MEMORY, "Grant access.", |b| {
         let base = b.lay("x")?;
         during(b, CaptureMode::GLOBAL, |b, _| {
             b.grant(base, 1, AccessFlags::READ_WRITE)
@@ -37,21 +37,16 @@ pub(super) const CASES: &[Case] = &[
         let handle = b.physical(1)?;
         during(b, CaptureMode::GLOBAL, |b, _| b.release(handle))
     }),
-    Case::new(
-        "capture.address_free",
-        MEMORY,
-        "Give addresses back.",
-        |b| {
-            let base = b.addresses(1)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                b.free_reservation(base, b.granule())
-            })
-        },
-    ),
+    Case::new("capture.address_free", MEMORY, "Free addresses.", |b| {
+        let base = b.addresses(1)?;
+        during(b, CaptureMode::GLOBAL, |b, _| {
+            b.free_reservation(base, b.granule())
+        })
+    }),
     Case::new(
         "capture.event_record_other_stream",
         QUERIES,
-        "An event elsewhere.",
+        "Record an event on another stream.",
         |b| {
             let (other, event) = (b.stream()?, b.event()?);
             during(b, CaptureMode::GLOBAL, |b, _| b.record(event, other))
@@ -60,7 +55,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query",
         QUERIES,
-        "Asking an event, globally strict.",
+        "Query an event during a global capture.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -71,7 +66,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query_thread_local",
         QUERIES,
-        "Strict for this thread.",
+        "Query an event during a thread-local capture.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::THREAD_LOCAL, |b, _| {
@@ -82,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query_relaxed_capture",
         QUERIES,
-        "A relaxed capture.",
+        "Query an event during a relaxed capture.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::RELAXED, |b, _| {
@@ -93,7 +88,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query_relaxed_thread",
         QUERIES,
-        "In relaxed mode meanwhile.",
+        "Query an event with this thread in relaxed mode.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -104,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query_other_thread",
         QUERIES,
-        "Another thread asks.",
+        "Query an event on another thread.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -115,7 +110,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_query_other_thread_local",
         QUERIES,
-        "Strict here only.",
+        "Query an event on another thread during a thread-local capture.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::THREAD_LOCAL, |b, _| {
@@ -126,7 +121,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.stream_query_other_stream",
         QUERIES,
-        "Asking another stream.",
+        "Query another stream.",
         |b| {
             let other = b.stream()?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -137,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.stream_synchronize_other",
         QUERIES,
-        "Waiting for another stream.",
+        "Wait for another stream.",
         |b| {
             let other = b.stream()?;
             during(b, CaptureMode::GLOBAL, |b, _| b.synchronize(other))
@@ -146,7 +141,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_synchronize",
         QUERIES,
-        "Waiting for an event.",
+        "Wait for an event.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::GLOBAL, |b, _| b.synchronize_event(event))
@@ -155,7 +150,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.synchronize",
         QUERIES,
-        "Waiting for the whole context.",
+        "Wait for the whole context.",
         |b| {
             during(b, CaptureMode::GLOBAL, |b, _| {
                 b.driver().context_synchronize(b.device())
@@ -165,7 +160,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.context_event",
         QUERIES,
-        "One event behind all streams.",
+        "Record an event behind all streams.",
         |b| {
             let event = b.event()?;
             during(b, CaptureMode::GLOBAL, |b, _| b.record_context(event))
@@ -174,7 +169,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.status",
         QUERIES,
-        "A stream before, in and after a capture.",
+        "The status of a stream before, in and after a capture.",
         |b| {
             let stream = b.stream()?;
             let before = b.capture_status(stream)?;
@@ -190,7 +185,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.status_broken",
         QUERIES,
-        "A stream whose capture was broken.",
+        "The status of a stream whose capture was invalidated.",
         |b| {
             let (stream, event) = (b.stream()?, recorded(b)?);
             b.capture_begin(stream, CaptureMode::GLOBAL)?;
@@ -204,7 +199,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.exchange_mode",
         QUERIES,
-        "A thread's mode: as given, as set.",
+        "The mode of a thread: the initial one, and the one that was set.",
         |b| {
             let first = b.driver().exchange_capture_mode(CaptureMode::RELAXED)?;
             let second = b.driver().exchange_capture_mode(first)?;
@@ -214,7 +209,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.end_without_begin",
         QUERIES,
-        "Ending what was never begun.",
+        "End a capture that was not begun.",
         |b| {
             let stream = b.stream()?;
             Ok(Answer::code(&b.capture_end(stream)))
@@ -223,13 +218,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.event_create",
         QUERIES,
-        "A new event, globally strict.",
+        "Create an event during a global capture.",
         |b| during(b, CaptureMode::GLOBAL, |b, _| b.event().map(drop)),
     ),
     Case::new(
         "capture.event_synchronize_relaxed_thread",
         QUERIES,
-        "Waiting in relaxed mode.",
+        "Wait for an event with this thread in relaxed mode.",
         |b| {
             let event = recorded(b)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -240,7 +235,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.stream_synchronize_relaxed_thread",
         QUERIES,
-        "Waiting for another stream in relaxed mode.",
+        "Wait for another stream with this thread in relaxed mode.",
         |b| {
             let other = b.stream()?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -300,7 +295,7 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
 ];
 
-/// An event that was recorded and has passed.
+/// Creates an event that has been recorded and is complete.
 fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
     let (stream, event) = (b.stream()?, b.event()?);
     b.record(event, stream)?;
@@ -308,7 +303,7 @@ fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
     Ok(event)
 }
 
-/// Does something while a stream captures, and says how the capture ended.
+/// Runs `act` while a stream captures, and reports how the capture ended.
 pub(super) fn during(
     b: &mut Bench,
     mode: CaptureMode,
@@ -321,7 +316,7 @@ pub(super) fn during(
     Ok(Answer::code(&outcome).then("end", &end))
 }
 
-/// Does something with this thread in relaxed mode.
+/// Runs `act` with this thread in relaxed mode.
 pub(super) fn relaxed(
     b: &mut Bench,
     act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
@@ -332,7 +327,7 @@ pub(super) fn relaxed(
     outcome
 }
 
-/// Does something on a thread of its own.
+/// Runs `act` on a separate thread.
 fn on_thread(act: impl FnOnce() -> Result<(), DriverError> + Send) -> Result<(), DriverError> {
     let gone = DriverError::new(
         cuvmm_driver::Call::EventQuery,

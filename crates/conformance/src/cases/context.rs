@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
         let (base, size, handle) = (b.addresses(1)?, b.granule(), b.physical(1)?);
         elsewhere(b, move |b| b.map(base, size, 0, handle, 0))
     }),
-    Case::new("no_context.set_access", RULE, "Grant.", |b| {
+    Case::new("no_context.set_access", RULE, "Grant access.", |b| {
         let base = b.lay("x")?;
         elsewhere(b, move |b| b.grant(base, 1, AccessFlags::READ_WRITE))
     }),
@@ -31,15 +31,10 @@ pub(super) const CASES: &[Case] = &[
         let handle = b.physical(1)?;
         elsewhere(b, move |b| b.release(handle))
     }),
-    Case::new(
-        "no_context.address_free",
-        RULE,
-        "Give addresses back.",
-        |b| {
-            let base = b.addresses(1)?;
-            elsewhere(b, move |b| b.free_reservation(base, b.granule()))
-        },
-    ),
+    Case::new("no_context.address_free", RULE, "Free addresses.", |b| {
+        let base = b.addresses(1)?;
+        elsewhere(b, move |b| b.free_reservation(base, b.granule()))
+    }),
     Case::new("no_context.retain", RULE, "Retain.", |b| {
         let (base, _) = b.open(1)?;
         elsewhere(b, move |b| b.retain(base).map(drop))
@@ -62,7 +57,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Asks on a thread that was just started, so that no context was made current on it.
+/// Makes calls on a thread that was just started, so that no context is current on it.
 fn elsewhere(
     b: &mut Bench,
     ask: impl FnOnce(&mut Bench) -> Result<(), DriverError> + Send,

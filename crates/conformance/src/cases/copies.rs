@@ -1,4 +1,4 @@
-//! What copies and fills refuse at the call, and what the context is worth afterwards.
+//! Copies and fills: what is refused at the call, and the state of the context afterwards.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress, DriverError};
 
@@ -18,7 +18,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.before_set_access",
         RIGHTS,
-        "Mapped, and nothing granted.",
+        "A mapping before access is granted.",
         |b| each(b, None),
     ),
     Case::new(
@@ -30,7 +30,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.none",
         RIGHTS,
-        "Rights that were taken away again.",
+        "A mapping whose access was removed again.",
         |b| {
             let base = b.lay("X-")?;
             b.grant(base, 2, AccessFlags::READ_WRITE)?;
@@ -50,7 +50,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.after_unmap",
         RIGHTS,
-        "A mapping that has gone.",
+        "A mapping that was removed.",
         |b| {
             let (base, _) = b.open(2)?;
             b.unmap(base, 2 * b.granule())?;
@@ -78,7 +78,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.d2d_closed_source",
         RIGHTS,
-        "From memory with no rights.",
+        "From memory without access.",
         |b| {
             let (source, destination) = pair(b, AccessFlags::NONE, AccessFlags::READ_WRITE)?;
             Ok(Answer::code(&b.copy(destination, source, 64)))
@@ -87,12 +87,12 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.readonly.value",
         RIGHTS,
-        "What stood there before it was closed.",
+        "The contents from before the access was lowered.",
         |b| {
             let (address, _) = b.open(1)?;
             b.fill(address, 7, 64)?;
             b.grant(address, 1, AccessFlags::READ)?;
-            // Refused, so it must not show.
+            // The fill is refused, so it must have no effect.
             let _ = b.fill(address, 8, 64);
             Ok(Answer::value(b.read(address)?[0]))
         },
@@ -101,7 +101,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.context_unharmed",
         RIGHTS,
-        "After a refusal, good work goes on.",
+        "After a refusal, valid work still runs.",
         |b| {
             let (good, _) = b.open(1)?;
             let bad = b.addresses(1)?;
@@ -113,7 +113,7 @@ pub(super) const CASES: &[Case] = &[
                 .then("after", &after))
         },
     ),
-    Case::new("copy.value", RIGHTS, "What was written, read back.", |b| {
+    Case::new("copy.value", RIGHTS, "Written, then read back.", |b| {
         let (address, _) = b.open(1)?;
         b.write(address, &[1, 2, 3, 4])?;
         b.copy(DeviceAddress(address.0 + 64), address, 4)?;
@@ -124,7 +124,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.across_mappings",
         ACROSS,
-        "Over the border of two open mappings.",
+        "Over the border of two accessible mappings.",
         |b| {
             let base = b.lay("xx")?;
             b.grant(base, 2, AccessFlags::READ_WRITE)?;
@@ -144,7 +144,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.overrun_into_closed",
         ACROSS,
-        "Into a mapping with no rights.",
+        "Into a mapping without access.",
         |b| {
             let base = b.lay("xx")?;
             b.grant(base, 1, AccessFlags::READ_WRITE)?;
@@ -154,7 +154,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "copy.across_hole",
         ACROSS,
-        "Two open mappings, and a hole between them.",
+        "Two accessible mappings with a hole between them.",
         |b| {
             let base = b.lay("x.x")?;
             b.grant(base, 1, AccessFlags::READ_WRITE)?;
@@ -164,10 +164,15 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&fill).then("sync", &sync))
         },
     ),
-    Case::new("copy.async_open", ASYNC, "Queued, on open memory.", |b| {
-        let (address, _) = b.open(2)?;
-        queued(b, address)
-    }),
+    Case::new(
+        "copy.async_open",
+        ASYNC,
+        "Queued, on accessible memory.",
+        |b| {
+            let (address, _) = b.open(2)?;
+            queued(b, address)
+        },
+    ),
     Case::new(
         "copy.async_unmapped",
         ASYNC,
@@ -177,24 +182,19 @@ pub(super) const CASES: &[Case] = &[
             queued(b, address)
         },
     ),
-    Case::new(
-        "copy.async_value",
-        ASYNC,
-        "What was queued, read back.",
-        |b| {
-            let (address, _) = b.open(1)?;
-            let stream = b.stream()?;
-            b.fill_async(address, 5, 64, stream)?;
-            b.write_async(address, [6, 6, 6, 6], stream)?;
-            b.copy_async(DeviceAddress(address.0 + 8), address, 2, stream)?;
-            let bytes = b.read_async(DeviceAddress(address.0 + 8), stream)?;
-            Ok(Answer::value(format!("{bytes:?}")))
-        },
-    )
+    Case::new("copy.async_value", ASYNC, "Queued, then read back.", |b| {
+        let (address, _) = b.open(1)?;
+        let stream = b.stream()?;
+        b.fill_async(address, 5, 64, stream)?;
+        b.write_async(address, [6, 6, 6, 6], stream)?;
+        b.copy_async(DeviceAddress(address.0 + 8), address, 2, stream)?;
+        let bytes = b.read_async(DeviceAddress(address.0 + 8), stream)?;
+        Ok(Answer::value(format!("{bytes:?}")))
+    })
     .needing(&[Need::Memory]),
 ];
 
-/// One mapping of two granules with a right.
+/// Tests a mapping of two granules with one kind of access.
 fn each(b: &mut Bench, flags: Option<AccessFlags>) -> Answered {
     let base = b.lay("X-")?;
     if let Some(flags) = flags {
@@ -203,7 +203,7 @@ fn each(b: &mut Bench, flags: Option<AccessFlags>) -> Answered {
     attempts(b, base)
 }
 
-/// A fill, a copy to the host and one from it, and a synchronisation.
+/// Makes a fill, a copy to the host and one from it, and a synchronization.
 fn attempts(b: &mut Bench, address: DeviceAddress) -> Answered {
     let fill = b.fill(address, 1, 64);
     let write = b.write(address, &[1; 64]);
@@ -214,7 +214,7 @@ fn attempts(b: &mut Bench, address: DeviceAddress) -> Answered {
         .then("sync", &sync))
 }
 
-/// Two open granules with rights of their own.
+/// Maps two adjacent granules, each with its own access.
 fn pair(
     b: &mut Bench,
     first: AccessFlags,
@@ -241,7 +241,7 @@ fn over_border(b: &mut Bench, base: DeviceAddress) -> Answered {
         .then("sync", &sync))
 }
 
-/// The queued kinds, each followed by a synchronisation of the stream.
+/// Makes the queued variants of the calls, each followed by a synchronization of the stream.
 fn queued(b: &mut Bench, address: DeviceAddress) -> Answered {
     let stream = b.stream()?;
     let other = b.at(address, 1);

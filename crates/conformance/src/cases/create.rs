@@ -1,4 +1,4 @@
-//! Creating physical memory: sizes, places, types, and what it reads as.
+//! Creating physical memory: sizes, locations, types, and initial contents.
 
 use cuvmm_driver::{
     AccessFlags, AllocationType, HandleTypes, Location, LocationKind, Ordinal, PhysicalProps,
@@ -52,7 +52,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "create.handles_differ",
         "create-flags",
-        "Two physicals, two handles.",
+        "Two physicals have different handles.",
         |b| {
             let (first, second) = (b.physical(1)?, b.physical(1)?);
             Ok(Answer::value(bit(first != second)))
@@ -67,20 +67,15 @@ pub(super) const CASES: &[Case] = &[
         "Device 99, which does not exist.",
         |b| made(b, PhysicalProps::device(Ordinal(99))),
     ),
-    Case::new(
-        "create.loc_invalid",
-        PLACE,
-        "Location type 0 is no place.",
-        |b| {
-            made(
-                b,
-                PhysicalProps::at(Location {
-                    kind: LocationKind::INVALID,
-                    id: 0,
-                }),
-            )
-        },
-    ),
+    Case::new("create.loc_invalid", PLACE, "Location type 0.", |b| {
+        made(
+            b,
+            PhysicalProps::at(Location {
+                kind: LocationKind::INVALID,
+                id: 0,
+            }),
+        )
+    }),
     Case::new(
         "create.loc_bad_99",
         PLACE,
@@ -125,7 +120,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "create.type_invalid",
         TYPE,
-        "Allocation type 0 is no type.",
+        "Allocation type 0, which is invalid.",
         |b| typed(b, AllocationType::INVALID),
     ),
     Case::new(
@@ -137,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "create.handle_posix_fd",
         "create-handle-types",
-        "To be passed on as fd.",
+        "Exportable as a file descriptor.",
         |b| with_handles(b, HandleTypes::POSIX_FD),
     ),
     Case::new(
@@ -155,7 +150,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "create.handle_bad_0x40",
         "create-handle-types",
-        "An unknown bit.",
+        "An unknown handle type bit.",
         |b| with_handles(b, HandleTypes::from_bits_retain(0x40)),
     ),
     Case::new(
@@ -221,7 +216,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "meminfo.create_512M_takes_MiB",
         "accounting",
-        "512 MiB are taken at once.",
+        "Creating 512 MiB takes them at once.",
         |b| {
             let before = b.free_memory()?;
             let props = b.props();
@@ -232,7 +227,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "meminfo.release_returns_MiB",
         "accounting",
-        "And come back at the release.",
+        "Releasing returns them.",
         |b| {
             let props = b.props();
             let handle = b.create(512 * MIB, &props, 0)?;
@@ -244,7 +239,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "meminfo.failed_create_takes_MiB",
         "accounting",
-        "A refusal takes nothing.",
+        "A refused create takes nothing.",
         |b| {
             let before = b.free_memory()?;
             let props = b.props();
@@ -286,7 +281,7 @@ fn all_zero(b: &Bench, address: cuvmm_driver::DeviceAddress) -> Answered {
     Ok(Answer::value(bit(bytes.iter().all(|byte| *byte == 0))))
 }
 
-/// Fills eight physicals, gives them back, and reads as many new ones.
+/// Fills eight physicals, releases them, and reads as many new ones.
 fn recycled(b: &mut Bench) -> Answered {
     let (base, size) = (b.addresses(8)?, b.granule());
     for _ in 0..2 {

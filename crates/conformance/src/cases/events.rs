@@ -1,4 +1,4 @@
-//! Streams and events, as far as fences stand on them.
+//! Streams and events, as far as fences depend on them.
 
 use cuvmm_driver::StreamHandle;
 
@@ -17,7 +17,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "event.after_synchronize",
         RULE,
-        "Done once its stream has come to rest.",
+        "Done once its stream was synchronized.",
         |b| {
             let (address, _) = b.open(1)?;
             let (stream, event) = (b.stream()?, b.event()?);
@@ -131,7 +131,7 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
 ];
 
-/// Asks whether something is done while a kernel runs on a stream.
+/// Queries something while a kernel runs on a stream.
 fn while_running(
     b: &mut Bench,
     ask: impl FnOnce(&mut Bench, StreamHandle) -> Result<bool, cuvmm_driver::DriverError>,

@@ -1,6 +1,6 @@
-//! Kernels that touch memory they may not touch.
+//! Kernels that access memory without permission.
 //!
-//! Each of these loses its context, so each runs in a process of its own.
+//! Each of these cases loses its context, so each runs in a separate process.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress, StreamHandle};
 
@@ -13,7 +13,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "kernel.open",
         RULE,
-        "A kernel that writes open memory.",
+        "A kernel that writes accessible memory.",
         |b| {
             let (address, _) = b.open(1)?;
             touched(b, address, true)
@@ -48,7 +48,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "fault.kernel_no_access",
         RULE,
-        "Reads a mapping with no rights.",
+        "Reads a mapping without access.",
         |b| {
             let base = b.lay("x")?;
             touched(b, base, false)
@@ -70,7 +70,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "fault.kernel_then_memory_calls",
         RULE,
-        "What a lost context still does.",
+        "Memory calls in a lost context.",
         |b| {
             let base = b.addresses(2)?;
             let handle = b.place(base, 1)?;

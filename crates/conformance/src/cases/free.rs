@@ -1,4 +1,4 @@
-//! Giving addresses back.
+//! Freeing addresses.
 
 use cuvmm_driver::AccessFlags;
 
@@ -31,20 +31,15 @@ pub(super) const CASES: &[Case] = &[
         freed(b, 0, 6)
     }),
     Case::new("free.size_0", WHOLE, "No bytes.", |b| freed(b, 0, 0)),
-    Case::new(
-        "free.twice",
-        WHOLE,
-        "Addresses that were given back.",
-        |b| {
-            let base = b.addresses(4)?;
-            b.free_reservation(base, 4 * b.granule())?;
-            Ok(Answer::code(&b.free_reservation(base, 4 * b.granule())))
-        },
-    ),
+    Case::new("free.twice", WHOLE, "Addresses that were freed.", |b| {
+        let base = b.addresses(4)?;
+        b.free_reservation(base, 4 * b.granule())?;
+        Ok(Answer::code(&b.free_reservation(base, 4 * b.granule())))
+    }),
     Case::new(
         "free.two_as_one",
         WHOLE,
-        "Two neighbouring reservations in one call.",
+        "Two adjacent reservations in one call.",
         |b| {
             let Some((first, _)) = adjacent(b)? else {
                 return Ok(no_neighbours());
@@ -75,7 +70,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "free.while_mapped",
         MAPPED,
-        "While a mapping stands in it.",
+        "While there is a mapping in it.",
         |b| {
             let base = b.lay("..X-....")?;
             let outcome = b.free_reservation(base, 8 * b.granule());
@@ -86,7 +81,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "free.after_unmap",
         MAPPED,
-        "After the mapping has gone.",
+        "After the mapping was removed.",
         |b| {
             let base = b.lay("X-..")?;
             b.unmap(base, 4 * b.granule())?;
@@ -96,7 +91,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "free.after_past_end",
         MAPPED,
-        "After a mapping past the end has gone.",
+        "After a mapping past the end was removed.",
         |b| {
             let base = b.addresses(2)?;
             let (handle, size) = (b.physical(2)?, 2 * b.granule());
@@ -108,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Gives back a part, counted in granules, of a reservation of four.
+/// Frees a part, counted in granules, of a reservation of four.
 fn freed(b: &mut Bench, from: u64, granules: u64) -> Answered {
     let base = b.addresses(4)?;
     Ok(Answer::code(&b.free_reservation(

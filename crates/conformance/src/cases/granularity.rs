@@ -1,4 +1,4 @@
-//! Asking for the granularity.
+//! Queries of the granularity.
 
 use cuvmm_driver::{GranularityKind, HandleTypes, Location, Ordinal, PhysicalProps};
 
@@ -10,7 +10,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "granularity.minimum",
         RULE,
-        "Of plain device memory, the least.",
+        "Of plain device memory, the minimum.",
         |b| {
             let props = b.props();
             value(b, &props, GranularityKind::MINIMUM)
@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "granularity.recommended",
         RULE,
-        "Of plain device memory, the best.",
+        "Of plain device memory, the recommended one.",
         |b| {
             let props = b.props();
             value(b, &props, GranularityKind::RECOMMENDED)

@@ -1,5 +1,6 @@
-//! Hints to `reserve`: a wish for an address, which the driver may ignore. Each in a process of its
-//! own, since what was given back before counts too.
+//! Hints to `reserve`: a preferred address, which the driver may ignore.
+//!
+//! Each case runs in a separate process, because earlier frees have an effect too.
 
 use cuvmm_driver::{DeviceAddress, DriverError};
 
@@ -33,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hint.inside_freed",
         HINT,
-        "Inside a range that was just given back.",
+        "Inside a range that was just freed.",
         |b| {
             let free = freed(b)?;
             hinted(b, free)
@@ -43,7 +44,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hint.inside_freed_beside_another",
         HINT,
-        "The same, while another reservation stands.",
+        "Inside a range that was just freed, while there is another reservation.",
         |b| {
             b.addresses(1)?;
             let free = freed(b)?;
@@ -54,7 +55,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hint.just_behind",
         HINT,
-        "Just behind one's own reservation.",
+        "Directly behind the caller's own reservation.",
         |b| {
             let own = b.addresses(1)?;
             let behind = b.at(own, 1);
@@ -65,13 +66,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hint.three_TiB_up",
         HINT,
-        "Far away from everything, at 3 TiB.",
+        "Far from all reservations, at 3 TiB.",
         |b| hinted(b, DeviceAddress(3 * TIB)),
     )
     .isolated(),
 ];
 
-/// The middle of a range that was reserved and given back, so that nothing lies there.
+/// Returns the middle of a range that was reserved and freed, so that it is free now.
 fn freed(b: &mut Bench) -> Result<DeviceAddress, DriverError> {
     let base = b.reserve(GIB, 0, DeviceAddress::NULL, 0)?;
     b.free_reservation(base, GIB)?;

@@ -15,7 +15,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostnuma.set_access_device",
         RULE,
-        "Opened to the device.",
+        "Accessible to the device.",
         |b| {
             let device = Location::device(b.device());
             opened(b, Location::host_numa(0), &[device])
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostnuma.set_access_dev_and_host",
         RULE,
-        "To the device and its node.",
+        "Accessible to the device and its node.",
         |b| {
             let device = Location::device(b.device());
             opened(b, Location::host_numa(0), &[device, Location::host_numa(0)])
@@ -33,7 +33,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostnuma.set_access_host",
         RULE,
-        "To the device and the host.",
+        "Accessible to the device and the host.",
         |b| {
             let device = Location::device(b.device());
             opened(b, Location::host_numa(0), &[device, Location::HOST])
@@ -42,7 +42,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostmem.set_access_dev_and_host",
         RULE,
-        "Host memory, to both.",
+        "Host memory, accessible to both.",
         |b| {
             let device = Location::device(b.device());
             opened(b, Location::HOST, &[device, Location::HOST])
@@ -61,7 +61,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostnuma.cpu_reads",
         RULE,
-        "What the device wrote, read by the CPU.",
+        "Written by the device, read by the CPU.",
         |b| {
             let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
             b.fill(address, 9, 64)?;
@@ -72,7 +72,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "hostmem.cpu_reads",
         RULE,
-        "The same with plain host memory.",
+        "Plain host memory, written by the device, read by the CPU.",
         |b| {
             let address = both(b, Location::HOST, Location::HOST)?;
             b.fill(address, 9, 64)?;
@@ -83,7 +83,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "pinned.ok",
         PINNED,
-        "Host memory that every device reaches.",
+        "Host memory that every device can access.",
         |b| {
             let pointer = b.pinned(4096, 0);
             let answer = Answer::code(&pointer);
@@ -99,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "pinned.device_writes",
         PINNED,
-        "What the device wrote, read by the CPU.",
+        "Written by the device, read by the CPU.",
         |b| {
             let pointer = b.pinned(4096, 0)?;
             b.fill(DeviceAddress(pointer as u64), 12, 64)?;
@@ -109,7 +109,7 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
 ];
 
-/// Addresses, and a physical of two granules at a place on the host.
+/// Reserves addresses and creates a physical of two granules at a location on the host.
 fn made(
     b: &mut Bench,
     location: Location,
@@ -142,7 +142,7 @@ fn opened(b: &mut Bench, location: Location, to: &[Location]) -> Answered {
     Ok(Answer::code(&open(b, location, to)?.1))
 }
 
-/// Memory at a place on the host, open to the device and the CPU.
+/// Maps memory at a location on the host, accessible to the device and the CPU.
 fn both(b: &mut Bench, location: Location, cpu: Location) -> Result<DeviceAddress, DriverError> {
     let device = Location::device(b.device());
     let (address, outcome) = open(b, location, &[device, cpu])?;

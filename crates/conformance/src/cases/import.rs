@@ -14,14 +14,14 @@ use crate::{Answer, Answered, Bench, Case, Need};
 const IMPORT: &str = "import";
 const RIGHTS: &str = "import-rights";
 
-/// A number that no descriptor of a test process has.
-const NOBODY: i32 = 1_000_000;
+/// A number that is not a descriptor of a test process.
+const NO_DESCRIPTOR: i32 = 1_000_000;
 
 pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.same_process",
         IMPORT,
-        "Is it the handle that was exported?",
+        "Is the handle the one that was exported?",
         |b| {
             let handle = exportable(b)?;
             let fd = descriptor(b, handle)?;
@@ -45,7 +45,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.dev_null",
         IMPORT,
-        "A descriptor of something else.",
+        "A descriptor of another kind of file.",
         |b| match File::open("/dev/null") {
             Ok(file) => from_fd(b, file.as_raw_fd()),
             Err(_) => Ok(Answer::value("no /dev/null")),
@@ -55,13 +55,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.fd_closed",
         IMPORT,
-        "A number that no descriptor has.",
-        |b| from_fd(b, NOBODY),
+        "A number that is not a descriptor.",
+        |b| from_fd(b, NO_DESCRIPTOR),
     ),
     Case::new(
         "import.bad_type",
         IMPORT,
-        "As a type that does not exist.",
+        "With a handle type that does not exist.",
         |b| {
             let handle = exportable(b)?;
             let fd = descriptor(b, handle)?;
@@ -74,34 +74,44 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.descriptor_stays",
         IMPORT,
-        "The descriptor is not used up.",
+        "The descriptor stays open.",
         |b| {
             let (_, _, fd) = imported(b)?;
             from_fd(b, fd.as_raw_fd())
         },
     ),
-    Case::new("import.props", IMPORT, "What the importer is told.", |b| {
-        let (_, handle, _fd) = imported(b)?;
-        let props = b.physical_props(handle);
-        let answer = Answer::code(&props);
-        let Ok(props) = props else { return Ok(answer) };
-        Ok(answer
-            .with("type", props.allocation_type.0)
-            .with("loc", props.location.kind.0)
-            .with("id", props.location.id)
-            .with("handles", props.handle_types.bits()))
-    }),
-    Case::new("props.ok", IMPORT, "What the creator is told.", |b| {
-        let handle = exportable(b)?;
-        let props = b.physical_props(handle);
-        let answer = Answer::code(&props);
-        let Ok(props) = props else { return Ok(answer) };
-        Ok(answer.with("as asked", bit(props.handle_types == HandleTypes::POSIX_FD)))
-    }),
+    Case::new(
+        "import.props",
+        IMPORT,
+        "The properties that the importer gets.",
+        |b| {
+            let (_, handle, _fd) = imported(b)?;
+            let props = b.physical_props(handle);
+            let answer = Answer::code(&props);
+            let Ok(props) = props else { return Ok(answer) };
+            Ok(answer
+                .with("type", props.allocation_type.0)
+                .with("loc", props.location.kind.0)
+                .with("id", props.location.id)
+                .with("handles", props.handle_types.bits()))
+        },
+    ),
+    Case::new(
+        "props.ok",
+        IMPORT,
+        "The properties that the creator gets.",
+        |b| {
+            let handle = exportable(b)?;
+            let props = b.physical_props(handle);
+            let answer = Answer::code(&props);
+            let Ok(props) = props else { return Ok(answer) };
+            Ok(answer.with("as asked", bit(props.handle_types == HandleTypes::POSIX_FD)))
+        },
+    ),
     Case::new(
         "props.handle_0",
         IMPORT,
-        "Of the handle that names nothing.",
+        "The properties of the null handle.",
         |b| Ok(Answer::code(&b.physical_props(PhysicalHandle::NULL))),
     ),
     Case::new("import.map", IMPORT, "Mapped whole.", |b| {
@@ -112,7 +122,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.map_too_large",
         IMPORT,
-        "Mapped larger than it is.",
+        "Mapped with a larger size.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
             let (address, size) = (b.addresses(2)?, 2 * b.granule());
@@ -122,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.release_twice",
         IMPORT,
-        "Each import is given back once.",
+        "Each import is released once.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
             b.release(handle)?;
@@ -132,7 +142,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.set_access",
         RIGHTS,
-        "The importer opens it to read and write.",
+        "The importer makes it readable and writable.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
             let (address, size) = (b.addresses(1)?, b.granule());
@@ -140,16 +150,21 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&b.grant(address, 1, AccessFlags::READ_WRITE)))
         },
     ),
-    Case::new("import.read.value", RIGHTS, "What the giver wrote.", |b| {
-        let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
-        b.fill(given, 17, 64)?;
-        Ok(Answer::value(b.read(taken)?[0]))
-    })
+    Case::new(
+        "import.read.value",
+        RIGHTS,
+        "Written by the exporter.",
+        |b| {
+            let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
+            b.fill(given, 17, 64)?;
+            Ok(Answer::value(b.read(taken)?[0]))
+        },
+    )
     .needing(&[Need::Memory]),
     Case::new(
         "import.write_seen",
         RIGHTS,
-        "What the importer wrote.",
+        "Written by the importer.",
         |b| {
             let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
             b.fill(taken, 42, 64)?;
@@ -160,7 +175,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "import.write_of_read_only",
         RIGHTS,
-        "Where the giver may only read.",
+        "Where the exporter may only read.",
         |b| {
             let (_, taken) = both_mapped(b, AccessFlags::READ)?;
             Ok(Answer::code(&b.fill(taken, 42, 64)))
@@ -174,7 +189,8 @@ fn from_fd(b: &mut Bench, fd: i32) -> Answered {
     ))
 }
 
-/// Giver's and importer's address of one physical; the giver has the right that is named.
+/// Maps one physical exported and imported, and returns both addresses; the first mapping has the
+/// given access.
 fn both_mapped(
     b: &mut Bench,
     giver: AccessFlags,

@@ -1,4 +1,4 @@
-//! How long physical memory lives: references, mappings, descriptors.
+//! The lifetime of physical memory: references, mappings, descriptors.
 
 use cuvmm_driver::{
     DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle, PhysicalProps,
@@ -14,7 +14,8 @@ const MAPPING: &str = "lifetime-mapping";
 const DESCRIPTOR: &str = "lifetime-descriptor";
 const RETAIN: &str = "retain";
 
-/// What the cases weigh with: large enough to be told from the driver's own housekeeping.
+/// The size of the physicals: large enough to be distinguished from memory that the driver keeps
+/// for itself.
 const WEIGHT: u64 = 64 * MIB;
 
 pub(super) const CASES: &[Case] = &[
@@ -30,7 +31,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "release.twice",
         REFERENCES,
-        "A handle that was given back.",
+        "A handle that was released.",
         |b| {
             let handle = b.physical(1)?;
             b.release(handle)?;
@@ -40,13 +41,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "release.handle_0",
         REFERENCES,
-        "The handle that names nothing.",
+        "The release of the null handle.",
         |b| Ok(Answer::code(&b.release(PhysicalHandle::NULL))),
     ),
     Case::new(
         "release.while_mapped",
         MAPPING,
-        "The memory can be read afterwards.",
+        "The memory can still be read.",
         |b| {
             let (address, handle) = b.open(1)?;
             let outcome = b.release(handle);
@@ -56,7 +57,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "release.twice_while_mapped",
         MAPPING,
-        "Once more, while it is mapped.",
+        "Released twice while it is mapped.",
         |b| {
             let (_, handle) = b.open(1)?;
             b.release(handle)?;
@@ -66,7 +67,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "lifetime.mapping_keeps_MiB",
         MAPPING,
-        "Returned by release, by unmap.",
+        "Returned by release, then by unmap.",
         |b| {
             let (address, handle) = weight(b)?;
             let release = returned(b, |b| b.release(handle))?;
@@ -77,7 +78,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "lifetime.handle_keeps_MiB",
         MAPPING,
-        "Returned by unmap, by release.",
+        "Returned by unmap, then by release.",
         |b| {
             let (address, handle) = weight(b)?;
             let unmap = returned(b, |b| b.unmap(address, WEIGHT))?;
@@ -102,7 +103,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "retain.same_handle",
         RETAIN,
-        "Is it the value that was mapped?",
+        "Is the handle the one that was mapped?",
         |b| {
             let (address, handle) = b.open(2)?;
             let outcome = b.retain(address);
@@ -136,7 +137,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "retain.then_release_both",
         RETAIN,
-        "Each reference is given back once.",
+        "Each reference is released once.",
         |b| {
             let (address, handle) = b.open(1)?;
             let again = b.retain(address)?;
@@ -147,7 +148,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "retain.keeps_MiB",
         RETAIN,
-        "Returned by release and unmap, by the last.",
+        "Returned by release and unmap, then by the last release.",
         |b| {
             let (address, handle) = weight(b)?;
             let again = b.retain(address)?;
@@ -175,7 +176,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "lifetime.fd_keeps_memory_MiB_freed_after_release",
         DESCRIPTOR,
-        "Returned by release, by closing the descriptor.",
+        "Returned by release, then by closing the descriptor.",
         |b| {
             let (handle, fd) = exported(b)?;
             let release = returned(b, |b| b.release(handle))?;
@@ -228,7 +229,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "lifetime.contents_survive",
         DESCRIPTOR,
-        "What the descriptor alone kept.",
+        "Contents that only the descriptor kept.",
         |b| {
             let props = exportable(b);
             let (address, handle) = (b.addresses(1)?, b.create(b.granule(), &props, 0)?);
@@ -275,7 +276,7 @@ fn exportable(b: &Bench) -> PhysicalProps {
     }
 }
 
-/// A physical that weighs something, mapped.
+/// Creates and maps a physical of `WEIGHT` bytes.
 fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
     let props = b.props();
     let address = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
@@ -284,7 +285,7 @@ fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError>
     Ok((address, handle))
 }
 
-/// A physical that weighs something, exported.
+/// Creates and exports a physical of `WEIGHT` bytes.
 fn exported(b: &mut Bench) -> Result<(PhysicalHandle, Exported), DriverError> {
     let props = exportable(b);
     let handle = b.create(WEIGHT, &props, 0)?;
@@ -292,7 +293,7 @@ fn exported(b: &mut Bench) -> Result<(PhysicalHandle, Exported), DriverError> {
     Ok((handle, fd))
 }
 
-/// How many MiB an act brings back.
+/// Returns how many MiB `act` frees.
 fn returned(
     b: &mut Bench,
     act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,

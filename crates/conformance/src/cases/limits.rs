@@ -1,5 +1,6 @@
-//! How many there can be: mappings and reservations. Each in a process of its own, since what
-//! else the process has taken counts too.
+//! The maximum numbers of mappings and reservations.
+//!
+//! Each case runs in a separate process, because other mappings of the process count too.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress};
 
@@ -18,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "limit.reservations",
         RULE,
-        "100,000 reservations at a time.",
+        "100,000 reservations at the same time.",
         |b| {
             let mut count = 0;
             let outcome = loop {
@@ -37,7 +38,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "limit.mappings",
         RULE,
-        "Mapped and opened until no more will go.",
+        "Mappings with access, until one is refused.",
         ceiling,
     )
     .isolated()
@@ -58,8 +59,8 @@ fn aliases(b: &mut Bench) -> Answered {
     Ok(Answer::value(count).then("outcome", &outcome))
 }
 
-/// The number is rounded down to whole hundred thousands: the last few depend on what else the
-/// process has mapped.
+/// Counts mappings until one is refused. The number is rounded down to whole hundred thousands,
+/// because the last few depend on the other mappings of the process.
 fn ceiling(b: &mut Bench) -> Answered {
     const WANTED: u64 = 600_000;
     const STEP: u64 = 1_000;

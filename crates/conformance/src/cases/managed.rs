@@ -1,5 +1,5 @@
-//! Managed memory: having it, touching it, moving it. A few MiB only: too much of it can hang a GPU
-//! that others share.
+//! Managed memory: allocating, accessing, moving. A few MiB only: too much of it can hang a shared
+//! GPU.
 
 use cuvmm_driver::{
     DeviceAddress, DeviceAttribute, DriverError, Location, LocationKind, Ordinal, RangeAttribute,
@@ -18,7 +18,7 @@ const MOVES: &str = "managed-moves";
 const GLOBAL: u32 = 1;
 const HOST: u32 = 2;
 const SIZE: u64 = 4 * MIB;
-/// A page of the host is as large, or larger, and then the answers say so.
+/// The host's page size is this or larger, and then the answers show it.
 const PAGE: u64 = 4096;
 
 const LAST: [RangeAttribute; 2] = [
@@ -34,13 +34,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.ok",
         ALLOC,
-        "A few MiB, to be touched by all.",
+        "A few MiB, accessible to all processors.",
         |b| made(b, SIZE, GLOBAL),
     ),
     Case::new(
         "managed.host_flag",
         ALLOC,
-        "To be touched by the host first.",
+        "Accessible to the host first.",
         |b| made(b, SIZE, HOST),
     ),
     Case::new("managed.size_0", ALLOC, "No bytes.", |b| made(b, 0, GLOBAL)),
@@ -50,11 +50,11 @@ pub(super) const CASES: &[Case] = &[
     Case::new("managed.flags_both", ALLOC, "Both flags.", |b| {
         made(b, SIZE, GLOBAL | HOST)
     }),
-    Case::new("managed.free", ALLOC, "Given back.", |b| {
+    Case::new("managed.free", ALLOC, "Allocated and freed.", |b| {
         let address = b.managed(SIZE, GLOBAL)?;
         Ok(Answer::code(&b.free(address)))
     }),
-    Case::new("managed.free_twice", ALLOC, "Given back once more.", |b| {
+    Case::new("managed.free_twice", ALLOC, "Freed twice.", |b| {
         let address = b.managed(SIZE, GLOBAL)?;
         b.free(address)?;
         Ok(Answer::code(&b.free(address)))
@@ -67,7 +67,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.cpu_reads",
         ALLOC,
-        "What the device wrote, read by the CPU.",
+        "Written by the device, read by the CPU.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             b.fill(address, 3, SIZE)?;
@@ -82,7 +82,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.device_reads_cpu",
         ALLOC,
-        "What the CPU wrote, read by the device.",
+        "Written by the CPU, read by the device.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             if !b.cpu_writes(address, 5) {
@@ -110,7 +110,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.page_aligned",
         ALLOC,
-        "Where it begins, for an odd size: at a multiple of 4 KiB?",
+        "Is the address of an odd size a multiple of 4 KiB?",
         |b| {
             b.managed(12345, GLOBAL)?;
             let address = b.managed(1, GLOBAL)?;
@@ -120,7 +120,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.attributes",
         ALLOC,
-        "What the device says of it.",
+        "The attributes that the driver reports.",
         |b| {
             let ask = |attribute| b.driver().device_attribute(b.device(), attribute);
             Ok(Answer::value(ask(DeviceAttribute::MANAGED_MEMORY)?).with(
@@ -132,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.other_device",
         ALLOC,
-        "Filled by another device than it was had from.",
+        "Filled by a device other than the allocating one.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let filled = b.fill_from(Ordinal(1), address, 3, SIZE);
@@ -180,35 +180,40 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.prefetch_numa_999",
         MOVES,
-        "To a node that is not there.",
+        "To a node that does not exist.",
         |b| prefetched(b, 0, SIZE, Location::host_numa(999)),
     ),
     Case::new(
         "managed.prefetch_device_99",
         MOVES,
-        "To a device that is not there.",
+        "To a device that does not exist.",
         |b| prefetched(b, 0, SIZE, Location::device(Ordinal(99))),
     ),
-    Case::new("managed.prefetch_nowhere", MOVES, "To no place.", |b| {
-        let nowhere = Location {
-            kind: LocationKind::INVALID,
-            id: 0,
-        };
-        prefetched(b, 0, SIZE, nowhere)
-    }),
+    Case::new(
+        "managed.prefetch_nowhere",
+        MOVES,
+        "To an invalid location.",
+        |b| {
+            let nowhere = Location {
+                kind: LocationKind::INVALID,
+                id: 0,
+            };
+            prefetched(b, 0, SIZE, nowhere)
+        },
+    ),
     Case::new("managed.prefetch_size_0", MOVES, "No bytes.", |b| {
         prefetched(b, 0, 0, Location::HOST)
     }),
     Case::new(
         "managed.prefetch_past_end",
         MOVES,
-        "One page more than there is.",
+        "One page beyond the end.",
         |b| prefetched(b, 0, SIZE + PAGE, Location::HOST),
     ),
     Case::new(
         "managed.prefetch_one_byte",
         MOVES,
-        "A byte in the middle of a page; what is told of its page and of the next.",
+        "A byte in the middle of a page: the location reported for its page and for the next.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let inside = DeviceAddress(address.0 + PAGE + 7);
@@ -222,7 +227,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.prefetch_told",
         MOVES,
-        "Where each half was sent last, and both together.",
+        "The last location of each half, and of both together.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let other = DeviceAddress(address.0 + SIZE / 2);
@@ -246,7 +251,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "managed.prefetch_told_at_once",
         MOVES,
-        "Where it was sent, before it has gone.",
+        "The reported location before the prefetch has run.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let Some(kernels) = b.kernels() else {
@@ -269,8 +274,8 @@ pub(super) const CASES: &[Case] = &[
     .warmed_by(touched),
 ];
 
-/// A device that touches managed memory for the first time makes the driver take 124 MiB of it to
-/// manage with, which it keeps.
+/// Makes a device access managed memory. At the first access the driver allocates 124 MiB for its
+/// own use, and keeps them.
 fn touched(b: &mut Bench) -> Result<(), DriverError> {
     let address = b.managed(SIZE, GLOBAL)?;
     b.fill(address, 3, SIZE)?;
@@ -290,7 +295,7 @@ fn moved(b: &mut Bench, to: Location) -> Answered {
     Ok(Answer::code(&outcome).then("sync", &sync))
 }
 
-/// Asks for a move of so many bytes from an offset on, and waits for it.
+/// Prefetches `size` bytes from an offset on, and waits for it.
 fn prefetched(b: &mut Bench, offset: u64, size: u64, to: Location) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let outcome = b.prefetch(DeviceAddress(address.0 + offset), size, to);

@@ -11,7 +11,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_alloc",
         MANAGED,
-        "Allocate, globally strict.",
+        "Allocate during a global capture.",
         |b| {
             during(b, CaptureMode::GLOBAL, |b, _| {
                 b.managed(b.granule(), 1).map(drop)
@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_free",
         MANAGED,
-        "Give back, globally strict.",
+        "Free during a global capture.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             during(b, CaptureMode::GLOBAL, |b, _| b.free(address))
@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_free_relaxed_thread",
         MANAGED,
-        "Give back in relaxed mode.",
+        "Free in relaxed mode.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -66,7 +66,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_query",
         MANAGED,
-        "Ask what is in force.",
+        "Query the advice in force.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
@@ -80,7 +80,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_prefetch_other_stream",
         MANAGED,
-        "Move on another stream.",
+        "Prefetch on another stream.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             let other = b.stream()?;
@@ -92,7 +92,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "capture.managed_prefetch",
         MANAGED,
-        "Move on the stream that captures.",
+        "Prefetch on the stream that captures.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             during(b, CaptureMode::GLOBAL, |b, stream| {

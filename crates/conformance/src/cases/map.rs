@@ -1,4 +1,4 @@
-//! Placing a physical at an address.
+//! Mapping a physical at an address.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress, DriverError, PhysicalHandle};
 
@@ -21,7 +21,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "map.offset_whole",
         WHOLE,
-        "All of it, from the second granule on.",
+        "The whole size, from the second granule on.",
         |b| sized(b, 2, 1, 2),
     ),
     Case::new(
@@ -62,32 +62,22 @@ pub(super) const CASES: &[Case] = &[
         let (base, handle) = table(b)?;
         Ok(Answer::code(&b.map(base, 4 * MIB, 0, handle, 1)))
     }),
-    Case::new(
-        "map.handle_0",
-        ARGUMENTS,
-        "The handle that names nothing.",
-        |b| {
-            let base = b.addresses(2)?;
-            Ok(Answer::code(&b.map(
-                base,
-                4 * MIB,
-                0,
-                PhysicalHandle::NULL,
-                0,
-            )))
-        },
-    ),
-    Case::new(
-        "map.unreserved",
-        PLACE,
-        "Addresses that were given back.",
-        |b| {
-            let base = b.addresses(2)?;
-            b.free_reservation(base, 2 * b.granule())?;
-            let handle = b.physical(2)?;
-            Ok(Answer::code(&b.map(base, 4 * MIB, 0, handle, 0)))
-        },
-    ),
+    Case::new("map.handle_0", ARGUMENTS, "Handle 0.", |b| {
+        let base = b.addresses(2)?;
+        Ok(Answer::code(&b.map(
+            base,
+            4 * MIB,
+            0,
+            PhysicalHandle::NULL,
+            0,
+        )))
+    }),
+    Case::new("map.unreserved", PLACE, "Addresses that were freed.", |b| {
+        let base = b.addresses(2)?;
+        b.free_reservation(base, 2 * b.granule())?;
+        let handle = b.physical(2)?;
+        Ok(Answer::code(&b.map(base, 4 * MIB, 0, handle, 0)))
+    }),
     Case::new(
         "map.past_end",
         PLACE,
@@ -174,7 +164,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "alias.outlives_first",
         ALIAS,
-        "An alias after the first mapping went.",
+        "An alias after the first mapping was removed.",
         |b| {
             let (address, handle) = b.open(1)?;
             let other = alias(b, handle)?;
@@ -189,7 +179,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "alias.own_rights",
         ALIAS,
-        "Each alias has rights of its own.",
+        "Each alias has its own access.",
         |b| {
             let (address, handle) = b.open(1)?;
             let other = b.addresses(1)?;
@@ -214,7 +204,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "map.released_handle",
         "map-released",
-        "A handle that was given back.",
+        "A handle that was released.",
         |b| {
             let base = b.addresses(1)?;
             let handle = b.physical(1)?;
@@ -226,7 +216,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "map.released_handle_still_mapped",
         "map-released",
-        "A handle that was given back, whose memory lives in a mapping.",
+        "A handle that was released, whose memory is still mapped.",
         |b| {
             let (_, handle) = b.open(1)?;
             b.release(handle)?;
@@ -237,7 +227,7 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
 ];
 
-/// Four granules of addresses and a physical of two.
+/// Reserves four granules of addresses and creates a physical of two.
 fn table(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
     Ok((b.addresses(4)?, b.physical(2)?))
 }
@@ -266,7 +256,7 @@ fn displaced(b: &mut Bench, bytes: u64) -> Answered {
     )))
 }
 
-/// Maps two granules at so many granules, where a mapping lies at two and three.
+/// Maps two granules at an offset, where a mapping occupies granules two and three.
 fn beside(b: &mut Bench, granules: u64) -> Answered {
     let base = b.lay("..X-..")?;
     let handle = b.physical(2)?;
@@ -286,7 +276,7 @@ fn alias(b: &mut Bench, handle: PhysicalHandle) -> Result<DeviceAddress, DriverE
     Ok(other)
 }
 
-/// Two reservations of two granules, one right behind the other, if they can be had.
+/// Makes two reservations of two granules, one directly behind the other, if possible.
 pub(super) fn adjacent(
     b: &mut Bench,
 ) -> Result<Option<(DeviceAddress, DeviceAddress)>, DriverError> {
@@ -298,7 +288,7 @@ pub(super) fn adjacent(
     Ok((second == b.at(first, 2)).then_some((first, second)))
 }
 
-/// What is said where two neighbouring reservations could not be had.
+/// Returns the answer if two adjacent reservations could not be made.
 pub(super) fn no_neighbours() -> Answer {
     Answer::value("no neighbouring reservations to be had")
 }

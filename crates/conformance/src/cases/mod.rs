@@ -1,4 +1,4 @@
-//! The cases, in files by the call or the idea that they ask about.
+//! The cases, in files by call or subject.
 
 mod access;
 mod advice;
@@ -60,18 +60,18 @@ const GROUPS: &[&[Case]] = &[
     peer::CASES,
 ];
 
-/// Every case, in the order in which they are run.
+/// Returns every case, in the order in which they are run.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     GROUPS.iter().copied().flatten()
 }
 
-/// The case of that name.
+/// Returns the case with this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Case> {
     all().find(|case| case.name() == name)
 }
 
-/// Sizes as the names of cases say them.
+/// Sizes with the names that case names use.
 mod sizes {
     pub(super) const KIB: u64 = 1 << 10;
     pub(super) const MIB: u64 = 1 << 20;

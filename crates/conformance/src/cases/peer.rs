@@ -1,4 +1,4 @@
-//! Two devices that reach each other's memory.
+//! Two devices that can access each other's memory.
 
 use cuvmm_driver::{
     AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, Ordinal, PhysicalProps,
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "peer.can_access",
         RULE,
-        "Each reaches the other; nobody itself.",
+        "Each can access the other, neither itself.",
         |b| {
             let ask = |device, peer| b.driver().can_access_peer(Ordinal(device), Ordinal(peer));
             Ok(Answer::value(bit(ask(0, 1)?))
@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "peer.no_grant.memset",
         RULE,
-        "The peer fills what was not opened to it.",
+        "The peer fills memory that it has no access to.",
         |b| {
             let (address, _) = b.open(1)?;
             let filled = b.fill_from(PEER, address, 1, 64);
@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "peer.no_grant.get_access",
         RULE,
-        "The peer's right, when none was given.",
+        "The peer's access before any grant.",
         |b| {
             let (address, _) = b.open(1)?;
             let right = b.driver().get_access(address, Location::device(PEER));
@@ -51,7 +51,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "peer.grant.memset",
         RULE,
-        "The peer fills what was opened to it.",
+        "The peer fills memory that it has access to.",
         |b| {
             let (address, _) = b.open(1)?;
             let size = b.granule();
@@ -67,7 +67,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "peer.grant_keeps_owner",
         RULE,
-        "A grant to one leaves the other's right.",
+        "A grant to one device leaves the other's access.",
         |b| {
             let (address, _) = b.open(1)?;
             let size = b.granule();
@@ -108,7 +108,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "stripe.ordinal_second",
         RULE,
-        "Whose memory the second half is.",
+        "The device of the second half.",
         |b| {
             let base = striped(b)?;
             let second = b.at(base, 1);
@@ -130,7 +130,7 @@ fn for_device(device: Ordinal) -> AccessDesc {
     }
 }
 
-/// One granule of each device, side by side.
+/// Maps one granule of each device, side by side.
 fn striped(b: &mut Bench) -> Result<DeviceAddress, DriverError> {
     let (base, size) = (b.addresses(2)?, b.granule());
     b.place(base, 1)?;

@@ -1,4 +1,4 @@
-//! The memory calls that are not ours: plain allocations and the stream-ordered ones.
+//! Memory calls outside virtual memory management: plain and stream-ordered allocations.
 
 use super::sizes::MIB;
 use crate::{Answer, Case};
@@ -9,7 +9,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "alloc.ok",
         RULE,
-        "A MiB of plain memory, given back.",
+        "A MiB of plain memory, allocated and freed.",
         |b| {
             let address = b.alloc(MIB);
             let answer = Answer::code(&address);
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new("alloc.size_0", RULE, "No bytes.", |b| {
         Ok(Answer::code(&b.alloc(0)))
     }),
-    Case::new("alloc.free_twice", RULE, "Given back once more.", |b| {
+    Case::new("alloc.free_twice", RULE, "Freed twice.", |b| {
         let address = b.alloc(MIB)?;
         b.free(address)?;
         Ok(Answer::code(&b.free(address)))
@@ -35,7 +35,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "alloc_async.ok",
         RULE,
-        "Ordered on a stream, and given back on it.",
+        "Allocated and freed in order on a stream.",
         |b| {
             let stream = b.stream()?;
             let address = b.alloc_async(MIB, stream);

@@ -1,4 +1,4 @@
-//! Questions about addresses, and the older doors that mappings do not fit through.
+//! Queries about addresses, and older calls that do not accept mappings.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress, PointerAttribute};
 
@@ -14,7 +14,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.open",
         RANGE,
-        "Asked at the start of a mapping that is open.",
+        "Queried at the start of a mapping with access.",
         |b| {
             let base = b.lay("X-")?;
             b.grant(base, 2, AccessFlags::READ_WRITE)?;
@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.open_interior",
         RANGE,
-        "Asked inside a mapping that is open.",
+        "Queried inside a mapping with access.",
         |b| {
             let base = b.lay("X-")?;
             b.grant(base, 2, AccessFlags::READ_WRITE)?;
@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.open_of_several",
         RANGE,
-        "Asked in the second of two that are open.",
+        "Queried in the second of two mappings with access.",
         |b| {
             let base = b.lay("X-X-")?;
             b.grant(base, 4, AccessFlags::READ_WRITE)?;
@@ -44,7 +44,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.vmm",
         RANGE,
-        "Asked at the start of a mapping that is closed.",
+        "Queried at the start of a mapping without access.",
         |b| {
             let base = b.lay("X-")?;
             Ok(range(b, base, base))
@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.interior",
         RANGE,
-        "Asked inside a mapping that is closed.",
+        "Queried inside a mapping without access.",
         |b| {
             let base = b.lay("X-")?;
             Ok(range(b, base, b.at(base, 1)))
@@ -62,7 +62,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.of_several",
         RANGE,
-        "Asked in the second of two that are closed.",
+        "Queried in the second of two mappings without access.",
         |b| {
             let base = b.lay("X-X-")?;
             Ok(range(b, b.at(base, 2), b.at(base, 2)))
@@ -71,7 +71,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "addr_range.unmapped",
         RANGE,
-        "Asked where nothing is mapped.",
+        "Queried where nothing is mapped.",
         |b| {
             let base = b.addresses(1)?;
             Ok(Answer::code(&b.driver().address_range(b.device(), base)))
@@ -92,13 +92,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "ptr_attr.is_managed",
         ATTRIBUTES,
-        "Whether a mapping is managed.",
+        "Is a mapping managed?",
         |b| attribute(b, PointerAttribute::IS_MANAGED),
     ),
     Case::new(
         "ptr_attr.allowed_handle_types",
         ATTRIBUTES,
-        "Of memory made for none.",
+        "Of memory made without handle types.",
         |b| attribute(b, PointerAttribute::ALLOWED_HANDLE_TYPES),
     ),
     Case::new(
@@ -149,7 +149,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "ipc_get_mem_handle.vmm",
         LEGACY,
-        "The older way of sharing.",
+        "Legacy sharing of a mapping.",
         |b| {
             let (address, _) = b.open(1)?;
             Ok(Answer::code(
@@ -214,7 +214,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "dmabuf.two_mappings",
         DMA_BUF,
-        "Over two that touch.",
+        "Over two adjacent mappings.",
         |b| dma_buf(b, "X-X-", 4),
     ),
     Case::new(
@@ -237,7 +237,7 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Asks for the range at an address; the answer is relative to another.
+/// Queries the range at an address. The answer is relative to `origin`.
 fn range(b: &Bench, origin: DeviceAddress, at: DeviceAddress) -> Answer {
     let outcome = b.driver().address_range(b.device(), at);
     let answer = Answer::code(&outcome);
@@ -262,7 +262,7 @@ fn attribute(b: &mut Bench, attribute: PointerAttribute) -> Answered {
     Ok(Answer::code(&outcome).with("value", outcome.unwrap_or(0)))
 }
 
-/// Over so many bytes from an offset of as many. Pages of the host have up to 64 KiB.
+/// Exports `bytes` bytes at an offset of `bytes`. A page of the host has up to 64 KiB.
 fn dma_buf_within(b: &mut Bench, bytes: u64) -> Answered {
     let (address, _) = b.open(1)?;
     let at = DeviceAddress(address.0 + bytes);

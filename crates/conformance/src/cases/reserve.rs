@@ -1,4 +1,4 @@
-//! Reserving addresses: sizes, alignments, flags, and what it costs.
+//! Reserving addresses: sizes, alignments, flags, and the cost in memory.
 
 use cuvmm_driver::{DeviceAddress, DriverError};
 
@@ -91,13 +91,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "reserve.apart",
         "address-space",
-        "Two reservations share no address.",
+        "Two reservations do not overlap.",
         apart,
     ),
     Case::new(
         "meminfo.reserve_4TiB_takes_MiB",
         "reserve-is-free",
-        "How much memory 4 TiB of addresses take.",
+        "The memory that 4 TiB of addresses take.",
         takes_no_memory,
     ),
 ];

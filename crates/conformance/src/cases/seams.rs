@@ -1,4 +1,4 @@
-//! Copies and fills over the border between memory of a device and memory of the host.
+//! Copies and fills over the border between device memory and host memory.
 
 use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps};
 
@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "seam.fill_host_first.value",
         RULE,
-        "What it leaves on both sides.",
+        "The result on both sides.",
         |b| {
             let base = seam(b, false, true)?;
             b.fill(base, 9, 2 * b.granule())?;
@@ -106,8 +106,8 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// A granule of the device and one of the host side by side, open to the device; that of the host
-/// also to its processors, if these are let in.
+/// Maps a granule of the device and one of the host side by side, accessible to the device. The
+/// host's granule is also accessible to its processors if `processors` is set.
 fn seam(b: &mut Bench, device_first: bool, processors: bool) -> Result<DeviceAddress, DriverError> {
     let (device, node) = (Location::device(b.device()), Location::host_numa(0));
     let order = match device_first {
@@ -132,7 +132,7 @@ fn seam(b: &mut Bench, device_first: bool, processors: bool) -> Result<DeviceAdd
     Ok(base)
 }
 
-/// Eight bytes before the seam.
+/// Returns the address eight bytes before the border.
 fn before(b: &Bench, base: DeviceAddress) -> DeviceAddress {
     DeviceAddress(base.0 + b.granule() - 8)
 }

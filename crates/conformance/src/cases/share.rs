@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "export.ok",
         EXPORT,
-        "As the type asked for at creation.",
+        "As the type requested at creation.",
         |b| {
             let handle = exportable(b)?;
             Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "export.not_requested",
         EXPORT,
-        "Of a physical that was not made for it.",
+        "Of a physical created without handle types.",
         |b| {
             let handle = b.physical(1)?;
             Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
@@ -47,22 +47,17 @@ pub(super) const CASES: &[Case] = &[
         let handle = exportable(b)?;
         Ok(Answer::code(&b.export(handle, HandleTypes::empty(), 0)))
     }),
-    Case::new(
-        "export.handle_0",
-        EXPORT,
-        "The handle that names nothing.",
-        |b| {
-            Ok(Answer::code(&b.export(
-                PhysicalHandle::NULL,
-                HandleTypes::POSIX_FD,
-                0,
-            )))
-        },
-    ),
+    Case::new("export.handle_0", EXPORT, "Handle 0.", |b| {
+        Ok(Answer::code(&b.export(
+            PhysicalHandle::NULL,
+            HandleTypes::POSIX_FD,
+            0,
+        )))
+    }),
     Case::new(
         "export.while_mapped",
         EXPORT,
-        "While it is mapped and open.",
+        "While it is mapped and accessible.",
         |b| {
             let handle = exportable(b)?;
             let (address, size) = (b.addresses(1)?, b.granule());
@@ -82,7 +77,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "export.cloexec",
         DESCRIPTOR,
-        "Is it closed in a program that is started?",
+        "Is the descriptor closed in a program that is started?",
         |b| {
             let fd = exported(b)?;
             let flags = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
@@ -99,7 +94,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "export.second_fd_differs",
         DESCRIPTOR,
-        "Each export gives a new one.",
+        "Each export returns a new descriptor.",
         |b| {
             let handle = exportable(b)?;
             let first = b.export(handle, HandleTypes::POSIX_FD, 0)?;
@@ -110,7 +105,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "export.fd_target",
         DESCRIPTOR,
-        "What the descriptor points at.",
+        "The file behind the descriptor.",
         |b| {
             let fd = exported(b)?;
             let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
@@ -129,7 +124,7 @@ fn number(exported: &Exported) -> Option<i32> {
     }
 }
 
-/// A physical of one granule that can be passed on as a descriptor.
+/// Creates a physical of one granule that can be exported as a descriptor.
 pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
     let props = PhysicalProps {
         handle_types: HandleTypes::POSIX_FD,
@@ -138,13 +133,13 @@ pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
     b.create(b.granule(), &props, 0)
 }
 
-/// The descriptor of such a physical.
+/// Creates an exportable physical and exports it.
 fn exported(b: &mut Bench) -> Result<OwnedFd, DriverError> {
     let handle = exportable(b)?;
     descriptor(b, handle)
 }
 
-/// A descriptor of a physical.
+/// Exports a physical as a descriptor.
 pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, DriverError> {
     match b.export(handle, HandleTypes::POSIX_FD, 0)? {
         Exported::Fd(fd) => Ok(fd),
@@ -155,7 +150,7 @@ pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, D
     }
 }
 
-/// A physical, the same imported, and the descriptor between them.
+/// Creates a physical, exports it and imports it again.
 pub(super) fn imported(
     b: &mut Bench,
 ) -> Result<(PhysicalHandle, PhysicalHandle, OwnedFd), DriverError> {

@@ -1,4 +1,4 @@
-//! Taking mappings away.
+//! Removing mappings.
 
 use cuvmm_driver::{AccessFlags, DeviceAddress};
 
@@ -62,7 +62,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "unmap.twice",
         HOLES,
-        "A mapping that was taken away already.",
+        "A mapping that was removed already.",
         |b| {
             let base = b.lay("X-")?;
             b.unmap(base, 2 * b.granule())?;
@@ -78,13 +78,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "unmap.past_end",
         HOLES,
-        "From a mapping to behind the reservation.",
+        "From a mapping to beyond the reservation.",
         |b| taken(b, "..X-", 2, 4, &[2]),
     ),
     Case::new(
         "unmap.unreserved",
         HOLES,
-        "Addresses that were given back.",
+        "Addresses that were freed.",
         |b| {
             let base = b.addresses(2)?;
             b.free_reservation(base, 2 * b.granule())?;
@@ -106,7 +106,8 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Unmaps a range of a picture, and says for some places whether a mapping is left to open.
+/// Unmaps a range of a picture, and reports for some places if a mapping is left to grant access
+/// to.
 fn taken(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64]) -> Answered {
     let base = b.lay(picture)?;
     let outcome = b.unmap(b.at(base, from), granules * b.granule());

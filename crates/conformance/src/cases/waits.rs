@@ -1,5 +1,5 @@
-//! Which calls wait for a kernel that is running: the plain free does, the virtual-memory calls
-//! do not. So nothing but the library keeps memory in place that a kernel is using.
+//! Calls that wait for a running kernel: the plain free waits, the virtual-memory calls do not. So
+//! only the library keeps memory mapped that a kernel is using.
 
 use cuvmm_driver::{AccessFlags, DriverError, StreamHandle};
 
@@ -9,7 +9,7 @@ use crate::{Answer, Answered, Bench, Case, Need};
 const RULE: &str = "nothing-waits";
 const KERNELS: &[Need] = &[Need::Kernels];
 
-/// How long the kernel runs: far longer than a call that does not wait, even a slow one.
+/// The duration of the kernel: far longer than a call that does not wait, even a slow one.
 const SPIN_MS: u32 = 200;
 
 pub(super) const CASES: &[Case] = &[
@@ -53,7 +53,7 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "waits.free_managed",
         RULE,
-        "The same, of managed memory.",
+        "The plain free of managed memory.",
         |b| {
             let managed = b.managed(b.granule(), 1)?;
             beside(b, |b| b.free(managed))
@@ -62,7 +62,7 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
 ];
 
-/// Does something while a kernel runs, and says whether the kernel ran still afterwards.
+/// Runs `act` while a kernel runs, and reports if the kernel was still running afterwards.
 pub(super) fn beside(
     b: &mut Bench,
     act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
@@ -71,7 +71,7 @@ pub(super) fn beside(
         return Ok(Answer::value("no kernels"));
     };
     let stream = b.stream()?;
-    // The first launch may load the kernel, which takes its time: not what is asked here.
+    // The first launch may load the kernel, which takes time that is not to be measured.
     kernels.spin(b.device(), stream, 0)?;
     b.synchronize(stream)?;
     kernels.spin(b.device(), stream, SPIN_MS)?;

@@ -1,5 +1,5 @@
-//! The backends that run without a GPU, each ready to be asked, one at a time: what one test takes
-//! of the process's addresses would show in another's answers.
+//! The backends that run without a GPU. They run one at a time, because addresses that one test
+//! uses would change another test's answers.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct Backend {
     kernels: Option<Arc<dyn KernelToucher>>,
     isolate: Isolate,
     _turn: MutexGuard<'static, ()>,
-    /// Holds the library that the driver was loaded from.
+    /// The directory of the library that the driver was loaded from.
     _directory: Option<tempfile::TempDir>,
 }
 
@@ -58,7 +58,7 @@ impl Backend {
         }
     }
 
-    /// All cases of a name that contains `filter`, and not the slow ones.
+    /// Runs all cases whose name contains `filter`, except the slow ones.
     pub(crate) fn report(&self, filter: &str) -> Report {
         Suite::new(Arc::clone(&self.driver))
             .kernels(self.kernels.clone())
@@ -79,7 +79,7 @@ fn isolate(backend: &str) -> Isolate {
     Isolate::new(env!("CARGO_BIN_EXE_conformance-one"), [backend])
 }
 
-/// The committed recordings, with the names of their files.
+/// Returns the committed recordings with their file names.
 pub(crate) fn recordings() -> Vec<(PathBuf, Recording)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("answers");
     let mut paths: Vec<_> = std::fs::read_dir(directory)

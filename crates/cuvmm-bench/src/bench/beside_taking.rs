@@ -1,4 +1,4 @@
-//! Work of a tenant under the pool's lock while another takes 16 GiB back from all the others.
+//! Leases and allocations of one tenant while another tenant reclaims 16 GiB from all the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,16 +17,16 @@ pub(super) const ALLOCATE: &str = "alloc_beside_take_back";
 
 const SIZE: u64 = 16 * GIB;
 
-/// Those who are taken from.
+/// The number of tenants whose memory is reclaimed.
 const TENANTS: u64 = 16;
 
-/// For the events that tell that the old owners' streams have passed.
+/// Timeout that covers the wait for the previous tenants' fences.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const FLOOR: &str = "the same while no tenant takes memory back";
 
-/// Measures taking and ending a lease, and allocating cached memory that a stream cache does not
-/// have, while another thread takes back what 16 tenants have idle in extents of 2 MiB.
+/// Measures taking and ending a lease, and allocating cached memory that no stream cache holds,
+/// while another thread reclaims the cached memory of 16 tenants in extents of 2 MiB.
 ///
 /// # Errors
 /// When an operation fails.
@@ -85,7 +85,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Takes a lease on a block and ends it.
+/// Takes a lease on a block and ends it, and returns the time.
 fn lease(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
     let block = tenant.allocate_on(stream, PAGE)?;
     let (took, ()) = wall(|| {
@@ -95,10 +95,11 @@ fn lease(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-/// Allocates a block from memory that is cached in the pool and in no stream cache.
+/// Allocates a block from memory that is cached in the pool and in no stream cache, and returns the
+/// time.
 fn allocate(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
     drop(tenant.allocate_on(stream, PAGE)?);
-    // Sweeps the stream caches.
+    // Empties the stream caches into the pool.
     let _ = tenant.stats();
     let (took, block) = wall(|| anyhow::Ok(tenant.allocate_on(stream, PAGE)?))?;
     drop(block);

@@ -1,4 +1,4 @@
-//! Leases that a thread takes while another waits for memory that the device still uses.
+//! Taking leases while another thread waits for memory that the device still uses.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,19 +15,19 @@ use cuvmm_cli::watch::wall;
 
 pub(super) const NAME: &str = "lease_beside_waiter";
 
-/// Freed blocks whose fences are pending.
+/// Freed blocks whose fences are incomplete.
 const PENDING: u64 = 512;
 
 const FLOOR: &str = "the same while no thread waits";
 
-/// How long the device uses the freed blocks, and the waiter waits.
+/// Time that the waiter waits. The device uses the freed blocks for twice as long.
 const WHILE: Duration = Duration::from_millis(200);
 
-/// Measures taking and ending a lease while another thread waits for 512 pending blocks, and beside
-/// none.
+/// Measures taking and ending a lease while another thread waits for memory and 512 freed blocks
+/// are pending, and while no thread waits.
 ///
 /// # Errors
-/// When an operation fails, or memory comes free too soon.
+/// When an operation fails, or memory becomes free while it is in use.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room((PENDING + 1) * PAGE)?;
     let busy = Busy::new(stage)?;
@@ -73,7 +73,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Takes a lease and ends it.
+/// Takes a lease and ends it, and returns the time.
 fn lease(block: &Block) -> anyhow::Result<f64> {
     let (took, ()) = wall(|| {
         drop(block.lease());

@@ -1,9 +1,9 @@
-//! Work that uses a block for a while, on any driver, and finds out whether other work touched it.
+//! Work that uses a block for a while, on any driver, and detects other writes to the block.
 //!
-//! On a GPU it is kernels: one writes every word of the block and runs on for the time, the next
-//! looks at every word. Elsewhere a stream is held back with a kernel queued on it that reads the
-//! block, and let go when the time has gone by; the model has no bytes to look at, but there too a
-//! kernel that finds its memory gone loses the context.
+//! On a GPU, one kernel writes every word of the block and keeps running for the given time, and a
+//! second kernel checks every word. On the other drivers, a kernel that reads the block is queued
+//! on a held stream, which is released when the time has passed. The model has no bytes to check,
+//! but a kernel whose memory is unmapped loses the context there too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,19 +19,19 @@ use cuvmm_cli::drivers::Concrete;
 
 const PATTERN: u32 = 0x5a5a_5a5a;
 
-/// How a device is kept busy.
+/// The means by which a device is kept busy.
 pub(super) enum Busy<'a> {
     Kernels(&'a Kernels),
     Held(Held),
 }
 
-/// A machine whose streams can be held back.
+/// A machine whose streams can be held.
 pub(super) struct Held {
     machine: Arc<dyn Holds>,
     device: Ordinal,
 }
 
-/// The memory in use, which is checked when the work ends.
+/// A block in use, which [`Busy::end`] checks.
 pub(super) struct Used {
     stream: Stream,
     at: DeviceAddress,
@@ -41,8 +41,10 @@ pub(super) struct Used {
 }
 
 impl<'a> Busy<'a> {
+    /// Chooses the means for the stage's driver.
+    ///
     /// # Errors
-    /// The row is skipped where a GPU runs no kernels.
+    /// A `Skip` on a GPU whose kernels could not be loaded.
     pub(super) fn new(stage: &'a Stage) -> anyhow::Result<Self> {
         let device = stage.device.ordinal();
         let held = |machine| Ok(Self::Held(Held { machine, device }));
@@ -53,7 +55,7 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// In words, what the work is.
+    /// Describes the work, for the note of a row.
     pub(super) const fn said(&self) -> &'static str {
         match self {
             Self::Kernels(_) => "the work is a kernel",
@@ -61,7 +63,7 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// Queues the work and returns at once.
+    /// Queues the work and returns without waiting.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -91,10 +93,10 @@ impl<'a> Busy<'a> {
         })
     }
 
-    /// Waits until the work has ended, and sees that the block was not touched before.
+    /// Waits until the work has ended, and checks that the block was not modified before.
     ///
     /// # Errors
-    /// When it was.
+    /// When the block was modified, or the driver refuses.
     pub(super) fn end(&self, used: Used) -> anyhow::Result<()> {
         let changed = match self {
             Self::Kernels(kernels) => {
@@ -113,10 +115,10 @@ impl<'a> Busy<'a> {
         Ok(())
     }
 
-    /// Does something while the device is busy for some time.
+    /// Calls `act` while the device is busy for `time`.
     ///
     /// # Errors
-    /// What it answers.
+    /// The error of `act`, or of the driver.
     pub(super) fn meanwhile<T>(
         &self,
         stream: &Stream,
@@ -146,11 +148,11 @@ impl<'a> Busy<'a> {
 /// Ranges that a kernel reads, and ranges that it fills with a byte.
 type Ranges = (Vec<(DeviceAddress, u64)>, Vec<(DeviceAddress, u64, u8)>);
 
-/// The common part of host and model.
+/// The operations that the host and model drivers share.
 trait Holds: Send + Sync {
     fn held(&self, device: Ordinal, stream: &Stream, yes: bool);
     fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()>;
-    /// Words that do not hold the pattern.
+    /// Counts the words that do not hold the pattern.
     fn changed(&self, device: Ordinal, at: DeviceAddress, bytes: usize) -> anyhow::Result<u64>;
 }
 

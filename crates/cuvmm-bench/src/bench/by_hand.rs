@@ -1,8 +1,8 @@
-//! The calls of a program without the library: the driver's own, in the fewest that do it.
+//! Driver calls by hand: what a program does without the library, with as few calls as possible.
 //!
-//! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each owner
-//! below hands the driver only what the driver gave it, once, and nothing is launched on memory by
-//! hand but fills that are waited for.
+//! `unsafe` here: the `Driver` methods that take addresses and handles. Each owner below passes the
+//! driver only what the driver gave it, and returns it once. The only work launched on this memory
+//! is fills and copies that are waited for.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -15,7 +15,7 @@ use cuvmm::driver::{
     Ordinal, PhysicalHandle, PhysicalProps, Result,
 };
 
-/// A hand on a device's driver.
+/// A driver and a device, for driver calls by hand.
 #[derive(Clone, Debug)]
 pub(super) struct Hand {
     driver: Arc<dyn Driver>,
@@ -35,12 +35,12 @@ impl Hand {
         self.device
     }
 
-    /// Returns a shared handle to the driver.
+    /// Returns a shared handle of the driver.
     pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
 
-    /// One physical allocation, not mapped.
+    /// Creates a physical allocation without mapping it.
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
         let props = PhysicalProps::device(self.device);
         let handle = self.driver.create(size, &props, 0)?;
@@ -63,7 +63,7 @@ impl Hand {
         })
     }
 
-    /// The physical behind a descriptor that another process gave.
+    /// Imports the physical allocation behind a descriptor from another process.
     pub(super) fn import(&self, descriptor: BorrowedFd<'_>, size: u64) -> Result<Bare<'_>> {
         let source = ImportSource::Fd(descriptor.as_raw_fd());
         // SAFETY: the descriptor is borrowed, so it is open.
@@ -75,7 +75,7 @@ impl Hand {
         })
     }
 
-    /// Reserves addresses without mappings, with capacity for the given number of extents.
+    /// Reserves addresses, with capacity to record `extents` physicals without allocating.
     pub(super) fn reserve(&self, size: u64, extents: usize) -> Result<Range<'_>> {
         Ok(Range {
             hand: self,
@@ -86,7 +86,7 @@ impl Hand {
         })
     }
 
-    /// Memory of these extents side by side: reserve, create and map each, one set_access.
+    /// Commits adjacent extents of these sizes: reserve, create and map each, one set_access.
     pub(super) fn commit(&self, extents: &[u64]) -> Result<Range<'_>> {
         let mut range = self.reserve(extents.iter().sum(), extents.len())?;
         extents.iter().try_for_each(|&size| range.hold(size))?;
@@ -94,7 +94,7 @@ impl Hand {
         Ok(range)
     }
 
-    /// `cuMemAlloc`.
+    /// Allocates memory with `cuMemAlloc`.
     pub(super) fn plain(&self, size: u64) -> Result<Plain<'_>> {
         let address = self.driver.alloc(self.device, size)?;
         Ok(Plain {
@@ -104,12 +104,12 @@ impl Hand {
         })
     }
 
-    /// `cuMemAllocAsync` and `cuMemFreeAsync`, the given number of times.
+    /// Calls `cuMemAllocAsync` and `cuMemFreeAsync`, `times` times.
     pub(super) fn pooled(&self, stream: &Stream, size: u64, times: usize) -> Result<()> {
         let stream = stream.as_raw();
         for _ in 0..times {
-            // SAFETY: the stream is borrowed, so it lives; the memory is new, and nothing
-            // uses it.
+            // SAFETY: the stream is borrowed, so it is live; the memory was just allocated, and no
+            // work uses it.
             unsafe {
                 let address = self.driver.alloc_async(self.device, size, stream)?;
                 self.driver.free_async(self.device, address, stream)?;
@@ -126,7 +126,7 @@ impl Hand {
     }
 }
 
-/// One physical allocation. Released when dropped.
+/// One physical allocation, released when dropped.
 #[derive(Debug)]
 pub(super) struct Bare<'a> {
     hand: &'a Hand,
@@ -135,30 +135,34 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
-    /// A handle for another process.
+    /// Exports the allocation as a descriptor for another process.
     pub(super) fn export(&self) -> Result<Exported> {
         let driver = &self.hand.driver;
-        // SAFETY: the handle is ours and lives.
+        // SAFETY: this value owns the handle, which is live.
         unsafe { driver.export(self.handle, HandleTypes::POSIX_FD, 0) }
     }
 
+    /// Releases the allocation.
+    ///
     /// # Errors
-    /// When the driver refuses; the memory is lost to the process then.
+    /// When the driver refuses; the process cannot use or free the memory then.
     pub(super) fn release(self) -> Result<()> {
         let bare = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the handle is ours and is not given back again.
+        // SAFETY: this value owns the handle and is not dropped, so the handle is released once.
         unsafe { bare.hand.driver.release(bare.handle) }
     }
 }
 
 impl Drop for Bare<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours. What cannot be released stays with the driver.
+        // SAFETY: this value owns the handle. An allocation that cannot be released stays with the
+        // driver.
         let _ = unsafe { self.hand.driver.release(self.handle) };
     }
 }
 
-/// Addresses, and physicals that lie in them side by side from the start. Given back when dropped.
+/// A reservation, and physicals that are mapped in it without gaps from its start. Returned when
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Range<'a> {
     hand: &'a Hand,
@@ -176,12 +180,12 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
-    /// Maps a physical allocation that exists.
+    /// Adds an existing physical, to be mapped behind the others.
     pub(super) fn adopt(&mut self, bare: Bare<'a>) {
         self.held.push(bare);
     }
 
-    /// Maps all that is held behind what is mapped, with one set_access.
+    /// Maps all held physicals that are not mapped, with one set_access.
     pub(super) fn map(&mut self) -> Result<()> {
         let driver = &self.hand.driver;
         let from = self.mapped;
@@ -189,7 +193,8 @@ impl<'a> Range<'a> {
         for bare in &self.held {
             if at >= from {
                 let place = DeviceAddress(self.address.0 + at);
-                // SAFETY: the handle lives; the place is ours and empty.
+                // SAFETY: the handle is live; this range owns the addresses, and nothing is mapped
+                // there.
                 unsafe { driver.map(place, bare.size, 0, bare.handle, 0)? };
                 self.mapped = at + bare.size;
             }
@@ -198,7 +203,7 @@ impl<'a> Range<'a> {
         self.open(from, AccessFlags::READ_WRITE)
     }
 
-    /// Maps one physical again and again until the range is full, with one set_access for reading.
+    /// Maps one physical repeatedly until the range is full, with one set_access for reading.
     pub(super) fn repeat(&mut self, bare: &Bare<'_>) -> Result<()> {
         let from = self.mapped;
         while self.mapped + bare.size <= self.size {
@@ -210,10 +215,10 @@ impl<'a> Range<'a> {
         self.open(from, AccessFlags::READ)
     }
 
-    /// Access for another device to all that is mapped.
+    /// Grants another device access to everything mapped.
     pub(super) fn let_in(&self, peer: &Hand) -> Result<()> {
         let access = peer.access(AccessFlags::READ_WRITE);
-        // SAFETY: no right goes away.
+        // SAFETY: the call removes no access.
         unsafe {
             self.hand
                 .driver
@@ -221,10 +226,10 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Opens what is mapped from an offset on.
+    /// Sets access to the mappings from an offset on.
     fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
         let (place, size) = (self.address_at(from), self.mapped - from);
-        // SAFETY: the memory was just mapped, and no work uses it yet.
+        // SAFETY: the mappings were just made, and no work uses them yet.
         unsafe {
             self.hand
                 .driver
@@ -237,12 +242,12 @@ impl<'a> Range<'a> {
         self.mapped
     }
 
-    /// The address at an offset in it.
+    /// Returns the address at an offset in the range.
     pub(super) const fn address_at(&self, offset: u64) -> DeviceAddress {
         DeviceAddress(self.address.0 + offset)
     }
 
-    /// One more extent behind the others: create, map, set_access.
+    /// Adds one extent behind the others: create, map, set_access.
     pub(super) fn append(&mut self, size: u64) -> Result<()> {
         let bare = self.hand.create(size)?;
         let place = DeviceAddress(self.address.0 + self.mapped);
@@ -257,7 +262,7 @@ impl<'a> Range<'a> {
     /// Unmaps everything in one call; the physicals stay held.
     pub(super) fn unmap(&mut self) -> Result<()> {
         if self.mapped > 0 {
-            // SAFETY: nothing is launched on memory by hand that is not waited for.
+            // SAFETY: all work launched on this memory was waited for.
             unsafe { self.hand.driver.unmap(self.address, self.mapped)? };
             self.mapped = 0;
         }
@@ -271,7 +276,7 @@ impl<'a> Range<'a> {
         other.map()
     }
 
-    /// Trades what is held with another range; nothing is mapped in either.
+    /// Swaps the held physicals with those of another range; nothing is mapped in either.
     pub(super) const fn swap_held(&mut self, other: &mut Range<'a>) {
         std::mem::swap(&mut self.held, &mut other.held);
     }
@@ -288,12 +293,12 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Releases what is held.
+    /// Releases the held physicals.
     pub(super) fn release(&mut self) -> Result<()> {
         self.held.drain(..).try_for_each(Bare::release)
     }
 
-    /// Gives the addresses back, and with them all that is still mapped or held.
+    /// Frees the reservation, after unmapping and releasing all of its physicals.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -304,7 +309,7 @@ impl<'a> Range<'a> {
     }
 
     fn free(&mut self) -> Result<()> {
-        // SAFETY: nothing is mapped in it, and it is not given back again: the size says so.
+        // SAFETY: nothing is mapped in the range, and it is freed once: the size becomes 0 below.
         let freed = unsafe { self.hand.driver.free_reservation(self.address, self.size) };
         self.size = 0;
         freed
@@ -314,13 +319,13 @@ impl<'a> Range<'a> {
 impl Drop for Range<'_> {
     fn drop(&mut self) {
         if self.size > 0 && self.unmap().is_ok() && self.release().is_ok() {
-            // What cannot be given back stays with the driver.
+            // A reservation that cannot be freed stays with the driver.
             let _ = self.free();
         }
     }
 }
 
-/// Memory of `cuMemAlloc`. Freed when dropped.
+/// Memory from `cuMemAlloc`, freed when dropped.
 #[derive(Debug)]
 pub(super) struct Plain<'a> {
     hand: &'a Hand,
@@ -333,15 +338,16 @@ impl Plain<'_> {
         self.address
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub(super) const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Queues a fill of the first bytes. The memory is freed by a call that waits for it.
+    /// Queues a fill of the first bytes with zeros. The memory is freed by a call that waits for
+    /// it.
     pub(super) fn fill(&self, stream: &Stream, bytes: u64) -> Result<()> {
         let Hand { driver, device } = self.hand;
-        // SAFETY: freeing, by hand or by dropping, waits for the device.
+        // SAFETY: freeing, explicitly or by dropping, waits for the device.
         unsafe { driver.fill_async(*device, self.address, 0, bytes, stream.as_raw()) }
     }
 
@@ -349,13 +355,13 @@ impl Plain<'_> {
     pub(super) fn copy_to(&self, other: &Self, stream: &Stream, bytes: u64) -> Result<()> {
         let Hand { driver, device } = self.hand;
         let (to, from) = (other.address, self.address);
-        // SAFETY: freeing, by hand or by dropping, waits for the device.
+        // SAFETY: freeing, explicitly or by dropping, waits for the device.
         unsafe { driver.copy_on_device_async(*device, to, from, bytes, stream.as_raw()) }
     }
 
     /// Copies the first bytes to the host and waits.
     pub(super) fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: no work writes there now.
+        // SAFETY: the memory is live, and no work writes to it now.
         unsafe {
             self.hand
                 .driver
@@ -363,26 +369,28 @@ impl Plain<'_> {
         }
     }
 
-    /// `cuMemFree`, which waits for the device.
+    /// Frees the memory with `cuMemFree`, which waits for the device.
     ///
     /// # Errors
     /// When the driver refuses.
     pub(super) fn free(self) -> Result<()> {
         let plain = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the memory is ours, is not freed again, and the call waits for its users.
+        // SAFETY: this value owns the memory and is not dropped, so it is freed once; the call
+        // waits for the work that uses it.
         unsafe { plain.hand.driver.free(plain.hand.device, plain.address) }
     }
 }
 
 impl Drop for Plain<'_> {
     fn drop(&mut self) {
-        // SAFETY: as in `free`. What cannot be freed stays with the driver.
+        // SAFETY: as in `free`. Memory that cannot be freed stays with the driver.
         let _ = unsafe { self.hand.driver.free(self.hand.device, self.address) };
     }
 }
 
-/// Makes the mappings of a picture on a driver that has none, and leaves them there. Keeps no books
-/// of its own: what a model keeps for them is what is asked.
+/// Makes the mappings of a snapshot on a driver that has none, and leaves them there. Allocates no
+/// bookkeeping of its own, because the caller measures the memory that the model keeps for the
+/// mappings.
 ///
 /// # Errors
 /// When the driver refuses.
@@ -402,7 +410,8 @@ pub(super) fn repeat_mappings(
         {
             let handle = driver.create(mapping.size, &props, 0)?;
             let place = DeviceAddress(address.0 + offset);
-            // SAFETY: the handle was just had, and the place is empty, as it was in the picture.
+            // SAFETY: the handle was just created, and nothing is mapped at the addresses, as in
+            // the snapshot.
             unsafe {
                 driver.map(place, mapping.size, 0, handle, 0)?;
                 driver.set_access(place, mapping.size, &mapping.access)?;

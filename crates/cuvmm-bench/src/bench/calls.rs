@@ -1,8 +1,8 @@
-//! Driver calls one by one, so that each can be timed.
+//! Single driver calls, so that each can be timed.
 //!
-//! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each is given
-//! what the driver gave a moment ago; a call out of its turn answers an error of the driver's and
-//! harms no work, since nothing is launched on the memory.
+//! `unsafe` here: the `Driver` methods that take addresses and handles. Each receives values that
+//! the driver returned before. A call out of order returns a driver error and corrupts nothing,
+//! because no work is launched on the memory.
 #![allow(unsafe_code)]
 
 use cuvmm::Stream;
@@ -13,7 +13,7 @@ use cuvmm::driver::{
 
 use super::by_hand::Hand;
 
-/// The life of one mapping, step by step. What is left of it goes when dropped.
+/// One mapping, created and removed step by step. Dropping it removes what remains.
 pub(super) struct Calls<'a> {
     driver: &'a dyn Driver,
     device: Ordinal,
@@ -49,7 +49,7 @@ impl<'a> Calls<'a> {
 
     pub(super) fn map(&mut self) -> Result<()> {
         if let (Some(address), Some(physical)) = (self.address, self.physical) {
-            // SAFETY: both are ours and live.
+            // SAFETY: this value owns both the addresses and the physical, and both are live.
             unsafe { self.driver.map(address, self.size, 0, physical, 0)? };
             self.mapped = true;
         }
@@ -60,17 +60,17 @@ impl<'a> Calls<'a> {
         self.open(&[read_write(self.device)])
     }
 
-    /// Access for another device too, in the same call.
+    /// Sets access for this device and `peer` in one call.
     pub(super) fn set_access_with(&mut self, peer: Ordinal) -> Result<()> {
         self.open(&[read_write(self.device), read_write(peer)])
     }
 
-    /// Access for another device alone, which the first has already.
+    /// Sets access for `peer` alone, after this device has access.
     pub(super) fn let_in(&mut self, peer: Ordinal) -> Result<()> {
         self.open(&[read_write(peer)])
     }
 
-    /// Takes that away again.
+    /// Removes the access of `peer`.
     pub(super) fn shut_out(&mut self, peer: Ordinal) -> Result<()> {
         let flags = AccessFlags::NONE;
         let location = Location::device(peer);
@@ -96,7 +96,7 @@ impl<'a> Calls<'a> {
 
     pub(super) fn release(&mut self) -> Result<()> {
         match self.physical.take() {
-            // SAFETY: it is ours, and is not given back again.
+            // SAFETY: this value owns the physical and takes it here, so it is released once.
             Some(physical) => unsafe { self.driver.release(physical) },
             None => Ok(()),
         }
@@ -104,7 +104,7 @@ impl<'a> Calls<'a> {
 
     pub(super) fn free_addresses(&mut self) -> Result<()> {
         match self.address.take() {
-            // SAFETY: they are ours, and are not given back again.
+            // SAFETY: this value owns the reservation and takes it here, so it is freed once.
             Some(address) => unsafe { self.driver.free_reservation(address, self.size) },
             None => Ok(()),
         }
@@ -113,7 +113,7 @@ impl<'a> Calls<'a> {
 
 impl Drop for Calls<'_> {
     fn drop(&mut self) {
-        // What cannot be given back stays with the driver.
+        // Resources that cannot be returned stay with the driver.
         let _ = self.unmap();
         let _ = self.release();
         let _ = self.free_addresses();
@@ -127,7 +127,7 @@ fn read_write(device: Ordinal) -> AccessDesc {
     }
 }
 
-/// The next device that reaches this one's memory and whose memory this one reaches.
+/// Returns the next device such that each of the two devices can access the other's memory.
 pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
     let (driver, device) = (hand.driver(), hand.device());
     let count = driver.device_count().ok()?;
@@ -137,7 +137,7 @@ pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
         .find(|&peer| reaches(peer, device) && reaches(device, peer))
 }
 
-/// An event. Destroyed when dropped.
+/// An event, destroyed when dropped.
 pub(super) struct Event<'a> {
     hand: &'a Hand,
     handle: EventHandle,
@@ -152,12 +152,12 @@ impl<'a> Event<'a> {
 
     pub(super) fn record(&self, stream: &Stream) -> Result<()> {
         let (driver, device) = (self.hand.driver(), self.hand.device());
-        // SAFETY: event and stream live.
+        // SAFETY: the event and the stream are live.
         unsafe { driver.event_record(device, self.handle, stream.as_raw()) }
     }
 
     pub(super) fn query(&self) -> Result<bool> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is live.
         unsafe {
             self.hand
                 .driver()
@@ -165,10 +165,10 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Later work of the stream waits for the event.
+    /// Makes later work of the stream wait for the event.
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
         let (driver, device) = (self.hand.driver(), self.hand.device());
-        // SAFETY: event and stream live.
+        // SAFETY: the event and the stream are live.
         unsafe { driver.stream_wait_event(device, stream.as_raw(), self.handle) }
     }
 }
@@ -176,7 +176,8 @@ impl<'a> Event<'a> {
 impl Drop for Event<'_> {
     fn drop(&mut self) {
         let (driver, device) = (self.hand.driver(), self.hand.device());
-        // SAFETY: the event is ours. What cannot be destroyed stays with the driver.
+        // SAFETY: this value owns the event. An event that cannot be destroyed stays with the
+        // driver.
         let _ = unsafe { driver.event_destroy(device, self.handle) };
     }
 }

@@ -1,4 +1,5 @@
-//! Our cold side: a pool that is trimmed to nothing, new addresses, a create for every extent.
+//! cuvmm's side of cold rows: a pool that is trimmed to nothing, new addresses, and a create for
+//! every extent.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -10,10 +11,10 @@ use cuvmm::{Block, Pool, Scrub, Stream, Tenant};
 
 use super::stage::Stage;
 
-/// How long the pool may take to give everything back.
+/// Timeout for returning all of the pool's memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A pool that has nothing between measurements.
+/// A pool that holds no memory between measurements.
 pub(super) struct Cold<'a> {
     stage: &'a Stage,
     pool: Pool,
@@ -21,20 +22,23 @@ pub(super) struct Cold<'a> {
     tenants: Cell<u64>,
 }
 
-/// A block that was committed cold. Dropping it makes it idle; [`Cold::empty`] does the rest.
+/// A block that was committed cold. Dropping it makes its memory cached; [`Cold::empty`] returns
+/// the memory to the driver.
 pub(super) struct Taken {
-    /// Extents in order, in bytes.
+    /// The sizes of the extents, in order, in bytes.
     pub(super) extents: Vec<u64>,
-    /// Driver calls that were made for it.
+    /// Driver calls made for the block.
     pub(super) calls: u64,
     _block: Block,
-    /// With its tenant go the addresses, so that the next block has new ones.
+    /// Dropped with the block, which frees the addresses, so that the next block has new ones.
     _tenant: Tenant,
 }
 
 impl<'a> Cold<'a> {
+    /// Creates a pool with a limit, which holds no memory yet.
+    ///
     /// # Errors
-    /// When the pool cannot be.
+    /// When the pool or the stream cannot be created.
     pub(super) fn new(stage: &'a Stage, limit: u64) -> anyhow::Result<Self> {
         let pool = stage.pool(limit, Scrub::default())?;
         let stream = Stream::new(&stage.device)?;
@@ -46,10 +50,10 @@ impl<'a> Cold<'a> {
         })
     }
 
-    /// Times the making of a block, and makes sure that all of its memory was new.
+    /// Times making a block, and checks that all of its memory was new.
     ///
     /// # Errors
-    /// When it cannot be made, or was not cold.
+    /// When the block cannot be made, or was not cold.
     pub(super) fn take(
         &self,
         make: impl FnOnce(&Tenant, &Stream) -> Result<Block, BlockError>,
@@ -83,10 +87,10 @@ impl<'a> Cold<'a> {
         Ok((took, taken))
     }
 
-    /// Gives all memory back to the driver. No block is left.
+    /// Returns all memory to the driver. No block may be live.
     ///
     /// # Errors
-    /// When some of it does not go.
+    /// When memory is left after a timeout of 5 seconds.
     pub(super) fn empty(&self) -> anyhow::Result<()> {
         self.stream.synchronize()?;
         let begun = Instant::now();

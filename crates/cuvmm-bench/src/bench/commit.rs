@@ -1,4 +1,4 @@
-//! Cold commits right after a release, beside the driver's own calls.
+//! Cold commits immediately after a release, compared with driver calls by hand.
 
 use cuvmm::error::BlockError;
 use cuvmm::{Block, Stream, Tenant};
@@ -14,7 +14,7 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const PAGE: u64 = 2 * MIB;
 
-/// The sizes by the words that name them.
+/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 8] = [
     ("2MiB", 2 * MIB),
     ("32MiB", 32 * MIB),
@@ -26,7 +26,7 @@ pub(super) const SIZES: [(&str, u64); 8] = [
     ("8GiB", 8 * GIB),
 ];
 
-/// The size beside 2 MiB pages and the driver's own allocation.
+/// The size that is also compared with 2 MiB pages and with the driver's own allocation.
 const RIVALS_AT: u64 = GIB;
 
 const SAME_EXTENTS: &str = "the same extents by hand: reserve, create and map each, one set_access";
@@ -39,7 +39,7 @@ pub(super) fn name(size: &str) -> String {
     format!("commit_cold_{size}")
 }
 
-/// The rows of one size, in order.
+/// Returns the names of the rows of one size, in order.
 pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
     let name = name(word);
     let mut names = vec![name.clone()];
@@ -55,15 +55,15 @@ pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
     names
 }
 
-/// A block of `size` bytes, as the cold rows make it.
+/// Returns a function that allocates a block of `size` bytes for the cold rows.
 pub(super) fn block(size: u64) -> impl Fn(&Tenant, &Stream) -> Result<Block, BlockError> {
     move |tenant, stream| tenant.block(size).home_stream(stream).try_allocate()
 }
 
-/// Measures one size.
+/// Measures cold commits of one size against its baselines.
 ///
 /// # Errors
-/// When a side fails, or ours was not cold.
+/// When a side fails, or cuvmm's side was not cold.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -95,8 +95,8 @@ pub(super) fn measure(
     if wanted.has(&name) {
         let (floor, theirs) = floor(size, &extents);
         let by_hand = || by_hand(&theirs);
-        // The driver is still busy with a large release when the next creation comes: each side
-        // then has to follow its own.
+        // The driver is still busy with a large release at the next create, so each side has to
+        // follow a release of its own.
         let samples = if size > GIB {
             alternate(pairs, after_itself(ours), after_itself(by_hand))?
         } else {
@@ -153,8 +153,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Returns the baseline of a commit: one physical as far as one of ours could be as large, then
-/// the same extents.
+/// Returns the baseline of a commit: one physical up to 1 GiB, the default largest extent of a
+/// pool, and the same extents above that.
 pub(super) fn floor(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
     if size <= GIB {
         (ONE_PHYSICAL, vec![size])

@@ -1,8 +1,8 @@
-//! The device's context on the measuring thread.
+//! Makes a device's context current on the measuring thread.
 //!
-//! `unsafe` here: the two calls of the bare table that push and pop it, which the trait `Driver`
-//! does by itself around each call that needs a context. A program that uses the device has it
-//! current anyway, and the rivals' figures must not hold our pushing and popping.
+//! `unsafe` here: the two driver-table calls that push and pop the context. The `Driver` trait does
+//! both around each call that needs a context. A program that uses the device has its context
+//! current anyway, and the figures of the baselines must not include these pushes and pops.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -14,20 +14,22 @@ use cuvmm::driver::Ordinal;
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::sys::CUresult;
 
-/// While it lives, the context is current on this thread.
+/// A guard that keeps a context current on this thread.
 #[derive(Debug)]
 pub(super) struct Current {
     driver: Arc<CudaDriver>,
-    /// Not `Send`: each thread has its own current context.
+    /// Makes the guard `!Send`: a context is current on one thread only.
     _thread: PhantomData<*const ()>,
 }
 
 impl Current {
+    /// Pushes the context of `device`.
+    ///
     /// # Errors
-    /// When there is no context.
+    /// When there is no context, or the driver refuses.
     pub(super) fn enter(driver: Arc<CudaDriver>, device: Ordinal) -> anyhow::Result<Self> {
         let context = driver.context(device)?;
-        // SAFETY: the context is valid for as long as the driver is, which is kept here.
+        // SAFETY: the context is valid for as long as the driver, which the guard keeps alive.
         let code = unsafe { (driver.api().cuCtxPushCurrent_v2)(context) };
         ensure!(code == CUresult::CUDA_SUCCESS, "cuCtxPushCurrent: {code}");
         Ok(Self {
@@ -40,8 +42,8 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: what is popped was pushed by `enter`; the result goes to a local. A context that
-        // is lost is current all the same, so there is nothing to do about an error.
+        // SAFETY: the popped context was pushed by `enter`, and the result is written to a local. A
+        // lost context is current all the same, so an error needs no handling.
         let _ = unsafe { (self.driver.api().cuCtxPopCurrent_v2)(&mut popped) };
     }
 }

@@ -1,9 +1,9 @@
-//! A vector that grows by pushing until it holds so much, beside the way without virtual memory:
-//! memory of twice the size, a copy, and the old memory freed, each time it is full.
+//! A vector that grows by pushing to a given size, compared with growth without virtual memory:
+//! whenever it is full, allocate twice the size, copy, and free the old memory.
 //!
-//! What is pushed is filled in on the device, so that the time is of growing and not of the way
-//! from the host. A push is a sixteenth of what is there: as often as one element at a time it
-//! runs into the end of the memory, and with no more calls than it takes.
+//! Pushed elements are filled on the device, so that the time is that of growth and not of copies
+//! from the host. A push is a sixteenth of the present size: this reaches the end of the memory as
+//! often as pushing single elements does, with no more calls than needed.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -21,15 +21,15 @@ use super::stage::Stage;
 use super::wanted::Wanted;
 use cuvmm_cli::drivers::Concrete;
 
-/// How much a vector is to hold.
+/// The final size of a vector.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Size {
     Bytes(u64),
-    /// Hundredths of all memory of the device.
+    /// A percentage of the device's memory.
     OfAll(u64),
 }
 
-/// The sizes by the words that name them.
+/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, Size); 5] = [
     ("2MiB", Size::Bytes(2 * MIB)),
     ("32MiB", Size::Bytes(32 * MIB)),
@@ -38,7 +38,7 @@ pub(super) const SIZES: [(&str, Size); 5] = [
     ("75pct", Size::OfAll(75)),
 ];
 
-/// The first push, and the memory that a vector by hand begins with.
+/// The size of the first push, and the initial capacity of a vector by hand.
 const FIRST: u64 = 64 << 10;
 
 const FILLS: &str = "the same fills into memory that was there before";
@@ -56,7 +56,7 @@ fn against(word: &str, rival: &str) -> String {
     format!("{}_vs_{rival}", name(word))
 }
 
-/// The rows of one size, in order.
+/// Returns the names of the rows of one size, in order.
 pub(super) fn names(word: &str) -> Vec<String> {
     let mut names = vec![name(word)];
     names.extend(["alloc_copy_free", "reserved"].map(|rival| against(word, rival)));
@@ -74,30 +74,30 @@ impl Size {
     }
 }
 
-/// Where a vector by hand had no room to grow.
+/// The point at which a vector by hand ran out of memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct End {
     held: u64,
     wanted: u64,
 }
 
-/// One size on its way.
+/// The measurement of one size.
 struct Growth<'a> {
     stage: &'a Stage,
     device: Device,
     stream: Stream,
     size: u64,
     pushes: Vec<Range<u64>>,
-    /// Driver calls of the last vector of ours.
+    /// Creates and driver calls of cuvmm's last vector.
     calls: Cell<(u64, u64)>,
-    /// Set by the last vector by hand if it came to an end.
+    /// Set if the last vector by hand ran out of memory.
     end: Cell<Option<End>>,
 }
 
-/// Measures one size.
+/// Measures the rows of one size.
 ///
 /// # Errors
-/// When a side fails for another reason than that there is no room by hand.
+/// When a side fails, except that a vector by hand runs out of memory.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -106,7 +106,8 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let size = stage.written(size.bytes(stage)?);
     stage.room(size)?;
-    // Here more can be allocated than the system has; old and new memory are written at one time.
+    // The host driver can allocate more than the system has; old and new memory are written at the
+    // same time.
     if let Concrete::Host(_) = stage.driver {
         stage.room_to_write(2 * size)?;
     }
@@ -129,7 +130,7 @@ pub(super) fn measure(
         let (ours, floors) = growth.turns(|| growth.pushed(), || growth.doubled())?;
         let row = match growth.end.get() {
             None => growth.row(doubling, DOUBLING, &ours, &floors),
-            // A time of half the work is no floor.
+            // The time of an unfinished run is not a baseline.
             Some(end) => growth
                 .row(doubling, DOUBLING, &ours, &Samples::default())
                 .note(NO_ROOM)
@@ -146,7 +147,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// The elements that are pushed, one after the other.
+/// Returns the byte ranges that are pushed, in order.
 fn pushes(size: u64) -> Vec<Range<u64>> {
     let mut pushes = Vec::new();
     let mut at = 0;
@@ -163,8 +164,8 @@ fn in_mib(bytes: u64) -> f64 {
 }
 
 impl Growth<'_> {
-    /// The driver is still busy with a large release when the next memory is asked for: each side
-    /// then follows its own.
+    /// Measures both sides alternately. The driver is still busy with a large release at the next
+    /// allocation, so above 1 GiB each side follows a release of its own.
     fn turns(
         &self,
         ours: impl FnMut() -> anyhow::Result<f64>,
@@ -187,16 +188,16 @@ impl Growth<'_> {
             .count("driver_calls", calls as f64)
     }
 
-    /// Ours, asking for memory with each push.
+    /// Times cuvmm's vector, growing with each push.
     fn pushed(&self) -> anyhow::Result<f64> {
-        self.ours(|vec, end| Ok(vec.try_reserve(usize::try_from(end)?)?))
+        self.ours(|vec, end| Ok(vec.reserve(usize::try_from(end)?)?))
     }
 
-    /// Ours, asking for everything first.
+    /// Times cuvmm's vector, reserving all memory before the first push.
     fn reserved(&self) -> anyhow::Result<f64> {
         let all = usize::try_from(self.size)?;
         self.ours(|vec, _| match vec.capacity() < all {
-            true => Ok(vec.try_reserve(all)?),
+            true => Ok(vec.reserve(all)?),
             false => Ok(()),
         })
     }
@@ -222,7 +223,7 @@ impl Growth<'_> {
         Ok(took)
     }
 
-    /// By hand, with twice the memory each time it is full.
+    /// Times a vector by hand that doubles its memory each time it is full.
     fn doubled(&self) -> anyhow::Result<f64> {
         let hand = &self.stage.hand;
         let (took, (plain, end)) = self.timed(|queue| {
@@ -249,7 +250,7 @@ impl Growth<'_> {
         Ok(took)
     }
 
-    /// By hand, with all memory from the beginning.
+    /// Times a vector by hand with all memory allocated at the beginning.
     fn allocated(&self) -> anyhow::Result<f64> {
         let (took, plain) = self.timed(|queue| {
             let plain = self.stage.hand.plain(self.size)?;
@@ -260,7 +261,7 @@ impl Growth<'_> {
         Ok(took)
     }
 
-    /// The fills alone.
+    /// Times the fills alone.
     fn filled(&self) -> anyhow::Result<f64> {
         let plain = self.stage.hand.plain(self.size)?;
         let (took, ()) = self.timed(|queue| self.fill(queue, Memory::from(&plain)))?;

@@ -1,4 +1,4 @@
-//! Dropping a block that the device is using.
+//! Dropping a block that is in use on the device.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ const SIZE: u64 = 256 * MIB;
 
 const FLOOR: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
 
-/// How long the device uses the block.
+/// Time for which the device uses the block.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// Measures the drop, has another tenant ask for the memory while the work runs, and sees that
-/// nothing touched it.
+/// Measures the drop, lets another tenant request the memory while the work runs, and checks that
+/// the memory was not modified.
 ///
 /// # Errors
 /// When a side fails, or memory changed under running work.
@@ -60,7 +60,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Another tenant asks for the memory, and writes to it if it gets any.
+/// Requests the memory for another tenant, and writes to it if it is granted.
 fn steal(pool: &Pool, stage: &Stage) -> anyhow::Result<Option<Block>> {
     let thief = pool.tenant("B").register()?;
     let stream = Stream::new(&stage.device)?;

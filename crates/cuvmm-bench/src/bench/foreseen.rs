@@ -1,6 +1,6 @@
-//! The time that a plan expects of cold commits beside the time that they take: at once after a release of the same
-//! size, and half a second after the last one. Without a table that was given, prices and commits
-//! are measured in turns, so that both have their share of the driver's slow moments.
+//! Times that a plan predicts for cold commits, compared with measured times: immediately after a
+//! release of the same size, and half a second after the last release. If no cost table was given,
+//! prices and commits are measured alternately, so that slow periods of the driver affect both.
 
 use std::slice;
 use std::sync::Arc;
@@ -30,20 +30,21 @@ fn truly_cold(size: &str) -> String {
     format!("plan_truly_cold_{size}")
 }
 
-/// The rows, in order.
+/// Returns the names of the rows, in order.
 pub(super) fn names() -> Vec<String> {
     let at_once = SIZES.map(|(size, _)| at_once(size));
     let cold = SIZES.map(|(size, _)| truly_cold(size));
     at_once.into_iter().chain(cold).collect()
 }
 
-/// Addresses of a size with memory everywhere.
+/// Adds a reservation of `size` bytes to the plan, and commits all of it.
 fn commit(plan: Plan, size: u64) -> Plan {
     let name = format!("{size} bytes");
     plan.reserve(name.clone(), size).commit(name, size)
 }
 
-/// Half a second, a commit that does not count, then each size.
+/// Returns a plan that waits half a second, makes a commit that is not counted, then commits each
+/// size.
 fn round(sizes: impl Iterator<Item = u64>) -> Plan {
     let begun = Plan::new()
         .wait(A_WHILE)
@@ -52,10 +53,10 @@ fn round(sizes: impl Iterator<Item = u64>) -> Plan {
     sizes.fold(begun, commit)
 }
 
-/// Steps of a round before those of the sizes.
+/// Steps of a round before those of the first size.
 const BEGUN: usize = 3;
 
-/// Nanoseconds of a commit whose two steps begin at an index.
+/// Returns the nanoseconds of the commit whose two steps begin at index `first`.
 fn took(outcome: &Outcome, first: usize) -> anyhow::Result<f64> {
     if let Some(failure) = &outcome.failure {
         anyhow::bail!("step {} failed: {}", failure.reached.step, failure.error);
@@ -64,7 +65,7 @@ fn took(outcome: &Outcome, first: usize) -> anyhow::Result<f64> {
     Ok(nanos(steps.map(|step| step.time).sum()))
 }
 
-/// A model like the device, on which plans are expected.
+/// A model of the device, on which plans predict times.
 struct Expecting {
     device: Device,
     watch: Watch,
@@ -90,7 +91,7 @@ impl Expecting {
     }
 }
 
-/// Commits that are measured by themselves, or in the round of those that are cold.
+/// The measured commits of one row.
 struct Measured {
     name: String,
     size: u64,
@@ -98,7 +99,8 @@ struct Measured {
 }
 
 impl Measured {
-    /// The row, beside what was expected by the table, and by the ends of its range if it has one.
+    /// Returns the row, compared with the time that the table predicts; if the table has a range,
+    /// the times for its ends are added as counts.
     fn row(
         &self,
         stage: &Stage,
@@ -120,7 +122,7 @@ impl Measured {
     }
 }
 
-/// All commits that are asked for.
+/// The commits of all selected rows.
 struct Rows<'a> {
     stage: &'a Stage,
     at_once: Vec<Measured>,
@@ -171,7 +173,7 @@ impl<'a> Rows<'a> {
         Ok(plan.run(slice::from_ref(&self.stage.device), &self.stage.watch)?)
     }
 
-    /// Takes the samples of a turn whose prices were just measured.
+    /// Takes the samples that follow the prices just measured.
     fn take(&mut self, beside: Beside) -> anyhow::Result<()> {
         match beside {
             Beside::AtOnce(size) => {
@@ -194,8 +196,8 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Takes the samples of all turns, and says what is expected by: the table that was given, or
-    /// else the one that is measured meanwhile.
+    /// Takes the samples of all turns, and returns the cost table for the predictions: the given
+    /// one, or else the one measured between the samples.
     fn turns(&mut self) -> anyhow::Result<&'a Costs> {
         let stage = self.stage;
         let Some(given) = &stage.given else {
@@ -212,7 +214,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Measures all rows that are asked for.
+/// Measures all selected rows.
 ///
 /// # Errors
 /// When a call fails.

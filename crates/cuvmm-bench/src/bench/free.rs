@@ -1,4 +1,4 @@
-//! Freeing, as the caller sees it.
+//! The time that freeing takes on the calling thread.
 
 use cuvmm::{Scrub, Stream};
 
@@ -13,7 +13,7 @@ pub(super) const NAME: &str = "free_1GiB";
 
 const FLOOR: &str = "giving one physical back by hand: unmap, release, address free";
 
-/// Drops a block of 1 GiB with a home stream.
+/// Measures dropping a block of 1 GiB with a home stream.
 ///
 /// # Errors
 /// When a side fails.
@@ -24,7 +24,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let stream = Stream::new(&stage.device)?;
     let mut ours = Samples::default();
     let mut floors = Samples::default();
-    // The driver's own way takes much longer.
+    // Freeing by hand takes much longer, so it is measured less often.
     for _ in 0..stage.times(50, 2) {
         for _ in 0..20 {
             let block = tenant.block(GIB).home_stream(&stream).try_allocate()?;

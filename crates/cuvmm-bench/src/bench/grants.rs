@@ -1,4 +1,4 @@
-//! Access for a second device, given and taken away.
+//! Granting and revoking a second device's access.
 
 use anyhow::ensure;
 use cuvmm::{Access, Region};
@@ -12,7 +12,7 @@ use super::samples::Samples;
 use super::stage::Stage;
 use super::wanted::Wanted;
 
-/// The sizes by the words that name them.
+/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 3] =
     [("2MiB", 2 * MIB), ("128MiB", 128 * MIB), ("2GiB", 2 * GIB)];
 
@@ -21,7 +21,7 @@ const OWN: &str = "set_access for the memory's own device by hand";
 const TAKEN: &str = "set_access of nothing for that device by hand";
 const WAITS: &str = "ours also waits for the device, which does nothing";
 
-/// The rows of one size, in order.
+/// Returns the names of the rows of one size, in order.
 pub(super) fn names(size: &str) -> Vec<String> {
     [
         format!("grant_{size}"),
@@ -31,7 +31,7 @@ pub(super) fn names(size: &str) -> Vec<String> {
     .to_vec()
 }
 
-/// Lets a second device into a new region of one extent and shuts it out again.
+/// Measures granting a second device access to a new region of one extent, and revoking it.
 ///
 /// # Errors
 /// When a side fails.
@@ -47,7 +47,8 @@ pub(super) fn measure(
         |act: &mut dyn FnMut() -> anyhow::Result<()>| stage.watch.time(act).map(|(took, ())| took);
     let mut samples: [Samples; 5] = Default::default();
     for turn in 0..=stage.times(20, 2) {
-        // Page tables may stay where a right was: each turn has memory and addresses of its own.
+        // Page tables may remain where access was granted before, so each turn uses new memory and
+        // addresses.
         let mut region = Region::builder(&stage.device, size)
             .largest_extent(size)
             .reserve()?;

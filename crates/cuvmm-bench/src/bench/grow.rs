@@ -1,4 +1,4 @@
-//! Growth of one block from nothing, in small steps.
+//! Growth of one block to 8 GiB in steps of 2 MiB.
 
 use cuvmm::error::BlockError;
 use cuvmm::{Block, Stream, Tenant};
@@ -18,18 +18,18 @@ const PAGES: &str = "2 MiB pages by hand: reserve, then create, map and set_acce
 pub(super) const AT_ONCE: &str = "grow_8GiB";
 pub(super) const LATER: &str = "grow_truly_cold_8GiB";
 
-/// All steps, right after a release.
+/// Measures all steps together, immediately after a release.
 ///
 /// # Errors
-/// When a side fails, or ours was not cold.
+/// When a side fails, or cuvmm's side was not cold.
 pub(super) fn at_once(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     measure(stage, report, AT_ONCE, stage.times(30, 2), || Ok(()))
 }
 
-/// All steps, half a second after the last release.
+/// Measures all steps together, half a second after the last release.
 ///
 /// # Errors
-/// As [`at_once`].
+/// When a side fails, or cuvmm's side was not cold. The row is skipped on the host driver.
 pub(super) fn later(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     truly_cold::possible(stage)?;
     let pairs = stage.times(10, 2);

@@ -1,4 +1,4 @@
-//! The cost of a hardened pool: the same operations in one, and in a plain pool.
+//! The cost of a hardened pool: operations in it, compared with a plain pool.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::row::Row;
 use super::stage::Stage;
 use cuvmm_cli::watch::wall;
 
-/// The sizes by the words that name them.
+/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 2] = [("2MiB", 2 * MIB), ("128MiB", 128 * MIB)];
 
 pub(super) const GROWTH: &str = "hardened_grow_1GiB";
 
-/// Pairs that are measured together.
+/// Allocate/free pairs in one sample.
 const BATCH: usize = 16;
 
-/// Blocks that fit in the pool: what was freed is not to be had again before its fill has passed.
+/// Blocks that fit in the pool. A freed block cannot be reused before its fill is complete.
 const ROOM: u64 = 8;
 
-/// For fills that take longer than that.
+/// Timeout for an allocation that has to wait for a fill.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const FLOOR: &str = "the same in a plain pool";
@@ -33,7 +33,7 @@ pub(super) fn name(size: &str) -> String {
     format!("hardened_alloc_free_{size}")
 }
 
-/// One of the two pools, and what uses it.
+/// One of the two pools, with its tenant and stream.
 struct Side {
     pool: Pool,
     tenant: Tenant,
@@ -50,7 +50,7 @@ impl Side {
         let pool = builder.build()?;
         Ok(Self {
             tenant: pool.tenant("tenant").register()?,
-            // Of the same handle, so that what is asked of it is counted too.
+            // Opened on the same device handle, so that the stream's driver calls are counted too.
             stream: Stream::new(&device)?,
             pool,
         })
@@ -63,7 +63,7 @@ impl Side {
         ])
     }
 
-    /// Allocates and frees, for the time of one pair.
+    /// Allocates and frees a batch, and returns the time of one pair in nanoseconds.
     fn pairs(&self, size: u64) -> anyhow::Result<f64> {
         let (took, ()) = wall(|| {
             for _ in 0..BATCH {
@@ -75,7 +75,7 @@ impl Side {
         Ok(took / BATCH as f64)
     }
 
-    /// Grows a block from nothing, with nothing in the pool.
+    /// Grows a block from one page to 1 GiB in an empty pool, and returns the time.
     fn growth(&self) -> anyhow::Result<f64> {
         self.stream.synchronize()?;
         self.pool.trim(0)?;
@@ -96,7 +96,7 @@ impl Side {
     }
 }
 
-/// Measures allocating and freeing one size.
+/// Measures allocating and freeing blocks of one size.
 ///
 /// # Errors
 /// When a side fails.
@@ -108,7 +108,7 @@ pub(super) fn pairs(
     stage.room(2 * ROOM * size)?;
     stage.room_to_write(ROOM * size)?;
     let [hardened, plain] = Side::both(stage, ROOM * size)?;
-    // Memory comes from the driver once, in as many pieces as are in use at one time.
+    // Create the pool's memory before measuring: as many physicals as are in use at one time.
     hardened.pairs(size)?;
     let before = hardened.calls();
     let times = stage.times(500, 3);
@@ -120,7 +120,7 @@ pub(super) fn pairs(
     Ok(())
 }
 
-/// Measures a block that grows by granules.
+/// Measures a block that grows in steps of 2 MiB.
 ///
 /// # Errors
 /// When a side fails.

@@ -1,8 +1,9 @@
-//! Device code on a GPU: a kernel that does nothing, one that writes and waits, one that checks.
+//! Device code for GPUs: a kernel that does nothing, one that writes and waits, and one that
+//! checks.
 //!
-//! `unsafe` here: loading and launching device code goes through the bare table of symbols, since
-//! the trait `Driver` has no such calls. What a kernel touches is a block that is borrowed for the
-//! launch and kept from harm by the library, which is what the bench asks about.
+//! `unsafe` here: device code is loaded and launched through the table of driver symbols, because
+//! the `Driver` trait has no such calls. A kernel touches a block that is borrowed for the launch;
+//! that the library keeps its memory mapped while the kernel runs is what the bench tests.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -19,17 +20,17 @@ use cuvmm::{Block, Stream};
 
 const PTX: &str = include_str!("kernels.ptx");
 
-/// Architectures to ask for: the oldest that the newest compilers know, and an older one.
+/// Target architectures to try: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
 
-/// Few blocks, so that a kernel that waits leaves room for others.
+/// A small grid, so that other kernels can run at the same time as a waiting one.
 const WAITING: (u32, u32) = (16, 512);
 const WIDE: (u32, u32) = (256, 512);
 const ONE: (u32, u32) = (1, 1);
 
 const REPORT: u64 = 8;
 
-/// The kernels, loaded. Launching needs the device's context to be current.
+/// The loaded kernels. The device's context must be current when one is launched.
 pub(super) struct Kernels {
     driver: Arc<CudaDriver>,
     device: Ordinal,
@@ -37,15 +38,15 @@ pub(super) struct Kernels {
     empty: CUfunction,
     fill: CUfunction,
     check: CUfunction,
-    /// A count of words that were not as they should be.
+    /// The device address of a count of words with wrong values.
     report: DeviceAddress,
 }
 
 impl Kernels {
-    /// Loads the kernels. The device's context is current.
+    /// Loads the kernels. The device's context must be current.
     ///
     /// # Errors
-    /// In words, why there are none.
+    /// A text that says why the kernels cannot be loaded.
     pub(super) fn load(driver: Arc<CudaDriver>, device: Ordinal) -> Result<Self, String> {
         let api = driver.api();
         let load = api
@@ -60,8 +61,8 @@ impl Kernels {
         let mut code = CUresult::CUDA_SUCCESS;
         for target in TARGETS {
             let image = format!("{}\0", PTX.replace("TARGET", target));
-            // SAFETY: the image ends with a zero byte and outlives the call; the result goes to a
-            // local.
+            // SAFETY: the image ends with a zero byte and outlives the call; the result is written
+            // to a local.
             code = unsafe { load(&mut module, image.as_ptr().cast()) };
             if code == CUresult::CUDA_SUCCESS {
                 break;
@@ -72,7 +73,7 @@ impl Kernels {
         }
         let function = |name: &CStr| {
             let mut function: CUfunction = ptr::null_mut();
-            // SAFETY: the module was loaded above; the result goes to a local.
+            // SAFETY: the module was loaded above; the result is written to a local.
             match unsafe { find(&mut function, module, name.as_ptr()) } {
                 CUresult::CUDA_SUCCESS => Ok(function),
                 code => Err(format!(
@@ -97,7 +98,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The first use of a function loads it, which may wait for all of the context.
+    /// Launches every kernel once: the first use of a function loads it, which may wait for all
+    /// work of the context.
     fn warm_up(&self) -> anyhow::Result<()> {
         let none = ptr::null_mut();
         self.launch(self.empty, ONE, none, [0; 4])?;
@@ -115,7 +117,8 @@ impl Kernels {
         self.launch(self.empty, ONE, raw(stream), [0; 4])
     }
 
-    /// Uses a block for some time: every word is written, and looked at when the time has gone by.
+    /// Writes every word of a block, keeps the kernel running for `time`, and then checks every
+    /// word.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -146,13 +149,13 @@ impl Kernels {
         self.launch(self.fill, ONE, raw(stream), [self.report.0, 0, 0, wait])
     }
 
-    /// How many words were not as they should be, counted from the last time that this was asked.
+    /// Returns the number of words with wrong values since the last call.
     ///
     /// # Errors
     /// When the driver does not answer.
     pub(super) fn changed(&self) -> anyhow::Result<u64> {
         let mut bytes = [0; REPORT as usize];
-        // SAFETY: the report is ours; the copy and the fill are waited for.
+        // SAFETY: this value owns the report; the copy and the fill are waited for.
         unsafe {
             self.driver
                 .copy_to_host(self.device, &mut bytes, self.report)?;
@@ -173,8 +176,8 @@ impl Kernels {
         let mut arguments = numbers
             .each_mut()
             .map(|number| ptr::from_mut(number).cast::<c_void>());
-        // SAFETY: each kernel takes four numbers, which are read before the call returns. The
-        // memory it touches belongs to a block or to the report.
+        // SAFETY: each kernel takes four numbers, which are read before the call returns. It
+        // touches only memory of a block or the report.
         let code = unsafe {
             launch(
                 function,
@@ -201,11 +204,11 @@ fn raw(stream: &Stream) -> CUstream {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // A context that is lost takes everything with it.
+        // A lost context has freed everything.
         if self.driver.context_synchronize(self.device).is_err() {
             return;
         }
-        // SAFETY: all work is done, and each thing was had once.
+        // SAFETY: all work has ended, and this value owns the report and the module.
         unsafe {
             let _ = self.driver.free(self.device, self.report);
             if let Ok(unload) = self.driver.api().cuModuleUnload.get() {

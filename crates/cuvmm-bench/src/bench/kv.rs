@@ -1,4 +1,4 @@
-//! Decode steps of a cache of keys and values: a token more for each of many sequences.
+//! Decode steps of a KV cache: one more token for each of many sequences.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::samples::Samples;
 use super::stage::Stage;
 use cuvmm_cli::watch::wall;
 
-/// A model like Llama 3 8B: 128 KiB a token.
+/// The shape of a model like Llama 3 8B: 128 KiB per token.
 pub(super) const SHAPE: Shape = Shape {
     layers: 32,
     kv_heads: 8,
@@ -23,7 +23,7 @@ pub(super) const SHAPE: Shape = Shape {
     max_sequences: 256,
 };
 
-/// The rows of decode steps, the layout that they are of, and what a sequence comes to hold in it.
+/// The rows of decode steps: name, layout, and bytes that each sequence ends up holding.
 pub(super) const STEPS: [(&str, Layout, u64); 2] = [
     ("kv_decode_step_token_major", Layout::TokenMajor, 208 * MIB),
     ("kv_decode_step_layer_major", Layout::LayerMajor, 384 * MIB),
@@ -31,22 +31,22 @@ pub(super) const STEPS: [(&str, Layout, u64); 2] = [
 
 pub(super) const CREATE: &str = "kv_create_after_free";
 
-/// Decode steps a second.
+/// Decode steps per second.
 const A_SECOND: u32 = 100;
 
-/// Steps that do not count: the mapper has to see that the sequences grow.
+/// Warm-up steps that are not counted: the mapper has to observe that the sequences grow.
 const BEFORE: usize = 32;
 
 const FLOOR: &str = "a 2 MiB page by hand: create, map, set_access";
 
-/// Prompts of 400 to 911 tokens, no two alike in their granules: any will do.
+/// Returns a prompt length of 400 to 911 tokens that varies by index.
 fn prompt(index: u64) -> u64 {
     400 + index.wrapping_mul(0x9E37_79B9_7F4A_7C15) % 512
 }
 
-/// A step with a token for each of 256 sequences, a hundred a second, until each has entered its
-/// second granule of 1,024 tokens. The thread spins between steps: it stands for one that has other
-/// work.
+/// Measures a decode step that appends a token to each of 256 sequences, 100 steps per second,
+/// until each sequence has entered its second granule of 1,024 tokens. The thread spins between
+/// steps, in place of a program that has other work.
 ///
 /// # Errors
 /// When a step fails.
@@ -98,10 +98,11 @@ pub(super) fn step(
     Ok(())
 }
 
-/// A sequence of 800 tokens begun where one of 911 has just ended, and ended.
+/// Measures creating and freeing a sequence of about 800 tokens where one of 911 tokens was freed
+/// before.
 ///
 /// # Errors
-/// When one cannot be begun.
+/// When a sequence cannot be created.
 pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * GIB)?;
     let device = stage.device.with_own_counters();
@@ -115,7 +116,7 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let mut ours = Samples::with_room(rounds);
     let before = pool.calls().total();
     for round in 0..rounds as u64 {
-        // Of one length again and again it would come from the stream cache.
+        // The length varies, because a repeated length would come from the stream cache.
         let (took, ()) = wall(|| {
             let id = cache.create(800 + 16 * (round % 4))?;
             cache.free(id)
@@ -128,7 +129,7 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages that are appended to a range by hand.
+/// Times 2 MiB pages appended to a range by hand.
 fn pages(stage: &Stage) -> anyhow::Result<Samples> {
     let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
     let mut floors = Samples::default();

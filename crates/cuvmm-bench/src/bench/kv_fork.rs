@@ -1,4 +1,4 @@
-//! A sequence of keys and values that begins with the tokens of another.
+//! Forking a sequence of a KV cache.
 
 use anyhow::ensure;
 use cuvmm::{KvCache, Limit, Pool, Stream};
@@ -16,16 +16,17 @@ use super::wanted::Wanted;
 pub(super) const SMALL: &str = "kv_fork";
 pub(super) const FEW: &str = "kv_fork_few_extents";
 
-/// Tokens of the prompt, beside those of half a granule.
+/// Tokens of the prompt, without those of the half granule at its end.
 const TOKENS: u64 = 4096;
 
-/// The number of sequences that begin with it, where memory is counted.
+/// Forks that are alive when the held memory is counted.
 const FORKS: u64 = 8;
 
 const COPY: &str = "a copy of it by hand: reserve, create, map and set_access of one physical, copy \
                     on the device, wait";
 
-/// Forks a sequence as its cache made it, and one whose prefix was put into few large extents.
+/// Measures forking a sequence as its cache allocated it, and one whose prefix was compacted into
+/// few large extents.
 ///
 /// # Errors
 /// When a side fails.
@@ -38,8 +39,9 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// Forks a sequence at its end, which lies in the middle of a granule, and waits for the copy of
-/// what is not shared; and counts what eight of them hold.
+/// Measures forking a sequence at its end, in the middle of a granule, including the wait for the
+/// copy of the granule that is not shared. Also counts the memory that the prompt and eight forks
+/// hold.
 fn forks(stage: &Stage, name: &'static str, report: &mut Report) -> anyhow::Result<()> {
     let device = stage.device.with_own_counters();
     let pool = Pool::builder(&device)

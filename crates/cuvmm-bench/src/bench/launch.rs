@@ -1,4 +1,4 @@
-//! Kernel launches while memory is mapped on another thread.
+//! Kernel launches while another thread maps memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +25,7 @@ const BY_HAND: &str = "launches while a thread makes the same mappings by hand";
 const NOTHING: &str = "launches while nothing is mapped";
 const NOTE: &str = "each figure is the p99 of a round";
 
-/// The other work while kernels are launched.
+/// The activity of another thread while kernels are launched.
 #[derive(Clone, Copy)]
 enum Meanwhile<'a> {
     Nothing,
@@ -33,7 +33,7 @@ enum Meanwhile<'a> {
     ByHand(&'a Hand, &'a [u64]),
 }
 
-/// Measures five rounds of each, interleaved.
+/// Measures five rounds of each activity, interleaved.
 ///
 /// # Errors
 /// When a launch or a mapping fails.
@@ -87,7 +87,8 @@ fn round(
 }
 
 fn launch(kernels: &Kernels, stream: &Stream, launches: usize) -> anyhow::Result<Samples> {
-    /// The queue of a stream is not endless, and a launch into a full one waits.
+    /// The number of launches between waits: the queue of a stream is limited, and a launch into a
+    /// full queue blocks.
     const IN_QUEUE: usize = 64;
     let mut samples = Samples::with_room(launches);
     while samples.count() < launches {
@@ -114,7 +115,8 @@ fn until(stop: &AtomicBool, meanwhile: Meanwhile<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Grows a block as fast as it goes, gives everything back, and says what its extents were.
+/// Grows a block to its full size, returns all memory to the driver, and returns the sizes of the
+/// extents.
 fn grow_once(pool: &Pool, home: &Stream) -> anyhow::Result<Vec<u64>> {
     let tenant = pool.tenant("tenant").register()?;
     let first = tenant.block(PAGE).capacity(SIZE).home_stream(home);

@@ -1,4 +1,4 @@
-//! A pool's limit, lowered under memory that is cached.
+//! Lowering a pool's limit below its cached memory.
 
 use anyhow::ensure;
 use cuvmm::driver::Call;
@@ -14,10 +14,10 @@ const SIZE: u64 = 16 * GIB;
 
 pub(super) const NAME: &str = "lower_limit_16GiB";
 
-/// Measures `Pool::set_limit` down to a granule, with 16 GiB cached for tenants.
+/// Measures `Pool::set_limit` down to one granule, with 16 GiB cached for a tenant.
 ///
 /// # Errors
-/// When a side fails, or something was left beyond the limit.
+/// When a side fails, or memory remains above the limit.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * SIZE)?;
     let pool = stage.pool(SIZE, Scrub::Never)?;

@@ -1,8 +1,8 @@
-//! A pool that is served by a mapper thread, and what that takes off the caller's thread.
+//! A pool with a mapper thread, and the driver calls that remain on the calling threads.
 
 use cuvmm::{Device, Limit, Mapper, Pool};
 
-/// A pool whose growing blocks are committed ahead.
+/// A pool whose mapper precommits memory for growing blocks.
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub(super) pool: Pool,
@@ -10,8 +10,10 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
+    /// Starts a mapper for the device, and creates a pool that it serves.
+    ///
     /// # Errors
-    /// When the pool cannot be, or the device has a mapper already.
+    /// When the pool cannot be created, or the device has a mapper already.
     pub(super) fn start(device: &Device, limit: u64) -> anyhow::Result<Self> {
         let device = device.with_own_counters();
         let mapper = Mapper::start(&device)?;
@@ -22,10 +24,11 @@ impl Mapped {
         Ok(Self { pool, mapper })
     }
 
-    /// Driver calls made for the pool by other threads than the mapper's.
+    /// Returns the number of driver calls made for the pool by threads other than the mapper's.
     pub(super) fn calls_of_others(&self) -> u64 {
         let mapper = || self.pool.device().mapper_calls().total();
-        // The two are not counted at one moment: they are read until nothing happens in between.
+        // The two counters are not read atomically, so they are read again until the mapper makes
+        // no call in between.
         loop {
             let before = mapper();
             let all = self.pool.calls().total();
@@ -35,7 +38,7 @@ impl Mapped {
         }
     }
 
-    /// Ends the mapper; what it had committed ahead goes with the pool.
+    /// Drops the pool, with the memory that was precommitted, and stops the mapper.
     pub(super) fn stop(self) {
         drop(self.pool);
         self.mapper.stop();

@@ -1,5 +1,5 @@
-//! Host memory that the library keeps for what it has committed. Always on the model, whose own
-//! books are measured by making the same mappings by hand and taken off.
+//! Host memory that the library uses for committed memory. Always runs on the model driver; the
+//! model's own bookkeeping is measured by making the same mappings by hand, and subtracted.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const FLOOR: &str = "the 2 MiB of a block; all figures are bytes for a block";
 
 const NOTE: &str = "counted by the allocator, on a model driver of its own";
 
-/// Measures many blocks of one granule.
+/// Measures the heap bytes per block of one granule.
 ///
 /// # Errors
 /// When an allocation fails.
@@ -45,7 +45,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     allocated?;
     let picture = driver.snapshot();
     let bare = ModelDriver::new(ModelOptions::new().capacity(bytes));
-    // The first call takes the context.
+    // The first call creates the context, which must not be counted.
     bare.memory_info(Ordinal(0))?;
     let (repeated, theirs) = kept_by(|| repeat_mappings(&bare, Ordinal(0), &picture));
     repeated?;

@@ -1,4 +1,4 @@
-//! Growth at the pace of a program that decodes, with a mapper that commits ahead.
+//! Growth at the pace of a decoding program, with a mapper that precommits memory.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,16 @@ use cuvmm_cli::watch::wall;
 
 pub(super) const NAME: &str = "grow_mapper_step";
 
-/// The mapper has to see a growth rate before it can be ahead of it.
+/// Growth that is not counted: the mapper has to observe a growth rate before it can stay ahead of
+/// it.
 const BEFORE: u64 = 64 * MIB;
 
 const A_SECOND: u64 = GIB;
 
 const FLOOR: &str = "a 2 MiB page by hand: create, map, set_access";
 
-/// Measures each step after the first 64 MiB, at 1 GiB a second. The thread spins between steps:
-/// it stands for one that has other work.
+/// Measures each step after the first 64 MiB, at 1 GiB per second. The thread spins between steps,
+/// in place of a program that has other work.
 ///
 /// # Errors
 /// When a step fails.

@@ -1,8 +1,8 @@
-//! Two sides, measured in turn, so that what changes meanwhile meets both.
+//! Alternating measurements of two sides, so that changes over time affect both.
 
 use super::samples::Samples;
 
-/// Measures both sides the given number of times, after one run of each that does not count.
+/// Measures each side `pairs` times, alternately, after one uncounted run of each.
 ///
 /// # Errors
 /// The first error of a side.
@@ -21,8 +21,8 @@ pub(super) fn alternate(
     Ok(samples)
 }
 
-/// A side that is measured right after the same was done: at once after its own release, whatever
-/// the other side left behind.
+/// Wraps a side so that it runs twice and only the second run is measured: immediately after its
+/// own release, regardless of what the other side left behind.
 pub(super) fn after_itself(
     mut side: impl FnMut() -> anyhow::Result<f64>,
 ) -> impl FnMut() -> anyhow::Result<f64> {

@@ -1,4 +1,4 @@
-//! Two devices: a region in stripes over both, written by one and read by the other.
+//! Two devices: a region striped over both, written from one and read from the other.
 
 use anyhow::ensure;
 use cuvmm::{Access, Device, Layout, Place, Region, Stream};
@@ -33,16 +33,17 @@ fn against_once(name: &str) -> String {
     format!("{name}_vs_one_copy")
 }
 
-/// The rows in order.
+/// Returns the names of the rows, in order.
 pub(super) fn names() -> Vec<String> {
     let with_rival = |name: &str| [name.to_owned(), against_once(name), against_plain(name)];
     [WRITE, READ].into_iter().flat_map(with_rival).collect()
 }
 
-/// The second device of a row: the next one that reaches the first and is reached by it.
+/// Opens the second device of a row: the next device such that each of the two can access the
+/// other's memory.
 ///
 /// # Errors
-/// The row is skipped where there is none, or when it does not open.
+/// A `Skip` if there is no such device; another error when it cannot be opened.
 pub(super) fn second(stage: &Stage) -> anyhow::Result<Device> {
     let none = || {
         let first = stage.hand.device();
@@ -55,11 +56,11 @@ pub(super) fn second(stage: &Stage) -> anyhow::Result<Device> {
     Ok(Device::open(driver, u32::try_from(ordinal.0)?)?)
 }
 
-/// A copy, from where to where.
+/// A copy with its source and destination.
 enum Way<'a> {
-    /// One copy of the driver's.
+    /// One driver call.
     Once { from: Memory<'a>, to: Memory<'a> },
-    /// From region to region by the library.
+    /// A copy between regions through the library.
     Ours { from: &'a Region, to: &'a Region },
 }
 
@@ -71,7 +72,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Nanoseconds until the bytes are there.
+    /// Returns the nanoseconds until the copy is complete.
     fn time(&self, stage: &Stage, stream: &Stream) -> anyhow::Result<f64> {
         let (took, ()) = stage.watch.time(|| match self {
             Self::Once { from, to } => waited(&stage.hand, stream, |queue| queue.copy(*to, *from)),
@@ -84,14 +85,14 @@ impl<'a> Way<'a> {
     }
 }
 
-/// Writes the stripes from the first device and reads them from the second.
+/// Measures writing the stripes from the first device and reading them from the second.
 ///
 /// # Errors
-/// When a side fails, or other bytes were read than were written.
+/// When a side fails, or the bytes read differ from those written.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let peer = second(stage)?;
     let size = stage.written(GIB);
-    // On each device half of the stripes, memory of its own, and a rival's.
+    // Each device holds half of the stripes, a region of its own, and memory of a baseline.
     stage.room(3 * size)?;
     stage.room_on(&peer, 3 * size)?;
     stage.room_to_write(5 * size)?;
@@ -130,7 +131,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     rows(stage, &stream, wanted, report, WRITE, size, &ways)?;
     there.give_back()?;
 
-    // The rows of writing may not be wanted.
+    // Write the stripes in any case: the rows of writing may not be selected.
     let (from, to) = (&mine, &region);
     Way::Ours { from, to }.time(stage, &stream)?;
     let here = near.commit(&[size])?;
@@ -159,7 +160,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// Ours, and what it is held against.
+/// cuvmm's copy, and its baselines.
 struct Ways<'a> {
     ours: Way<'a>,
     once: Way<'a>,
@@ -167,7 +168,7 @@ struct Ways<'a> {
     plain: Way<'a>,
 }
 
-/// The rows of one direction.
+/// Measures the rows of one direction.
 fn rows(
     stage: &Stage,
     stream: &Stream,

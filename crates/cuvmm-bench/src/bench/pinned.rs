@@ -1,7 +1,7 @@
-//! Pinned host memory, and copies out of it without the library.
+//! Pinned host memory, and copies from it without the library.
 //!
-//! `unsafe` here: the calls of the trait `Driver` that take addresses. The memory is the driver's
-//! until it is dropped, and every copy is waited for.
+//! `unsafe` here: the `Driver` methods that take addresses, and slices of the memory. The memory is
+//! allocated by the driver and stays valid until it is dropped, and every copy is waited for.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -20,12 +20,12 @@ pub(super) struct Pinned<'a> {
 }
 
 impl<'a> Pinned<'a> {
-    /// `cuMemHostAlloc`, filled with ones.
+    /// Allocates memory with `cuMemHostAlloc` and sets every byte to 1.
     pub(super) fn new(hand: &'a Hand, size: usize) -> Result<Self> {
         let pointer = hand.driver().host_alloc(hand.device(), size as u64, 0)?;
         let none = DriverError::new(Call::MemHostAlloc, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let pointer = NonNull::new(pointer).ok_or(none)?;
-        // SAFETY: the driver gave `size` bytes there.
+        // SAFETY: the driver allocated `size` bytes there.
         unsafe { pointer.write_bytes(1, size) };
         Ok(Self {
             hand,
@@ -36,14 +36,14 @@ impl<'a> Pinned<'a> {
 
     /// Returns the memory as numbers.
     pub(super) fn numbers(&self) -> &[f32] {
-        // SAFETY: the memory is as large, was written to, is aligned to a page, and any bits are a
-        // number; no work writes to it while the borrow lasts.
+        // SAFETY: the memory is that large, is initialized, is aligned to a page, and any bits are
+        // a valid `f32`; nothing writes to it while it is borrowed.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
-    /// Returns the memory as numbers, to be written.
+    /// Returns the memory as mutable numbers.
     pub(super) fn numbers_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `numbers`, and no other reference exists while the borrow lasts.
+        // SAFETY: as in `numbers`, and the exclusive borrow prevents every other access.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
@@ -53,13 +53,13 @@ impl<'a> Pinned<'a> {
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.size) }
     }
 
-    /// Returns the memory to be written.
+    /// Returns the memory as mutable bytes.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `numbers_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }
     }
 
-    /// Copies all of it to an offset of a range and waits.
+    /// Copies all of the memory to an offset of a range and waits.
     pub(super) fn copy_to(&self, range: &Range<'_>, offset: u64, stream: &Stream) -> Result<()> {
         let (hand, stream) = (self.hand, stream.as_raw());
         let to = range.address_at(offset);
@@ -80,7 +80,8 @@ impl<'a> Pinned<'a> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        // SAFETY: the memory is ours and freed once. What cannot be freed stays with the driver.
+        // SAFETY: this value owns the memory and frees it once. Memory that cannot be freed stays
+        // with the driver.
         let _ = unsafe {
             let hand = self.hand;
             hand.driver()

@@ -17,22 +17,23 @@ use super::stage::Stage;
 /// Sizes in MiB.
 const SIZES: [u64; 9] = [2, 8, 32, 128, 512, 1_024, 2_048, 8_192, 32_768];
 
-/// Sizes that are committed in a row, and released again, in GiB.
+/// Sizes of commits that follow a release of the same size, in GiB.
 const BUSY: [u64; 4] = [2, 4, 8, 16];
 
-/// So long after a release of any size the driver is done with it, and still has it at hand.
+/// A time after a release at which the driver has finished with it, whatever its size, and still
+/// keeps the memory for reuse.
 const PASSED: Duration = Duration::from_millis(100);
 
-/// How many small mappings come first after a wait.
+/// The number of small mappings made first after a wait.
 const FIRST: usize = 5;
 
-/// A cost's range and median, by thousandths of the samples: eight in ten lie within.
+/// The ranks of a cost's range and median, in thousandths: 80 percent of the samples are within.
 const RANGE: [usize; 3] = [100, 500, 900];
 
 /// Sizes of copies and fills, in bytes.
 const COPIES: [u64; 4] = [4_096, 2 * MIB, 32 * MIB, 256 * MIB];
 
-/// A curve that is being measured.
+/// The samples of a curve, by size.
 #[derive(Default)]
 struct Points(Vec<(u64, Samples)>);
 
@@ -44,7 +45,7 @@ impl Points {
         }
     }
 
-    /// Returns the microseconds that a part of the samples of a size, in thousandths, do not exceed.
+    /// Returns a rank of the samples of a size, in thousandths, as microseconds.
     fn at_most(&self, bytes: u64, thousandths: usize) -> f64 {
         let found = self.0.iter().find(|(size, _)| *size == bytes);
         found.map_or(0.0, |(_, samples)| {
@@ -52,7 +53,7 @@ impl Points {
         })
     }
 
-    /// Replaces what was known by what was measured, if anything was.
+    /// Replaces `curve` by the measured points, if there are any.
     fn fill(&self, curve: &mut Curve) {
         if self.0.is_empty() {
             return;
@@ -69,12 +70,12 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
 }
 
-/// A tenth of a nanosecond is more than any clock here tells.
+/// Rounds to a tenth of a nanosecond, which is finer than any clock here.
 fn rounded(micros: f64) -> f64 {
     (micros * 1e4).round() / 1e4
 }
 
-/// The table of this machine, measured once.
+/// Returns the cost table of this machine, measuring it on the first call.
 ///
 /// # Errors
 /// When a call fails.
@@ -85,8 +86,8 @@ pub(super) fn measured(stage: &Stage) -> anyhow::Result<&Costs> {
     }
 }
 
-/// The table of this machine, measured in turns, with something else measured beside the prices of
-/// each turn.
+/// Measures the cost table of this machine in turns, and calls `beside` between the prices of a
+/// turn, so that other measurements share the driver's state.
 ///
 /// # Errors
 /// When a call fails.
@@ -98,7 +99,7 @@ pub(super) fn measured_beside<'a>(
     Ok(stage.costs.get_or_init(|| costs))
 }
 
-/// A table as a file, with a head that says what made it.
+/// Returns a table as the text of a file, with a header that says what wrote it.
 pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     let mut text = "# What driver calls cost, in microseconds; by size as MiB:microseconds.\n\
          # Written by `cuvmm-bench run --save-costs`, read by `--costs`. warm_for_us is not measured.\n"
@@ -109,16 +110,16 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
-/// The commit that a price of this turn is for.
+/// The measurement that the prices just taken are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beside {
-    /// Committing a number of bytes at once after a release of as many.
+    /// Committing this many bytes immediately after a release of as many.
     AtOnce(u64),
     /// Committing half a second after the last release.
     Cold,
 }
 
-/// Measures all calls.
+/// Measures the prices of all calls.
 fn measure(
     stage: &Stage,
     beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
@@ -139,7 +140,7 @@ fn measure(
     Ok(costs)
 }
 
-/// Large ones are rare, and a few of them have to be there at one time.
+/// Returns the sizes to measure. Several mappings of a size have to fit in memory at the same time.
 fn sizes(stage: &Stage) -> Vec<u64> {
     let sizes = SIZES.iter().map(|mib| mib * MIB);
     sizes
@@ -147,13 +148,14 @@ fn sizes(stage: &Stage) -> Vec<u64> {
         .collect()
 }
 
-/// Prices that are measured in turns, each once a turn: the driver has slower and faster moments, and
-/// so each price has its share of both.
+/// Prices that are measured once per turn, so that slow and fast periods of the driver affect all
+/// of them.
 #[derive(Default)]
 struct Turns {
-    /// Reserve, create, map, set_access, unmap, release, and address free: at once.
+    /// Reserve, create, map, set_access, unmap, release and address free, immediately after a
+    /// release.
     life: [Points; 7],
-    /// Commits in extents of 1 GiB, at once.
+    /// Commits in extents of 1 GiB, immediately after a release.
     commits: Points,
     create_cold: Points,
     access_cold: Points,
@@ -166,7 +168,7 @@ impl Turns {
         sizes: &[u64],
         beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        // The driver is done with what the turn before released.
+        // Wait until the driver has finished with the memory that the previous turn released.
         stage.settle()?;
         first(stage)?;
         for bytes in SIZES.map(|mib| mib * MIB) {
@@ -187,12 +189,12 @@ impl Turns {
         beside(Beside::Cold)
     }
 
-    /// The life of one mapping, whose memory was released a moment ago.
+    /// Measures the calls of one mapping, immediately after a release of the same size.
     fn life(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
         life(stage, bytes)?;
         if bytes > GIB {
-            // The driver is busy with a large release, which is a cost of its own; what was
-            // released is still at hand.
+            // A large release keeps the driver busy, which is measured as a separate cost. The
+            // released memory is still kept for reuse.
             stage.watch.wait(PASSED);
             first(stage)?;
         }
@@ -202,7 +204,7 @@ impl Turns {
         Ok(())
     }
 
-    /// A commit at once after a release of as much.
+    /// Measures a commit immediately after a release of the same size.
     fn commit(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
         let extents = vec![GIB; usize::try_from(bytes / GIB)?];
         stage.hand.commit(&extents)?.give_back()?;
@@ -212,14 +214,15 @@ impl Turns {
         Ok(())
     }
 
-    /// Half a second after the last release; all sizes one after the other, with none released
-    /// meanwhile. A first commit does not count: half a second empties the processor's caches too.
+    /// Measures commits half a second after the last release: all sizes one after the other,
+    /// releasing none in between. The first commit is not counted, because half a second also
+    /// empties the processor's caches.
     fn cold(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
         stage.settle()?;
         let first = stage.hand.commit(&[PAGE])?;
         let mut kept = Vec::new();
         let mut together = PAGE;
-        // Rounds of commits have no such size either: what comes before a commit matters a little.
+        // Commit rounds omit 8 MiB too, and the commits before a commit affect it slightly.
         for &bytes in sizes.iter().filter(|&&bytes| bytes != 8 * MIB) {
             together += bytes;
             if together > stage.memory() {
@@ -231,8 +234,8 @@ impl Turns {
             let mapped = time(stage, || calls.map())?;
             self.access_cold
                 .add(bytes, time(stage, || calls.set_access())?);
-            // Those two take longer as well by then. The table has one line for cold: what they take
-            // more is the create's.
+            // Reserve and map take longer as well by then. The table has only one curve for cold
+            // calls, so their excess is added to the create's.
             let [reserve, _, map, ..] = &self.life;
             let usual = [(reserved, reserve), (mapped, map)];
             let more =
@@ -259,8 +262,8 @@ impl Turns {
         costs.busy = self.busy(costs);
     }
 
-    /// How long after a release of as much the last create of a commit can begin, where the commit
-    /// takes longer than its calls by themselves.
+    /// Returns how long after a release of the same size the last create of a commit can begin, for
+    /// commits that take longer than the sum of their calls.
     fn busy(&self, costs: &Costs) -> Curve {
         let (low, high) = costs.range().unwrap_or((costs.clone(), costs.clone()));
         let point = |&(bytes, _): &(u64, Samples)| {
@@ -283,12 +286,12 @@ impl Turns {
     }
 }
 
-/// Small lives that do not count: a wait has emptied the processor's caches.
+/// Makes small mappings that are not counted, because a wait has emptied the processor's caches.
 fn first(stage: &Stage) -> Result<(), DriverError> {
     (0..FIRST).try_for_each(|_| life(stage, PAGE).map(drop))
 }
 
-/// Returns the time of each call in the life of one mapping.
+/// Returns the time of each call that creates and removes one mapping.
 fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
     let mut calls = Calls::new(&stage.hand, bytes);
     Ok([
@@ -302,7 +305,7 @@ fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
     ])
 }
 
-/// The driver's own allocations.
+/// Measures the driver's own allocations.
 fn plain(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
     let mut alloc = Points::default();
     let mut free = Points::default();
@@ -321,7 +324,7 @@ fn plain(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Copies and fills, until they are done.
+/// Measures copies and fills until they are complete.
 fn copies(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     let room = stage.writable();
     let stream = Stream::new(&stage.device)?;
@@ -388,7 +391,7 @@ fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls that cost the same whatever the size.
+/// Measures calls whose cost does not depend on size.
 fn flat(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     let hand = &stage.hand;
     let stream = Stream::new(&stage.device)?;
@@ -424,7 +427,7 @@ fn median<T, E>(stage: &Stage, mut act: impl FnMut() -> Result<T, E>) -> Result<
 mod tests {
     use super::{Costs, GIB, Points, Turns};
 
-    /// Ten samples, each a microsecond more than the one before.
+    /// Returns ten samples, each a microsecond more than the one before.
     fn points(bytes: u64, micros: u32) -> Points {
         let mut points = Points::default();
         (micros..micros + 10).for_each(|micros| points.add(bytes, 1e3 * f64::from(micros)));
@@ -434,7 +437,7 @@ mod tests {
     #[test]
     fn the_driver_is_busy_until_the_last_create_of_a_commit_that_takes_longer_than_its_calls() {
         let mut turns = Turns {
-            // Calls of 2 GiB take 70, 98 and 126 microseconds by themselves.
+            // The calls of 2 GiB take 70, 98 and 126 microseconds by themselves.
             life: std::array::from_fn(|_| points(GIB, 10)),
             commits: points(2 * GIB, 190),
             ..Turns::default()

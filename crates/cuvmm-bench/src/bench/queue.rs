@@ -1,9 +1,9 @@
-//! Fills and copies that are queued on a stream without the library, and waited for.
+//! Fills and copies that are queued on a stream by hand, without the library, and waited for.
 //!
-//! `unsafe` here: the calls of the trait `Driver` that take addresses. All work has ended when
-//! [`waited`] returns, host memory is borrowed for as long, and device memory whose owner goes
-//! earlier is given back by a call that waits: a container's drop, or `cuMemFree`. What is not
-//! mapped, or not open to the stream's device, the driver refuses at the call.
+//! `unsafe` here: the `Driver` methods that take addresses. All work has ended when [`waited`]
+//! returns, and host memory is borrowed for that long. Device memory whose owner is dropped earlier
+//! is returned by a call that waits: a container's drop, or `cuMemFree`. The driver refuses a call
+//! on memory that is not mapped or that the stream's device has no access to.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use cuvmm::{DeviceVec, Region, Stream};
 
 use super::by_hand::{Hand, Plain, Range};
 
-/// The value of fills.
+/// The byte that fills write.
 pub(super) const FILLED: u8 = 0x5a;
 
 /// Device memory, borrowed from its owner.
@@ -37,10 +37,10 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// A part of it.
+    /// Returns the part at `bytes`.
     ///
     /// # Errors
-    /// When it has no such part.
+    /// When `bytes` is not within this memory.
     pub(super) fn part(self, bytes: Bytes<u64>) -> anyhow::Result<Self> {
         let size = bytes.end.checked_sub(bytes.start);
         let size = size.filter(|_| bytes.end <= self.size);
@@ -67,26 +67,26 @@ impl<'a> From<&'a Region> for Memory<'a> {
     }
 }
 
-/// All that it has capacity for.
+/// Covers the whole capacity.
 impl<'a> From<&'a DeviceVec<u8>> for Memory<'a> {
     fn from(vec: &'a DeviceVec<u8>) -> Self {
         Self::new(vec.address(), vec.capacity() as u64)
     }
 }
 
-/// A stream that is waited for.
+/// A stream that [`waited`] synchronizes with.
 pub(super) struct Queue<'q> {
     hand: &'q Hand,
     stream: &'q Stream,
-    /// Neither longer nor shorter: what is borrowed for the queue is borrowed until it was waited
-    /// for.
+    /// Makes `'q` invariant: memory borrowed for the queue stays borrowed until the stream has been
+    /// waited for.
     borrowed: PhantomData<Cell<&'q ()>>,
 }
 
-/// Queues work on a stream and waits for it, whatever comes of the queueing.
+/// Queues work on a stream and waits for it, even if queueing fails.
 ///
 /// # Errors
-/// The first of them.
+/// The first error of `act` or of the wait.
 pub(super) fn waited<'q, T>(
     hand: &'q Hand,
     stream: &'q Stream,
@@ -98,7 +98,7 @@ pub(super) fn waited<'q, T>(
         borrowed: PhantomData,
     };
     let outcome = act(&queue);
-    // SAFETY: the stream is borrowed, so it lives.
+    // SAFETY: the stream is borrowed, so it is live.
     let ended = unsafe {
         hand.driver()
             .stream_synchronize(queue.device(), stream.as_raw())
@@ -113,15 +113,15 @@ impl<'q> Queue<'q> {
         self.stream.device().ordinal()
     }
 
-    /// `cuMemsetD8Async` with what fills are made of.
+    /// Queues `cuMemsetD8Async` with [`FILLED`].
     ///
     /// # Errors
-    /// When the driver refuses, as with the rest.
+    /// When the driver refuses.
     pub(super) fn fill(&self, memory: Memory<'_>) -> anyhow::Result<()> {
         self.set(memory, FILLED)
     }
 
-    /// `cuMemsetD8Async` with zeros.
+    /// Queues `cuMemsetD8Async` with zeros.
     pub(super) fn clear(&self, memory: Memory<'_>) -> anyhow::Result<()> {
         self.set(memory, 0)
     }
@@ -130,24 +130,24 @@ impl<'q> Queue<'q> {
         let Memory { address, size, .. } = memory;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; no other work uses the memory that a row fills.
+        // SAFETY: see the module; a row fills only memory that no other work uses.
         unsafe { driver.fill_async(device, address, byte, size, stream)? };
         Ok(())
     }
 
-    /// `cuMemcpyDtoDAsync` of all of `from` to the beginning of `to`.
+    /// Queues `cuMemcpyDtoDAsync` of all of `from` to the beginning of `to`.
     pub(super) fn copy(&self, to: Memory<'_>, from: Memory<'_>) -> anyhow::Result<()> {
         let to = to.part(0..from.size)?;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; no other work uses the memory that a row copies.
+        // SAFETY: see the module; a row copies only memory that no other work uses.
         unsafe {
             driver.copy_on_device_async(device, to.address, from.address, from.size, stream)?;
         }
         Ok(())
     }
 
-    /// `cuMemcpyHtoDAsync` of all of `from` to the beginning of `to`.
+    /// Queues `cuMemcpyHtoDAsync` of all of `from` to the beginning of `to`.
     pub(super) fn upload(&self, to: Memory<'_>, from: &'q [u8]) -> anyhow::Result<()> {
         let to = to.part(0..from.len() as u64)?;
         let (device, stream) = (self.device(), self.stream.as_raw());
@@ -159,12 +159,12 @@ impl<'q> Queue<'q> {
         Ok(())
     }
 
-    /// `cuMemcpyDtoHAsync` from the beginning of `from` until `to` is full.
+    /// Queues `cuMemcpyDtoHAsync` from the beginning of `from` until `to` is full.
     pub(super) fn download(&self, to: &'q mut [u8], from: Memory<'_>) -> anyhow::Result<()> {
         let from = from.part(0..to.len() as u64)?;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; no other work uses the destination until the copy has ended.
+        // SAFETY: see the module; the destination is borrowed mutably until the copy has ended.
         unsafe {
             driver.copy_to_host_async(device, to.as_mut_ptr(), from.address, from.size, stream)?;
         }

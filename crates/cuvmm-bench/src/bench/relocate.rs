@@ -1,4 +1,5 @@
-//! Memory that moves between the device and the host under its addresses, beside a plain copy.
+//! Moving memory between the device and the host at unchanged addresses, compared with a plain
+//! copy.
 
 use anyhow::ensure;
 use cuvmm::driver::DeviceAttribute;
@@ -24,13 +25,13 @@ const UP: &str = "cuMemcpyHtoDAsync of as much out of pinned memory, waited for"
 const READY: &str = "the host memory lies ready, and devices alone are let in";
 const NEW: &str = "the device memory is new each time";
 
-/// Moves a region to the host and back.
+/// Measures moving a region to the host and back.
 ///
 /// # Errors
-/// When a side fails, or bytes are not what they were.
+/// When a side fails, or bytes were changed.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let size = stage.written(GIB);
-    // While it moves, the region's memory is there twice.
+    // While the region moves, its memory exists twice.
     stage.room(3 * size)?;
     stage.room_to_write(4 * size)?;
     let node = nearest_node(stage)?;
@@ -77,7 +78,8 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
             }
         }
     }
-    // Where the host's processors are let in to all of it after each move to the host.
+    // Also measure moves of a region to which the host's processors get access after each move to
+    // the host.
     let (mut access, mut back) = (Samples::default(), Samples::default());
     for _ in 0..stage.times(5, 1) {
         relocate(&mut region, &host)?;
@@ -105,7 +107,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// The NUMA node next to the device.
+/// Returns the NUMA node nearest to the device.
 fn nearest_node(stage: &Stage) -> anyhow::Result<i32> {
     let ask = |attribute| {
         let (driver, device) = (stage.hand.driver(), stage.hand.device());
@@ -114,6 +116,6 @@ fn nearest_node(stage: &Stage) -> anyhow::Result<i32> {
     if ask(DeviceAttribute::HOST_NUMA_VMM)? == 0 {
         return Err(skip("the device maps no host memory"));
     }
-    // -1 on a host without NUMA.
+    // The driver reports -1 on a host without NUMA.
     Ok(ask(DeviceAttribute::HOST_NUMA_ID)?.max(0))
 }

@@ -1,4 +1,4 @@
-//! A queue in device memory, across the end of its memory.
+//! A ring buffer in device memory, with runs that cross the end of its memory.
 
 use cuvmm::{RingBuffer, Stream};
 
@@ -18,8 +18,8 @@ const RUN: u64 = MIB;
 const FLOOR: &str =
     "a plain ring by hand: the same in two copies in and two out, waited for in pairs";
 
-/// Pushes and pops 1 MiB of pinned memory, half of which lies behind the end of the memory and half
-/// at its beginning.
+/// Measures pushing and popping 1 MiB through pinned memory. Half of the run is before the end of
+/// the ring's memory and half at its beginning.
 ///
 /// # Errors
 /// When a side fails.
@@ -40,7 +40,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let mut back = Pinned::new(hand, run)?;
     let ours = || {
         let (took, ()) = stage.watch.time(|| {
-            ring.try_push(chunk.numbers())?;
+            ring.extend_from_slice(chunk.numbers())?;
             ring.pop_into(back.numbers_mut())
         })?;
         advance(&mut ring, capacity - elements)?;

@@ -1,4 +1,4 @@
-//! One line of the result: what was measured, beside what it is measured against.
+//! One row of the result: a measurement, and the baseline that it is compared with.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,24 @@ use serde::Serialize;
 
 use super::samples::Samples;
 
-/// A row. Times are in nanoseconds; where a row counts something else, `unit` says what, and the
+/// A row. Times are in nanoseconds. A row that counts something else names the unit in `unit`; its
 /// keys keep their names.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) unit: &'static str,
-    /// How often ours was measured.
+    /// The number of samples of cuvmm's side.
     pub(super) n: usize,
     pub(super) p50_ns: f64,
     pub(super) p99_ns: f64,
     pub(super) max_ns: f64,
-    /// In words, what ours is measured against.
+    /// A description of the baseline.
     pub(super) floor: String,
     pub(super) floor_p50_ns: f64,
-    /// Ours by the floor, medians; nothing where the floor costs nothing.
+    /// The ratio of the medians, cuvmm's side by the baseline; `None` if the baseline costs
+    /// nothing.
     pub(super) ratio: Option<f64>,
-    /// Other counts of the measurement.
+    /// Further figures that were counted during the measurement.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) counts: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,13 +54,13 @@ impl Row {
         }
     }
 
-    /// Counts bytes instead of time.
+    /// Marks the row as counting bytes instead of time.
     pub(super) fn in_bytes(mut self) -> Self {
         self.unit = "bytes";
         self
     }
 
-    /// Turns the ratio over: how many times better than the floor ours is.
+    /// Inverts the ratio: the baseline by cuvmm's side.
     pub(super) fn turned_over(mut self) -> Self {
         self.ratio = (self.p50_ns > 0.0).then(|| self.floor_p50_ns / self.p50_ns);
         self
@@ -70,9 +71,9 @@ impl Row {
         self
     }
 
-    /// Counts what was moved, and how fast that was.
+    /// Adds the transfer rates for `bytes` moved.
     pub(super) fn moved(self, bytes: u64) -> Self {
-        // Bytes in a nanosecond are gigabytes in a second.
+        // Bytes per nanosecond equal gigabytes per second.
         let rate = |ns: f64| bytes as f64 / ns.max(1.0);
         let (ours, floor) = (rate(self.p50_ns), rate(self.floor_p50_ns));
         self.count("gb_per_s", ours).count("floor_gb_per_s", floor)
@@ -89,7 +90,7 @@ impl Row {
     }
 }
 
-/// To a tenth: no clock here tells more.
+/// Rounds to a tenth, the resolution of the clocks.
 fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

@@ -1,11 +1,11 @@
-//! Times of one thing, measured again and again.
+//! Repeated measurements of one quantity.
 
-/// Nanoseconds, or whatever else a row counts, in the order they came.
+/// Samples in the order in which they were taken: nanoseconds, or another unit of the row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<f64>);
 
 impl Samples {
-    /// Makes an empty set with capacity for `count` samples, so that measuring does not allocate.
+    /// Creates an empty set with capacity for `count` samples, so that measuring does not allocate.
     pub(super) fn with_room(count: usize) -> Self {
         Self(Vec::with_capacity(count))
     }
@@ -18,13 +18,13 @@ impl Samples {
         self.0.len()
     }
 
-    /// In the order they came.
+    /// Returns the samples in the order in which they were taken.
     pub(super) fn values(&self) -> &[f64] {
         &self.0
     }
 
-    /// Returns a quantile in thousandths, by nearest rank: always a sample that was measured.
-    /// 0 of no samples.
+    /// Returns the given per-mille rank by the nearest-rank method, so always a measured value.
+    /// Returns 0 if there are no samples.
     pub(super) fn per_mille(&self, thousandths: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable_by(f64::total_cmp);

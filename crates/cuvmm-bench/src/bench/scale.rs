@@ -1,5 +1,6 @@
-//! Warm allocation where very many blocks live, beside one where few do. Always on the model: what
-//! is asked is what the library's own books cost.
+//! Allocation of cached memory in a pool with 100,000 live blocks, compared with a pool with 100.
+//! Always runs on the model driver, because these rows measure the cost of the library's own
+//! bookkeeping.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ const FLOOR: &str = "the same with 100 blocks of one tenant";
 const NOTE: &str = "real time, on a model driver; mean of batches of 64, tenant after tenant";
 const SAME_NOTE: &str = "real time, on a model driver; mean of batches of 64 by one tenant";
 
-/// A pool with many blocks, and for each tenant one that is idle.
+/// A pool with tenants that have 100 live blocks and one cached block each.
 struct Crowd {
     tenants: Vec<(Tenant, Vec<Block>)>,
     stream: Stream,
@@ -59,7 +60,8 @@ impl Crowd {
         })
     }
 
-    /// Nanoseconds for an allocation and a free, by one tenant or by each in turn.
+    /// Returns the nanoseconds of an allocation and a free, by one tenant or by each tenant in
+    /// turn.
     fn batch(&mut self, each: bool) -> anyhow::Result<f64> {
         let (took, ()) = wall(|| {
             for _ in 0..BATCH {
@@ -74,7 +76,7 @@ impl Crowd {
     }
 }
 
-/// Measures the many and the few in turn.
+/// Measures the large and the small pool alternately.
 ///
 /// # Errors
 /// When an allocation fails.

@@ -1,4 +1,4 @@
-//! A block that goes to sleep and wakes, beside the same calls by hand and beside plain copies.
+//! Sleep and wake of a block, compared with the same driver calls by hand and with plain copies.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,14 @@ use super::samples::Samples;
 use super::stage::{Stage, skip};
 use super::wanted::Wanted;
 
-/// The memory that sleeps.
+/// The size of the block that sleeps.
 const SIZE: u64 = 8 * GIB;
 
-/// How long it sleeps where it wakes later.
+/// Time asleep in the rows that wake later.
 const ASLEEP: Duration = Duration::from_secs(1);
 
-/// One way to discard: in extents of the given bytes, to the pool or to the driver.
+/// One way to discard contents: the extent size, and whether the memory is released to the driver
+/// or kept in the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Discarded {
     extent: u64,
@@ -47,7 +48,7 @@ impl Discarded {
         }
     }
 
-    /// Returns the names of the rows: falling asleep, waking at once and waking later.
+    /// Returns the row names of sleeping, waking immediately and waking later.
     pub(super) fn names(self) -> Vec<String> {
         let to = if self.release { "driver" } else { "pool" };
         let of = |what| format!("{what}_8GiB_in_{}_{to}", self.label);
@@ -70,7 +71,7 @@ impl Discarded {
     }
 }
 
-/// A tenant with one block that is all of its pool's memory.
+/// A tenant with one block that holds all of its pool's memory.
 struct Model {
     pool: Pool,
     tenant: Tenant,
@@ -106,7 +107,7 @@ impl Model {
     }
 }
 
-/// Sleeps and wakes in turns with a range that is unmapped and mapped by hand.
+/// Measures sleeping and waking, alternately with unmapping and mapping a range by hand.
 ///
 /// # Errors
 /// When a side fails.
@@ -185,11 +186,12 @@ pub(super) const STAGED: [&str; 2] = ["sleep_keep_8GiB_staged", "wake_kept_8GiB_
 const DOWN: &str = "cuMemcpyDtoHAsync of as much to pinned memory, 1 GiB again and again";
 const UP: &str = "cuMemcpyHtoDAsync of as much from pinned memory, 1 GiB again and again";
 
-/// Sleeps with its contents kept and wakes with them, in turns with copies by hand; `staged` in
-/// ordinary memory through a pinned arena of an eighth of its size.
+/// Measures sleeping with the contents kept and waking with them, alternately with copies by hand.
+/// If `staged`, the contents are kept in pageable memory and copied through a pinned arena of an
+/// eighth of their size.
 ///
 /// # Errors
-/// When a side fails, or bytes are not what they were.
+/// When a side fails, or bytes were changed. The row is skipped on the model driver.
 pub(super) fn keep(
     stage: &Stage,
     wanted: &Wanted,

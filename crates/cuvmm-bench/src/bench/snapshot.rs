@@ -1,4 +1,4 @@
-//! A buffer with snapshots that copy nothing, and what one written extent copies then.
+//! Copy-on-write snapshots of a buffer, and the copy of one written extent.
 
 use anyhow::ensure;
 use cuvmm::cow::DEFAULT_COW_EXTENT;
@@ -11,7 +11,7 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 
-/// A snapshot of a gigabyte in extents of the default size, and in small and large ones.
+/// The rows of snapshots of 1 GiB with their extent sizes: the default, a small and a large one.
 pub(super) const SNAPSHOTS: [(&str, u64); 3] = [
     ("snapshot_1GiB", DEFAULT_COW_EXTENT),
     ("snapshot_1GiB_by_8MiB", EXTENT),
@@ -37,7 +37,7 @@ fn buffer(
     Ok(CowBuffer::with_extents(device, stream, len, extent)?)
 }
 
-/// Takes a snapshot of a gigabyte that can be written.
+/// Measures taking a snapshot of a writable buffer of 1 GiB.
 ///
 /// # Errors
 /// When a side fails.
@@ -60,7 +60,7 @@ pub(super) fn snapshot(
         let shared = buffer.shared();
         ensure!(shared == size, "{shared} bytes are shared");
         drop(snapshot);
-        // The next one finds it as it was: open to be written.
+        // Make the buffer writable again for the next snapshot.
         let all = 0..buffer.len();
         buffer.make_mut(all)?;
         Ok(took)
@@ -86,13 +86,13 @@ pub(super) fn snapshot(
     Ok(())
 }
 
-/// Makes one extent after the other the buffer's own while a snapshot shows them too.
+/// Measures unsharing one extent after the other while a snapshot holds them too.
 ///
 /// # Errors
 /// When a side fails.
 pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let pairs = stage.times(100, 3);
-    // One for each turn, and the first turn does not count.
+    // One extent for each turn; the first turn is not counted.
     let extents = pairs as u64 + 1;
     stage.room(2 * extents * EXTENT)?;
     stage.room_to_write(2 * extents * EXTENT)?;
@@ -128,7 +128,7 @@ pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
             place.unmap()?;
             anyhow::Ok(beside.move_into(&mut place)?)
         })?;
-        // The snapshot would keep it.
+        // In cuvmm's side, the snapshot keeps this memory.
         beside.release()?;
         Ok(took)
     };

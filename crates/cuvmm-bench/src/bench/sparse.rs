@@ -1,4 +1,4 @@
-//! A sparse array: tiles that get memory, and holes that read as zero.
+//! Sparse arrays: committing tiles, and backing holes that read as zero.
 
 use anyhow::ensure;
 use cuvmm::{SparseArray, Stream};
@@ -15,7 +15,7 @@ pub(super) const ZEROS: &str = "sparse_zeros_1TiB";
 const TILE: u64 = 32 * MIB;
 const TIB: u64 = 1 << 40;
 
-/// An alias of zeros: the default of an array.
+/// The size of the physical that backs holes: the default of an array.
 const ALIAS: u64 = 64 * MIB;
 
 const TILES: &str = "the same tiles by hand in addresses that were had: create and map each, one \
@@ -23,7 +23,7 @@ const TILES: &str = "the same tiles by hand in addresses that were had: create a
 const ALIASES: &str = "the same aliases by hand of memory that was had: map each, one set_access";
 const KEPT: &str = "the memory behind the zeros was there before, on both sides";
 
-/// Commits all tiles of a gigabyte at once.
+/// Measures committing all tiles of 1 GiB in one call.
 ///
 /// # Errors
 /// When a side fails.
@@ -68,7 +68,7 @@ pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Backs a terabyte of holes.
+/// Measures backing 1 TiB of holes with zeros.
 ///
 /// # Errors
 /// When a side fails.

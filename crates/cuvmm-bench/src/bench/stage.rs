@@ -1,4 +1,4 @@
-//! The basis of every measurement: a driver, a device, a clock, and how much to do.
+//! The environment of every measurement: a driver, a device, a clock, and the amount of work.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::stated::{driver_version, today};
 use cuvmm_cli::drivers::{Concrete, Opened};
 use cuvmm_cli::watch::{A_WHILE, Watch};
 
-/// Why a row cannot be measured here, which is no failure.
+/// The reason that a row cannot be measured here, which is not a failure.
 #[derive(Debug)]
 pub(super) struct Skip(pub(super) String);
 
@@ -31,43 +31,46 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// The error for a row that cannot be measured here.
+/// Returns the error for a row that cannot be measured here.
 pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
     Skip(why.into()).into()
 }
 
-/// Left free on a GPU: the driver, streams and kernels take some, and so may others.
+/// Memory left free on a GPU for the driver, streams, kernels and other processes.
 const LEFT_FREE: u64 = 2 << 30;
 
-/// Bytes that one row of a quick run writes to the host's memory.
+/// The limit on bytes that one row writes to host memory in a quick run.
 const QUICKLY: u64 = 128 << 20;
 
-/// Where it is measured.
+/// The driver, device and clock to measure with.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) driver: Concrete,
     pub(super) device: Device,
     pub(super) watch: Watch,
-    /// The rivals.
+    /// Driver calls by hand, for the baselines.
     pub(super) hand: Hand,
-    /// For people: the device, its driver and the day.
+    /// A description for people: the device, its driver and the day.
     pub(super) about: String,
-    /// The table of costs to expect by, where one was given.
+    /// The cost table for predictions, if one was given.
     pub(super) given: Option<Costs>,
-    /// The table of this machine, once it is measured.
+    /// The cost table of this machine, once it has been measured.
     pub(super) costs: OnceCell<Costs>,
-    /// Device code, or why there is none.
+    /// The kernels, or the reason that there are none.
     pub(super) kernels: Result<Kernels, String>,
     quick: bool,
-    /// Bytes that can be mapped at one time.
+    /// Bytes that can be mapped at the same time.
     memory: u64,
-    /// Bytes that can be written at one time.
+    /// Bytes that can be written at the same time.
     writable: u64,
-    /// The current context, as in any program that uses the device: some calls need one.
+    /// Keeps the context current, as in any program that uses the device, so that driver calls
+    /// which need a context find it current.
     _current: Option<Current>,
 }
 
 impl Stage {
+    /// Opens a device of the driver, and loads the kernels if it is a GPU.
+    ///
     /// # Errors
     /// When the device does not answer.
     pub(super) fn new(
@@ -83,7 +86,8 @@ impl Stage {
                 let bytes = info.free.saturating_sub(LEFT_FREE);
                 (bytes, bytes)
             }
-            // Its default capacity is what the system can spare; more can be mapped than that.
+            // The host driver's default capacity is the memory that the system can spare; more than
+            // that can be mapped.
             Concrete::Host(_) => {
                 let spare = HostDriver::new(HostOptions::new()).total_memory(Ordinal(0))?;
                 (info.free, info.free.min(spare))
@@ -128,13 +132,13 @@ impl Stage {
         self.writable
     }
 
-    /// How often to do something: less if it has to be quick.
+    /// Returns a repeat count: `full`, or `quick` in a quick run.
     pub(super) const fn times(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 
-    /// How many bytes a row of `size` bytes writes: fewer if it has to be quick and the processor
-    /// writes them.
+    /// Returns the bytes that a row of `size` bytes writes: fewer in a quick run on the host
+    /// driver, where the processor writes them.
     pub(super) fn written(&self, size: u64) -> u64 {
         match &self.driver {
             Concrete::Host(_) if self.quick => size.min(QUICKLY),
@@ -142,12 +146,13 @@ impl Stage {
         }
     }
 
-    /// Returns `true` if written bytes can be read again.
+    /// Returns `true` if written bytes can be read back.
     pub(super) const fn keeps_bytes(&self) -> bool {
         !matches!(self.driver, Concrete::Model(_))
     }
 
-    /// Adds moved bytes to a row, with rates where time is real: a table of costs knows no links.
+    /// Adds the size of `bytes` moved to a row, and the transfer rates if time is real: the model's
+    /// cost table has no links.
     pub(super) fn moved(&self, row: Row, bytes: u64) -> Row {
         let row = row.count("mib", (bytes >> 20) as f64);
         match self.watch.note() {
@@ -156,7 +161,7 @@ impl Stage {
         }
     }
 
-    /// Waits until a create is truly cold, and finds the way into the driver again.
+    /// Waits until a create is truly cold, and then makes one driver call that is not counted.
     ///
     /// # Errors
     /// When the driver does not answer.
@@ -166,10 +171,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Checks that `bytes` can be mapped at one time.
+    /// Checks that `bytes` can be mapped at the same time.
     ///
     /// # Errors
-    /// The row is skipped.
+    /// A `Skip` if there is too little memory.
     pub(super) fn room(&self, bytes: u64) -> anyhow::Result<()> {
         room(bytes, self.memory, "to map")
     }
@@ -177,7 +182,7 @@ impl Stage {
     /// Checks that `bytes` can be written.
     ///
     /// # Errors
-    /// The row is skipped.
+    /// A `Skip` if there is too little memory.
     pub(super) fn room_to_write(&self, bytes: u64) -> anyhow::Result<()> {
         room(bytes, self.writable, "to write")
     }
@@ -185,7 +190,7 @@ impl Stage {
     /// Checks that `bytes` can be mapped on another device.
     ///
     /// # Errors
-    /// The row is skipped, or the device does not answer.
+    /// A `Skip` if there is too little memory, or when the device does not answer.
     pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
         let free = other.memory_info()?.free;
         let left = match &self.driver {
@@ -196,10 +201,10 @@ impl Stage {
         room(bytes, there, "to map on the second device")
     }
 
-    /// A pool with counters of its own.
+    /// Creates a pool whose driver calls are counted separately.
     ///
     /// # Errors
-    /// When it cannot be.
+    /// When the pool cannot be created.
     pub(super) fn pool(&self, limit: u64, scrub: Scrub) -> anyhow::Result<Pool> {
         let device = self.device.with_own_counters();
         Ok(Pool::builder(&device)

@@ -1,4 +1,4 @@
-//! Idle memory of one tenant, given to another.
+//! Reclaim of cached memory from one tenant for another.
 
 use std::time::Duration;
 
@@ -21,13 +21,14 @@ const MOVED: &str = "the same extents by hand: unmap, map each, one set_access";
 const MOVED_AND_ZEROED: &str =
     "the same extents by hand: unmap, map each, one set_access, memset, synchronise";
 
-/// For the event that tells that the old owner's stream has passed.
+/// Timeout that covers the wait for the previous tenant's fence.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Measures with or without a scrub. Two tenants hand all of the pool's memory back and forth.
+/// Measures reclaim with or without a scrub. Two tenants pass all of the pool's memory back and
+/// forth.
 ///
 /// # Errors
-/// When a side fails, or ours took new memory.
+/// When a side fails, or cuvmm's side created new memory.
 pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyhow::Result<()> {
     let scrubbed = scrub != Scrub::Never;
     stage.room(2 * SIZE)?;

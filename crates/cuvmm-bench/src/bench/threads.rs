@@ -1,4 +1,4 @@
-//! Warm allocation by many threads on one pool.
+//! Allocation of cached memory by many threads on one pool.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -21,8 +21,8 @@ const THREADS: usize = 8;
 
 const FLOOR: &str = "1 thread; time by operations of all threads; the ratio is the gain";
 
-/// Measures threads of one tenant, and threads with a tenant each; each thread has a home stream
-/// of its own.
+/// Measures threads that share one tenant, and threads with one tenant each; every thread has a
+/// home stream of its own.
 ///
 /// # Errors
 /// When an allocation fails.
@@ -55,8 +55,8 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// Nanoseconds for an operation, allocate and free, from when the first thread begins until the
-/// last is done.
+/// Returns the nanoseconds per operation (allocate and free), from the start of the first thread to
+/// the end of the last.
 fn round(workers: &[(Tenant, Stream)], each: usize) -> anyhow::Result<f64> {
     let start = Barrier::new(workers.len());
     let times = std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn round(workers: &[(Tenant, Stream)], each: usize) -> anyhow::Result<f64> {
     Ok(nanos(took.unwrap_or_default()) / (workers.len() * each) as f64)
 }
 
-/// One thread's part; says when it began and when it ended.
+/// Runs one thread's operations, and returns when it began and ended.
 fn work(
     start: &Barrier,
     tenant: &Tenant,

@@ -1,10 +1,10 @@
-//! Cold commits half a second after the last release, when the driver has cleared what came back
-//! and no create is cheap any more.
+//! Cold commits half a second after the last release, when the driver has cleared the returned
+//! memory and no create is cheap any more.
 //!
-//! A round commits every size one after the other and releases nothing meanwhile, so that one wait
-//! serves them all; then come the rivals, each after a wait of its own. Each begins with a small
-//! commit that does not count: half a second also empties the processor's caches, which is not what
-//! is asked.
+//! A round commits every size one after the other without releasing any in between, so that one
+//! wait serves all of them. The baselines follow, each after a wait of its own. Each begins with a
+//! small commit that is not counted: half a second also empties the processor's caches, which is
+//! not what these rows measure.
 
 use super::cold::Cold;
 use super::commit::{GIB, ONE_PHYSICAL, PAGE, block, floor};
@@ -23,7 +23,7 @@ fn against_one(size: &str) -> String {
     format!("{}_vs_one_physical", name(size))
 }
 
-/// The rows of one size, in order.
+/// Returns the names of the rows of one size, in order.
 pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
     let mut names = vec![name(word)];
     if size > GIB {
@@ -32,10 +32,11 @@ pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
     names
 }
 
-/// Says that a driver forgets nothing when time goes by.
+/// Checks that the driver's creates depend on the time since the last release, as they do on every
+/// driver but the host.
 ///
 /// # Errors
-/// The row is skipped on the host.
+/// A `Skip` on the host driver.
 pub(super) fn possible(stage: &Stage) -> anyhow::Result<()> {
     match stage.driver {
         Concrete::Host(_) => Err(skip("the host driver's creates cost the same at all times")),
@@ -43,7 +44,7 @@ pub(super) fn possible(stage: &Stage) -> anyhow::Result<()> {
     }
 }
 
-/// One size in a round.
+/// One size in a round, with its samples.
 struct Size<'a> {
     word: &'a str,
     bytes: u64,
@@ -53,10 +54,10 @@ struct Size<'a> {
     one: Samples,
 }
 
-/// Measures all sizes that are asked for.
+/// Measures all selected sizes.
 ///
 /// # Errors
-/// When a side fails, or ours was not cold.
+/// When a side fails, or cuvmm's side was not cold.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -150,7 +151,7 @@ fn measure_together(
     Ok(())
 }
 
-/// One rival of each size that has it, after a wait.
+/// Measures one baseline of each size that has it, after a wait.
 fn by_hand<'a>(
     stage: &Stage,
     sizes: &'a mut [Size<'_>],

@@ -1,4 +1,4 @@
-//! The time in which the mapper's thread wakes one of many futures that wait for memory.
+//! The cost for the mapper's thread of waking one of many futures that wait for memory.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -25,16 +25,17 @@ const WAITING: usize = 1000;
 
 const FLOOR: &str = "the same while one more waits";
 
-/// Wakings of which the mapper's time is taken together: its clock tells no single one.
+/// Wake-ups per sample. The thread's clock is too coarse for a single one.
 const TOGETHER: usize = 50;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Measures the processor time of the mapper's thread for each future that is granted a block which
-/// another has freed.
+/// Measures the processor time that the mapper's thread spends on each future that is granted a
+/// block freed by another owner.
 ///
 /// # Errors
-/// When an operation fails, the system does not tell a thread's time, or a future is not woken.
+/// When an operation fails, the system does not report a thread's processor time, or a future is
+/// not woken.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let page = stage.device.granularity();
     stage.room(2 * page)?;
@@ -44,7 +45,8 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let stream = Stream::new(mapped.pool.device())?;
     let wakes = |waiting: usize| -> anyhow::Result<Samples> {
         let block = tenant.block(page).home_stream(&stream).try_allocate()?;
-        // Those that are woken come on top of those that wait all the while.
+        // The futures that are woken are added to the `waiting` ones that remain pending
+        // throughout.
         let futures = 0..waiting + (samples + 1) * TOGETHER;
         let futures = futures.map(|_| tenant.allocate_on_async(&stream, page));
         let mut queue: VecDeque<AllocateFuture> = futures.collect();
@@ -62,7 +64,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
             let took = mapper_time()?.saturating_sub(before);
             times.add(took.as_nanos() as f64 / TOGETHER as f64);
         }
-        // Those that wait go first, so that none is granted what the last one had.
+        // Drop the waiting futures first, so that none of them is granted the block's memory.
         drop(queue);
         drop(block);
         Ok(times)
@@ -76,7 +78,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A waker that calls no system: what an executor does is not the mapper's time.
+/// A waker that makes no system call, so that the mapper's time includes no executor's work.
 #[derive(Default)]
 struct Bell(AtomicBool);
 
@@ -91,7 +93,7 @@ fn poll(future: &mut AllocateFuture, bell: &Arc<Bell>) -> Poll<<AllocateFuture a
     Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
-/// Frees the block and waits until the first of the queue has it.
+/// Frees the block and waits until the first future of the queue has been granted it.
 fn next(
     queue: &mut VecDeque<AllocateFuture>,
     block: Block,
@@ -110,7 +112,7 @@ fn next(
     }
 }
 
-/// The processor time that the mapper's thread has had.
+/// Returns the processor time used by the mapper's thread so far.
 fn mapper_time() -> anyhow::Result<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();

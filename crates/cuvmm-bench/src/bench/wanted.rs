@@ -1,16 +1,16 @@
-//! Which rows are asked for.
+//! The selection of rows to measure.
 
 use cuvmm_cli::command::usage;
 
-/// All rows, or those that were named.
+/// The selected rows: all of them, or those named on the command line.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted(Vec<String>);
 
 impl Wanted {
-    /// Takes the names on the command line; none means all.
+    /// Creates a selection from the names on the command line; an empty list selects all rows.
     ///
     /// # Errors
-    /// A name that no row has, which is wrong usage.
+    /// A usage error if no row has one of the names.
     pub(super) fn new(names: &[String], known: &[String]) -> anyhow::Result<Self> {
         match names.iter().find(|name| !known.contains(name)) {
             None => Ok(Self(names.to_vec())),
@@ -21,8 +21,8 @@ impl Wanted {
         }
     }
 
-    /// Returns `true` for a row that is named, or that compares a named row with another
-    /// rival.
+    /// Returns `true` if `row` is selected, by its own name or by the name of the row that it
+    /// extends with another baseline (`_vs_`).
     pub(super) fn has(&self, row: &str) -> bool {
         let names = |name: &String| {
             let rest = row.strip_prefix(name.as_str());

@@ -1,4 +1,4 @@
-//! Allocating and freeing what was freed a moment ago on the same stream.
+//! Allocating and freeing memory that was just freed on the same stream.
 
 use cuvmm::{Scrub, Stream};
 
@@ -9,10 +9,10 @@ use super::row::Row;
 use super::stage::Stage;
 use cuvmm_cli::watch::wall;
 
-/// The sizes by the words that name them.
+/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 3] = [("2MiB", 2 * MIB), ("32MiB", 32 * MIB), ("1GiB", GIB)];
 
-/// A clock is too coarse for one.
+/// Pairs per sample. A clock is too coarse for a single pair.
 const BATCH: usize = 64;
 
 const FLOOR: &str = "cuMemAllocAsync and cuMemFreeAsync on a stream, warm";
@@ -23,7 +23,7 @@ pub(super) fn name(size: &str) -> String {
     format!("warm_alloc_free_{size}")
 }
 
-/// Measures one size.
+/// Measures allocating and freeing blocks of one size.
 ///
 /// # Errors
 /// When a side fails.

@@ -1,4 +1,4 @@
-//! Runs of `cuvmm-bench run` and their rows, for its tests.
+//! Helpers that run `cuvmm-bench run` and read its rows.
 
 #![allow(
     dead_code,
@@ -13,26 +13,26 @@ use std::collections::BTreeSet;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// The command with these arguments.
+/// Returns the `run` command with these arguments.
 pub fn bench(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm-bench"));
     command.arg("run").args(arguments);
     command
 }
 
-/// Returns the standard output.
+/// Runs the command and returns its standard output.
 pub fn output(arguments: &[&str]) -> String {
     let assert = bench(arguments).assert().success();
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
 
-/// Returns the JSON of a run with few samples.
+/// Runs the command with few samples and returns its JSON output.
 pub fn object(arguments: &[&str]) -> Value {
     let arguments = [arguments, &["--quick", "--json"]].concat();
     serde_json::from_str(&output(&arguments)).unwrap()
 }
 
-/// The one line on standard error.
+/// Runs a command that fails, and returns the one line that it writes to standard error.
 pub fn complaint(arguments: &[&str], code: i32) -> String {
     let assert = bench(arguments).assert().code(code);
     let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
@@ -40,21 +40,21 @@ pub fn complaint(arguments: &[&str], code: i32) -> String {
     text
 }
 
-/// A figure of a row.
+/// Returns a figure of a row.
 pub fn number(row: &Value, key: &str) -> f64 {
     row[key]
         .as_f64()
         .unwrap_or_else(|| panic!("{key} of {row}"))
 }
 
-/// A row by its name.
+/// Returns a row by its name.
 pub fn row<'a>(object: &'a Value, name: &str) -> &'a Value {
     let rows = object["rows"].as_array().unwrap();
     let found = rows.iter().find(|row| row["name"] == name);
     found.unwrap_or_else(|| panic!("no {name}: {}", object["skipped"]))
 }
 
-/// Checks the rules that every result keeps.
+/// Checks the properties of every result: `names` are measured or skipped, and each once.
 pub fn check(object: &Value, driver: &str, names: &[&str]) {
     assert_eq!(object["driver"], driver);
     assert!(!object["device"].as_str().unwrap().is_empty());
@@ -75,7 +75,8 @@ pub fn check(object: &Value, driver: &str, names: &[&str]) {
             assert!(row["ratio"].is_null(), "{row}");
             continue;
         }
-        // Threads are shown by what they gain, and kept contents by the part of a copy's speed.
+        // The ratio of these rows is inverted: threads show their gain, and kept contents the
+        // fraction of a copy's speed.
         let turned_over = ["threads_8", "sleep_keep", "wake_kept"];
         let expected = if turned_over.iter().any(|start| name.starts_with(start)) {
             floor / p50

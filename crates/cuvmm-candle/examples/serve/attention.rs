@@ -1,11 +1,11 @@
-//! Attention over caches: of a prompt's tokens to what came before, and of one token each to a
-//! sequence's own past.
+//! Attention over caches: of a prompt's tokens to all tokens before them, and of one token each of
+//! several sequences to their own past.
 //!
-//! A cache hands out (1, tokens, heads, size). A step reads it where it lies and copies nothing:
-//! candle's product takes matrices whose rows lie side by side, which the keys of one head are not, but
-//! those of all heads together are. So a query is spread to the width of all heads, with zeros beside
-//! its own, and of what comes back its own is kept. For a prompt, where that would be a multiple of
-//! the work, the heads are put apart first.
+//! A cache returns (1, tokens, heads, size). A step reads it in place and copies nothing: candle's
+//! product needs matrices with contiguous rows, which the keys of all heads together are and those
+//! of one head are not. So a query is widened to all heads, with zeros for the other heads, and
+//! only its own part of the result is kept. For a prompt that would multiply the work, so the heads
+//! are separated first.
 
 use candle_core::{Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
@@ -21,16 +21,16 @@ pub(super) struct Attention {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// Heads of keys and values.
+    /// The heads of keys and values.
     heads: usize,
-    /// Queries for each of them.
+    /// The queries for each of them.
     queries: usize,
     size: usize,
     scale: f64,
     slots: usize,
-    /// One where the heads are the same and zero elsewhere: (1, heads, 1, heads, 1).
+    /// Is 1 where both heads are the same, and 0 elsewhere: (1, heads, 1, heads, 1).
     own: Tensor,
-    /// Zero where a token of a piece may look, and -inf where it may not: (piece, piece).
+    /// Is 0 where a token of a piece may attend, and -inf elsewhere: (piece, piece).
     hidden: Tensor,
 }
 
@@ -89,7 +89,7 @@ impl Attention {
         self.o.forward(&attended)
     }
 
-    /// Tokens of one sequence, behind others of it.
+    /// Computes attention for tokens of one sequence, after `before` others.
     fn piece(
         &self,
         q: &Tensor,
@@ -127,7 +127,7 @@ impl Attention {
             .reshape((count, heads * queries * size))
     }
 
-    /// One token each of several sequences.
+    /// Computes attention for one token each of several sequences.
     fn step(
         &self,
         q: &Tensor,

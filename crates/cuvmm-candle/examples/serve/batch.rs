@@ -1,23 +1,24 @@
-//! What is computed together: the tokens of a prompt, or one of each of many sequences.
+//! The tokens that are computed together: those of a prompt, or one of each of many sequences.
 
 use super::cache::Caches;
 
-/// Tokens of a prompt that are computed at a time, which bounds what attention has in between.
+/// The number of a prompt's tokens that are computed at a time, which bounds the intermediate
+/// results of attention.
 pub(crate) const PIECE: usize = 512;
 
-/// One sequence's part in a step.
+/// One sequence's part of a step.
 pub(crate) struct Next<'a> {
-    /// The token that is read.
+    /// The token to read.
     pub(crate) token: u32,
-    /// How many there are before it.
+    /// The number of tokens before it.
     pub(crate) position: usize,
     pub(crate) caches: &'a mut Caches,
 }
 
-/// Where the tokens that are computed together belong.
+/// The sequences to which the tokens belong that are computed together.
 pub(super) enum Rows<'a, 'b> {
-    /// All to one sequence, with so many before them.
+    /// All belong to one sequence, after this many of its tokens.
     Prompt(&'a mut Caches, usize),
-    /// Each to another.
+    /// Each belongs to a different sequence.
     Step(&'a mut [Next<'b>]),
 }

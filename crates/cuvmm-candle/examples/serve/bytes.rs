@@ -1,14 +1,14 @@
-//! Text as tokens: a byte each. Tokens beyond the bytes are shown as numbers.
+//! Text as tokens, one per byte. Other tokens are shown as numbers.
 //!
-//! It is for weights from a seed. Those of a real model want the tokenizer they were trained with, and
-//! see numbers that mean something else here.
+//! This suits weights from a seed. The weights of a real model need the tokenizer that they were
+//! trained with; the numbers mean something else to them.
 
-/// A token for each byte.
+/// Returns one token for each byte.
 pub(crate) fn encode(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// Bytes as text, and other tokens in brackets.
+/// Returns bytes as text, and other tokens in brackets.
 pub(crate) fn decode(tokens: &[u32]) -> String {
     let mut text = String::new();
     for run in tokens.chunk_by(|one, other| (*one < 256) == (*other < 256)) {

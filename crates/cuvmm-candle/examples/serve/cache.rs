@@ -1,7 +1,7 @@
-//! The one thing in which the servers differ: what attention appends its keys and values to.
+//! The only difference between the servers: the cache to which attention appends keys and values.
 //!
-//! Tokens are the second dimension of what is appended, (1, tokens, heads, size), so that the keys of a
-//! sequence are one matrix whose rows lie side by side, in either cache.
+//! Tokens are the second dimension of appended tensors, (1, tokens, heads, size), so that with
+//! either cache the keys of a sequence are one matrix with contiguous rows.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,46 +14,46 @@ use cuvmm_candle::{KvCache, Memory};
 /// The dimension of tokens.
 const TOKENS: usize = 1;
 
-/// Tokens that candle's own cache begins with and grows by, as candle's models have it.
+/// The initial capacity of candle's own cache and its growth, as in candle's models.
 pub(crate) const STEP: usize = 512;
 
 /// The keys and values of one layer of one sequence.
 pub(crate) trait Cache {
-    /// Appends tokens and hands out all there are.
+    /// Appends tokens and returns all tokens.
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)>;
 
-    /// Forgets all but the first tokens.
+    /// Removes all but the first tokens.
     fn truncate(&mut self, tokens: usize) -> Result<()>;
 
-    /// A cache that begins with the first tokens of this one. What either does from then on is not seen by
-    /// the other.
+    /// Creates a cache that starts with the first tokens of this one. Later changes to either are
+    /// not visible in the other.
     fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>>;
 }
 
 /// The caches of one sequence, one for each layer.
 pub(crate) type Caches = Vec<Box<dyn Cache>>;
 
-/// Ours: memory is added behind the tokens that are there.
+/// Creates this crate's cache, which adds memory after the existing tokens.
 pub(crate) fn elastic(memory: &Memory, most: usize) -> Box<dyn Cache> {
     Box::new(KvCache::new(memory, TOKENS, most))
 }
 
-/// Ours, and forks of it have the memory of what they begin with in common.
+/// Creates this crate's cache, whose forks share the memory of the common tokens.
 pub(crate) fn forking(memory: &Memory, most: usize) -> Box<dyn Cache> {
     Box::new(KvCache::new(memory, TOKENS, most).with_forks())
 }
 
-/// candle-nn's own: a larger buffer, and everything copied.
+/// Creates candle-nn's own cache, which copies everything to a larger buffer.
 pub(crate) fn candle() -> Box<dyn Cache> {
     Box::new(CandleCache::new(TOKENS, STEP))
 }
 
-/// candle-nn's own, and what it takes is counted against a limit.
+/// Creates candle-nn's own cache, with its memory counted against a limit.
 pub(crate) fn counted(budget: &Rc<Budget>, token: u64) -> Box<dyn Cache> {
     Box::new(Counted::new(budget, token))
 }
 
-/// Whether memory was short, and not something else wrong.
+/// Returns `true` if the error is a shortage of memory.
 pub(crate) fn is_shortage(error: &Error) -> bool {
     let counted = match error {
         Error::Cuda(error) => error.is::<OverLimit>(),
@@ -81,14 +81,15 @@ impl Cache for CandleCache {
         Self::append(self, k, v)
     }
 
-    /// It knows no such thing, so what is kept is copied.
+    /// Copies the kept tokens, because candle's cache has no such operation.
     fn truncate(&mut self, tokens: usize) -> Result<()> {
         let kept = first(self, tokens)?;
         *self = Self::new(TOKENS, STEP);
         copy(self, kept)
     }
 
-    /// It knows no such thing either, and a clone would write to the same buffer.
+    /// Copies the tokens, because candle's cache has no such operation and a clone would share the
+    /// buffer.
     fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>> {
         let mut forked = Box::new(Self::new(TOKENS, STEP));
         copy(&mut *forked, first(self, tokens)?)?;
@@ -96,7 +97,7 @@ impl Cache for CandleCache {
     }
 }
 
-/// Keys and values of the first tokens, where they lie; nothing before the first append.
+/// Returns views of the keys and values of the first tokens, or `None` before the first append.
 fn first(cache: &CandleCache, tokens: usize) -> Result<Option<(Tensor, Tensor)>> {
     let (Some(k), Some(v)) = (cache.k()?, cache.v()?) else {
         return Ok(None);
@@ -105,7 +106,7 @@ fn first(cache: &CandleCache, tokens: usize) -> Result<Option<(Tensor, Tensor)>>
     Ok(Some((first(k)?, first(v)?)))
 }
 
-/// Puts keys and values in an empty cache.
+/// Appends keys and values to an empty cache.
 fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
     match tokens {
         Some((k, v)) => to.append(&k, &v).map(drop),
@@ -113,16 +114,17 @@ fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
     }
 }
 
-/// Memory that is counted and not held: candle's own comes from the process's pool, which has no limit.
+/// A budget that only counts memory: candle's own comes from the process's pool, which has no
+/// limit.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
     held: Cell<u64>,
-    /// Whose memory it is a part of.
+    /// The budget that this one is a part of.
     whole: Option<Rc<Budget>>,
 }
 
-/// What was asked of a [`Budget`] and is not there.
+/// A request that exceeds a [`Budget`].
 #[derive(Debug)]
 pub(crate) struct OverLimit {
     asked: u64,
@@ -151,7 +153,7 @@ impl Budget {
         })
     }
 
-    /// One that counts apart what it takes of another.
+    /// Creates a budget that separately counts its part of another.
     pub(crate) fn within(whole: &Rc<Self>) -> Rc<Self> {
         Rc::new(Self {
             limit: whole.limit,
@@ -178,7 +180,7 @@ impl Budget {
     }
 }
 
-/// A part of a [`Budget`], given back when it is dropped.
+/// A part of a [`Budget`], returned on drop.
 #[derive(Debug)]
 pub(crate) struct Charge {
     budget: Rc<Budget>,
@@ -222,7 +224,7 @@ impl Drop for Charge {
 struct Counted {
     inner: CandleCache,
     charged: Charge,
-    /// Bytes of a token, keys and values.
+    /// The bytes of a token, keys and values.
     token: u64,
 }
 
@@ -243,7 +245,7 @@ impl Cache for Counted {
         if bytes <= self.charged.bytes() {
             return self.inner.append(k, v);
         }
-        // While it copies it has both.
+        // During the copy both buffers exist.
         let more = Charge::new(&self.charged.budget, bytes);
         let more = more.map_err(|error| Error::Cuda(Box::new(error)))?;
         let appended = self.inner.append(k, v)?;
@@ -299,7 +301,7 @@ mod tests {
             let mut fork = root.fork(3).unwrap();
             let [ours, theirs] =
                 [7f32, 9.].map(|all| Tensor::full(all, (1, 1, 2, 4), &Device::Cpu).unwrap());
-            // Both write to where the other would, and then read.
+            // Both write at the position of the other's tokens, and then read.
             root.truncate(3).unwrap();
             root.append(&ours, &ours).unwrap();
             let (k, v) = fork.append(&theirs, &theirs).unwrap();
@@ -336,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_counted_cache_is_refused_beyond_the_limit_and_gives_back() {
-        // Three steps: what it has, and what it grows to while it copies.
+        // Three steps: the current buffer, and the larger one during the copy.
         let budget = Budget::new(3 * STEP as u64 * 10);
         let mut cache = counted(&budget, 10);
         let many = tokens(STEP);

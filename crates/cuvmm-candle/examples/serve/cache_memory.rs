@@ -1,6 +1,7 @@
-//! Where a model's memory comes from: a tenant of a pool, or candle's own, counted against the same limit.
+//! The source of a model's memory: a tenant of a pool, or candle's own memory, counted against the
+//! same limit.
 //!
-//! Which sequence has it, and which has to give it up, is not decided here.
+//! This module does not decide which sequence gets memory and which gives it up.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -18,57 +19,57 @@ use super::cache::{self, Budget, Cache, Charge, STEP};
 use super::system::SystemPrompt;
 use super::weights::{Source, layout};
 
-/// What has a model in memory, in bytes.
+/// The memory of a model, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     pub(crate) weights: u64,
     pub(crate) caches: u64,
-    /// Of that, what several sequences have in common.
+    /// The part of `caches` that several sequences share.
     pub(crate) shared: u64,
-    /// Idle, for the next sequence.
+    /// Cached memory, for the next sequence.
     pub(crate) idle: u64,
 }
 
 /// A model's memory.
 pub(crate) trait CacheMemory {
-    /// An empty cache for a layer of a sequence.
+    /// Creates an empty cache for a layer of a sequence.
     fn cache(&self) -> Box<dyn Cache>;
 
-    /// What a sequence of so many tokens takes, in bytes.
+    /// Returns the bytes that a sequence of `tokens` tokens takes.
     fn sequence(&self, tokens: usize) -> u64;
 
-    /// What a fork of so many tokens takes at least, in bytes.
+    /// Returns the bytes that a fork of `tokens` tokens takes at least.
     fn forked(&self, tokens: usize) -> u64;
 
-    /// What it can have besides what it has, in bytes.
+    /// Returns the bytes that it could allocate now.
     fn headroom(&self) -> anyhow::Result<u64>;
 
-    /// Waits until what was given up can be had.
+    /// Waits until memory that was given up is available.
     fn settle(&self) -> anyhow::Result<()>;
 
-    /// What its weights take, in bytes.
+    /// Returns the bytes of its weights.
     fn weights(&self) -> u64;
 
-    /// What it has when it is awake and sleeps now, in bytes.
+    /// Returns the bytes that are asleep now and are needed to wake.
     fn asleep(&self) -> u64;
 
     fn is_asleep(&self) -> bool {
         self.asleep() > 0
     }
 
-    /// Gives up what an idle model has. Whether it can.
+    /// Gives up the memory of an idle model. Returns `false` if it cannot sleep.
     fn sleep(&self) -> anyhow::Result<bool>;
 
-    /// Whether caches that slept have what they had. Weights do.
+    /// Returns `true` if caches keep their contents while asleep. Weights always do.
     fn keeps_caches(&self) -> bool;
 
-    /// Has it back. Whether there was room.
+    /// Wakes the model. Returns `false` if there is not enough memory.
     fn wake(&self) -> anyhow::Result<bool>;
 
     fn held(&self) -> Held;
 }
 
-/// What a model is, apart from where it lies.
+/// The description of a model, independent of its memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) config: Config,
@@ -78,7 +79,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Bytes of the weights, packed.
+    /// Returns the bytes of the packed weights.
     pub(crate) fn weights(&self) -> anyhow::Result<u64> {
         let shapes = layout(&self.config).into_iter();
         Ok(Arena::bytes_for(
@@ -86,24 +87,24 @@ impl Spec {
         )?)
     }
 
-    /// Bytes of the keys, or the values, of a token in a layer.
+    /// Returns the bytes of the keys, or of the values, of a token in a layer.
     fn row(&self) -> u64 {
         let size = self.config.hidden_size / self.config.num_attention_heads;
         (self.config.num_key_value_heads * size * self.dtype.size_in_bytes()) as u64
     }
 
-    /// Bytes of a token in a layer.
+    /// Returns the bytes of a token in a layer.
     pub(crate) fn token(&self) -> u64 {
         2 * self.row()
     }
 
-    /// Bytes of so many tokens where rows come in whole steps of so many bytes.
+    /// Returns the bytes of `tokens` tokens if rows come in whole steps of `step` bytes.
     pub(crate) fn sequence(&self, tokens: usize, step: u64) -> u64 {
         let rows = 2 * self.config.num_hidden_layers as u64;
         (tokens as u64 * self.row()).next_multiple_of(step) * rows
     }
 
-    /// Of that, what lies in steps that are not full.
+    /// Returns the part of [`sequence`](Self::sequence) that is in steps that are not full.
     fn boundary(&self, tokens: usize, step: u64) -> u64 {
         match (tokens as u64 * self.row()).is_multiple_of(step) {
             true => 0,
@@ -111,7 +112,8 @@ impl Spec {
         }
     }
 
-    /// Bytes of what sleeps with a model: its weights, and the caches that are kept while it is idle.
+    /// Returns the bytes that sleep with a model: its weights, and the caches that are kept while
+    /// it is idle.
     pub(crate) fn idle(&self, granule: u64) -> anyhow::Result<u64> {
         let weights = self.weights()?.next_multiple_of(granule);
         let prefix = match self.system.is_shared() {
@@ -122,18 +124,18 @@ impl Spec {
     }
 }
 
-/// What becomes of what a model has that sleeps.
+/// The treatment of a sleeping model's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Asleep {
-    /// It never does.
+    /// The model never sleeps.
     Never,
-    /// It is kept in host memory.
+    /// Contents are kept in host memory.
     Keep(Rc<HostStore>),
-    /// Weights are made or read anew, and caches are lost.
+    /// Weights are drawn or read again, and caches are lost.
     Discard,
 }
 
-/// Ours.
+/// Memory of a tenant.
 pub(crate) struct Elastic {
     memory: Memory,
     spec: Spec,
@@ -141,11 +143,11 @@ pub(crate) struct Elastic {
     asleep: Asleep,
 }
 
-/// How long a model that falls asleep waits for its last work, which nobody adds to.
+/// The time to wait for a model's last work before it sleeps. No more work is queued meanwhile.
 const LAST_WORK: Duration = Duration::from_secs(5);
 
 impl Elastic {
-    /// Has the weights in a tenant's block.
+    /// Loads the weights into a tenant's block.
     pub(crate) fn new(memory: &Memory, spec: &Spec, asleep: Asleep) -> anyhow::Result<Self> {
         let mut weights = Weights::new(memory, spec.weights()?)?;
         spec.source.each(&spec.config, spec.dtype, |name, tensor| {
@@ -182,7 +184,7 @@ impl CacheMemory for Elastic {
             .sequence(tokens, self.memory.gpu().device().granularity())
     }
 
-    /// Whole extents are shared; that they are granules is the best that can be.
+    /// Forks share whole extents; the least possible cost assumes extents of one granule.
     fn forked(&self, tokens: usize) -> u64 {
         self.spec
             .boundary(tokens, self.memory.gpu().device().granularity())
@@ -257,7 +259,7 @@ impl CacheMemory for Elastic {
     }
 }
 
-/// candle's own memory. Models that have a budget in common share it, sequence by sequence.
+/// Memory of candle. Models with a common budget share it, sequence by sequence.
 pub(crate) struct Plain {
     spec: Spec,
     tensors: HashMap<String, Tensor>,
@@ -298,7 +300,7 @@ impl CacheMemory for Plain {
         self.spec.sequence(tokens, STEP as u64 * self.spec.row())
     }
 
-    /// All of it is copied.
+    /// A fork copies everything.
     fn forked(&self, tokens: usize) -> u64 {
         self.sequence(tokens)
     }
@@ -307,7 +309,7 @@ impl CacheMemory for Plain {
         Ok(self.budget.headroom())
     }
 
-    /// What is counted is there at once.
+    /// Counted memory is available at once.
     fn settle(&self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -320,7 +322,7 @@ impl CacheMemory for Plain {
         0
     }
 
-    /// Nobody can take back what candle's tensors have.
+    /// Memory of candle's tensors cannot be taken back.
     fn sleep(&self) -> anyhow::Result<bool> {
         Ok(false)
     }

@@ -1,4 +1,4 @@
-//! Our cache against candle's own, and an elastic pool against equal shares.
+//! Comparisons: this crate's cache with candle's own, and an elastic pool with equal shares.
 
 use std::time::Instant;
 
@@ -23,7 +23,8 @@ pub(crate) fn run(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     servers(gpu, options, full)
 }
 
-/// Tokens a second with either cache, the same decoder and batch. Returns the median with ours.
+/// Compares tokens per second of both caches with the same decoder and batch. Returns the median
+/// with this crate's cache.
 fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let specs = options.specs()?;
     let spec = &specs[0];
@@ -41,9 +42,10 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let ours: &dyn Fn() -> Box<dyn Cache> = &|| cache::elastic(&memory, longest);
     let theirs: &dyn Fn() -> Box<dyn Cache> = &cache::candle;
     let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
-    // The first round is for the libraries to load what they need.
+    // The first round lets the libraries load what they need.
     for round in 0..=options.rounds {
-        // Whoever is second finds clocks and caches as the first left them, so they take turns.
+        // The second run benefits from clocks and caches that the first one warmed up, so they
+        // alternate.
         let (our_run, their_run) = if round % 2 == 0 {
             let our_run = generate(gpu, &decoder, options, ours)?;
             (our_run, generate(gpu, &decoder, options, theirs)?)
@@ -72,12 +74,12 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     Ok(ours)
 }
 
-/// What a batch gave.
+/// The outcome of generating with a batch.
 struct Run {
     tokens: Vec<Vec<u32>>,
     /// The logits of the last step, bit for bit.
     last: Vec<u32>,
-    /// Tokens a second, prompts aside.
+    /// Tokens per second, without the prompts.
     rate: f64,
 }
 
@@ -124,7 +126,7 @@ fn generate(
     })
 }
 
-/// All modes with the same requests under the same limit.
+/// Runs all modes with the same requests under the same limit.
 fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, Some(full))?;
     let mut served = Vec::new();
@@ -168,7 +170,7 @@ fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The models in a mode, and whether they share their memory.
+/// Makes the models of a mode. Also returns whether they share their memory.
 pub(crate) fn models(
     gpu: &Gpu,
     options: &Options,
@@ -200,7 +202,7 @@ pub(crate) fn models(
     Ok((models, mode != Mode::Static))
 }
 
-/// How many tokens a sequence may have for what one takes.
+/// Returns the most tokens of a sequence that takes no more memory than one token.
 fn longest(model: &Model) -> usize {
     let one = model.cache_memory.sequence(1);
     (1..)

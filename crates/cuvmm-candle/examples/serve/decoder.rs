@@ -1,13 +1,13 @@
-//! A decoder of Llama's shape, for one prompt at a time or one token each of many sequences.
+//! A Llama-shaped decoder, for one prompt at a time or one token each of many sequences.
 //!
-//! It takes the configuration and the names of candle-transformers' llama, and computes what that does.
-//! What differs is that sequences are batched which are of different lengths, and that attention takes
-//! its keys and values from a [`Cache`](crate::cache::Cache).
+//! It uses the configuration and the names of candle-transformers' llama, and computes the same. In
+//! addition it batches sequences of different lengths, and its attention takes keys and values from
+//! a [`Cache`](crate::cache::Cache).
 //!
-//! What is computed for a sequence does not depend on who else is in the batch: the products of a step are
-//! always of as many rows as there are slots, a prompt is read in pieces of one size, and attention
-//! has a sequence for itself. So its tokens are the same, bit for bit, whenever it is served, and after
-//! it was thrown out and computed anew.
+//! The results of a sequence do not depend on the other sequences in the batch: the products of a
+//! step always have as many rows as there are slots, a prompt is computed in pieces of one size,
+//! and attention handles each sequence separately. So its tokens are the same bit for bit, whenever
+//! it is served, and after it was evicted and computed again.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module as _, RmsNorm, VarBuilder};
@@ -39,7 +39,7 @@ struct Layer {
 }
 
 impl Decoder {
-    /// A decoder that makes a step of at most so many sequences.
+    /// Loads a decoder whose steps have at most `slots` sequences.
     pub(crate) fn load(vb: &VarBuilder<'_>, config: &Config, slots: usize) -> Result<Self> {
         let model = vb.pp("model");
         let words = candle_nn::embedding(
@@ -75,13 +75,13 @@ impl Decoder {
         self.slots
     }
 
-    /// Tokens that a sequence may have.
+    /// Returns the most tokens of a sequence.
     pub(crate) const fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Reads a prompt, or what follows in one behind so many tokens that the caches have: the logits
-    /// behind its last token, (1, words).
+    /// Computes a prompt, or a continuation after `before` tokens in the caches. Returns the logits
+    /// of the last token, (1, words).
     pub(crate) fn prompt(
         &self,
         tokens: &[u32],
@@ -101,8 +101,8 @@ impl Decoder {
         }
     }
 
-    /// Reads one token of each sequence: the logits behind each, (slots, words), of which the rows
-    /// behind the last sequence mean nothing.
+    /// Computes one token of each sequence. Returns the logits of each, (slots, words); rows after
+    /// the last sequence are unspecified.
     pub(crate) fn step(&self, next: &mut [Next<'_>]) -> Result<Tensor> {
         if next.len() > self.slots {
             candle_core::bail!("{} sequences for {} slots", next.len(), self.slots);
@@ -165,7 +165,7 @@ fn norm(config: &Config, vb: &VarBuilder<'_>) -> Result<RmsNorm> {
     candle_nn::rms_norm(config.hidden_size, config.rms_norm_eps, vb.clone())
 }
 
-/// The elements of logits, bit for bit.
+/// Returns the elements of logits, bit for bit.
 pub(crate) fn bits(logits: &Tensor) -> Result<Vec<u32>> {
     let all = logits.flatten_all()?.to_vec1::<f32>()?;
     Ok(all.into_iter().map(f32::to_bits).collect())

@@ -1,4 +1,4 @@
-//! What a server counts, and how it is shown.
+//! The figures of a server, and how they are printed.
 
 use std::time::Duration;
 
@@ -9,33 +9,33 @@ use hdrhistogram::Histogram;
 use super::cache_memory::Held;
 use super::prefix::Uses;
 
-/// How far samples lie apart at least.
+/// The least time between two samples.
 const APART: Duration = Duration::from_millis(100);
 
-/// How many of them are shown.
+/// The number of samples that are printed.
 const SHOWN: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    /// Tokens of answers.
+    /// The tokens of answers.
     pub(crate) tokens: u64,
-    /// Tokens that were computed once more, and were the same.
+    /// The tokens that were computed again, with the same result.
     pub(crate) again: u64,
-    /// How often a request was thrown out.
+    /// The number of evictions of requests.
     pub(crate) thrown_out: u64,
-    /// What each falling asleep took.
+    /// The duration of each sleep operation.
     pub(crate) slept: Vec<Duration>,
-    /// What each waking took.
+    /// The duration of each wake operation.
     pub(crate) woken: Vec<Duration>,
-    /// From each request to its first token.
+    /// The time to the first token of each request.
     pub(crate) first: Vec<Duration>,
-    /// What became of each model's prefix.
+    /// The usage of each model's prefix.
     pub(crate) prefixes: Vec<Uses>,
     samples: Vec<(Duration, Vec<Sample>)>,
     all: Duration,
 }
 
-/// A model at some moment.
+/// The state of a model at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) held: Held,
@@ -58,12 +58,12 @@ impl Figures {
         self.all = all;
     }
 
-    /// Tokens of answers in a second.
+    /// Returns the tokens of answers per second.
     pub(crate) fn rate(&self) -> f64 {
         self.tokens as f64 / self.all.as_secs_f64()
     }
 
-    /// The time to the first token that so many of a hundred requests do not exceed.
+    /// Returns the time to the first token that `percentile` percent of the requests do not exceed.
     pub(crate) fn first_token(&self, percentile: f64) -> anyhow::Result<Duration> {
         let mut all = Histogram::<u64>::new(3)?;
         for first in &self.first {
@@ -72,12 +72,12 @@ impl Figures {
         Ok(Duration::from_micros(all.value_at_percentile(percentile)))
     }
 
-    /// Sequences that began with a prefix that was there.
+    /// Returns the number of sequences that found their prefix present.
     pub(crate) fn hits(&self) -> u64 {
         self.prefixes.iter().map(|uses| uses.hits).sum()
     }
 
-    /// The most that all models together had in use: weights and caches.
+    /// Returns the most memory that all models had in use together: weights and caches.
     fn peak(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
             let used = models
@@ -88,7 +88,7 @@ impl Figures {
         self.samples.iter().map(sum).max().unwrap_or(0)
     }
 
-    /// The most that sequences had in common, counted once.
+    /// Returns the most memory that sequences shared, counted once.
     pub(crate) fn most_shared(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
             let shared = models.iter().map(|sample| sample.held.shared);
@@ -97,7 +97,7 @@ impl Figures {
         self.samples.iter().map(sum).max().unwrap_or(0)
     }
 
-    /// Memory by model over time, some lines of it, and what became of prefixes.
+    /// Prints some samples of each model's memory over time, and the usage of prefixes.
     pub(crate) fn print_models(&self, names: &[&str]) {
         let apart = self.samples.len().div_ceil(SHOWN).max(1);
         for (at, samples) in self.samples.iter().step_by(apart) {
@@ -133,7 +133,7 @@ impl Figures {
     }
 }
 
-/// A table of what several servers did.
+/// Returns a table that compares servers.
 pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
@@ -172,7 +172,7 @@ pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
     Ok(table)
 }
 
-/// The one in the middle, of an odd number.
+/// Returns the median, for an odd number of values.
 pub(crate) fn median(mut all: Vec<f64>) -> anyhow::Result<f64> {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2)

@@ -1,4 +1,4 @@
-//! What a fork of the system prompt's caches takes with either cache: time and memory.
+//! The time and memory of a fork of the system prompt's caches, with either cache.
 
 use std::time::Instant;
 
@@ -13,18 +13,18 @@ use super::decoder::{Decoder, bits};
 use super::figures::median;
 use super::options::Options;
 
-/// Caches for a layer, and what all of them have in bytes.
+/// A kind of cache: how one is made, and the bytes that all of them hold.
 struct Kind<'a> {
     make: &'a dyn Fn() -> Box<dyn Cache>,
     held: &'a dyn Fn() -> u64,
 }
 
-/// What forks took.
+/// The costs of forks.
 struct Forked {
-    /// Each, in milliseconds and in bytes.
+    /// The milliseconds and bytes of each fork.
     ms: f64,
     bytes: u64,
-    /// The logits of a step of all of them, bit for bit.
+    /// The logits of a step of all forks, bit for bit.
     logits: Vec<u32>,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn run(
         held: &|| budget.held(),
     };
     let (mut our_ms, mut their_ms, mut bytes) = (Vec::new(), Vec::new(), (0, 0));
-    // The first round is for the libraries to load what they need.
+    // The first round lets the libraries load what they need.
     for round in 0..=options.rounds {
         let ours = forked(gpu, decoder, spec, &ours)?;
         let theirs = forked(gpu, decoder, spec, &theirs)?;

@@ -1,8 +1,9 @@
-//! A server without a network: several Llama-shaped models on one GPU under one limit, whose requests
-//! come from a trace or a seed, and may begin with a prompt that all of a model share.
+//! A server without a network: several Llama-shaped models on one GPU under one limit. Requests
+//! come from a trace or a seed, and may begin with a system prompt that all requests of a model
+//! share.
 //!
-//! Three modes: tenants of an elastic pool, whose idle models sleep; a static split of it; candle's own
-//! memory and cache. Wants a GPU.
+//! There are three modes: tenants of an elastic pool, in which idle models sleep; a static split of
+//! the pool; and candle's own memory and cache. Needs a GPU.
 
 mod attention;
 pub(crate) mod batch;
@@ -76,7 +77,7 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers one prompt, behind the system prompt.
+/// Answers one prompt, after the system prompt.
 fn answer(gpu: &Gpu, options: &Options, prompt: &str) -> anyhow::Result<()> {
     let tokens = bytes::encode(prompt);
     let request = Request {

@@ -1,4 +1,4 @@
-//! The models in each of the modes: the same decoders, over memory from elsewhere.
+//! The models in each of the modes: the same decoders, with memory from different sources.
 
 use std::rc::Rc;
 
@@ -14,12 +14,12 @@ use super::decoder::Decoder;
 use super::model::Model;
 use super::options::Sleep;
 
-/// What a model is called.
+/// Returns the name of a model.
 fn name(index: usize) -> String {
     format!("model {}", index + 1)
 }
 
-/// What was to be done, in so many bytes.
+/// Describes the placement of a model's weights, for errors.
 fn weights_in(index: usize, most: u64) -> String {
     format!("the weights of {} in {} MiB", name(index), most >> 20)
 }
@@ -40,7 +40,8 @@ fn model(
     })
 }
 
-/// Tenants of one pool with a limit in bytes, of which each has an equal share or what it needs.
+/// Makes models over tenants of one pool with a limit in bytes, which is split equally or used as
+/// needed.
 pub(crate) fn pooled(
     gpu: &Gpu,
     specs: &[Spec],
@@ -65,7 +66,7 @@ pub(crate) fn pooled(
     let share = limit / specs.len() as u64 / granule * granule;
     let mut models: Vec<Model> = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
-        // Whoever is there already makes room for its weights, where all have what they need.
+        // If models sleep, the existing ones give up memory for the new one's weights.
         let others = models.iter().filter(|_| !matches!(asleep, Asleep::Never));
         for other in others.filter(|other| !other.cache_memory.is_asleep()) {
             other.cache_memory.sleep()?;
@@ -89,16 +90,16 @@ pub(crate) fn pooled(
     Ok(models)
 }
 
-/// How a pool is divided.
+/// The division of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Split {
-    /// As needed.
+    /// Memory moves as needed.
     Elastic(Sleep),
-    /// Equally, for good.
+    /// Equally, permanently.
     Shares,
 }
 
-/// candle's own memory, counted against a limit in bytes.
+/// Makes models over candle's own memory, counted against a limit in bytes.
 pub(crate) fn plain(
     device: &Device,
     specs: &[Spec],

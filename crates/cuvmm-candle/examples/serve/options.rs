@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use super::system::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
 use super::weights::{Source, small};
 
-/// Tokens of each prompt where the two caches are compared, and steps: candle's own grows once.
+/// Tokens of each prompt in the comparison of the caches, and the number of steps: candle's own
+/// cache grows once.
 pub(crate) const PROMPT: usize = STEP - 64;
 pub(crate) const STEPS: usize = 128;
 
@@ -28,86 +29,86 @@ pub(crate) struct Options {
     /// Measure both caches, and all modes with the same requests.
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Answer this one prompt, a token a byte, with the first model.
+    /// Answer this one prompt, one token per byte, with the first model.
     #[arg(long, conflicts_with = "compare")]
     pub(crate) prompt: Option<String>,
     /// Tokens of the answer to `--prompt`.
     #[arg(long, default_value_t = 64, value_parser = one_or_more())]
     pub(crate) answer: usize,
 
-    /// How many models share the GPU.
+    /// The number of models that share the GPU.
     #[arg(long, default_value_t = 2, value_parser = one_or_more())]
     pub(crate) models: usize,
-    /// The `config.json` of a Llama; by default a small one of 110 million weights.
+    /// The `config.json` of a Llama model; the default is a small one of 110 million weights.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
-    /// Files of safetensors, for all models; by default weights are drawn from the seed.
+    /// Safetensors files for all models; by default weights are drawn from the seed.
     #[arg(long, num_args = 1..)]
     pub(crate) weights: Vec<PathBuf>,
-    /// What weights, prompts and requests are drawn from.
+    /// The seed for weights, prompts and requests.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// The type of weights and caches.
     #[arg(long, value_enum, default_value_t = Type::Bf16)]
     pub(crate) dtype: Type,
-    /// Tokens with which all prompts of a model begin: read once, and forked for each sequence.
+    /// Tokens with which all prompts of a model begin: computed once, and forked for each sequence.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub(crate) system_prompt: usize,
-    /// Has each sequence read the system prompt by itself.
+    /// Compute the system prompt for each sequence separately.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
-    /// Sequences of a model that run at a time at most.
+    /// The most sequences of a model that run at a time.
     #[arg(long, default_value_t = 24, value_parser = one_or_more())]
     pub(crate) slots: usize,
 
-    /// MiB that all models may have together; by default what `--share` makes of it.
+    /// The limit of all models together, in MiB; the default is computed from `--share`.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(..=1 << 40))]
     limit: Option<u64>,
-    /// Without `--limit`: how many short sequences a model's equal share has room for beside its weights
-    /// and its system prompt.
+    /// Without `--limit`: the number of short sequences that fit in a model's equal share, in
+    /// addition to its weights and its system prompt.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     share: u64,
-    /// What becomes of the weights of a model that sleeps, and of its system prompt's caches, in the mode
+    /// The treatment of a sleeping model's weights, and of its system prompt's caches, in the mode
     /// `elastic`.
     #[arg(long, value_enum, default_value_t = Sleep::Keep)]
     pub(crate) sleep: Sleep,
 
-    /// A trace of requests, CSV: one for all models, or one for each.
+    /// A trace of requests in CSV: one for all models, or one for each.
     #[arg(long)]
     trace: Vec<PathBuf>,
-    /// How much faster than in the trace they come; with `--compare` by default as many as
-    /// make up `--load`.
+    /// How much faster than in the trace requests come; with `--compare` the default results from
+    /// `--load`.
     #[arg(long)]
     speed: Option<f64>,
-    /// With `--compare` and `--trace`: the tokens asked for in a second, as a part of those that can be
-    /// had.
+    /// With `--compare` and `--trace`: the requested tokens per second, as a fraction of the
+    /// measured rate.
     #[arg(long, default_value_t = 0.7)]
     load: f64,
-    /// By what the lengths in the trace are multiplied.
+    /// The factor by which the lengths in the trace are multiplied.
     #[arg(long, default_value_t = 1.)]
     lengths: f64,
-    /// Seconds for which each model is asked in turn.
+    /// The seconds of a model's turn, during which it receives requests.
     #[arg(long, default_value_t = 2.)]
     window: f64,
-    /// How many turns there are in all.
+    /// The total number of turns.
     #[arg(long, default_value_t = 6, value_parser = one_or_more())]
     windows: usize,
-    /// Requests in a turn, where there is no trace.
+    /// Requests in a turn, if there is no trace.
     #[arg(long, default_value_t = 12, value_parser = one_or_more())]
     burst: usize,
 
-    /// Sequences that run together where the two caches are compared.
+    /// Sequences that run together in the comparison of the caches.
     #[arg(long, default_value_t = 16, value_parser = one_or_more())]
     pub(crate) batch: usize,
-    /// How often that is measured; the median counts.
+    /// The number of rounds of that comparison; the median is reported.
     #[arg(long, default_value_t = 3, value_parser = one_or_more())]
     pub(crate) rounds: usize,
 }
 
-/// Where memory comes from.
+/// The source of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Tenants of one pool: whoever needs memory has it, and who is idle sleeps.
+    /// Tenants of one pool: memory moves to the tenant that needs it, and idle models sleep.
     Elastic,
     /// Tenants of one pool, each with an equal share.
     Static,
@@ -115,14 +116,14 @@ pub(crate) enum Mode {
     Candle,
 }
 
-/// What becomes of weights.
+/// The treatment of a sleeping model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sleep {
     /// Kept in pinned host memory.
     Keep,
-    /// Drawn, read or computed anew.
+    /// Dropped, and drawn, read or computed again.
     Discard,
-    /// Nobody sleeps.
+    /// No model sleeps.
     Never,
 }
 
@@ -134,7 +135,7 @@ pub(crate) enum Type {
     F32,
 }
 
-/// What there has to be one of, and of which there are not so many that they could not be counted.
+/// Parses a count of at least one, bounded so that sums cannot overflow.
 fn one_or_more() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1 << 20)
 }
@@ -142,7 +143,7 @@ fn one_or_more() -> RangedU64ValueParser<usize> {
 /// Tokens of a short sequence.
 const SHORT: usize = 1024;
 
-/// A model of its own for each seed, a thousand apart.
+/// The distance between the seeds of models.
 const APART: u64 = 1000;
 
 impl Options {
@@ -158,7 +159,7 @@ impl Options {
         Ok(config)
     }
 
-    /// The same, and each sequence reads the system prompt.
+    /// Returns these options with the system prompt computed for each sequence.
     pub(crate) fn without_prefix_cache(&self) -> Self {
         Self {
             no_prefix_cache: true,
@@ -166,13 +167,13 @@ impl Options {
         }
     }
 
-    /// Whether all that is said can be done, as far as that is known without a GPU.
+    /// Checks that the options can be carried out, as far as that is known without a GPU.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.specs()?;
         let longest = self.config()?.max_position_embeddings;
         ensure!(
             !self.compare || longest >= PROMPT + STEPS,
-            "--compare wants sequences of {} tokens, and {longest} are the most that there may be",
+            "--compare needs sequences of {} tokens, and the model allows {longest}",
             PROMPT + STEPS,
         );
         for path in &self.weights {
@@ -184,7 +185,7 @@ impl Options {
         }
     }
 
-    /// The models.
+    /// Returns the specifications of the models.
     pub(crate) fn specs(&self) -> anyhow::Result<Vec<Spec>> {
         let config = self.config()?;
         let (system, longest) = (self.system_prompt, config.max_position_embeddings);
@@ -211,7 +212,8 @@ impl Options {
         Ok((0..self.models as u64).map(spec).collect())
     }
 
-    /// What all models may have together, in bytes, where memory comes in granules of so many.
+    /// Returns the limit of all models together in bytes. Memory comes in granules of `granule`
+    /// bytes.
     pub(crate) fn limit(&self, specs: &[Spec], granule: u64) -> anyhow::Result<u64> {
         if let Some(limit) = self.limit {
             return Ok(limit << 20);
@@ -225,7 +227,7 @@ impl Options {
         Ok(most * specs.len() as u64)
     }
 
-    /// What is asked. If nobody says how fast, so many tokens a second are a load of one.
+    /// Returns the requests. Unless a speed is given, `full` tokens per second are a load of one.
     pub(crate) fn requests(
         &self,
         config: &Config,
@@ -234,7 +236,7 @@ impl Options {
         let window = Duration::try_from_secs_f64(self.window)
             .with_context(|| format!("--window {}", self.window))?;
         let all = window.checked_mul(self.windows as u32);
-        all.context("so many turns of so many seconds never end")?;
+        all.context("--windows turns of --window seconds never end")?;
         let (rows, speed) = match self.trace.is_empty() {
             true => {
                 let drawn = Drawn {
@@ -279,7 +281,7 @@ impl Options {
     }
 }
 
-/// Whether a decoder can be made so.
+/// Checks that a decoder can be made from a configuration.
 fn check_config(config: &Config) -> anyhow::Result<()> {
     let Config {
         hidden_size: hidden,
@@ -306,7 +308,7 @@ fn check_config(config: &Config) -> anyhow::Result<()> {
         heads.is_multiple_of(key_heads),
         "num_key_value_heads is {key_heads}, of which num_attention_heads, {heads}, is no multiple"
     );
-    // Positions turn pairs of elements.
+    // The rotary embedding rotates pairs of elements.
     ensure!(
         hidden.is_multiple_of(heads) && (hidden / heads).is_multiple_of(2),
         "hidden_size, {hidden}, is no even number for each of num_attention_heads, {heads}"
@@ -314,7 +316,7 @@ fn check_config(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tokens of answers in a second, on the average of the models' traces.
+/// Returns the tokens of answers per second, on the average of the models' traces.
 fn rate(models: &[Vec<Row>]) -> f64 {
     let of = |rows: &Vec<Row>| {
         let tokens: f64 = rows.iter().map(|row| row.generated as f64).sum();

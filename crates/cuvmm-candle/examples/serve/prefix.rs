@@ -1,28 +1,30 @@
-//! The caches of a model's system prompt: it is read once, and every sequence begins with a fork of them.
+//! The caches of a model's system prompt: it is computed once, and every sequence begins with a
+//! fork of them.
 //!
-//! It is read by itself and a request's own tokens behind it, forked or not, so what is computed for a
-//! sequence is the same, bit for bit. When its memory has to go is not decided here.
+//! The system prompt is computed separately from a request's own tokens, forked or not, so that the
+//! results of a sequence are the same bit for bit. This module does not decide when its memory is
+//! given up.
 
 use candle_core::Result;
 
 use super::cache::Caches;
 use super::model::Model;
 
-/// What became of a prefix.
+/// The usage of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
-    /// How often it was read.
+    /// The number of times it was computed.
     pub(crate) read: u64,
-    /// Sequences that found it there.
+    /// The number of sequences that found it present.
     pub(crate) hits: u64,
 }
 
 /// The caches of a model's system prompt.
 pub(crate) struct Prefix<'a> {
     model: &'a Model,
-    /// Of its tokens and no more. None before it is read, and after it was given up.
+    /// Caches with exactly its tokens. Empty before it is computed, and after it was given up.
     caches: Caches,
-    /// What a fork takes, in bytes: the least there may be, until there was one.
+    /// The bytes that a fork takes: the least possible, until one was measured.
     fork: u64,
     read: u64,
     hits: u64,
@@ -43,7 +45,7 @@ impl<'a> Prefix<'a> {
         !self.caches.is_empty()
     }
 
-    /// Whether a sequence that may fork it finds it there.
+    /// Returns `true` if a sequence that may fork it finds it present.
     pub(crate) fn is_hit(&self, may_fork: bool) -> bool {
         self.forks(may_fork) && self.is_there()
     }
@@ -52,7 +54,8 @@ impl<'a> Prefix<'a> {
         may_fork && self.model.system.is_shared()
     }
 
-    /// What it takes to begin a sequence of so many tokens besides the system prompt, in bytes.
+    /// Returns the bytes needed to begin a sequence of `tokens` tokens in addition to the system
+    /// prompt.
     pub(crate) fn wanted(&self, tokens: usize, may_fork: bool) -> u64 {
         let Model {
             cache_memory,
@@ -68,11 +71,11 @@ impl<'a> Prefix<'a> {
         }
     }
 
-    /// The caches of a sequence, with the system prompt in them.
+    /// Returns caches for a sequence, with the system prompt in them.
     ///
     /// # Errors
-    /// What the decoder and the caches say. If there was no memory for the fork, the prefix is there all the
-    /// same.
+    /// Errors of the decoder and the caches. If there was no memory for the fork, the prefix stays
+    /// present.
     pub(crate) fn begin(&mut self, may_fork: bool) -> Result<Caches> {
         let Model {
             cache_memory,
@@ -105,12 +108,12 @@ impl<'a> Prefix<'a> {
         Ok(caches)
     }
 
-    /// A sequence was begun, and found it there.
+    /// Counts a sequence that found it present.
     pub(crate) fn hit(&mut self) {
         self.hits += 1;
     }
 
-    /// Gives up its memory, as far as no sequence has it too. Whether it had any.
+    /// Gives up the memory that no sequence shares. Returns `true` if it was present.
     pub(crate) fn give_up(&mut self) -> bool {
         !std::mem::take(&mut self.caches).is_empty()
     }
@@ -123,7 +126,7 @@ impl<'a> Prefix<'a> {
     }
 }
 
-/// Caches that begin as others do.
+/// Forks all caches at a token.
 fn fork(caches: &mut Caches, tokens: usize) -> Result<Caches> {
     caches.iter_mut().map(|cache| cache.fork(tokens)).collect()
 }

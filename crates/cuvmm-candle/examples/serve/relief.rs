@@ -1,8 +1,8 @@
-//! Where a server has memory from when it is short. In this order: what is on its way; what idle models
-//! have; prefixes of models in which nothing runs; and for a step also what the youngest has, what models have
-//! whose requests all wait, and at last the model's own prefix.
+//! The sources of memory when the server is short, in this order: memory that is being freed; idle
+//! models; prefixes of models in which nothing runs; and for a step also the youngest request,
+//! models whose requests all wait, and finally the model's own prefix.
 //!
-//! What is computed with it is not decided here.
+//! This module does not decide what is computed with the memory.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::schedule::Id;
 use super::server::{Job, Server};
 
 impl Server<'_> {
-    /// Sees to it that there is memory for a request, and wakes its model. Whether there is.
+    /// Gets memory for a request and wakes its model. Returns `true` if both succeeded.
     pub(super) fn make_room(
         &mut self,
         model: usize,
@@ -40,15 +40,16 @@ impl Server<'_> {
         }
     }
 
-    /// Takes what another model has and does not use, of those that share their memory with one. Whether
+    /// Takes unused memory from another model that shares memory with this one. Returns `true` if
     /// there was any.
     pub(super) fn take_unused(&mut self, model: usize) -> anyhow::Result<bool> {
-        // Where nothing runs that could end, one that has requests waiting sleeps too.
+        // If no running request could end, a model with waiting requests may sleep too.
         let stuck = self.stuck[self.schedule.group(model).start] > 0;
         Ok(self.sleep_one(model, stuck)? || self.give_up_one(model))
     }
 
-    /// Has the model sleep that was idle the longest, of those that have no requests, or none that run.
+    /// Puts the model to sleep that was idle the longest, among those without requests or, with
+    /// `may_wait`, without running ones.
     fn sleep_one(&mut self, model: usize, may_wait: bool) -> anyhow::Result<bool> {
         let mut idle: Vec<usize> = self
             .unused(model)
@@ -69,7 +70,7 @@ impl Server<'_> {
         Ok(false)
     }
 
-    /// Gives up the prefix of the model that ran the longest ago.
+    /// Gives up the prefix of the model that ran least recently.
     fn give_up_one(&mut self, model: usize) -> bool {
         let there = |&other: &usize| self.prefixes[other].is_there();
         let oldest = self
@@ -79,7 +80,8 @@ impl Server<'_> {
         oldest.is_some_and(|other| self.prefixes[other].give_up())
     }
 
-    /// Those besides one that share their memory with it, are awake and have nothing running.
+    /// Returns the other models that share memory with this one, are awake and have no running
+    /// requests.
     fn unused(&self, model: usize) -> impl Iterator<Item = usize> + '_ {
         let others = self
             .schedule
@@ -101,7 +103,7 @@ impl Server<'_> {
             if let Some((other, id)) = self.schedule.victim(model) {
                 self.throw_out(other, id);
             } else if !self.sleep_one(model, true)? && !self.prefixes[model].give_up() {
-                return Err(error).context("a request has all memory there is, and wants more");
+                return Err(error).context("a request has all memory and needs more");
             }
         }
         self.models[model].cache_memory.settle()

@@ -1,4 +1,4 @@
-//! The angles by which queries and keys are turned, as candle-transformers' llama has them.
+//! The angles by which queries and keys are rotated, as in candle-transformers' llama.
 
 use std::f32::consts::PI;
 
@@ -26,7 +26,7 @@ impl Rotary {
         })
     }
 
-    /// Those of the tokens at these positions, wherever each of them belongs.
+    /// Returns those of tokens at these positions, in any sequences.
     pub(crate) fn at(&self, positions: &Tensor) -> Result<Self> {
         Ok(Self {
             cos: self.cos.index_select(positions, 0)?,
@@ -34,7 +34,7 @@ impl Rotary {
         })
     }
 
-    /// Turns what has the shape (1, tokens, heads, size).
+    /// Rotates a tensor of the shape (1, tokens, heads, size).
     pub(crate) fn turn(&self, tokens: &Tensor) -> Result<Tensor> {
         candle_nn::rotary_emb::rope_thd(tokens, &self.cos, &self.sin)
     }
@@ -55,7 +55,8 @@ fn frequencies(config: &Config) -> Vec<f32> {
     }
 }
 
-/// Llama 3's: long waves are stretched, short ones are not, and those between a little.
+/// Scales a frequency as Llama 3 does: long waves are stretched, short ones are not, and those in
+/// between are stretched in part.
 fn scaled(frequency: f32, scaling: &Llama3RopeConfig) -> f32 {
     let original = scaling.original_max_position_embeddings as f32;
     let length = 2. * PI / frequency;

@@ -1,9 +1,9 @@
-//! Who waits, who runs, who is next and who has to go. No clock, no memory and no model: only
-//! numbers.
+//! The schedule: which requests wait, run, come next or are evicted. It has no clock, memory or
+//! model, only numbers.
 //!
-//! Requests are numbered in the order in which they came, and the older goes first: it is admitted
-//! first, and the youngest is thrown out when memory is short. Models that share their memory have one
-//! such order; where each has its own share, each has its own.
+//! Requests are numbered in the order of their arrival, and older ones have precedence: the oldest
+//! is admitted first, and the youngest is evicted when memory is short. Models that share their
+//! memory have one common order; otherwise each model has its own.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ pub(crate) type Id = usize;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     models: Vec<Queue>,
-    /// Whether all models share their memory.
+    /// All models share their memory.
     shared: bool,
     slots: usize,
 }
@@ -25,7 +25,7 @@ struct Queue {
 }
 
 impl Schedule {
-    /// At most so many requests of each model run at a time.
+    /// Creates a schedule with at most `slots` running requests for each model.
     pub(crate) fn new(models: usize, shared: bool, slots: usize) -> Self {
         Self {
             models: vec![Queue::default(); models],
@@ -38,12 +38,12 @@ impl Schedule {
         self.models[model].waiting.insert(id);
     }
 
-    /// One model of each group that shares its memory.
+    /// Returns one model of each group that shares memory.
     pub(crate) fn groups(&self) -> std::ops::Range<usize> {
         0..if self.shared { 1 } else { self.models.len() }
     }
 
-    /// The models that share their memory with one.
+    /// Returns the models that share memory with this one.
     pub(crate) fn group(&self, model: usize) -> std::ops::Range<usize> {
         match self.shared {
             true => 0..self.models.len(),
@@ -51,7 +51,7 @@ impl Schedule {
         }
     }
 
-    /// The oldest that waits in the group and whose model has a slot, with its model.
+    /// Returns the oldest waiting request in the group whose model has a free slot, with its model.
     pub(crate) fn next(&self, model: usize) -> Option<(usize, Id)> {
         let heads = self.group(model).filter_map(|model| {
             let queue = &self.models[model];
@@ -68,8 +68,9 @@ impl Schedule {
         queue.running.insert(id);
     }
 
-    /// Who has to go first when memory is short: the youngest that runs in the group, with its model.
-    /// Nobody if there is but one, who could have no more memory than it has.
+    /// Returns the request to evict first when memory is short: the youngest running one in the
+    /// group, with its model. Returns `None` if only one runs, because evicting it would free no
+    /// memory for another.
     pub(crate) fn victim(&self, model: usize) -> Option<(usize, Id)> {
         if self
             .group(model)
@@ -83,7 +84,7 @@ impl Schedule {
         self.group(model).filter_map(last).max_by_key(|&(_, id)| id)
     }
 
-    /// Puts one that runs back among those who wait, in its place.
+    /// Returns a running request to the waiting ones, in its place.
     pub(crate) fn throw_out(&mut self, model: usize, id: Id) {
         self.finish(model, id);
         self.models[model].waiting.insert(id);
@@ -101,14 +102,14 @@ impl Schedule {
         self.models[model].waiting.len()
     }
 
-    /// Whether somebody waits in the group and nobody runs.
+    /// Returns `true` if a request waits in the group and none runs.
     pub(crate) fn is_still(&self, model: usize) -> bool {
         let mut queues = self.group(model).map(|model| &self.models[model]);
         let waits = queues.clone().any(|queue| !queue.waiting.is_empty());
         waits && queues.all(|queue| queue.running.is_empty())
     }
 
-    /// Whether nobody waits for the model or runs in it.
+    /// Returns `true` if no request waits for the model or runs in it.
     pub(crate) fn is_idle(&self, model: usize) -> bool {
         let queue = &self.models[model];
         queue.waiting.is_empty() && queue.running.is_empty()
@@ -160,7 +161,7 @@ mod tests {
         shared.throw_out(0, 2);
         assert_eq!(shared.next(0), Some((0, 2)));
         shared.throw_out(0, 1);
-        // One is left, and nobody could make room for it.
+        // Only one is left, and no other request could give up memory for it.
         assert_eq!(shared.victim(0), None);
         assert_eq!(shared.running(1).iter().copied().collect::<Vec<_>>(), [0]);
         let mut apart = schedule(false);

@@ -1,8 +1,8 @@
-//! The server: it admits requests as memory allows, reads their prompts and makes steps of all that
-//! run.
+//! The server: it admits requests as memory allows, computes their prompts and makes steps of all
+//! running requests.
 //!
-//! Who gives memory up when it is short is in [`relief`](super::relief). Nothing comes over a network:
-//! what a client would be sent is kept with the request.
+//! [`relief`](super::relief) decides where memory comes from when it is short. There is no network:
+//! the answer to a client is kept with the request.
 
 use std::time::{Duration, Instant};
 
@@ -17,41 +17,42 @@ use super::prefix::Prefix;
 use super::schedule::{Id, Schedule};
 use super::trace::Request;
 
-/// Prompts that are read before those that run make a step again.
+/// The number of prompts that are computed before the running requests make another step.
 const PROMPTS: usize = 4;
 
-/// How often a request is tried with nothing else running: so often with a fork of the prefix, and so
-/// often in all.
+/// The number of attempts for a request while no other request runs: with a fork of the prefix, and
+/// in all.
 const FORKED: u32 = 3;
 const TRIES: u32 = 5;
 
-/// A request and what has become of it.
+/// A request and its state.
 pub(super) struct Job {
     request: Request,
-    /// Those of the prompt, and the answer as far as it goes; the system prompt is none of them.
+    /// The tokens of the prompt and of the answer so far, without the system prompt.
     pub(super) tokens: Vec<u32>,
     pub(super) caches: Caches,
-    /// How many of them the caches have, behind the system prompt.
+    /// The number of these tokens that are in the caches, after the system prompt.
     pub(super) done: usize,
-    /// Since it came.
+    /// The time from its arrival to its first token.
     first: Option<Duration>,
 }
 
 pub(crate) struct Server<'a> {
     pub(super) models: &'a [Model],
-    /// Of each model.
+    /// The prefix of each model.
     pub(super) prefixes: Vec<Prefix<'a>>,
     pub(super) schedule: Schedule,
     pub(super) jobs: Vec<Job>,
     begun: Instant,
-    /// When each model last had something to do.
+    /// The time at which each model was last busy.
     pub(super) busy: Vec<Instant>,
-    /// Of each group, how often in a row nothing ran in it, and who waits could not begin.
+    /// For each group, the number of consecutive rounds in which nothing ran and no waiting request
+    /// could begin.
     pub(super) stuck: Vec<u32>,
     pub(super) figures: Figures,
 }
 
-/// What was served.
+/// The outcome of serving.
 pub(crate) struct Served {
     pub(crate) figures: Figures,
     /// The answer to each request.
@@ -61,7 +62,7 @@ pub(crate) struct Served {
 /// A request and the tokens of its prompt.
 pub(crate) type Asked = (Request, Vec<u32>);
 
-/// Prompts for requests, drawn from their numbers.
+/// Returns prompts for requests, drawn from their numbers.
 pub(crate) fn drawn(requests: &[Request], models: &[Model]) -> Vec<Asked> {
     let prompt = |(id, request): (Id, &Request)| {
         let mut random = fastrand::Rng::with_seed(id as u64);
@@ -72,8 +73,8 @@ pub(crate) fn drawn(requests: &[Request], models: &[Model]) -> Vec<Asked> {
     requests.iter().enumerate().map(prompt).collect()
 }
 
-/// Whether a model can answer a request: what lies behind the last position, or is no word, would be found
-/// on a GPU only by a kernel that faults.
+/// Checks that a model can answer a request: a position or a token out of range would otherwise
+/// show only as a fault in a kernel on the GPU.
 fn check(models: &[Model], request: &Request, tokens: &[u32]) -> anyhow::Result<()> {
     let Request { prompt, answer, .. } = *request;
     let model = models.get(request.model);
@@ -92,13 +93,13 @@ fn check(models: &[Model], request: &Request, tokens: &[u32]) -> anyhow::Result<
     let word = |&token: &u32| (token as usize) < model.words;
     let strange = tokens.iter().find(|token| !word(token));
     if let Some(strange) = strange {
-        bail!("token {strange} is none of the {} words", model.words);
+        bail!("token {strange} is not one of the {} words", model.words);
     }
     Ok(())
 }
 
 impl<'a> Server<'a> {
-    /// Serves requests, in the order in which they come, until all are answered. Models that share their
+    /// Serves requests in the order of their arrival until all are answered. Models that share
     /// memory give way to each other.
     pub(crate) fn serve(
         models: &'a [Model],
@@ -180,8 +181,8 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Reads the prompts of the oldest that wait in a group, as far as there is memory. Whether any was
-    /// read.
+    /// Computes the prompts of the oldest waiting requests of a group, as far as there is memory.
+    /// Returns `true` if any was computed.
     fn admit(&mut self, group: usize) -> anyhow::Result<bool> {
         let mut any = false;
         for _ in 0..PROMPTS {
@@ -198,7 +199,7 @@ impl<'a> Server<'a> {
                 continue;
             }
             if fits && self.stuck[group] > 0 {
-                // It takes more than was thought.
+                // The request takes more memory than estimated.
                 self.take_unused(model)?;
             }
             self.models[model].cache_memory.settle()?;
@@ -207,7 +208,7 @@ impl<'a> Server<'a> {
         Ok(any)
     }
 
-    /// Reads a request's prompt behind the system prompt. Whether there was memory.
+    /// Computes a request's prompt after the system prompt. Returns `true` if there was memory.
     fn read(&mut self, model: usize, id: Id, may_fork: bool) -> anyhow::Result<bool> {
         let Model {
             decoder, system, ..
@@ -234,7 +235,7 @@ impl<'a> Server<'a> {
         Ok(true)
     }
 
-    /// One token of each request that runs in a model.
+    /// Computes one token of each running request of a model.
     fn step(&mut self, model: usize) -> anyhow::Result<()> {
         let before = self.models[model].system.tokens.len();
         let mut tries = 0;
@@ -283,8 +284,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// A token behind those that the caches have: the answer's next, or one that was given before the
-    /// request was thrown out.
+    /// Takes the token after those in the caches: the next one of the answer, or one that was
+    /// answered before the request was evicted.
     fn take(&mut self, model: usize, id: Id, token: u32) -> anyhow::Result<()> {
         let job = &mut self.jobs[id];
         match job.tokens.get(job.done) {
@@ -334,7 +335,7 @@ impl<'a> Server<'a> {
     }
 }
 
-/// The likeliest token of each row.
+/// Returns the likeliest token of each row.
 pub(crate) fn likeliest(logits: &Tensor) -> candle_core::Result<Vec<u32>> {
     logits.argmax(D::Minus1)?.to_vec1()
 }

@@ -1,7 +1,7 @@
-//! Requests: read from a trace or drawn from a seed, and laid out as bursts that do not overlap.
+//! Requests: read from a trace or drawn from a seed, and arranged in bursts that do not overlap.
 //!
-//! A trace is the CSV of the Azure LLM inference traces, with the columns `TIMESTAMP`, `ContextTokens` and
-//! `GeneratedTokens`. Nothing is served here.
+//! A trace is the CSV of the Azure LLM inference traces, with the columns `TIMESTAMP`,
+//! `ContextTokens` and `GeneratedTokens`. This module serves nothing.
 
 use std::io::Read;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use jiff::civil::DateTime;
 use jiff::tz::Offset;
 use serde::Deserialize;
 
-/// A request as a trace tells it.
+/// A request as recorded in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Since the first one.
+    /// The time since the first request.
     pub(crate) at: Duration,
     pub(crate) context: usize,
     pub(crate) generated: usize,
 }
 
-/// What a server is asked.
+/// A request to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) model: usize,
-    /// Since the server began.
+    /// The time since the server started.
     pub(crate) arrival: Duration,
     /// Tokens of the prompt, at least one.
     pub(crate) prompt: usize,
@@ -42,14 +42,14 @@ struct Line {
     generated: usize,
 }
 
-/// Reads a trace. Its rows are put in order.
+/// Reads a trace and sorts its rows.
 ///
 /// # Errors
-/// The first line that is none, or a trace with none.
+/// The first invalid line, or a trace without rows.
 pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut lines = csv::Reader::from_reader(from);
-    // Where the first line cannot be read `deserialize` finds nothing and says nothing.
+    // If the first line cannot be read, `deserialize` returns no lines and no error.
     lines.headers()?;
     for line in lines.deserialize() {
         let Line {
@@ -75,7 +75,7 @@ pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     rows.into_iter().map(since).collect()
 }
 
-/// How requests are drawn where there is no trace.
+/// The parameters for requests that are drawn without a trace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     pub(crate) window: Duration,
@@ -85,7 +85,7 @@ pub(crate) struct Drawn {
 }
 
 impl Drawn {
-    /// Prompts of 128 to 1536 tokens and answers of 48 to 144.
+    /// Draws prompts of 128 to 1536 tokens and answers of 48 to 144.
     pub(crate) fn rows(&self, seed: u64) -> Vec<Row> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut rows = Vec::new();
@@ -104,35 +104,35 @@ impl Drawn {
     }
 }
 
-/// How rows become requests of several models that take turns.
+/// The parameters by which rows become requests of several models that take turns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {
-    /// How long each has its turn.
+    /// The duration of a turn.
     pub(crate) window: Duration,
-    /// How many turns there are in all.
+    /// The total number of turns.
     pub(crate) windows: usize,
-    /// How much faster they come than in the trace.
+    /// The factor by which requests come faster than in the trace.
     pub(crate) speed: f64,
-    /// By what the lengths are multiplied.
+    /// The factor by which the lengths are multiplied.
     pub(crate) lengths: f64,
-    /// The most tokens of prompt and answer; what is longer is cut.
+    /// The most tokens of prompt and answer; longer ones are cut.
     pub(crate) longest: usize,
 }
 
 impl Turns {
-    /// Each model's rows, in their order and at their distances, while it has its turn. Its time stands
-    /// still while another has.
+    /// Returns each model's rows, in order and at their distances, during its turns. A model's time
+    /// stands still during the turns of others.
     pub(crate) fn requests(&self, models: &[Vec<Row>]) -> anyhow::Result<Vec<Request>> {
-        ensure!(!self.window.is_zero(), "a turn takes some time");
+        ensure!(!self.window.is_zero(), "a turn must be longer than zero");
         ensure!(
             self.speed > 0. && self.lengths > 0.,
-            "speed and lengths are more than nothing"
+            "speed and lengths must be greater than zero"
         );
-        ensure!(self.longest >= 2, "a request has two tokens at least");
+        ensure!(self.longest >= 2, "a request must have at least two tokens");
         let mut requests = Vec::new();
         for (model, rows) in models.iter().enumerate() {
             for row in rows {
-                // What comes too late to be counted comes after the last turn.
+                // A time too large to represent is after the last turn.
                 let at = row.at.as_secs_f64() / self.speed;
                 let Ok(at) = Duration::try_from_secs_f64(at) else {
                     break;
@@ -157,7 +157,7 @@ impl Turns {
         requests.sort_by_key(|request| request.arrival);
         ensure!(
             !requests.is_empty(),
-            "nobody asks anything in {} turns",
+            "there are no requests in {} turns",
             self.windows
         );
         Ok(requests)

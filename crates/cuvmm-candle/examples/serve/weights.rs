@@ -1,7 +1,7 @@
-//! What weights a decoder has, and where they come from: a seed, or files of safetensors.
+//! The weights of a decoder, and their source: a seed, or safetensors files.
 //!
-//! Names and shapes are those of candle-transformers' llama. Weights from a seed make a decoder that
-//! computes like any other and babbles.
+//! Names and shapes are those of candle-transformers' llama. A decoder with weights from a seed
+//! costs as much as any other and produces random text.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use candle_core::{DType, Device, Tensor};
 use candle_transformers::models::llama::Config;
 
-/// A decoder that is small, and yet has a real one's shape: 110 million weights.
+/// Returns the configuration of a small decoder with a realistic shape: 110 million weights.
 pub(crate) fn small() -> Config {
     Config {
         hidden_size: 1024,
@@ -29,7 +29,7 @@ pub(crate) fn small() -> Config {
     }
 }
 
-/// Names and shapes.
+/// Returns the names and shapes of all weights.
 pub(crate) fn layout(config: &Config) -> Vec<(String, Vec<usize>)> {
     let Config {
         hidden_size: hidden,
@@ -61,7 +61,7 @@ pub(crate) fn layout(config: &Config) -> Vec<(String, Vec<usize>)> {
     all
 }
 
-/// Where weights come from, as often as they are wanted.
+/// A source of weights that can be read repeatedly.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Seed(u64),
@@ -69,7 +69,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Hands over each tensor of the layout that there is, on the host.
+    /// Calls `take` with each available tensor of the layout, on the host.
     pub(crate) fn each(
         &self,
         config: &Config,
@@ -100,7 +100,7 @@ impl Source {
     }
 }
 
-/// A matrix that keeps the size of what it is multiplied with, or a norm that does nothing.
+/// Draws a matrix that preserves the scale of its operand, or a norm that changes nothing.
 fn drawn(seed: u64, shape: &[usize]) -> candle_core::Result<Tensor> {
     let [rows, columns] = shape else {
         return Tensor::ones(shape, DType::F32, &Device::Cpu);

@@ -1,7 +1,7 @@
 //! Appending to several caches at once: to all of them or to none.
 //!
-//! What each needs is looked at first, then memory is allocated and grown, and then the tokens are
-//! written. Only then does any cache have more of them.
+//! All requirements are checked first, then memory is allocated and grown, and then the tokens are
+//! written. The caches' lengths change only after that.
 
 use candle_core::Tensor;
 use cuvmm::Block;
@@ -11,19 +11,20 @@ use super::cache::{Cache, Store};
 use crate::error::CacheError;
 
 impl Cache {
-    /// Appends tokens. What was handed out before stays where it is and as it was.
+    /// Appends tokens. Tensors that were returned before stay unchanged.
     ///
-    /// Where there is memory ahead this is one kernel and no driver call besides; else the rows grow in
-    /// one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for each).
+    /// If memory was committed ahead, this makes one kernel launch and no other driver call;
+    /// otherwise the rows grow in one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for
+    /// each).
     ///
     /// # Errors
-    /// candle's error with [`CacheError`] in it; the tokens are as before then.
+    /// candle's error with a [`CacheError`] in it; the tokens are as before then.
     pub fn append(&mut self, src: &Tensor) -> candle_core::Result<()> {
         Ok(append([self], [src])?)
     }
 }
 
-/// Appends a tensor to each cache. All of them are of one memory.
+/// Appends a tensor to each cache. All caches use the same memory.
 pub(super) fn append<const N: usize>(
     mut caches: [&mut Cache; N],
     tokens: [&Tensor; N],
@@ -43,7 +44,7 @@ pub(super) fn append<const N: usize>(
     grow(&mut caches, wanted, new.each_ref().map(Option::is_some))?;
     for (((cache, tokens), wanted), new) in caches.iter().zip(tokens).zip(wanted).zip(&new) {
         let store = new.as_ref().or(cache.store.as_ref());
-        // Of no tokens there may be nothing that could be copied.
+        // Without tokens there may be no store to copy into.
         if let Some(store) = store.filter(|_| wanted > cache.current_seq_len) {
             store.write(tokens, cache.current_seq_len)?;
         }
@@ -58,8 +59,8 @@ pub(super) fn append<const N: usize>(
     Ok(())
 }
 
-/// Has all rows of all caches grow together where they have no memory for so many tokens, but for those
-/// that get new rows.
+/// Grows all rows of all caches together that lack memory for `wanted` tokens, except those that
+/// get new rows.
 fn grow<const N: usize>(
     caches: &mut [&mut Cache; N],
     wanted: [usize; N],

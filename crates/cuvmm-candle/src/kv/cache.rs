@@ -1,7 +1,7 @@
 //! One tensor that grows along one dimension, in place: the keys or the values of a layer.
 //!
-//! What is written is written by candle's own kernels; when it may be written over is for whoever
-//! appends.
+//! candle's own kernels write the tokens. The caller of an append decides when old tokens may be
+//! overwritten.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::error::CacheError;
 use crate::loan::Wanted;
 use crate::memory::{Held, Memory};
 
-/// The keys or the values of a layer: candle-nn's `Cache`, over a tenant.
+/// The keys or the values of one layer: candle-nn's `Cache`, in a tenant's memory.
 pub struct Cache {
     pub(super) memory: Memory,
     dim: usize,
@@ -22,8 +22,8 @@ pub struct Cache {
     max_seq_len: usize,
     order: Order,
     pub(super) may_fork: bool,
-    /// How many of the first tokens other caches have too, or had: what writes there makes the cache
-    /// one of its own first.
+    /// The number of first tokens that are or were shared with other caches. An append within them
+    /// moves the cache to rows of its own first.
     pub(super) common: usize,
     pub(super) store: Option<Store>,
 }
@@ -31,18 +31,19 @@ pub struct Cache {
 /// The largest extent of a cache that may be forked, in bytes.
 const SHARED: u64 = 8 << 20;
 
-/// Rows, and the tensor that spans them with all tokens there may be.
+/// Rows, and the tensor that spans them with the largest number of tokens.
 pub(super) struct Store {
     pub(super) geometry: Geometry,
-    // Goes before the blocks, so that these are free at once if nobody else has it.
+    // Dropped before the blocks, which are then free at once if there are no other tensors over
+    // them.
     all: Tensor,
     pub(super) held: Held,
 }
 
 impl Cache {
-    /// An empty cache of at most so many tokens along a dimension of what is appended. Nothing is
-    /// allocated before the first tokens come; then addresses for all of them, and memory for those
-    /// that are there.
+    /// Creates an empty cache for at most `max_seq_len` tokens along dimension `dim` of the
+    /// appended tensors. Nothing is allocated before the first append, which reserves addresses for
+    /// all tokens and memory for the existing ones.
     #[must_use]
     pub fn new(memory: &Memory, dim: usize, max_seq_len: usize) -> Self {
         Self {
@@ -57,55 +58,55 @@ impl Cache {
         }
     }
 
-    /// What lies side by side in a row. It holds from the next first append on.
+    /// Sets the order of elements in rows. It takes effect with the next append to an empty cache.
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
         self
     }
 
-    /// Lets it be [forked](Self::fork). Its memory comes in extents of at most 8 MiB then, from the next
-    /// first append on: forks share whole extents.
+    /// Permits [forks](Self::fork). Its extents are then at most 8 MiB, from the next append to an
+    /// empty cache on, because forks share whole extents.
     #[must_use]
     pub fn with_forks(mut self) -> Self {
         self.may_fork = true;
         self
     }
 
-    /// The dimension of tokens.
+    /// Returns the dimension of tokens.
     #[must_use]
     pub const fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Tokens there are.
+    /// Returns the number of tokens.
     #[must_use]
     pub const fn current_seq_len(&self) -> usize {
         self.current_seq_len
     }
 
-    /// Tokens there may be. Unlike candle's own the cache never has more.
+    /// Returns the largest number of tokens. Unlike candle's own cache, this one never exceeds it.
     #[must_use]
     pub const fn max_seq_len(&self) -> usize {
         self.max_seq_len
     }
 
-    /// What lies side by side in a row.
+    /// Returns the order of elements in rows.
     #[must_use]
     pub const fn order(&self) -> Order {
         self.order
     }
 
-    /// Bytes that its blocks have: whole granules, up to what they may have.
+    /// Returns the bytes of its blocks: whole granules, up to their capacity.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.held.bytes())
     }
 
-    /// The tokens that are there; nothing before the first append.
+    /// Returns the tokens, or `None` before the first append.
     ///
     /// # Errors
-    /// What candle says.
+    /// An error of candle.
     pub fn current_data(&self) -> candle_core::Result<Option<Tensor>> {
         let Some(store) = &self.store else {
             return Ok(None);
@@ -118,11 +119,11 @@ impl Cache {
         }
     }
 
-    /// Keeps the first tokens. Their memory stays with the cache, and what is appended next is written
-    /// over the others, wherever they were handed out.
+    /// Keeps the first `seq_len` tokens. The memory of the others stays with the cache, and the
+    /// next append overwrites them, also in tensors that were returned before.
     ///
     /// # Errors
-    /// [`CacheError::NotThere`] when there are fewer; nothing is changed then.
+    /// [`CacheError::NotThere`] if there are fewer; nothing has changed then.
     pub fn truncate(&mut self, seq_len: usize) -> Result<(), CacheError> {
         self.check_there(seq_len)?;
         self.current_seq_len = seq_len;
@@ -140,15 +141,16 @@ impl Cache {
         }
     }
 
-    /// Forgets all tokens. The memory goes back to the tenant, warm, when the last tensor that was handed
-    /// out has gone; the next append may be of another shape, type and batch.
+    /// Removes all tokens. The memory returns to the tenant as cached memory when the last tensor
+    /// that was returned is dropped. The next append may have another shape, type and batch size.
     pub fn reset(&mut self) {
         self.current_seq_len = 0;
         self.common = 0;
         self.store = None;
     }
 
-    /// One with the same settings, of tokens that it has in common with this one.
+    /// Returns a cache with the same settings whose first `seq_len` tokens are shared with this
+    /// one.
     pub(super) fn with_common(&self, seq_len: usize, store: Option<Store>) -> Self {
         Self {
             memory: self.memory.clone(),
@@ -167,7 +169,7 @@ impl Cache {
         }
     }
 
-    /// How many tokens there will be with these, if they can be appended.
+    /// Returns the number of tokens after appending `src`, if it can be appended.
     pub(super) fn wanted(&self, src: &Tensor) -> Result<usize, CacheError> {
         let tokens = match &self.store {
             Some(store) => store.geometry.check(src.dims(), src.dtype())?,
@@ -188,7 +190,7 @@ impl Cache {
         }
     }
 
-    /// Rows with memory for so many tokens of the kind.
+    /// Allocates rows with memory for `wanted` tokens like those of `src`.
     pub(super) fn lay_out(&self, src: &Tensor, wanted: usize) -> Result<Store, CacheError> {
         let geometry = Geometry::new(src.dims(), src.dtype(), self.dim, self.order)?;
         let most = geometry.row(self.max_seq_len)?;
@@ -207,7 +209,8 @@ impl Cache {
         Store::over(&self.memory, geometry, blocks)
     }
 
-    /// What rows that are there must grow to for so many tokens, in bytes each; nothing if they have it.
+    /// Returns the size to which existing rows must grow for `wanted` tokens, in bytes each, or
+    /// `None` if they are large enough.
     pub(super) fn step_to(&self, wanted: usize) -> Result<Option<u64>, CacheError> {
         let Some(Store { geometry, held, .. }) = &self.store else {
             return Ok(None);
@@ -220,7 +223,7 @@ impl Cache {
         Ok(grows.then(|| self.whole(bytes, first.capacity())))
     }
 
-    /// So many bytes and the rest of what is mapped with them, which then needs no call.
+    /// Rounds up to whole granules, at most `most`, because the rest of a granule is mapped anyway.
     pub(super) fn whole(&self, bytes: u64, most: u64) -> u64 {
         let granule = self.memory.gpu().device().granularity();
         let whole = bytes.checked_next_multiple_of(granule);
@@ -229,7 +232,7 @@ impl Cache {
 }
 
 impl Store {
-    /// Rows over blocks that lie side by side.
+    /// Makes a store over adjacent blocks.
     pub(super) fn over(
         memory: &Memory,
         geometry: Geometry,
@@ -245,7 +248,8 @@ impl Store {
             bytes: held.backing().span(),
             dtype: geometry.dtype,
             shape: geometry.stored(tokens),
-            // What is written lies behind what is shared, or the cache moves to rows of its own first.
+            // Writes go after the shared tokens, or to rows of its own that the cache moves to
+            // first.
             access: Access::Read,
         };
         let all = held.backing().lend(memory.gpu().cuda(), wanted)?;
@@ -260,7 +264,7 @@ impl Store {
         self.held.backing().blocks_mut()
     }
 
-    /// Writes tokens behind so many, which must have memory.
+    /// Writes tokens after the first `behind`, whose memory must be there.
     pub(super) fn write(&self, src: &Tensor, behind: usize) -> candle_core::Result<()> {
         let Self { geometry, all, .. } = self;
         let src = match geometry.is_straight() {

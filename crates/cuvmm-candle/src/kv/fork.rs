@@ -1,8 +1,10 @@
-//! Caches that begin with the tokens of another: the memory of a common prefix is there once.
+//! Caches that start with the tokens of another cache, with one copy of the common prefix in
+//! memory.
 //!
-//! What several caches have is written by none of them. One that was truncated to before the end of
-//! that, and is appended to, moves to rows of its own, which begin as a fork of the old ones at its
-//! last token: nothing waits for work, and what was handed out keeps the old rows.
+//! Tokens that several caches share are not written by any of them. A cache that was truncated
+//! within them, and is appended to, moves to rows of its own, which start as a fork of the old ones
+//! at its last token: this waits for no work, and tensors that were returned before keep the old
+//! rows.
 
 use candle_core::Tensor;
 use cuvmm::Block;
@@ -12,27 +14,29 @@ use super::cache::{Cache, Store};
 use crate::error::CacheError;
 
 impl Cache {
-    /// A cache of the same settings that begins with the first tokens of this one.
+    /// Creates a cache with the same settings that starts with the first `seq_len` tokens of this
+    /// one.
     ///
-    /// Whole extents of them, of at most 8 MiB, are mapped a second time, to be read only (`cuMemMap` and
-    /// `cuMemSetAccess` for each), and charged once; the rest is copied (`cuMemcpyDtoDAsync`). Both go
-    /// on as any other cache: they are appended to, truncated, forked and dropped in any order. Tensors
-    /// that were handed out stay as they were.
+    /// Whole extents of these tokens, of at most 8 MiB each, are mapped a second time as read-only
+    /// (`cuMemMap` and `cuMemSetAccess` for each) and charged once; the rest is copied
+    /// (`cuMemcpyDtoDAsync`). Both caches can be appended to, truncated, forked and dropped in any
+    /// order. Tensors that were returned before stay unchanged.
     ///
     /// # Errors
-    /// [`CacheError`] when there are fewer tokens, the cache was not made [to
-    /// fork](Self::with_forks), it sleeps, or memory is short; all is as before then.
+    /// [`CacheError`] if there are fewer tokens, the cache was created without
+    /// [`with_forks`](Self::with_forks), it is asleep, or memory is short; nothing has changed
+    /// then.
     pub fn fork(&mut self, seq_len: usize) -> Result<Self, CacheError> {
         let [fork] = fork([self], seq_len)?;
         Ok(fork)
     }
 
-    /// Whether the next token would be written where other caches read.
+    /// Returns `true` if the next token would be written where other caches read.
     pub(super) const fn is_cut(&self) -> bool {
         self.current_seq_len < self.common
     }
 
-    /// Rows of its own with its tokens, and memory for more of the kind.
+    /// Makes rows of its own with its tokens, and memory for `wanted` tokens like those of `more`.
     pub(super) fn own(&self, more: &Tensor, wanted: usize) -> Result<Store, CacheError> {
         match self.forked(self.current_seq_len, wanted)? {
             Some(store) => Ok(store),
@@ -40,7 +44,8 @@ impl Cache {
         }
     }
 
-    /// Rows that begin with the first tokens, and have memory for more; none without tokens.
+    /// Makes rows that start with the first `seq_len` tokens and have memory for `wanted`, or
+    /// returns `None` without tokens.
     fn forked(&self, seq_len: usize, wanted: usize) -> Result<Option<Store>, CacheError> {
         let Some(store) = self.store.as_ref().filter(|_| seq_len > 0) else {
             return Ok(None);

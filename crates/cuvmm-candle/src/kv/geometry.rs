@@ -1,42 +1,42 @@
-//! Where the tokens of a cache lie: rows, each of which is a block and grows in place.
+//! The places of a cache's tokens: rows, each of which is a block that grows in place.
 //!
-//! Only shapes and figures are here, and no memory.
+//! This module computes shapes and sizes, and uses no memory.
 
 use candle_core::{DType, Shape};
 
 use crate::error::{CacheError, TensorError};
 
-/// What lies side by side in a row, of which each is a block.
+/// The elements that are adjacent in a row. Each row is a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
-    /// The tokens of one head of one sequence, where the shape is (batch, heads, tokens, size): a row for
-    /// everything before the dimension of tokens. What is handed out has the strides of candle's own
-    /// cache, and every operation takes it as it takes that. A row takes at least a granule (2 MiB on
-    /// today's GPUs), so short sequences of many heads take much more than their tokens.
+    /// The tokens of one head of one sequence, for shapes (batch, heads, tokens, size): there is a
+    /// row for every index before the dimension of tokens. The tensors have the strides of candle's
+    /// own cache, and work in every operation as those do. A row takes at least a granule (2 MiB on
+    /// today's GPUs), so short sequences with many heads take much more than their tokens.
     #[default]
     Heads,
-    /// All heads of all sequences of a token, and then the next token: one row. Takes the least memory.
-    /// What is handed out is permuted, which flash attention and `contiguous` take, and a product of
-    /// matrices does not.
+    /// All heads of all sequences of a token, then the next token: a single row. This order takes
+    /// the least memory. The tensors are permuted, which flash attention and `contiguous` accept,
+    /// and a product of matrices does not.
     Tokens,
 }
 
-/// The shape of what is appended, taken apart.
+/// The layout of appended tensors in rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
     dim: usize,
     order: Order,
-    /// As appended; what it says of tokens is of no interest.
+    /// The shape of an appended tensor. Its number of tokens is not used.
     dims: Vec<usize>,
     pub(super) dtype: DType,
-    /// How many rows there are.
+    /// The number of rows.
     pub(super) rows: usize,
-    /// Elements of one token in a row.
+    /// The number of elements of one token in a row.
     token: usize,
 }
 
-/// The most elements between a cache's first and its last.
+/// The most elements that a cache may span.
 const COUNTABLE: u64 = u32::MAX as u64;
 
 impl Geometry {
@@ -73,7 +73,7 @@ impl Geometry {
         })
     }
 
-    /// How many of the dimensions as stored stand before that of tokens.
+    /// Returns the number of stored dimensions before that of tokens.
     fn lead(dim: usize, order: Order) -> usize {
         match order {
             Order::Heads => dim,
@@ -81,18 +81,18 @@ impl Geometry {
         }
     }
 
-    /// Bytes of so many tokens in a row.
+    /// Returns the bytes of `tokens` tokens in a row.
     pub(super) fn row(&self, tokens: usize) -> Result<u64, CacheError> {
         let bytes = (tokens as u64).checked_mul(self.token_bytes());
         bytes.ok_or(CacheError::TooWide { elements: u64::MAX })
     }
 
-    /// Bytes of one token in a row.
+    /// Returns the bytes of one token in a row.
     pub(super) fn token_bytes(&self) -> u64 {
         (self.token * self.dtype.size_in_bytes()) as u64
     }
 
-    /// The shape as stored, with so many tokens.
+    /// Returns the stored shape with `tokens` tokens.
     pub(super) fn stored(&self, tokens: usize) -> Shape {
         let of = |&index: &usize| match self.dims.get(index) {
             Some(&size) if index != self.dim => size,
@@ -101,12 +101,12 @@ impl Geometry {
         Shape::from(self.permutation().iter().map(of).collect::<Vec<_>>())
     }
 
-    /// The dimension of tokens as stored.
+    /// Returns the stored dimension of tokens.
     pub(super) fn stored_dim(&self) -> usize {
         Self::lead(self.dim, self.order)
     }
 
-    /// From which dimension of what is appended each of the stored ones comes.
+    /// Returns, for each stored dimension, the dimension of the appended tensor.
     pub(super) fn permutation(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.dims.len()).collect();
         let dim = order.remove(self.dim);
@@ -114,7 +114,7 @@ impl Geometry {
         order
     }
 
-    /// From which dimension of what is stored each of those handed out comes.
+    /// Returns, for each dimension of the returned tensor, the stored dimension.
     pub(super) fn inverse(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.dims.len()).collect();
         let dim = order.remove(self.stored_dim());
@@ -122,12 +122,12 @@ impl Geometry {
         order
     }
 
-    /// Whether stored and handed out are the same.
+    /// Returns `true` if the stored dimensions are those of the returned tensor.
     pub(super) fn is_straight(&self) -> bool {
         self.stored_dim() == self.dim
     }
 
-    /// Whether candle's kernels can count the elements of rows that lie so many bytes apart.
+    /// Checks that candle's kernels can count the elements of rows that are `stride` bytes apart.
     pub(super) fn check_stride(&self, stride: u64) -> Result<(), CacheError> {
         let element = self.dtype.size_in_bytes() as u64;
         let elements = stride.checked_div(element).unwrap_or(0);
@@ -138,14 +138,15 @@ impl Geometry {
         }
     }
 
-    /// How many tokens fit between the beginnings of two rows that lie so many bytes apart, which is a
-    /// multiple of a token's.
+    /// Returns the number of tokens that fit between the starts of two rows that are `stride` bytes
+    /// apart, a multiple of a token's bytes.
     pub(super) fn tokens_between(&self, stride: u64) -> Result<usize, CacheError> {
         self.check_stride(stride)?;
         Ok((stride / self.token_bytes()) as usize)
     }
 
-    /// Whether a tensor of this shape and type can be appended; with its tokens.
+    /// Checks that a tensor of this shape and type can be appended, and returns its number of
+    /// tokens.
     pub(super) fn check(&self, dims: &[usize], dtype: DType) -> Result<usize, CacheError> {
         let same = |(index, (&ours, &theirs)): (usize, (&usize, &usize))| {
             index == self.dim || ours == theirs
@@ -166,8 +167,8 @@ impl Geometry {
     }
 }
 
-/// The distance in bytes at which all rows lie, whose addresses these are; nothing where there are
-/// fewer than two.
+/// Returns the distance in bytes between rows at these addresses, or `None` for fewer than two.
+/// Fails if the distances differ.
 pub(super) fn distance_of(rows: &[u64]) -> Result<Option<u64>, CacheError> {
     let mut first = None;
     for (before, pair) in rows.windows(2).enumerate() {
@@ -197,7 +198,8 @@ mod tests {
         Geometry::new(dims, DType::F32, dim, order)
     }
 
-    /// What is stored are rows of whole tokens, and what is handed out is what was appended.
+    /// The stored form consists of rows of whole tokens, and the returned form equals what was
+    /// appended.
     #[test]
     fn what_is_stored_comes_back() {
         for (dims, dim) in [
@@ -215,7 +217,7 @@ mod tests {
                 let geometry = geometry(dims, dim, order).unwrap();
                 let stored = all.permute(geometry.permutation()).unwrap();
                 assert_eq!(stored.shape(), &geometry.stored(5), "{dims:?} {dim}");
-                // Each row begins with the first token, and the next one's elements lie behind it.
+                // Each row begins with the first token, and the elements of the next one follow.
                 let rows = (geometry.rows, 5, geometry.token);
                 let rows = stored.contiguous().unwrap().reshape(rows).unwrap();
                 let first = stored.narrow(geometry.stored_dim(), 0, 1).unwrap();
@@ -239,7 +241,7 @@ mod tests {
         let tokens = geometry(&[2, 8, 7, 64], 2, Order::Tokens).unwrap();
         assert_eq!((tokens.rows, tokens.token_bytes()), (1, 4096));
         assert_eq!((heads.row(3).unwrap(), tokens.row(0).unwrap()), (768, 0));
-        // As many elements as 32 bits count, in all rows together.
+        // The most elements that 32 bits count, in all rows together.
         let most = u64::from(u32::MAX) / 16 * 4;
         assert!(heads.check_stride(most).is_ok() && heads.check_stride(most + 4).is_err());
         assert_eq!(heads.tokens_between(1 << 20).unwrap(), 4096);

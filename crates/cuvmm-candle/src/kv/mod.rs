@@ -1,8 +1,8 @@
 //! Keys and values of attention, with the methods of candle-nn's caches.
 //!
-//! A model that has `candle_nn::kv_cache::KvCache` takes this one by the line that makes it. Nothing is
-//! copied as a cache grows, and memory is taken for the tokens that are there: `max_seq_len` costs
-//! addresses. No attention is computed here.
+//! A model that uses `candle_nn::kv_cache::KvCache` switches to this cache by changing the line
+//! that creates it. Nothing is copied as a cache grows, and only existing tokens take memory:
+//! `max_seq_len` costs addresses. This module computes no attention.
 
 mod append;
 mod cache;
@@ -19,15 +19,15 @@ use crate::memory::Memory;
 pub use cache::Cache;
 pub use geometry::Order;
 
-/// The keys and values of a layer: candle-nn's `KvCache`, over a tenant.
+/// The keys and values of one layer: candle-nn's `KvCache`, in a tenant's memory.
 pub struct KvCache {
     k: Cache,
     v: Cache,
 }
 
 impl KvCache {
-    /// An empty cache of at most so many tokens along a dimension of what is appended, 2 where that is
-    /// (batch, heads, tokens, size). See [`Cache::new`].
+    /// Creates an empty cache for at most `max_seq_len` tokens along dimension `dim` of the
+    /// appended tensors: 2 for (batch, heads, tokens, size). See [`Cache::new`].
     #[must_use]
     pub fn new(memory: &Memory, dim: usize, max_seq_len: usize) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl KvCache {
         }
     }
 
-    /// What lies side by side in a row. It holds from the next first append on.
+    /// Sets the order of elements in rows. It takes effect with the next append to an empty cache.
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl KvCache {
         }
     }
 
-    /// Lets it be forked. See [`Cache::with_forks`].
+    /// Permits forks. See [`Cache::with_forks`].
     #[must_use]
     pub fn with_forks(self) -> Self {
         Self {
@@ -54,93 +54,96 @@ impl KvCache {
         }
     }
 
-    /// A cache that begins with the first tokens of this one, keys and values. See [`Cache::fork`].
+    /// Creates a cache that starts with the first `seq_len` tokens of this one, keys and values.
+    /// See [`Cache::fork`].
     ///
     /// # Errors
-    /// As [`Cache::fork`]; all is as before then.
+    /// The errors of [`Cache::fork`]; nothing has changed then.
     pub fn fork(&mut self, seq_len: usize) -> std::result::Result<Self, CacheError> {
         let [k, v] = fork::fork([&mut self.k, &mut self.v], seq_len)?;
         Ok(Self { k, v })
     }
 
-    /// The keys.
+    /// Returns the cache of the keys.
     #[must_use]
     pub const fn k_cache(&self) -> &Cache {
         &self.k
     }
 
-    /// The values.
+    /// Returns the cache of the values.
     #[must_use]
     pub const fn v_cache(&self) -> &Cache {
         &self.v
     }
 
-    /// The keys.
+    /// Returns the cache of the keys.
     pub const fn k_cache_mut(&mut self) -> &mut Cache {
         &mut self.k
     }
 
-    /// The values.
+    /// Returns the cache of the values.
     pub const fn v_cache_mut(&mut self) -> &mut Cache {
         &mut self.v
     }
 
-    /// The keys that are there; nothing before the first append.
+    /// Returns the keys, or `None` before the first append.
     ///
     /// # Errors
-    /// What candle says.
+    /// An error of candle.
     pub fn k(&self) -> Result<Option<Tensor>> {
         self.k.current_data()
     }
 
-    /// The values that are there; nothing before the first append.
+    /// Returns the values, or `None` before the first append.
     ///
     /// # Errors
-    /// What candle says.
+    /// An error of candle.
     pub fn v(&self) -> Result<Option<Tensor>> {
         self.v.current_data()
     }
 
-    /// Appends tokens, of both or of neither, and hands out all there are. What was handed out before
-    /// stays where it is and as it was.
+    /// Appends tokens to both keys and values, or to neither, and returns all of them. Tensors that
+    /// were returned before stay unchanged.
     ///
-    /// Where there is memory ahead these are two kernels and no driver call besides; else the rows of
-    /// both grow in one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for each).
+    /// If memory was committed ahead, this makes two kernel launches and no other driver call;
+    /// otherwise the rows of both grow in one call first (`cuMemCreate`, `cuMemMap`,
+    /// `cuMemSetAccess` for each).
     ///
     /// # Errors
-    /// candle's error with [`CacheError`] in it; the tokens are as before then. Where memory was short
-    /// [`shortage`](crate::shortage) has the figures.
+    /// candle's error with a [`CacheError`] in it; the tokens are as before then. If memory was
+    /// short, [`shortage`](crate::shortage) returns the figures.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         append::append([&mut self.k, &mut self.v], [k, v])?;
-        // Of a cache without a token there is nothing, and what was appended is just that.
+        // A cache without tokens has no tensor; then the appended tensor, also without tokens, is
+        // returned.
         let all_k = self.k()?.unwrap_or_else(|| k.clone());
         let all_v = self.v()?.unwrap_or_else(|| v.clone());
         Ok((all_k, all_v))
     }
 
-    /// Tokens there are.
+    /// Returns the number of tokens.
     #[must_use]
     pub const fn current_seq_len(&self) -> usize {
         self.k.current_seq_len()
     }
 
-    /// Bytes that the blocks have: whole granules, up to what they may have.
+    /// Returns the bytes of the blocks: whole granules, up to their capacity.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.k.allocated() + self.v.allocated()
     }
 
-    /// Keeps the first tokens. See [`Cache::truncate`].
+    /// Keeps the first `seq_len` tokens. See [`Cache::truncate`].
     ///
     /// # Errors
-    /// [`CacheError::NotThere`] when there are fewer; nothing is changed then.
+    /// [`CacheError::NotThere`] if there are fewer; nothing has changed then.
     pub fn truncate(&mut self, seq_len: usize) -> std::result::Result<(), CacheError> {
         self.k.check_there(seq_len)?;
         self.v.truncate(seq_len)?;
         self.k.truncate(seq_len)
     }
 
-    /// Forgets all tokens. See [`Cache::reset`].
+    /// Removes all tokens. See [`Cache::reset`].
     pub fn reset(&mut self) {
         self.k.reset();
         self.v.reset();

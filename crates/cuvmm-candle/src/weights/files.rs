@@ -1,6 +1,7 @@
-//! Files in the format of safetensors, read piece by piece.
+//! Files in the safetensors format, read piece by piece.
 //!
-//! They are read and not mapped: a file that somebody cuts short meanwhile is then an error.
+//! They are read instead of mapped, so that truncating a file meanwhile causes an error and not a
+//! fault.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -9,24 +10,24 @@ use candle_core::{DType, Error, Result, Shape, Tensor};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 
-/// The longest header that is believed, as safetensors itself has it.
+/// The longest accepted header, the same as in safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// What is read at a time, in bytes: whole elements of every type.
+/// The bytes that are read at a time: a whole number of elements of every type.
 const PIECE: usize = 64 << 20;
 
-/// An open file and what its header says.
+/// An open file and the contents of its header.
 pub(super) struct File {
     path: PathBuf,
     file: std::fs::File,
-    /// Where its tensors begin.
+    /// The offset of its first tensor.
     begin: u64,
     entries: Vec<Entry>,
 }
 
-/// Where files are read to, a piece at a time: one for all files of a model.
+/// The buffer that files are read into, a piece at a time: one for all files of a model.
 pub(super) struct Buffer {
-    /// The most that is read at a time, in bytes.
+    /// The most bytes that are read at a time.
     most: usize,
     piece: Vec<u8>,
 }
@@ -72,7 +73,7 @@ impl File {
         }
         let mut header = Vec::new();
         (&mut file).take(length).read_to_end(&mut header)?;
-        // What it says of offsets, shapes and types is checked as it is read.
+        // Deserialization checks offsets, shapes and types.
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         if begin.checked_add(header.data_len() as u64) != Some(size) {
@@ -100,12 +101,12 @@ impl File {
         })
     }
 
-    /// Its tensors as they lie there.
+    /// Returns its tensors, as stored.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Reads a tensor into one of the same shape, of any type.
+    /// Reads a tensor into one of the same shape and any type.
     pub(super) fn read(&mut self, entry: &Entry, to: &Tensor, buffer: &mut Buffer) -> Result<()> {
         let read = self.read_pieces(entry, to, buffer);
         read.map_err(|error| error.with_path(&self.path))
@@ -234,7 +235,7 @@ mod tests {
             let refused = File::open(&path).err().expect(wrong).to_string();
             assert!(refused.contains("broken.safetensors"), "{wrong}: {refused}");
         }
-        // One that somebody cuts short while it is read.
+        // The file is truncated while it is read.
         std::fs::write(&path, &good).unwrap();
         let mut file = File::open(&path).unwrap();
         std::fs::write(&path, &good[..good.len() - 4]).unwrap();

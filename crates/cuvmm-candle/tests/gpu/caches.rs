@@ -1,4 +1,4 @@
-//! Caches: the same as candle-nn's own, bit for bit, and where they lie.
+//! Caches: equal to candle-nn's own bit for bit, and their place in memory.
 
 use candle_core::{DType, Tensor};
 use candle_nn::kv_cache::KvCache as Theirs;
@@ -13,7 +13,7 @@ fn attention(query: &Tensor, keys: &Tensor, values: &Tensor) -> Tensor {
     weights.matmul(values).unwrap()
 }
 
-/// The first address of what a tensor's storage spans.
+/// Returns the first address of a tensor's storage.
 fn address(tensor: &Tensor) -> u64 {
     use candle_core::cuda_backend::cudarc::driver::DevicePtr as _;
     let (storage, _) = tensor.storage_and_layout();
@@ -31,7 +31,8 @@ fn cause(error: &candle_core::Error) -> &CacheError {
     }
 }
 
-/// Appends of all sizes to both, in every order, type and batch, with what attention makes of them.
+/// Appends of all sizes to both caches, in every order, type and batch, with attention over the
+/// results.
 #[test]
 fn a_cache_is_the_same_as_candles_own() {
     let Some(rig) = rig("a_cache_is_the_same_as_candles_own", 2000) else {
@@ -49,7 +50,7 @@ fn a_cache_is_the_same_as_candles_own() {
         for order in [Order::Heads, Order::Tokens] {
             let mut ours = KvCache::new(&rig.memory, 2, 20_000).with_order(order);
             let mut theirs = Theirs::new(2, 512);
-            // Over the end of a granule in rows of every kind.
+            // Past the end of a granule in every kind of row.
             for count in [1, 7, 1, 1, 3000, 1, 1, 6000, 1, 9000, 1] {
                 let [k, v] = [0, 1].map(|_| {
                     seed += 1;
@@ -79,7 +80,7 @@ fn a_cache_is_the_same_as_candles_own() {
     rig.nothing_went_wrong();
 }
 
-/// Other dimensions than the second but last, as some models have them.
+/// Token dimensions other than the second to last, as in some models.
 #[test]
 fn tokens_may_be_any_dimension() {
     let Some(rig) = rig("tokens_may_be_any_dimension", 64) else {
@@ -109,13 +110,14 @@ fn tokens_may_be_any_dimension() {
     rig.nothing_went_wrong();
 }
 
-/// It never moves, what was handed out stays as it was, and memory comes by the granule.
+/// The cache never moves, tensors that were returned stay unchanged, and memory comes by the
+/// granule.
 #[test]
 fn a_cache_grows_in_place() {
     let Some(rig) = rig("a_cache_grows_in_place", 64) else {
         return;
     };
-    // 2 heads of 64 floats: 8192 tokens a granule and row.
+    // 2 heads of 64 floats: 8192 tokens for each granule and row.
     let mut cache = KvCache::new(&rig.memory, 2, 100_000);
     assert_eq!(
         (
@@ -133,7 +135,7 @@ fn a_cache_grows_in_place() {
     assert_eq!(rig.stats().tags.get("kv"), Some(&(4 * G)));
     let begin = address(&first);
 
-    // Up to the granule's end no call is made and nothing is taken.
+    // Until the end of the granule, no call is made and no memory is taken.
     let calls = rig.gpu.device().calls();
     cache.append(&one, &one).unwrap();
     let made = rig.gpu.device().calls().since(&calls);
@@ -149,7 +151,7 @@ fn a_cache_grows_in_place() {
     assert_eq!(last.stride()[2..], [64, 1]);
     assert!(rig.stats().committed <= 16 * G, "{:?}", rig.stats());
 
-    // In the other order one row serves all heads.
+    // In the other order one row holds all heads.
     let mut packed = Cache::new(&rig.memory, 2, 100_000).with_order(Order::Tokens);
     packed.append(&piece).unwrap();
     assert_eq!((packed.allocated(), rig.stats().blocks), (2 * G, 5));
@@ -198,7 +200,7 @@ fn tokens_are_taken_back_and_written_over() {
     assert_eq!(bits(&values), expected(&b, &a));
     cache.truncate(0).unwrap();
     assert_eq!(cache.k().unwrap().unwrap().dims(), [2, 2, 0, 32]);
-    // Each of the two is a cache of its own.
+    // Each of the two caches works separately.
     cache.k_cache_mut().append(&a).unwrap();
     assert_eq!(
         (cache.current_seq_len(), cache.v_cache().current_seq_len()),
@@ -208,7 +210,7 @@ fn tokens_are_taken_back_and_written_over() {
     rig.nothing_went_wrong();
 }
 
-/// What was handed out keeps the memory; then the next cache has it without a driver call.
+/// Tensors that were returned keep the memory; then the next cache gets it without a driver call.
 #[test]
 fn a_reset_gives_the_memory_back() {
     let Some(rig) = rig("a_reset_gives_the_memory_back", 64) else {
@@ -239,7 +241,7 @@ fn a_reset_gives_the_memory_back() {
     }
     assert_eq!((bits(&keys), bits(&values)), (bits(&b), bits(&b)));
     drop((keys, values));
-    // Of another shape and type.
+    // With another shape and type.
     cache.reset();
     let c = rig.numbers(&[2, 3, 1, 128], DType::BF16, 3);
     assert_eq!(bits(&cache.append(&c, &c).unwrap().1), bits(&c));
@@ -248,10 +250,10 @@ fn a_reset_gives_the_memory_back() {
     rig.nothing_went_wrong();
 }
 
-/// All of an append or nothing, with the figures.
+/// An append succeeds completely or changes nothing, and the error has the figures.
 #[test]
 fn memory_that_is_short_changes_nothing() {
-    // Two rows of keys and two of values, two granules each.
+    // Two rows of keys and two of values, of two granules each.
     let Some(rig) = rig("memory_that_is_short_changes_nothing", 9) else {
         return;
     };
@@ -273,7 +275,7 @@ fn memory_that_is_short_changes_nothing() {
         bits(&a)
     );
 
-    // The first tokens of another: the keys have room and the values have none.
+    // The first tokens of another cache: the keys fit and the values do not.
     let mut other = KvCache::new(&rig.memory, 2, 1 << 20);
     let b = rig.numbers(&[1, 1, 1, 64], DType::F32, 2);
     let error = other.append(&b, &b).unwrap_err();
@@ -312,7 +314,7 @@ fn what_does_not_fit_is_refused() {
     };
     assert_eq!(
         refused(&mut cache, &a, &a),
-        "6 tokens and 6 more are over the most there may be, 10"
+        "cannot append 6 tokens to 6: the cache holds at most 10"
     );
     let one = a.narrow(2, 0, 1).unwrap().contiguous().unwrap();
     for other in [
@@ -349,7 +351,7 @@ fn what_does_not_fit_is_refused() {
     rig.nothing_went_wrong();
 }
 
-/// Caches of many layers, thrown away and made anew as requests come and go, by several threads.
+/// Caches of many layers, dropped and created again by several threads.
 #[test]
 fn caches_come_and_go() {
     let Some(rig) = rig("caches_come_and_go", 400) else {
@@ -388,7 +390,7 @@ fn caches_come_and_go() {
     rig.nothing_went_wrong();
 }
 
-/// Two models with a stream each, in one pool.
+/// Two models with different streams, in one pool.
 #[test]
 fn two_models_have_a_stream_each() {
     let Some(rig) = rig("two_models_have_a_stream_each", 200) else {
@@ -415,7 +417,7 @@ fn two_models_have_a_stream_each() {
     rig.nothing_went_wrong();
 }
 
-/// candle's own with the first tokens of another.
+/// Returns a cache of candle with the first tokens of another.
 fn copied(cache: &Theirs, seq_len: usize) -> Theirs {
     let mut copy = Theirs::new(2, 512);
     let [k, v] = [cache.k(), cache.v()].map(|all| {
@@ -426,8 +428,8 @@ fn copied(cache: &Theirs, seq_len: usize) -> Theirs {
     copy
 }
 
-/// Forks, and forks of forks, that go on with other tokens than what they were forked from, are cut and
-/// go on again, against copies of candle's own caches.
+/// Forks, and forks of forks, that continue with other tokens, are truncated and continue again,
+/// compared with copies of candle's own caches.
 #[test]
 fn forks_are_the_same_as_copies() {
     let Some(rig) = rig("forks_are_the_same_as_copies", 600) else {
@@ -472,7 +474,7 @@ fn forks_are_the_same_as_copies() {
             .with_order(order)
             .with_forks();
         let mut root = (ours, Theirs::new(2, 512));
-        // Rows of 256 bytes a token and head.
+        // Rows of 256 bytes for each token and head.
         append(&mut root, 40_000);
         append(&mut root, 7);
         let alone = rig.stats().committed;
@@ -481,7 +483,7 @@ fn forks_are_the_same_as_copies() {
         let stats = rig.stats();
         let shared = 2 * batch as u64 * heads as u64 * 32_768 * 256;
         assert!(stats.shared >= shared, "{stats:?}");
-        // The rest of each row, and no more.
+        // The rest of each row is copied, and no more.
         let rows = 2
             * batch as u64
             * if order == Order::Heads {
@@ -499,7 +501,7 @@ fn forks_are_the_same_as_copies() {
         assert_eq!(address(&first.0.k().unwrap().unwrap()), at);
         [&root, &first, &second].into_iter().for_each(check);
         let mut third = fork(&mut first, 41_000);
-        // Cut to before what is common, on both sides: rows of their own from there on.
+        // Truncation within the common part, on both sides: rows of their own from there on.
         truncate(&mut first, 20_000);
         check(&first);
         append(&mut first, 2);
@@ -508,10 +510,10 @@ fn forks_are_the_same_as_copies() {
         truncate(&mut root, 35_000);
         append(&mut root, 3000);
         [&root, &first, &second, &third].into_iter().for_each(check);
-        // What was handed out before is what it was.
+        // Tensors that were returned before are unchanged.
         assert_eq!(before.dim(2).unwrap(), 40_007);
         drop(before);
-        // Without a token there is nothing in common, and a shape may be another.
+        // Without tokens nothing is shared, and the shape may differ.
         let mut none = second.0.fork(0).unwrap();
         assert_eq!((none.current_seq_len(), none.allocated()), (0, 0));
         let [k, v] = [1, 2].map(|seed| rig.numbers(&[batch, heads, 5, 32], DType::F32, seed));
@@ -554,7 +556,8 @@ fn what_cannot_be_forked_is_refused_and_changes_nothing() {
         panic!("more tokens than there are")
     };
     assert_eq!((wanted, has), (9001, 9000));
-    // Ten granules, of which eight are common: the keys' rest fits twice and the values' does not.
+    // Ten granules, eight of which are shared: the rest of the keys fits twice and that of the
+    // values does not.
     let taken = rig.tenant.allocate(29 * G).unwrap();
     let before = (rig.stats().committed, cache.allocated());
     let refused = cache.fork(9000).unwrap_err();

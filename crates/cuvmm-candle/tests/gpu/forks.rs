@@ -1,5 +1,5 @@
-//! Caches that share memory, cut, emptied and refused half-way: whatever one does, the others read what they
-//! read before.
+//! Caches that share memory, truncated, emptied, and refused half-way: no operation on one changes
+//! what the others read.
 
 use candle_core::{DType, Tensor};
 use cuvmm_candle::error::CacheError;
@@ -7,15 +7,16 @@ use cuvmm_candle::{KvCache, Memory, Order, shortage};
 
 use super::rig::{G, Rig, bits, rig};
 
-/// Tokens whose keys fill an extent that is shared, and a part of a granule more.
+/// Tokens whose keys fill a shared extent and part of a granule.
 const TOKENS: usize = 9000;
 
-/// Keys and values of one sequence of 4 heads: 1 KiB a token, so 8192 tokens fill an extent.
+/// Returns keys and values of one sequence of 4 heads: 1 KiB per token, so 8192 tokens fill an
+/// extent.
 fn tokens(rig: &Rig, count: usize, seed: u32) -> [Tensor; 2] {
     [seed, seed + 1].map(|seed| rig.numbers(&[1, 4, count, 64], DType::F32, seed))
 }
 
-/// One row for the keys and one for the values, with the tokens in it.
+/// Returns a cache with one row for the keys and one for the values, with the tokens in it.
 fn cache(rig: &Rig, [k, v]: &[Tensor; 2]) -> KvCache {
     let cache = KvCache::new(&rig.memory, 2, 60_000).with_order(Order::Tokens);
     let mut cache = cache.with_forks();
@@ -39,14 +40,14 @@ fn both(first: &[Tensor; 2], then: &[Tensor; 2]) -> [Tensor; 2] {
     [0, 1].map(|at| Tensor::cat(&[&first[at], &then[at]], 2).unwrap())
 }
 
-/// All work has passed, and what nobody uses is the driver's again.
+/// Waits for all work, and releases unused memory to the driver.
 fn settle(rig: &Rig) {
     rig.gpu.device().synchronize().unwrap();
     rig.gpu.sweep();
     rig.pool.trim(0).unwrap();
 }
 
-/// The keys have got rows of their own, and for the values there is no memory.
+/// The keys have moved to rows of their own, and there is no memory for the values.
 #[test]
 fn an_append_behind_a_cut_that_fails_half_way_changes_nothing() {
     let Some(rig) = rig(
@@ -60,7 +61,7 @@ fn an_append_behind_a_cut_that_fails_half_way_changes_nothing() {
     let mut fork = root.fork(TOKENS).unwrap();
     fork.truncate(TOKENS - 100).unwrap();
     settle(&rig);
-    // A granule is left, and each of the two rows takes one.
+    // One granule is left, and each of the two rows needs one.
     let left = 40 * G - rig.stats().committed;
     let taken = rig.tenant.allocate(left - G).unwrap();
     let before = (rig.stats().committed, rig.stats().blocks, fork.allocated());
@@ -79,7 +80,7 @@ fn an_append_behind_a_cut_that_fails_half_way_changes_nothing() {
     rig.nothing_went_wrong();
 }
 
-/// What cannot be appended is refused before rows are made, whichever of the two it is.
+/// Tensors that cannot be appended, keys or values, are refused before rows are made.
 #[test]
 fn what_is_refused_behind_a_cut_makes_no_rows() {
     let Some(rig) = rig("what_is_refused_behind_a_cut_makes_no_rows", 60) else {
@@ -104,7 +105,7 @@ fn what_is_refused_behind_a_cut_makes_no_rows() {
         assert!(root.append(k, v).is_err());
         assert_eq!((root.current_seq_len(), rig.stats().blocks), (5, before));
     }
-    // No tokens change nothing, and the next still go to rows of their own.
+    // Appending no tokens changes nothing, and the next ones still go to rows of their own.
     let none = tokens(&rig, 1, 3).map(|one| one.narrow(2, 0, 0).unwrap());
     let (keys, _) = root.append(&none[0], &none[1]).unwrap();
     assert_eq!(keys.dims(), [1, 4, 5, 64]);
@@ -116,7 +117,8 @@ fn what_is_refused_behind_a_cut_makes_no_rows() {
     rig.nothing_went_wrong();
 }
 
-/// Emptied by a cut or a reset: the others have their tokens, and what comes next has other memory.
+/// A cache that is emptied by truncation or reset leaves the others their tokens, and continues in
+/// other memory.
 #[test]
 fn a_cache_that_was_emptied_leaves_its_forks_alone() {
     let Some(rig) = rig("a_cache_that_was_emptied_leaves_its_forks_alone", 120) else {
@@ -133,7 +135,7 @@ fn a_cache_that_was_emptied_leaves_its_forks_alone() {
         has(emptied, &others);
     }
     has(&late, &all);
-    // Nothing is in common any more, and it is written where it is.
+    // Nothing is shared any more, so tokens are written in place.
     settle(&rig);
     let committed = rig.stats().committed;
     root.truncate(0).unwrap();
@@ -157,7 +159,7 @@ fn a_cache_that_was_emptied_leaves_its_forks_alone() {
     rig.nothing_went_wrong();
 }
 
-/// Keys and values of different lengths, and settings that change behind the first tokens.
+/// Keys and values of different lengths, and settings that are changed after the first tokens.
 #[test]
 fn keys_and_values_may_differ_and_settings_hold_from_the_next_first_tokens() {
     let Some(rig) = rig(
@@ -218,7 +220,7 @@ fn keys_and_values_may_differ_and_settings_hold_from_the_next_first_tokens() {
     rig.nothing_went_wrong();
 }
 
-/// Caches of two tenants that were put together grow by an error, and not by the other's memory.
+/// Caches of two tenants that are grown together fail, and do not use the other tenant's memory.
 #[test]
 fn caches_of_two_tenants_do_not_grow_together() {
     let Some(rig) = rig("caches_of_two_tenants_do_not_grow_together", 60) else {

@@ -1,4 +1,4 @@
-//! What every test has: a GPU, a pool with a limit and a tenant.
+//! The common set-up of the tests: a GPU, a pool with a limit and a tenant.
 
 use std::io::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use cuvmm_candle::{Gpu, Memory};
 
 pub const G: u64 = 2 << 20;
 
-/// The GPU, or nothing where there is none, which is then said on the terminal even if the test harness
-/// keeps quiet.
+/// Returns the GPU, or `None` without one, after printing a notice even if the test harness
+/// captures output.
 pub fn gpu(test: &str) -> Option<(MutexGuard<'static, ()>, Gpu)> {
-    // They count what a device has.
+    // The tests count what a device has, so they run one at a time.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match Gpu::open(0) {
@@ -40,7 +40,7 @@ pub struct Rig {
     pub memory: Memory,
 }
 
-/// A tenant of a pool of so many granules.
+/// Returns a tenant of a pool of `granules` granules.
 pub fn rig(test: &str, granules: u64) -> Option<Rig> {
     let (turn, gpu) = gpu(test)?;
     assert_eq!(gpu.device().granularity(), G);
@@ -66,7 +66,7 @@ impl Rig {
         self.tenant.stats()
     }
 
-    /// Numbers that differ, on the GPU.
+    /// Returns distinct numbers on the GPU.
     pub fn numbers(&self, shape: &[usize], dtype: DType, seed: u32) -> Tensor {
         numbers(shape, seed)
             .to_device(self.candle())
@@ -75,7 +75,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Nothing that was refused to cudarc, or that a kernel did, shows anywhere.
+    /// Checks that no refusal to cudarc and no fault of a kernel is visible.
     pub fn nothing_went_wrong(&self) {
         let theirs = self.candle().as_cuda_device().unwrap().cuda_stream();
         theirs.synchronize().unwrap();
@@ -87,7 +87,7 @@ impl Rig {
     }
 }
 
-/// Numbers that differ, on the host.
+/// Returns distinct numbers on the host.
 pub fn numbers(shape: &[usize], seed: u32) -> Tensor {
     let count: usize = shape.iter().product();
     let mut state = seed.wrapping_mul(2_654_435_761).max(1);
@@ -101,7 +101,7 @@ pub fn numbers(shape: &[usize], seed: u32) -> Tensor {
     Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap()
 }
 
-/// The elements of a tensor as they are, whatever its storage spans.
+/// Returns the elements of a tensor, whatever its storage spans.
 pub fn bits(tensor: &Tensor) -> Vec<u32> {
     let whole = tensor
         .force_contiguous()

@@ -1,4 +1,4 @@
-//! A model that sleeps and wakes: the same tensors, with what they held.
+//! Models that sleep and wake, with the same tensors and contents.
 
 use candle_core::{DType, Tensor};
 use candle_nn::Module as _;
@@ -31,7 +31,7 @@ fn a_model_sleeps_and_wakes() {
     for _ in 0..3 {
         let slept = rig.tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
         assert_eq!((slept.blocks, rig.stats().committed), (5, 0));
-        // Nothing of this crate's touches what is not there.
+        // Operations of this crate refuse to use memory that is not there.
         let one = rig.numbers(&[1, 2, 1, 64], DType::F32, 5);
         let error = cache.append(&one, &one).unwrap_err();
         assert!(error.to_string().contains("asleep"), "{error}");
@@ -53,7 +53,7 @@ fn a_model_sleeps_and_wakes() {
         );
         assert!(asleep, "{error}");
 
-        // Somebody else has it all meanwhile.
+        // Meanwhile another tenant takes all of the memory.
         let other = rig.pool.tenant("other").register().unwrap();
         let block = other.allocate_on(rig.gpu.stream(), 40 * G).unwrap();
         drop(block);
@@ -65,7 +65,7 @@ fn a_model_sleeps_and_wakes() {
         assert_eq!(bits(&cache.k().unwrap().unwrap()), bits(&a));
         rig.candle().synchronize().unwrap();
     }
-    // It grows on where it was.
+    // It grows further at the same addresses.
     let (keys, values) = cache
         .append(&a.narrow(2, 0, 900).unwrap(), &a.narrow(2, 0, 900).unwrap())
         .unwrap();
@@ -74,7 +74,7 @@ fn a_model_sleeps_and_wakes() {
     rig.nothing_went_wrong();
 }
 
-/// The weights stay, and what the cache held is not wanted.
+/// The weights stay, and the cache's contents are discarded.
 #[test]
 fn a_cache_sleeps_alone_and_is_forgotten() {
     let Some(rig) = rig("a_cache_sleeps_alone_and_is_forgotten", 40) else {
@@ -98,7 +98,7 @@ fn a_cache_sleeps_alone_and_is_forgotten() {
         bits(seen),
         bits(&numbers(&[100, 64], 1).to_device(rig.candle()).unwrap())
     );
-    // Blocks are freed asleep, and their tensors dropped.
+    // Blocks are freed while asleep, and their tensors dropped.
     cache.reset();
     assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (4 * G, 5));
     drop(handed_out);

@@ -1,4 +1,4 @@
-//! Tensors over blocks: what they show, and how long the memory stays.
+//! Tensors over blocks: their contents, and the lifetime of the memory.
 
 use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Tensor};
 use cuvmm_candle::error::{OpenError, TensorError};
@@ -30,7 +30,7 @@ fn a_tensor_shows_its_block_and_keeps_it() {
         .tensor(written(&rig, &[1.0, 2.0, 3.0, 4.0]), (2, 2), DType::F32)
         .unwrap();
     assert_eq!(tensor.to_vec2::<f32>().unwrap(), [[1.0, 2.0], [3.0, 4.0]]);
-    // Views and clones of any kind, the last of which goes on another thread.
+    // Views and clones of all kinds, the last of which is dropped on another thread.
     let row = tensor.get(1).unwrap();
     let clone = tensor.clone();
     drop(tensor);
@@ -55,7 +55,7 @@ fn a_tensor_shows_its_block_and_keeps_it() {
     rig.nothing_went_wrong();
 }
 
-/// What cudarc was refused as the first went is told to nobody.
+/// The refusal at the drop of the first tensor is not visible to any other.
 #[test]
 fn the_end_of_one_tensor_disturbs_no_other() {
     let Some(rig) = rig("the_end_of_one_tensor_disturbs_no_other", 64) else {
@@ -81,8 +81,8 @@ fn the_end_of_one_tensor_disturbs_no_other() {
     rig.nothing_went_wrong();
 }
 
-/// What cudarc was refused as a tensor went is noted where candle's copies of it look, and forgotten
-/// before they do; a copy by `force_contiguous` has nothing to do with it.
+/// The refusal at a tensor's drop is recorded where candle's copies of it look, and cleared before
+/// they do; a copy by `force_contiguous` is not affected.
 #[test]
 fn a_copy_is_used_after_its_tensor_has_gone() {
     let Some(rig) = rig("a_copy_is_used_after_its_tensor_has_gone", 64) else {
@@ -99,7 +99,7 @@ fn a_copy_is_used_after_its_tensor_has_gone() {
         assert_eq!(copy.to_vec1::<f32>().unwrap(), numbers);
     };
     for _ in 0..20 {
-        // Whatever comes between, and nothing does.
+        // With and without operations in between.
         let tensor = lent();
         let copy = tensor.force_contiguous().unwrap();
         drop(tensor);
@@ -109,13 +109,13 @@ fn a_copy_is_used_after_its_tensor_has_gone() {
         let tensor = lent();
         let copy = tensor.copy().unwrap();
         drop(tensor);
-        // The copy has the tensor's objects, and so counts as a user of its block.
+        // The copy shares the tensor's objects, and so counts as a user of its block.
         assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (16, 1));
         shows(&copy);
         drop(copy);
         assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
 
-        // Nor does what the tensor came from have to be swept, if it goes later.
+        // A sweep is not needed if the arena is dropped after the tensor.
         let mut arena = Arena::new(&rig.memory, 4096).unwrap();
         let source = Tensor::new(&numbers, rig.candle()).unwrap();
         let tensor = arena.copy(&source).unwrap();
@@ -126,7 +126,7 @@ fn a_copy_is_used_after_its_tensor_has_gone() {
         drop(copy);
         assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
 
-        // Without any of that a copy is refused once, and then never again.
+        // Otherwise a copy is refused once, and then never again.
         let tensor = lent();
         let copy = tensor.copy().unwrap();
         drop(tensor);
@@ -141,7 +141,7 @@ fn a_copy_is_used_after_its_tensor_has_gone() {
     rig.nothing_went_wrong();
 }
 
-/// Kernels write to tensors: over memory that forks share there are none.
+/// Kernels write to tensors, so there are none over memory that forks share.
 #[test]
 fn what_forks_share_is_no_tensor() {
     let Some(rig) = rig("what_forks_share_is_no_tensor", 16) else {
@@ -160,8 +160,8 @@ fn what_forks_share_is_no_tensor() {
     rig.nothing_went_wrong();
 }
 
-/// A kernel that still runs as the last tensor goes finds its memory, and the next block of the stream
-/// comes behind it.
+/// A kernel that still runs when the last tensor is dropped finds its memory, and the next block on
+/// the stream is used after it.
 #[test]
 fn work_that_is_queued_finds_its_memory() {
     let Some(rig) = rig("work_that_is_queued_finds_its_memory", 64) else {
@@ -174,7 +174,7 @@ fn work_that_is_queued_finds_its_memory() {
             .memory
             .tensor(written(&rig, &numbers), 1024, DType::F32)
             .unwrap();
-        // Some milliseconds of work, and then the tensor is read.
+        // Some milliseconds of work, then a read of the tensor.
         let mut busy = long.clone();
         for _ in 0..4 {
             busy = busy.matmul(&long).unwrap();
@@ -190,7 +190,7 @@ fn work_that_is_queued_finds_its_memory() {
     rig.nothing_went_wrong();
 }
 
-/// Puts one storage's slice into another's place.
+/// Swaps the slices of two storages.
 struct Swap(std::sync::Mutex<Option<CudaStorage>>);
 
 impl InplaceOp1 for Swap {
@@ -210,7 +210,7 @@ impl InplaceOp1 for Swap {
     }
 }
 
-/// Whoever takes a slice out of its storage has the memory for as long.
+/// A slice that is taken out of its storage keeps the memory.
 #[test]
 fn a_slice_that_was_swapped_out_keeps_the_memory() {
     let Some(rig) = rig("a_slice_that_was_swapped_out_keeps_the_memory", 8) else {
@@ -342,7 +342,7 @@ fn an_arena_packs_tensors() {
     rig.nothing_went_wrong();
 }
 
-/// Another tenant's need is met by what only waits to be seen.
+/// Another tenant's need is met by blocks that only wait for a sweep.
 #[test]
 fn a_pressure_hook_sweeps() {
     let Some(rig) = rig("a_pressure_hook_sweeps", 4) else {
@@ -381,7 +381,7 @@ fn devices_of_candles_are_taken_up() {
         ),
         "{refused}"
     );
-    // Another device of candle's on the same GPU, with its own stream, and the same pool.
+    // Another candle device on the same GPU, with its own stream and the same pool.
     let device = Device::new_cuda_with_stream(0).unwrap();
     let beside = rig.gpu.beside(&device).unwrap();
     assert_ne!(beside.stream(), rig.gpu.stream());
@@ -399,13 +399,13 @@ fn devices_of_candles_are_taken_up() {
     assert!(tensor.device().same_device(&device));
     assert_eq!(tensor.to_vec1::<u8>().unwrap(), [1, 2, 3, 4, 5, 6, 7, 8]);
     drop(tensor);
-    // One that was made elsewhere is taken up alone too.
+    // A device that was created elsewhere can also be wrapped separately.
     let alone = Gpu::new(&device).unwrap();
     assert_eq!(alone.device().uuid(), rig.gpu.device().uuid());
     rig.nothing_went_wrong();
 }
 
-/// Nobody sees it go, so its memory stays; but it is there.
+/// No code detects its drop, so its memory stays allocated and valid.
 #[test]
 fn a_tensor_may_outlive_everything() {
     let Some(rig) = rig("a_tensor_may_outlive_everything", 8) else {

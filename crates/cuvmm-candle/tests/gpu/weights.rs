@@ -1,4 +1,4 @@
-//! Weights: read as they lie in files, and used by candle's layers.
+//! Weights: loaded as stored in files, and used by candle's layers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn files_are_read_as_they_lie() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    // Over a piece of what is read at a time.
+    // Larger than one piece of the read buffer.
     let large = numbers(&[(64 << 20) / 4 + 1000], 1);
     let odd = Tensor::new(&[1u8, 2, 3], &Device::Cpu).unwrap();
     let half = numbers(&[33, 5], 2).to_dtype(DType::BF16).unwrap();
@@ -68,7 +68,7 @@ fn files_are_read_as_they_lie() {
     drop(weights);
     assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
 
-    // All of one type, as candle itself would have made it.
+    // All of one type, as candle itself would have loaded them.
     let weights = Weights::load(&rig.memory, &[&first, &second], Some(DType::F16)).unwrap();
     let expected = large
         .to_device(rig.candle())
@@ -147,7 +147,7 @@ fn layers_are_made_of_them() {
     let tokens = Tensor::new(&[[1u32, 5, 99]], rig.candle()).unwrap();
     assert_eq!(bits(&ours(&tokens)), bits(&theirs(&tokens)));
 
-    // The model has its weights when nobody else has them.
+    // The model alone keeps the weights alive.
     let bytes = weights.bytes();
     drop(weights);
     assert_eq!(rig.gpu.sweep(), bytes);
@@ -184,7 +184,7 @@ fn a_builder_says_what_is_missing() {
     rig.nothing_went_wrong();
 }
 
-/// candle moves elements of this type to no GPU: the room is there for the next.
+/// candle moves elements of this type to no GPU: the space stays free for the next tensor.
 #[test]
 fn weights_that_cannot_be_copied_take_no_room() {
     let Some(rig) = rig("weights_that_cannot_be_copied_take_no_room", 8) else {

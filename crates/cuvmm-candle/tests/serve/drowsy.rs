@@ -1,4 +1,5 @@
-//! Models that sleep, on a host: what sleeping gives up is counted, as all memory of candle's own is.
+//! Models that sleep, on the host: the memory that sleep gives up is counted, as is all memory of
+//! candle.
 
 use std::cell::RefCell;
 
@@ -6,16 +7,16 @@ use super::serve::cache::Charge;
 use super::serve::cache_memory::Held;
 use super::*;
 
-/// What a model has that sleeping gives up, in bytes.
+/// The bytes that a model gives up when it sleeps.
 pub const AWAKE: u64 = 1 << 20;
 
-/// candle's own memory, and some more that is there while the model is awake.
+/// candle's own memory, and additional memory while the model is awake.
 struct Drowsy {
     plain: Plain,
     whole: Rc<Budget>,
     awake: RefCell<Option<Charge>>,
     keeps: bool,
-    /// It cannot tell what caches take.
+    /// Its estimates of the memory of caches are zero.
     unsure: bool,
 }
 
@@ -78,13 +79,14 @@ impl CacheMemory for Drowsy {
     }
 }
 
-/// Two models that sleep, with a system prompt of two steps. Besides their weights there are so many bytes.
+/// Returns two models that sleep, with a system prompt of two steps and `limit` bytes in addition
+/// to their weights.
 fn models(limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
     let specs = prefix::with_system(tinier(), 700, true);
     over(&specs, 4, limit, keeps, unsure)
 }
 
-/// Models that sleep.
+/// Returns models that sleep.
 pub fn over(specs: &[Spec], slots: usize, limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
     let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
     let whole = Budget::new(weights + limit);
@@ -107,7 +109,7 @@ pub fn over(specs: &[Spec], slots: usize, limit: u64, keeps: bool, unsure: bool)
     specs.iter().map(model).collect()
 }
 
-/// Serves requests, and answers as models do that never sleep.
+/// Serves requests, and checks the answers against models that never sleep.
 fn serve_as_ever(models: &[Model], requests: &[Request]) -> Served {
     let served = serve_all(models, true, requests);
     let expected = serve_all(&prefix::plain(false, u64::MAX), true, requests);
@@ -117,7 +119,7 @@ fn serve_as_ever(models: &[Model], requests: &[Request]) -> Served {
 
 #[test]
 fn a_model_that_has_but_waiting_requests_sleeps_for_an_older_one() {
-    // Room for one that is awake, its prefix and a sequence.
+    // Enough for one awake model, its prefix and a sequence.
     let requests = at_once([300; 4], 5);
     let models = models(AWAKE + prefix::steps(5), false, false);
     let served = serve_as_ever(&models, &requests);
@@ -129,7 +131,7 @@ fn a_model_that_has_but_waiting_requests_sleeps_for_an_older_one() {
 #[test]
 fn a_prefix_that_sleep_does_not_keep_is_read_anew() {
     let requests = at_once([300; 4], 5);
-    // Room for one that is awake, two prefixes and a sequence.
+    // Enough for one awake model, two prefixes and a sequence.
     for (keeps, uses) in [
         (true, Uses { read: 1, hits: 1 }),
         (false, Uses { read: 2, hits: 0 }),
@@ -144,7 +146,7 @@ fn a_prefix_that_sleep_does_not_keep_is_read_anew() {
 #[test]
 fn an_idle_model_sleeps_for_a_request_that_takes_more_than_was_thought() {
     let requests = at_once([300; 2], 5);
-    // Room for both awake, both prefixes and half a sequence.
+    // Enough for both models awake, both prefixes and half a sequence.
     let models = models(2 * AWAKE + prefix::steps(5), true, true);
     let served = serve_as_ever(&models, &requests);
     assert_eq!(served.figures.slept.len(), 1);
@@ -154,7 +156,8 @@ fn an_idle_model_sleeps_for_a_request_that_takes_more_than_was_thought() {
 
 #[test]
 fn a_model_that_has_but_waiting_requests_sleeps_for_one_that_grows() {
-    // They grow beyond 512 tokens. Room for both models awake, and for a sequence that does not grow.
+    // The sequences grow beyond 512 tokens. Enough for both models awake, and for a sequence that
+    // does not grow.
     let requests = at_once([500; 3], 30);
     let specs = [tinier(), tinier()];
     let models = over(&specs, 4, 2 * AWAKE + prefix::steps(1), true, false);

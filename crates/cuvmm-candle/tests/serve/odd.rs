@@ -1,10 +1,10 @@
-//! Odd settings: whatever the limit, the slots and the prompts are, whoever could be served alone is served
-//! among others, with the same answer.
+//! Odd settings: for any limit, slots and prompts, a request that could be served alone is also
+//! served among others, with the same answer.
 
 use super::serve::server::Asked;
 use super::*;
 
-/// One that is computed at once.
+/// A model that is computed very fast.
 fn least(system: usize, seed: u64) -> Spec {
     let config = Config {
         hidden_size: 16,
@@ -34,7 +34,7 @@ fn whoever_is_served_alone_is_served_among_others() {
         let step = specs[0].sequence(1, cache::STEP as u64 * 32);
         let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
         let more = random.u64(1..=5) * step + random.u64(..2) * step / 2;
-        // Those that sleep have besides what sleeping gives up.
+        // Models that sleep have additional memory, which sleep gives up.
         let sleeps = random.u8(..3) > 0;
         let unsure = random.u8(..4) == 0;
         let awake = random.u64(1..=2) * drowsy::AWAKE;

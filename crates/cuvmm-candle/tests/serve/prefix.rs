@@ -1,22 +1,22 @@
-//! Prompts that begin alike: what forks compute is what is computed without a fork, bit for bit, and the
-//! memory of what they begin with is there once.
+//! Prompts with a common start: forks compute the same results as sequences without a fork, bit for
+//! bit, and the memory of the common part exists once.
 
 use super::rig::G;
 use super::serve::cache_memory::Held;
 use super::serve::prefix::Prefix;
 use super::*;
 
-/// What is done to the caches of a sequence, one after the other.
+/// An operation on the caches of a sequence.
 #[derive(Clone, Copy)]
 enum Act {
-    /// A prompt of so many tokens is read.
+    /// Computes a prompt of this many tokens.
     Prompt(usize),
     Step(u32),
     Truncate(usize),
 }
 
-/// A sequence, all that was done to its caches and those they were forked from, and the logits behind
-/// each step of its own.
+/// A sequence, all operations on its caches and on those they were forked from, and the logits of
+/// each of its own steps.
 struct Branch<'a> {
     decoder: &'a Decoder,
     caches: Caches,
@@ -76,7 +76,7 @@ impl<'a> Branch<'a> {
         }
     }
 
-    /// Does all of it again, in caches of candle's own and without a fork.
+    /// Repeats all operations in caches of candle, without a fork, and compares the logits.
     fn ends_as_if_alone(self, name: &str) {
         let mut alone = Branch::new(self.decoder, caches(self.decoder, &cache::candle));
         self.acts.iter().for_each(|&act| alone.act(act));
@@ -88,8 +88,8 @@ impl<'a> Branch<'a> {
     }
 }
 
-/// A sequence of some more than 700 tokens for each of a scale, forked twice, and forked again from a fork:
-/// in between something may happen, and where the work has to pass it does.
+/// Runs a sequence of `700 * scale` and a few more tokens that is forked twice, and forked again
+/// from a fork. `between` runs in the middle; `settle` runs where work must be complete.
 fn branches(
     decoder: &Decoder,
     make: &dyn Fn() -> Box<dyn Cache>,
@@ -104,7 +104,8 @@ fn branches(
     let mut whole = root.fork(end + 3);
     let mut part = root.fork(end - 150);
     between();
-    // In turn, with other tokens each: whoever wrote to another's memory would be found out.
+    // In turn, with different tokens, so that a write to another sequence's memory would be
+    // detected.
     for at in 0..6 {
         for (branch, token) in [(&mut root, 10), (&mut whole, 110), (&mut part, 210)] {
             branch.steps(token + at, 1);
@@ -112,7 +113,7 @@ fn branches(
     }
     let mut late = whole.fork(end + 5);
     late.steps(300, 4);
-    // To before where it was forked, and where it forked others.
+    // Truncates to before the fork, and to before the forks made from it.
     settle();
     whole.act(Act::Truncate(end - 300));
     whole.steps(120, 3);
@@ -123,7 +124,7 @@ fn branches(
     late.steps(310, 3);
     root.steps(30, 3);
     root.ends_as_if_alone("the root");
-    // Those it began with are gone.
+    // The sequences that it began with are gone.
     whole.steps(130, 3);
     let mut again = late.fork(end - 10);
     late.ends_as_if_alone("the fork of a fork");
@@ -138,7 +139,7 @@ fn branches_compute_what_a_sequence_does_alone() {
     branches(&decoder, &cache::candle, 1, || {}, || {});
 }
 
-/// A system prompt of its own for each of two models, shared or read by each sequence.
+/// Returns two models with different system prompts, which are shared or computed by each sequence.
 pub fn with_system(mut spec: Spec, tokens: usize, cached: bool) -> [Spec; 2] {
     let words = spec.config.vocab_size as u32;
     [7, 8].map(|seed| {
@@ -148,7 +149,7 @@ pub fn with_system(mut spec: Spec, tokens: usize, cached: bool) -> [Spec; 2] {
     })
 }
 
-/// What a cache of candle's own takes for so many steps, in every layer.
+/// Returns the bytes that candle's own cache takes for `count` steps in all layers.
 pub fn steps(count: u64) -> u64 {
     count * tinier().sequence(1, 512 * 64)
 }
@@ -162,7 +163,7 @@ pub fn plain(cached: bool, limit: u64) -> Vec<Model> {
 
 #[test]
 fn answers_are_the_same_with_a_prompt_that_is_shared() {
-    // They grow beyond 1024 tokens in the middle of the answer.
+    // The sequences grow beyond 1024 tokens in the middle of the answer.
     let requests = at_once([300, 320, 3, 310, 315, 8], 30);
     let apart = serve_all(&plain(false, u64::MAX), true, &requests);
     assert_eq!(apart.figures.prefixes, [Uses::default(); 2]);
@@ -174,7 +175,7 @@ fn answers_are_the_same_with_a_prompt_that_is_shared() {
     assert_eq!(wide.answers, apart.answers);
     assert_eq!(wide.figures.prefixes, [Uses { read: 1, hits: 2 }; 2]);
     assert_eq!(wide.figures.thrown_out, 0);
-    // Both prefixes, and three sequences that do not grow.
+    // Enough for both prefixes, and three sequences that do not grow.
     let narrow = serve_all(&plain(true, steps(2 * 2 + 3 * 2 + 2)), true, &requests);
     assert_eq!(narrow.answers, apart.answers);
     let figures = &narrow.figures;
@@ -185,7 +186,7 @@ fn answers_are_the_same_with_a_prompt_that_is_shared() {
 #[test]
 fn a_system_prompt_is_the_beginning_of_each_prompt() {
     let requests = at_once([300, 3, 310, 8], 20);
-    // One piece, so that what is read together and apart is the same.
+    // A single piece, so that results are the same computed together and separately.
     let shared = with_system(tinier(), 512, true);
     let with = modes::plain(&Device::Cpu, &shared, 4, u64::MAX).unwrap();
     let with = serve_all(&with, true, &requests);
@@ -204,7 +205,7 @@ fn a_system_prompt_is_the_beginning_of_each_prompt() {
     assert_eq!(with.answers, without.answers);
 }
 
-/// One request, and what became of the first model's prefix.
+/// Serves one request, and returns the answer and the usage of the first model's prefix.
 fn alone(cached: bool, limit: u64, answer: usize) -> (Vec<Vec<u32>>, Uses) {
     let requests = at_once([300], answer);
     let served = serve_all(&plain(cached, limit), true, &requests);
@@ -214,7 +215,8 @@ fn alone(cached: bool, limit: u64, answer: usize) -> (Vec<Vec<u32>>, Uses) {
 #[test]
 fn a_prompt_is_not_shared_where_there_is_no_room_for_it() {
     let (expected, _) = alone(false, u64::MAX, 10);
-    // Two steps for the prompt and two for its copy; it is found out before it is read.
+    // Two steps for the prompt and two for its copy. The shortage is detected before the prompt is
+    // computed.
     let (answers, uses) = alone(true, steps(4) - 1, 10);
     assert_eq!((answers, uses), (expected.clone(), Uses::default()));
     let (answers, uses) = alone(true, steps(4), 10);
@@ -223,7 +225,7 @@ fn a_prompt_is_not_shared_where_there_is_no_room_for_it() {
 
 #[test]
 fn a_sequence_that_grows_has_the_memory_of_its_prefix() {
-    // Three steps in the end, and two more while the last of its caches grows; the prefix has two.
+    // Three steps at the end, and two more while the last cache grows; the prefix has two.
     let (expected, _) = alone(false, u64::MAX, 40);
     let (answers, uses) = alone(true, steps(4), 40);
     assert_eq!((answers, uses), (expected, Uses { read: 1, hits: 0 }));
@@ -233,18 +235,18 @@ fn a_sequence_that_grows_has_the_memory_of_its_prefix() {
 fn the_prefix_of_a_model_that_does_not_run_gives_way() {
     let requests = at_once([300; 4], 5);
     let expected = serve_all(&plain(false, u64::MAX), true, &requests);
-    // A prefix and a sequence at a time, so that the models take turns.
+    // Enough for one prefix and one sequence, so that the models take turns.
     let served = serve_all(&plain(true, steps(5)), true, &requests);
     assert_eq!(served.answers, expected.answers);
     assert_eq!(served.figures.prefixes, [Uses { read: 2, hits: 0 }; 2]);
-    // Two prefixes and a sequence.
+    // Enough for two prefixes and a sequence.
     let served = serve_all(&plain(true, steps(7)), true, &requests);
     assert_eq!(served.answers, expected.answers);
     assert_eq!(served.figures.prefixes, [Uses { read: 1, hits: 1 }; 2]);
 }
 
-/// A model with more tokens, and a system prompt that takes three granules of each of its four rows, of
-/// which two are whole.
+/// Returns models with more tokens, and a system prompt that takes three granules in each of its
+/// four rows, two of them full.
 fn long(cached: bool) -> [Spec; 2] {
     let mut spec = tiny();
     spec.config.max_position_embeddings = 4096;
@@ -267,7 +269,7 @@ fn on_a_gpu_branches_share_memory_and_compute_the_same() {
         || seen.push(memory.tenant().stats().shared),
         || cache_memory.settle().unwrap(),
     );
-    // Two whole granules of each row, by three sequences; later a part of them.
+    // Two full granules of each row are shared by three sequences; later a part of them.
     assert_eq!((seen.len(), seen[0]), (2, 4 * 2 * G));
     assert!(seen[1] > 0);
     cache_memory.settle().unwrap();
@@ -293,7 +295,7 @@ fn branches_sleep_and_go_on() {
     let between = || {
         assert!(cache_memory.sleep().unwrap() && cache_memory.is_asleep());
         assert_eq!(memory.tenant().stats().committed, 0);
-        // Somebody else has the memory meanwhile, and writes to it.
+        // Meanwhile another tenant takes the memory and writes to it.
         let other = memory
             .tenant()
             .allocate_on(gpu.stream(), 160 << 20)
@@ -318,7 +320,7 @@ fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
     let split = Split::Elastic(Sleep::Never);
     let models = modes::pooled(&gpu, &specs[..1], 4, 192 << 20, split).unwrap();
     let cache_memory = &models[0].cache_memory;
-    // Granules of caches, and of those that several have.
+    // The granules of caches, and those of them that are shared.
     let held = || {
         cache_memory.settle().unwrap();
         assert!(cache_memory.headroom().unwrap() > 0);
@@ -347,7 +349,7 @@ fn servers_of_all_kinds_share_a_prompt() {
     let Some((_turn, gpu)) = rig::gpu("servers_of_all_kinds_share_a_prompt") else {
         return;
     };
-    // Eight at once, of which most grow into a fourth granule; then each model alone, in turn.
+    // Eight at once, most of which grow into a fourth granule; then each model alone, in turn.
     let mut requests = at_once([550, 540, 560, 40, 565, 553, 300, 571], 40);
     for (index, model) in [0, 1, 0].into_iter().enumerate() {
         requests.extend((0..8).map(|more| Request {
@@ -362,7 +364,7 @@ fn servers_of_all_kinds_share_a_prompt() {
     let wide = serve_all(&wide, true, &requests);
     assert_eq!((wide.figures.thrown_out, wide.figures.hits()), (0, 0));
 
-    // A prefix each, and three sequences that do not grow.
+    // Enough for a prefix of each model, and three sequences that do not grow.
     let granule = gpu.device().granularity();
     let limit = 2 * (shared[0].idle(granule).unwrap() + 3 * shared[0].sequence(1, granule));
     for (split, together) in [
@@ -391,7 +393,7 @@ fn servers_of_all_kinds_share_a_prompt() {
             assert_eq!((held.caches, held.shared), (0, 0), "{split:?}: {held:?}");
         }
     }
-    // Each its own copy, of a prefix that is one too.
+    // Each sequence has a copy, and the prefix is another one.
     let copies = modes::plain(gpu.candle(), &shared, 8, 2 * limit).unwrap();
     let copies = serve_all(&copies, true, &requests);
     assert!(copies.answers == wide.answers);
@@ -409,7 +411,7 @@ fn a_prefix_sleeps_with_its_model_or_is_read_anew() {
     let Some((_turn, gpu)) = rig::gpu("a_prefix_sleeps_with_its_model_or_is_read_anew") else {
         return;
     };
-    // Each model in turn, and nobody grows.
+    // Each model in turn, and no sequence grows.
     let requests: Vec<Request> = (0..12)
         .map(|index| Request {
             model: index / 4 % 2,
@@ -420,7 +422,7 @@ fn a_prefix_sleeps_with_its_model_or_is_read_anew() {
         .collect();
     let wide = modes::plain(gpu.candle(), &long(false), 4, u64::MAX).unwrap();
     let wide = serve_all(&wide, true, &requests);
-    // A model, its prefix and five forks: no room for another model.
+    // Enough for a model, its prefix and five forks, but not for another model.
     let (specs, granule) = (long(true), gpu.device().granularity());
     let limit = specs[0].idle(granule).unwrap() + 5 * specs[0].sequence(1, granule);
     let once = Uses { read: 1, hits: 3 };

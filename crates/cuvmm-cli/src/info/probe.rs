@@ -1,10 +1,10 @@
-//! The capabilities of a device, found out by trying each on one granule and undoing it again.
+//! Probes of a device's capabilities: each tries an operation on one granule and undoes it.
 //!
-//! An attribute is a promise; where it says yes and the call says no (as was measured for fabric
-//! handles), both are shown.
+//! Where an attribute claims a capability and the call fails (as measured for fabric handles), both
+//! are shown.
 //!
-//! `unsafe` is allowed here for the driver's calls. Each works on what this file made itself a
-//! moment ago, queues nothing that it does not wait for, and gives back what it took.
+//! `unsafe` is allowed here for driver calls. Each probe uses only objects that it has created
+//! itself, leaves no queued work that uses them, and releases them.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use cuvmm::driver::{
 };
 use serde::Serialize;
 
-/// Something that a device can or cannot do.
+/// A capability that a device has or lacks.
 #[derive(Debug, Serialize)]
 pub(super) struct Capability {
     pub(super) name: String,
     pub(super) there: bool,
-    /// Why not; or, where it is there, what is worth knowing.
+    /// Why the capability is missing, or a remark if it is present.
     pub(super) reason: Option<String>,
 }
 
-/// Why something is not there.
+/// The result of a probe: the error says why the capability is missing.
 type Tried = Result<(), String>;
 
-/// The host's NUMA node that is nearest to a device.
+/// Returns the host NUMA node nearest to a device; 0 if the driver does not name one.
 pub(super) fn node(driver: &dyn Driver, device: Ordinal) -> i32 {
     let nearest = driver.device_attribute(device, DeviceAttribute::HOST_NUMA_ID);
     nearest.ok().filter(|node| *node >= 0).unwrap_or(0)
 }
 
-/// Everything that is tried.
+/// Probes all capabilities of a device.
 pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> {
     let with = |change: fn(&mut PhysicalProps)| {
         let mut props = PhysicalProps::device(device);
@@ -102,7 +102,7 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
     found
 }
 
-/// Tries whether a device reaches memory at another location.
+/// Tries to map memory at `place` with access for the device. The error says why that fails.
 pub(super) fn reaches(
     driver: &Arc<dyn Driver>,
     device: Ordinal,
@@ -115,8 +115,8 @@ pub(super) fn reaches(
     bench.reaches(place)
 }
 
-/// Capabilities that are taken from the attribute alone: trying the host's access beside a device that works alone
-/// ends the program, and multicast can disturb others on a machine whose GPUs are shared.
+/// Capabilities for which only the attribute is read. Probing concurrent host access on a device
+/// that does not support it ends the program, and multicast can disturb other users of shared GPUs.
 const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     (
         "managed memory beside the host",
@@ -133,7 +133,7 @@ const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     ("multicast", DeviceAttribute::MULTICAST),
 ];
 
-/// Reports a capability by its attribute, as one that was not tried.
+/// Returns a capability by its attribute alone, with a remark that it was not tried.
 fn promised(
     driver: &dyn Driver,
     device: Ordinal,
@@ -162,7 +162,7 @@ fn said<T>(outcome: Result<T, DriverError>) -> Result<T, String> {
 }
 
 impl Bench<'_> {
-    /// Tries something and holds the outcome against the attribute that promises it.
+    /// Runs a probe and compares the result with the attribute that promises the capability.
     fn judged(
         &self,
         name: &str,
@@ -190,7 +190,7 @@ impl Bench<'_> {
         }
     }
 
-    /// One granule with these properties, for the length of some calls.
+    /// Creates one granule with the given properties, runs `act` on it, and releases it.
     fn created(
         &self,
         props: &PhysicalProps,
@@ -200,12 +200,12 @@ impl Bench<'_> {
         let size = said(self.driver.allocation_granularity(props, kind))?;
         let handle = said(self.driver.create(size, props, 0))?;
         let acted = act(handle, size);
-        // SAFETY: made above, given back once; what was mapped of it has gone.
+        // SAFETY: the handle was created above and is released once; `act` has unmapped it.
         let released = said(unsafe { self.driver.release(handle) });
         acted.and(released)
     }
 
-    /// One granule with these properties, mapped and open to the device.
+    /// Maps one granule with the given properties for the device, runs `act`, and unmaps it.
     fn mapped(
         &self,
         props: &PhysicalProps,
@@ -214,7 +214,7 @@ impl Bench<'_> {
         self.created(props, |handle, size| {
             let address = said(self.driver.reserve(size, 0, DeviceAddress::NULL, 0))?;
             let acted = self.placed(handle, address, size, act);
-            // SAFETY: reserved above, with nothing mapped in it any more.
+            // SAFETY: the range was reserved above, and nothing is mapped in it any more.
             let freed = said(unsafe { self.driver.free_reservation(address, size) });
             acted.and(freed)
         })
@@ -227,7 +227,7 @@ impl Bench<'_> {
         size: u64,
         act: impl FnOnce((DeviceAddress, u64)) -> Tried,
     ) -> Tried {
-        // SAFETY: the handle is live, and the range is the whole of a reservation of ours.
+        // SAFETY: the handle is live, and the range is a whole reservation made by `mapped`.
         said(unsafe { self.driver.map(address, size, 0, handle, 0) })?;
         let access = [AccessDesc {
             location: Location::device(self.device),
@@ -243,7 +243,7 @@ impl Bench<'_> {
 
     fn exported(&self, props: &PhysicalProps, handle_type: HandleTypes) -> Tried {
         self.created(props, |handle, _| {
-            // SAFETY: the handle is live; what is exported is dropped at once.
+            // SAFETY: the handle is live; the exported handle is dropped at once.
             said(unsafe { self.driver.export(handle, handle_type, 0) }).map(drop)
         })
     }
@@ -270,7 +270,7 @@ impl Bench<'_> {
     fn managed(&self) -> Tried {
         const GLOBAL: u32 = 1;
         let address = said(self.driver.managed_alloc(self.device, 1 << 20, GLOBAL))?;
-        // SAFETY: made above, and not used by any work.
+        // SAFETY: the memory was allocated above and is not in use.
         said(unsafe { self.driver.free(self.device, address) })
     }
 
@@ -279,13 +279,14 @@ impl Bench<'_> {
             self.driver
                 .stream_create(self.device, StreamFlags::NON_BLOCKING),
         )?;
-        // SAFETY: the stream is live, and what was allocated on it is freed on it.
+        // SAFETY: the stream is live, and the memory allocated on it is freed on it.
         let tried = unsafe {
             said(self.driver.alloc_async(self.device, 1 << 20, stream))
                 .and_then(|address| said(self.driver.free_async(self.device, address, stream)))
                 .and_then(|()| said(self.driver.stream_synchronize(self.device, stream)))
         };
-        // SAFETY: made above, with nothing left on it.
+        // SAFETY: the stream was created above and is not used after this call. Work still queued
+        // on it after a failed call runs to completion.
         let destroyed = said(unsafe { self.driver.stream_destroy(self.device, stream) });
         tried.and(destroyed)
     }
@@ -297,12 +298,12 @@ impl Bench<'_> {
         )?;
         // SAFETY: the event is live.
         let tried = said(unsafe { self.driver.context_record_event(self.device, event) });
-        // SAFETY: made above, and not used by any work.
+        // SAFETY: the event was created above; no stream waits for it.
         let destroyed = said(unsafe { self.driver.event_destroy(self.device, event) });
         tried.and(destroyed)
     }
 
-    /// Tries whether this device can open memory at a location.
+    /// Tries to map memory at `place` with access for this device.
     fn reaches(&self, place: Location) -> Tried {
         if place.kind == LocationKind::DEVICE {
             let peer = Ordinal(place.id);

@@ -1,4 +1,4 @@
-//! Who reaches whose memory, found out by opening a granule of it.
+//! The memory that each device can access, probed by mapping one granule of it.
 
 use std::sync::Arc;
 
@@ -7,25 +7,26 @@ use serde::Serialize;
 
 use super::probe;
 
-/// The places that one device reaches.
+/// The places whose memory one device can access.
 #[derive(Debug, Serialize)]
 pub(super) struct Reaches {
     pub(super) device: i32,
     pub(super) places: Vec<Place>,
 }
 
-/// A place where memory may lie.
+/// A location of memory, and whether a device can access it.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) place: String,
-    /// `true` for the device itself, and for the host's node that is nearest to it.
+    /// `true` for the device itself and for the host NUMA node nearest to it.
     pub(super) near: bool,
     pub(super) reached: bool,
-    /// Why not.
+    /// Why the device cannot access it.
     pub(super) reason: Option<String>,
 }
 
-/// Returns which places each device reaches: all devices, and every host node that is nearest to one of them.
+/// Probes for each device the memory of all devices, and of every host NUMA node that is nearest to
+/// one of them.
 pub(super) fn of(driver: &Arc<dyn Driver>, devices: i32) -> Vec<Reaches> {
     let ordinals = || (0..devices).map(Ordinal);
     let nearest = |device| Location::host_numa(probe::node(&**driver, device));

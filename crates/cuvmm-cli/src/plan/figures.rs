@@ -1,4 +1,4 @@
-//! Expected and measured figures of a plan, as data.
+//! The expected and the measured figures of a plan, as data.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use serde::Serialize;
 
 use super::file::File;
 
-/// The figures of a plan. Times are in microseconds, all else is in bytes or counts. The keys are a
-/// stable interface; others may be added.
+/// The figures of a plan. Times are in microseconds; all other figures are bytes or counts. The
+/// keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
-    /// The driver that the plan ran on: `model` unless it was done for real.
+    /// The driver that the plan ran on: `model`, unless the plan was executed.
     pub(super) driver: &'static str,
     pub(super) device: String,
     pub(super) devices: usize,
-    /// Memory of a device.
+    /// Memory of one device.
     pub(super) device_memory: u64,
-    /// Where the table of costs was measured.
+    /// A description of where the cost table was measured.
     pub(super) costs: String,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
-    /// The step that failed.
+    /// The step that failed, if any.
     pub(super) failure: Option<Failed>,
-    /// The step that was expected to fail, where the plan was run on a real driver.
+    /// The step that was expected to fail, if any. `None` if the plan was not executed.
     pub(super) expected_failure: Option<Failed>,
     pub(super) total: Total,
     pub(super) peak: Peak,
-    /// Giving everything back.
+    /// The figures of releasing everything at the end.
     pub(super) ending: Total,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
-    /// From 1.
+    /// The number of the step, from 1.
     pub(super) step: usize,
     pub(super) does: String,
     #[serde(flatten)]
@@ -43,7 +43,7 @@ pub(super) struct Row {
     pub(super) padding: u64,
     pub(super) precommitted: u64,
     pub(super) kept: u64,
-    /// Their sum.
+    /// The sum of `asked`, `padding`, `precommitted` and `kept`.
     pub(super) memory: u64,
     pub(super) mappings: u64,
     pub(super) addresses: u64,
@@ -53,16 +53,17 @@ pub(super) struct Row {
 pub(super) struct Total {
     pub(super) driver_calls: u64,
     pub(super) calls: BTreeMap<&'static str, u64>,
-    /// Nothing where it was not expected to be begun.
+    /// `None` if the step was not expected to begin.
     pub(super) expected_us: Option<f64>,
-    /// The expected time if all calls are as fast as at the low end of their range in the table;
-    /// nothing where the table has no ranges.
+    /// The expected time if every call takes the low end of its range in the table. `None` if the
+    /// table has no ranges.
     pub(super) expected_low_us: Option<f64>,
-    /// The expected time if all calls are as slow as at the high end.
+    /// The expected time if every call takes the high end of its range in the table. `None` if the
+    /// table has no ranges.
     pub(super) expected_high_us: Option<f64>,
-    /// Nothing on the model.
+    /// `None` on the model driver.
     pub(super) measured_us: Option<f64>,
-    /// Measured by expected.
+    /// Measured time divided by expected time.
     pub(super) ratio: Option<f64>,
 }
 
@@ -76,13 +77,13 @@ pub(super) struct Failed {
 #[derive(Debug, Serialize)]
 pub(super) struct Peak {
     pub(super) memory: u64,
-    /// The most memory beyond the requested bytes.
+    /// The peak of memory that no step had requested.
     pub(super) waste: u64,
     pub(super) mappings: u64,
     pub(super) addresses: u64,
 }
 
-/// Whose figures they are.
+/// The driver, devices and cost table of the figures.
 pub(super) struct Whose {
     pub(super) driver: &'static str,
     pub(super) device: String,
@@ -91,11 +92,11 @@ pub(super) struct Whose {
     pub(super) costs: String,
 }
 
-/// The expected course of a plan.
+/// The expected figures of a plan.
 pub(super) struct Expected {
     report: Report,
-    /// The least and the most of each step, and at last of giving everything back; of a table with
-    /// ranges.
+    /// The least and the greatest time of each step and, last, of releasing everything. `None` for
+    /// a table without ranges.
     range: Option<Vec<(Duration, Duration)>>,
 }
 
@@ -105,7 +106,7 @@ impl Expected {
         Self { report, range }
     }
 
-    /// Takes in what one end of the table's ranges makes of the plan.
+    /// Widens the range of each time by a report that was made with one end of the table's ranges.
     pub(super) fn widen(&mut self, end: &Report) {
         let usual = times(&self.report).map(|time| (time, time));
         let range = self.range.get_or_insert_with(|| usual.collect());
@@ -114,7 +115,7 @@ impl Expected {
         }
     }
 
-    /// Returns the expected times of each step that is expected to begin, and then of the ending.
+    /// Returns the expected times of the steps that are expected to begin and, last, of the ending.
     fn times(&self) -> Vec<Times> {
         let times = times(&self.report).enumerate();
         let times = times.map(|(index, time)| Times {
@@ -128,13 +129,13 @@ impl Expected {
     }
 }
 
-/// The times of the steps that were begun, and at last of the ending.
+/// Returns the times of the steps that were begun and, last, of the ending.
 fn times(report: &Report) -> impl Iterator<Item = Duration> {
     let ending = std::iter::once(report.ending.time);
     begun(report).map(|step| step.time).chain(ending)
 }
 
-/// The expected times of one step, in microseconds.
+/// The expected time of one step and its range, in microseconds.
 #[derive(Clone, Copy, Default)]
 struct Times {
     usual: Option<f64>,
@@ -142,7 +143,7 @@ struct Times {
 }
 
 impl Figures {
-    /// Puts together what was expected and what was measured, if anything was.
+    /// Combines the expected figures and the measured figures, if the plan was executed.
     pub(super) fn new(
         whose: Whose,
         file: &File,
@@ -161,7 +162,7 @@ impl Figures {
             .collect();
         let sum = |pick: fn(&Total) -> Option<f64>| {
             let known: Vec<f64> = rows.iter().filter_map(|row| pick(&row.took)).collect();
-            // A total is one of the same steps on both sides, or none.
+            // A total must cover the same steps on both sides; otherwise there is none.
             (known.len() == rows.len()).then(|| known.iter().sum())
         };
         let total = Times {
@@ -218,7 +219,7 @@ impl Total {
     }
 }
 
-/// The steps that were begun: those that were done, and the one that failed.
+/// Returns the steps that were begun: the completed steps and the failed step.
 fn begun(report: &Report) -> impl Iterator<Item = &StepReport> {
     let failed = report.failure.as_ref().map(|failure| &failure.reached);
     report.steps.iter().chain(failed)
@@ -253,7 +254,7 @@ fn does(file: &File, step: usize) -> String {
     does.cloned().unwrap_or_default()
 }
 
-/// To the nanosecond.
+/// Converts a time to microseconds, exact to the nanosecond.
 fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! The figures of each model and of all, and the models that lose under the elastic policy.
+//! The figures of a replay, for each model and for all models, and the models that lose.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
 use cuvmm_cli::terminal::counted;
 
-/// The cost of the memory operations of one model, or of all.
+/// The cost of the memory operations of one model or of all models.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cost {
-    /// Driver calls, without those of stamping.
+    /// Driver calls, without those that stamp and verify.
     pub(crate) calls: u64,
-    /// Time spent in them; virtual on the model.
+    /// Time spent in these calls; virtual time on the model driver.
     pub(crate) time: Duration,
-    /// Calls and time by kind of call; only in the cost of all models.
+    /// Count and time by kind of call. Empty for the cost of one model.
     pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
-    /// The outcome of reading the stamps.
+    /// The result of verifying the stamps.
     pub(crate) verified: Verified,
 }
 
@@ -33,20 +33,20 @@ pub(crate) struct FirstToken {
     pub(crate) max: Nanos,
 }
 
-/// The figures of one model, or of all.
+/// The figures of one model or of all models.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     pub(crate) requests: usize,
     pub(crate) completed: usize,
     pub(crate) rejected: usize,
-    /// Preemptions, not requests that were preempted: one request may be counted twice.
+    /// Preemptions, not preempted requests: one request may be preempted several times.
     pub(crate) preempted: u64,
-    /// `None` when no request completed.
+    /// `None` if no request completed.
     pub(crate) first_token: Option<FirstToken>,
     /// Time in the queue, over the completed requests.
     pub(crate) waited_mean: Nanos,
     pub(crate) waited_max: Nanos,
-    /// Memory of the blocks over virtual time, in bytes.
+    /// Mean memory of the blocks over virtual time, in bytes.
     pub(crate) memory_mean: f64,
     pub(crate) memory_peak: u64,
     pub(crate) cost: Cost,
@@ -56,25 +56,25 @@ pub(crate) struct Figures {
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyFigures {
     pub(crate) all: Figures,
-    /// By name, in the order of the workload.
+    /// Names and figures, in the order of the workload.
     pub(crate) models: Vec<(String, Figures)>,
-    /// The expected cost, with `--expect`.
+    /// The expected cost, if `--expect` is given.
     pub(crate) expected: Option<Expected>,
 }
 
-/// The cost of a replay by a table of costs, beside the measured one.
+/// The cost of a replay that a cost table predicts, beside the measured cost.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Expected {
-    /// Where the table was measured.
+    /// A description of where the table was measured.
     pub(crate) costs: String,
     pub(crate) driver_calls: u64,
     pub(crate) driver_time_ms: f64,
-    /// Measured time by expected.
+    /// Measured time divided by expected time.
     pub(crate) ratio: Option<f64>,
     pub(crate) by_call: BTreeMap<&'static str, Pair>,
 }
 
-/// One kind of call on both sides.
+/// Measured and expected figures of one kind of call.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Pair {
     measured: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Pair {
 }
 
 impl Expected {
-    /// Puts what a replay cost beside what it cost on the model.
+    /// Compares the cost of a replay with its cost on the model driver.
     pub(crate) fn new(costs: &str, measured: &Cost, model: &Cost) -> Self {
         let mut by_call = BTreeMap::<_, Pair>::new();
         for (call, &(count, time)) in &measured.by_call {
@@ -107,7 +107,8 @@ impl Expected {
 }
 
 impl PolicyFigures {
-    /// Adds up a run. `costs` are those of the models and, last, of all.
+    /// Computes the figures of a run. `costs` has one entry for each model; `all` is the cost of
+    /// all models, with opening and closing of the pools.
     pub(crate) fn new(
         names: &[String],
         requests: &[Request],
@@ -173,7 +174,8 @@ fn figures(
     figures
 }
 
-/// Returns percentiles by nearest rank: the smallest value that the given part does not exceed.
+/// Returns percentiles of sorted values by nearest rank: the smallest value that at least the
+/// given percentage of the values do not exceed. Returns `None` if there are no values.
 fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
     let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
     let max = *sorted.last()?;
@@ -185,15 +187,15 @@ fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
     })
 }
 
-/// A model that is worse off under elastic, and how.
+/// A model that does worse under elastic, and in which figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Loss {
     pub(crate) model: String,
     pub(crate) how: String,
 }
 
-/// The models that lose under elastic: a longer time to first token at the median or at p99, or
-/// fewer requests completed.
+/// Returns the models that lose under elastic: those with a longer time to first token at the
+/// median or at p99, or with fewer completed requests.
 pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss> {
     let mut losses = Vec::new();
     for ((model, before), (_, after)) in split.models.iter().zip(&elastic.models) {
@@ -228,13 +230,13 @@ pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss
     losses
 }
 
-/// How many times better elastic's p99 time to first token is than static's, over all requests.
+/// Returns the p99 time to first token of static divided by that of elastic, over all requests.
 pub(crate) fn gain(split: &PolicyFigures, elastic: &PolicyFigures) -> Option<f64> {
     let (before, after) = (split.all.first_token?, elastic.all.first_token?);
     (after.p99 > 0).then(|| before.p99 as f64 / after.p99 as f64)
 }
 
-/// For people and files: milliseconds, to the microsecond.
+/// Converts a time to milliseconds, rounded to the microsecond.
 pub(crate) fn milliseconds(time: Nanos) -> f64 {
     (time as f64 / 1e3).round() / 1e3
 }
@@ -243,7 +245,7 @@ fn in_milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The keys in JSON of a policy and of each of its models.
+/// The keys of the JSON output, used for a policy and for each of its models.
 #[derive(Serialize)]
 struct Keys {
     requests: usize,
@@ -318,7 +320,7 @@ impl Serialize for PolicyFigures {
     }
 }
 
-/// A map that keeps the order of its entries.
+/// Entries that serialize as a map and keep their order.
 pub(super) struct InOrder<'a, K, V>(pub(super) Vec<(K, &'a V)>);
 
 impl<K: Serialize, V: Serialize> Serialize for InOrder<'_, K, V> {

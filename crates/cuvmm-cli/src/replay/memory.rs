@@ -1,21 +1,22 @@
-//! The interface between the simulator and a memory, so that the simulator is tested without one.
+//! The interface between the simulator and its memory, so that tests can replace the memory.
 //!
-//! Sizes here are whole granules: a stamp sits at both ends of each granule, so the replay asks
-//! for whole ones, and a request calls the memory only when a token begins in the next.
+//! All sizes are whole granules, because each granule has a stamp at both ends. A request
+//! therefore calls the memory only when a token begins in the next granule.
 
-/// Memory shared by some models, under one policy.
+/// Memory that several models share under one policy.
 pub(crate) trait Memory {
     /// The memory of one request.
     type Block;
 
-    /// Bytes of one granule.
+    /// Returns the size of a granule in bytes.
     fn granule(&self) -> u64;
 
-    /// The most granules that one block of a model can ever have, with no other block there.
+    /// Returns the largest size in granules that a block of the model can have while no other
+    /// memory is in use.
     fn ceiling(&self, model: usize) -> u64;
 
-    /// A block of `granules` that may grow to `capacity` granules, for one request; `None` when it
-    /// does not fit now.
+    /// Allocates a block of `granules` granules that can grow to `capacity` granules, for one
+    /// request. Returns `None` if it does not fit now.
     fn allocate(
         &mut self,
         model: usize,
@@ -24,22 +25,22 @@ pub(crate) trait Memory {
         capacity: u64,
     ) -> anyhow::Result<Option<Self::Block>>;
 
-    /// Grows a block in place; `false` when that does not fit now, and nothing has changed.
+    /// Grows a block in place. Returns `false` and changes nothing if that does not fit now.
     fn grow(&mut self, block: &mut Self::Block, granules: u64) -> anyhow::Result<bool>;
 
-    /// Gives a block back.
+    /// Frees a block.
     fn free(&mut self, block: Self::Block) -> anyhow::Result<()>;
 
-    /// Waits until all that was given back can be used again.
+    /// Waits until all freed memory can be reused.
     fn settle(&mut self) -> anyhow::Result<()>;
 
-    /// Why something did not fit last, with figures.
+    /// Returns the reason of the last refusal, with figures.
     fn last_refusal(&self) -> Option<String>;
 }
 
 #[cfg(test)]
 pub(crate) mod fake {
-    //! A memory that only counts, with the pool's rule for guarantees.
+    //! A memory that only counts granules, by the pool's rule for guarantees.
 
     use super::Memory;
 
@@ -48,11 +49,11 @@ pub(crate) mod fake {
     pub(crate) struct Counted {
         pub(crate) granule: u64,
         pub(crate) limit: u64,
-        /// Per model: guarantee and limit of its own, in granules.
+        /// Guarantee and limit of each model, in granules.
         pub(crate) tenants: Vec<(u64, u64)>,
         pub(crate) held: Vec<u64>,
         pub(crate) peak: u64,
-        /// Every operation, as it was answered.
+        /// Every operation, with its result.
         pub(crate) log: Vec<String>,
     }
 

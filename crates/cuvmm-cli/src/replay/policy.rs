@@ -1,18 +1,19 @@
-//! How the memory is divided: evenly for good, or shared.
+//! The policies for dividing the memory among the models.
 
 use std::fmt;
 
-/// One way to divide the memory among the models.
+/// A policy for dividing the memory among the models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// Each model has an even share of its own.
+    /// Each model has a fixed share; all shares are equal.
     Static,
-    /// One pool for all: each model is sure of its guarantee and may use what others leave.
+    /// All models share one pool: each has its guarantee, and can use memory that the other models
+    /// do not use.
     Elastic,
 }
 
 impl Policy {
-    /// The word of the command line and of the output.
+    /// Returns the name that the command line and the output use.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Static => "static",

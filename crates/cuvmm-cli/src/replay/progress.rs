@@ -1,4 +1,5 @@
-//! The progress bar: on a terminal only, on standard error, so that it is never in the output.
+//! The progress bar. It is drawn only on a terminal and on standard error, so that it is never part
+//! of the output.
 
 use std::io::IsTerminal as _;
 
@@ -6,7 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::policy::Policy;
 
-/// Makes a bar over `requests`, with the time left; a hidden one where there is no terminal.
+/// Creates a progress bar for `requests` requests. It is hidden if it is not `wanted` or standard
+/// error is not a terminal.
 pub(crate) fn bar(policy: Policy, requests: usize, wanted: bool) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

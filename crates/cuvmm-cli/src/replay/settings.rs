@@ -1,7 +1,7 @@
-//! Memory per token, and the rate of tokens.
+//! The settings of a model: memory per token, and the rates at which tokens are processed.
 //!
-//! Requests do not queue for compute: each is read and answered at these rates whatever else
-//! runs, so that the replay measures memory and nothing else.
+//! Requests do not queue for compute: each request runs at these rates regardless of the load, so
+//! that the replay measures memory only.
 
 /// Nanoseconds of virtual time, counted from the first arrival.
 pub(crate) type Nanos = u64;
@@ -11,17 +11,19 @@ const SECOND: f64 = 1e9;
 /// The settings of every model of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// Bytes of KV cache that one token takes, at least 1.
+    /// Bytes of KV cache per token, at least 1.
     pub(crate) kv_bytes_per_token: u64,
-    /// Tokens a second that one request's context is read at, from 1 to a million: in these
-    /// bounds every time fits 64 bits of nanoseconds and differs from the next.
+    /// Tokens per second at which the context of one request is read, from 1 to a million. Within
+    /// these bounds every time fits in 64 bits of nanoseconds, and consecutive tokens have
+    /// different times.
     pub(crate) prefill_rate: f64,
-    /// Tokens a second that one request generates, in the same bounds.
+    /// Tokens per second that one request generates, from 1 to a million.
     pub(crate) decode_rate: f64,
 }
 
 impl Default for Settings {
-    /// An 8B model with grouped heads at 16 bits: 32 layers, 8 heads of 128, keys and values.
+    /// Returns the settings of an 8B model with grouped-query attention at 16 bits: 32 layers, 8
+    /// heads of size 128, keys and values.
     fn default() -> Self {
         Self {
             kv_bytes_per_token: 131_072,
@@ -32,18 +34,18 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the time in which `tokens` are read.
+    /// Returns the time to read `tokens` tokens of context.
     pub(crate) fn prefill(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.prefill_rate)
     }
 
-    /// Returns the time in which `tokens` are generated.
+    /// Returns the time to generate `tokens` tokens.
     pub(crate) fn decode(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.decode_rate)
     }
 
-    /// How many whole tokens come within a time. The exact inverse of [`Settings::decode`]: the
-    /// most tokens whose time is not longer.
+    /// Returns the number of whole tokens generated within a time. This is the exact inverse of
+    /// [`Settings::decode`]: the most tokens whose time does not exceed `time`.
     pub(crate) fn decoded_within(&self, time: Nanos) -> u64 {
         let mut tokens = (time as f64 / SECOND * self.decode_rate) as u64;
         while tokens > 0 && self.decode(tokens) > time {
@@ -55,14 +57,15 @@ impl Settings {
         tokens
     }
 
-    /// Returns how many granules hold `tokens`. Saturates: a size beyond 64 bits fits no memory.
+    /// Returns the number of granules that hold `tokens` tokens. The size in bytes saturates: a
+    /// size beyond 64 bits does not fit in any memory.
     pub(crate) fn granules(&self, tokens: u64, granule: u64) -> u64 {
         tokens
             .saturating_mul(self.kv_bytes_per_token)
             .div_ceil(granule.max(1))
     }
 
-    /// Returns how many tokens fit in `granules`.
+    /// Returns the number of whole tokens that fit in `granules` granules.
     pub(crate) fn tokens_in(&self, granules: u64, granule: u64) -> u64 {
         granules.saturating_mul(granule) / self.kv_bytes_per_token.max(1)
     }

@@ -1,34 +1,34 @@
-//! Stamps at both ends of every granule, so that a wrong mapping cannot pass.
+//! Stamps at both ends of every granule, which detect wrong mappings.
 //!
-//! A granule carries, in its first eight bytes, the request it belongs to and its number in that
-//! request's block, and in its last eight bytes the same with every bit turned. Fresh memory
-//! reads as zero, which is no stamp. The last bytes of one granule and the first of the next
-//! lie together, so a block of n granules takes n + 1 copies, not 2n.
+//! The first eight bytes of a granule hold the request it belongs to and its index in the block of
+//! that request. The last eight bytes hold the bitwise complement. Zero, the content of fresh
+//! memory, is never a valid stamp. The last bytes of a granule and the first bytes of the next are
+//! adjacent, so a block of n granules needs n + 1 copies, not 2n.
 
 /// Memory that can be written and read by offset.
 pub(crate) trait Bytes {
-    /// Writes from `offset` on.
+    /// Writes `bytes` at `offset`.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()>;
 
-    /// Reads from `offset` on.
+    /// Fills `bytes` from `offset`.
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()>;
 }
 
 const STAMP: usize = 8;
 
-/// The outcome of verification.
+/// The result of verifying stamps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verified {
     /// Stamps read, right or wrong.
     pub(crate) stamps: u64,
-    /// Those that were not what had been written.
+    /// Stamps that differ from what was written.
     pub(crate) wrong: u64,
-    /// The first wrong one, in words.
+    /// A description of the first wrong stamp.
     pub(crate) first_wrong: Option<String>,
 }
 
 impl Verified {
-    /// Adds what was found elsewhere.
+    /// Adds the result of another verification.
     pub(crate) fn add(&mut self, other: Self) {
         self.stamps += other.stamps;
         self.wrong += other.wrong;
@@ -47,14 +47,15 @@ impl Verified {
     }
 }
 
-/// The stamps of one granule: first and last. Requests are told apart up to 2^40, granules of a
-/// block up to 2^24.
+/// Returns the first and the last stamp of a granule. Stamps distinguish up to 2^40 requests, and
+/// up to 2^24 granules of a block.
 fn stamps(request: u64, granule: u64) -> (u64, u64) {
     let first = (request + 1) << 24 | (granule & 0xff_ffff);
     (first, !first)
 }
 
-/// Stamps the granules `from..to` of a block that a request has gained.
+/// Writes the stamps of the granules `from..to` of a block. `size` is the size of a granule in
+/// bytes.
 pub(crate) fn write(
     bytes: &mut impl Bytes,
     size: u64,
@@ -78,7 +79,7 @@ pub(crate) fn write(
     )
 }
 
-/// Reads every stamp of a block of `count` granules.
+/// Reads and checks every stamp of a block of `count` granules of `size` bytes each.
 pub(crate) fn verify(
     bytes: &mut impl Bytes,
     size: u64,

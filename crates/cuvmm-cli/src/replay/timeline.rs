@@ -1,18 +1,19 @@
-//! How much memory each model held over virtual time: mean, peak, and a bounded number of points
-//! for a chart, however long the run is.
+//! The memory of each model over virtual time: mean, peak, and points for a chart. The number of
+//! points is bounded for runs of any length.
 
 use super::settings::Nanos;
 
-/// Most slices kept; when a run outgrows them, neighbours are merged and a slice is twice as long.
+/// The most slices kept. When a run exceeds them, adjacent slices are merged and the length of a
+/// slice doubles.
 const SLICES: usize = 1024;
 
-/// Memory of some models over time, in granules.
+/// The memory of several models over time, in granules.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline {
     models: Vec<Level>,
     total: Level,
     slice: Nanos,
-    /// Per slice and model, granules times nanoseconds: sums, so that merging loses nothing.
+    /// Granules times nanoseconds, for each slice and model. Sums, so that merging is exact.
     slices: Vec<Vec<u128>>,
     now: Nanos,
 }
@@ -35,7 +36,7 @@ impl Timeline {
         }
     }
 
-    /// From `now` on, a model holds `granules` more or fewer.
+    /// Changes the memory of a model by `by` granules, from `now` on.
     pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
         self.advance(now);
         for level in [&mut self.models[model], &mut self.total] {
@@ -44,7 +45,7 @@ impl Timeline {
         }
     }
 
-    /// Time passes and nothing changes.
+    /// Advances the time to `now` without a change of memory.
     pub(crate) fn advance(&mut self, now: Nanos) {
         let passed = u128::from(now.saturating_sub(self.now));
         for level in self.models.iter_mut().chain([&mut self.total]) {
@@ -83,17 +84,18 @@ impl Timeline {
             .collect();
     }
 
-    /// When the last change or passing of time was.
+    /// Returns the time of the last call of `change` or `advance`.
     pub(crate) fn end(&self) -> Nanos {
         self.now
     }
 
-    /// Mean over the whole time, in granules; 0 for no time.
+    /// Returns the mean over the whole time in granules, of a model or of all; 0 if no time has
+    /// passed.
     pub(crate) fn mean(&self, model: Option<usize>) -> f64 {
         self.level(model).sum as f64 / self.now.max(1) as f64
     }
 
-    /// The most ever held at once, in granules.
+    /// Returns the peak in granules, of a model or of all together.
     pub(crate) fn peak(&self, model: Option<usize>) -> u64 {
         self.level(model).peak
     }
@@ -102,8 +104,8 @@ impl Timeline {
         model.map_or(&self.total, |model| &self.models[model])
     }
 
-    /// The mean of each slice: its end and the granules of each model. The sum over the models is
-    /// never above what was held at once, since all means are over the same time.
+    /// Returns the end of each slice and the mean granules of each model in it. The sum over the
+    /// models never exceeds the total peak, because all means are over the same time.
     pub(crate) fn points(&self) -> impl Iterator<Item = (Nanos, Vec<f64>)> {
         self.slices.iter().enumerate().map(|(at, sums)| {
             let start = at as u64 * self.slice;

@@ -1,16 +1,16 @@
-//! The reader of request traces: the CSV of the Azure LLM inference traces.
+//! The parser of request traces, in the CSV format of the Azure LLM inference traces.
 //!
 //! A header names the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, in any order and
-//! with others between them; each line after it is one request. Lines end in LF or CRLF, empty
+//! possibly among other columns. Each line after it is one request. Lines end in LF or CRLF; empty
 //! lines are skipped. A timestamp is a date and a time with up to nine decimals of a second, in
-//! UTC unless it carries an offset.
+//! UTC unless it has an offset.
 //!
-//! Counts are held to what a request can be: at least one token of context, and counts that fit
-//! 32 bits. No generated token is allowed: such a request is over when its context is read. Rows
-//! may be out of order; the replay sorts them.
+//! Counts must fit in 32 bits, and a request has at least one token of context. Zero generated
+//! tokens are valid: such a request ends when its context is read. Rows may be out of order; the
+//! caller sorts them.
 //!
-//! This file judges the bytes of one trace. It opens no file and knows no model, so that the fuzz
-//! target can drive it alone.
+//! This module parses the bytes of one trace. It does not open files and does not know models, so
+//! that a fuzz target can use it alone.
 
 use std::fmt;
 
@@ -18,21 +18,21 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
 
-/// One request as the trace tells it.
+/// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Nanoseconds since 1970, UTC.
+    /// The arrival in nanoseconds since 1970, UTC.
     pub(crate) arrival_ns: i128,
-    /// Tokens of the prompt, at least 1.
+    /// Tokens of context, at least 1.
     pub(crate) context: u32,
-    /// Tokens of the answer.
+    /// Tokens to generate.
     pub(crate) generated: u32,
 }
 
 /// An error in a trace, with its line.
 #[derive(Debug)]
 pub(crate) struct TraceError {
-    /// Counted from 1, empty lines too.
+    /// The line number, counted from 1 with empty lines included.
     line: usize,
     what: String,
 }
@@ -49,22 +49,22 @@ const TIMESTAMP: &str = "TIMESTAMP";
 const CONTEXT: &str = "ContextTokens";
 const GENERATED: &str = "GeneratedTokens";
 
-/// Where the three columns stand.
+/// The indices of the three columns.
 struct Columns {
     timestamp: usize,
     context: usize,
     generated: usize,
-    /// How many fields the header has, and so every line.
+    /// The number of fields of the header, which every line must have.
     count: usize,
 }
 
-/// Reads a whole trace; the rows keep the order of the lines.
+/// Parses a whole trace. The rows are in the order of the lines.
 ///
 /// # Errors
-/// The first line that is not what the [module](self) says, or a trace without a request.
+/// The first line that breaks the format of the [module](self), or a trace without a request.
 pub(crate) fn read(bytes: &[u8]) -> Result<Vec<Row>, TraceError> {
-    // Quotes have no meaning in these files; if they had, one stray quote would swallow the rest
-    // as a single field and the error would name the wrong line.
+    // Quotes have no meaning in these files. With quoting, a stray quote would make the rest of the
+    // file one field, and the error would name the wrong line.
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)
@@ -101,10 +101,10 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Vec<Row>, TraceError> {
     Ok(rows)
 }
 
-/// The number of the first line with something on it at or after an offset.
+/// Returns the number of the first non-empty line at or after an offset.
 ///
-/// The CSV reader's own count is off by one after CRLF and takes no notice of empty lines; this is
-/// called once, for the line that is wrong.
+/// The line count of the CSV reader is off by one after CRLF and ignores empty lines. This is
+/// called once, for the line with the error.
 fn line_of(bytes: &[u8], offset: u64) -> usize {
     let offset = usize::try_from(offset)
         .unwrap_or(usize::MAX)
@@ -192,8 +192,8 @@ fn instant(field: &[u8]) -> Result<i128, String> {
         )
     };
     let text = std::str::from_utf8(field).map_err(|_| wrong())?;
-    // A date alone, or one without minutes, would be read as midnight: a cut-off field must not
-    // pass for a time.
+    // A truncated field is refused: a date alone, or one without minutes, would be read as
+    // midnight.
     if text.len() < "2023-11-16 18:15:46".len() {
         return Err(wrong());
     }
@@ -207,7 +207,7 @@ fn instant(field: &[u8]) -> Result<i128, String> {
     Ok(instant.as_nanosecond())
 }
 
-/// A piece of the file for an error message: one line, not long, whatever the bytes are.
+/// Formats bytes of the file for an error message, as one short line for any content.
 fn shown(bytes: &[u8]) -> String {
     const MOST: usize = 48;
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]);

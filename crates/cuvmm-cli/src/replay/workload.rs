@@ -1,9 +1,9 @@
-//! The workload: the requests of all models in the order of their arrival, read from traces or
-//! generated.
+//! The workload of a replay: the requests of all models in the order of arrival, read from traces
+//! or generated.
 //!
-//! The generated workload is two services that are quiet most of the time and busy now and then,
-//! each at its own times: what an even split of the memory serves badly. The same seed gives the
-//! same requests.
+//! The generated workload has two bursty services, which are quiet most of the time and busy at
+//! different times. An even split of the memory serves such a load badly. Equal seeds give equal
+//! requests.
 
 use std::path::PathBuf;
 
@@ -17,22 +17,24 @@ use super::simulate::Request;
 use super::trace::{self, Row};
 use cuvmm_cli::files;
 
-/// The most bytes of a trace: about 90 million requests.
+/// The size limit of a trace in bytes: about 90 million requests.
 const MOST_TRACE: u64 = 4 << 30;
 
-/// Models by name, and their requests.
+/// The names of the models, and their requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
-    /// In the order they were given in.
+    /// The names, in the order of the command line.
     pub(crate) models: Vec<String>,
-    /// In the order of arrival; at the same time, in the order of the models and of the trace.
+    /// The requests in the order of arrival; of equal arrivals, in the order of the models and of
+    /// the traces.
     pub(crate) requests: Vec<Request>,
 }
 
 /// Reads one trace per model.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read or is no trace. Traces further apart than time is counted.
+/// Wrong usage: a file that cannot be read or is not a trace. Also traces whose arrivals are more
+/// than 64 bits of nanoseconds apart.
 pub(crate) fn from_traces(traces: &[(String, PathBuf)]) -> anyhow::Result<Workload> {
     let mut rows = Vec::new();
     for (model, (_, path)) in traces.iter().enumerate() {
@@ -68,22 +70,23 @@ fn in_order(mut rows: Vec<(usize, Row)>) -> anyhow::Result<Vec<Request>> {
 /// One generated service.
 struct Service {
     name: &'static str,
-    /// Requests a second while it is quiet, and while it is busy.
+    /// Requests per second in a quiet and in a busy phase.
     rates: [f64; 2],
-    /// Mean length of a quiet and of a busy phase, in seconds; each is up to a fifth longer or
+    /// Mean length of a quiet and of a busy phase in seconds. Each phase is up to a fifth longer or
     /// shorter.
     phases: [f64; 2],
-    /// When its first busy phase begins, in seconds.
+    /// Start of the first busy phase, in seconds.
     first_busy: f64,
-    /// Median and spread (sigma of the logarithm) of the tokens.
+    /// Median and spread (sigma of the logarithm) of the tokens of context.
     context: (f64, f64),
+    /// Median and spread of the tokens to generate.
     generated: (f64, f64),
 }
 
-/// How long requests are generated for, in seconds of virtual time.
+/// The length of the generated workload, in seconds of virtual time.
 const SPAN: f64 = 600.0;
 
-/// No generated request has more tokens of context, or of answer.
+/// The most tokens of context, and the most tokens to generate, of a generated request.
 const LONGEST: f64 = 6_000.0;
 
 const SERVICES: [Service; 2] = [
@@ -105,14 +108,15 @@ const SERVICES: [Service; 2] = [
     },
 ];
 
-/// Two bursty services, the same for the same seed.
+/// Generates the requests of two bursty services. Equal seeds give equal requests.
 ///
 /// # Errors
-/// None in practice: the distributions are fixed.
+/// None in practice: the parameters of the distributions are constants.
 pub(crate) fn generated(seed: u64) -> anyhow::Result<Workload> {
     let mut requests = Vec::new();
     for (model, service) in SERVICES.iter().enumerate() {
-        // A stream of its own for each service: adding one leaves the others as they were.
+        // Each service has its own random stream, so that adding a service does not change the
+        // others.
         let mut random = Pcg64Mcg::seed_from_u64(seed ^ ((model as u64) << 32));
         let log_normal = |(median, spread): (f64, f64)| LogNormal::new(median.ln(), spread);
         let context = log_normal(service.context)?;
@@ -126,7 +130,7 @@ pub(crate) fn generated(seed: u64) -> anyhow::Result<Workload> {
             }
             let next = now + Exp::new(service.rates[phase])?.sample(&mut random);
             if next >= phase_end {
-                // Arrivals are memoryless: start again at the turn of the phase.
+                // Arrivals are memoryless: draw again from the start of the next phase.
                 now = phase_end;
                 continue;
             }

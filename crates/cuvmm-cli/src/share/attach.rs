@@ -1,4 +1,4 @@
-//! `cuvmm share attach`: memory that another process published, read here.
+//! `cuvmm share attach`: attaches memory that another process publishes, and reads it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,26 +16,26 @@ use super::shown::{Attached, Dump};
 use super::{Where, elements, size};
 use cuvmm_cli::terminal::{json, json_line, print, shown};
 
-/// How long the publisher is asked to wait for something newer before it is asked again.
+/// The timeout of one request for a newer version, after which the request is repeated.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Bytes read at a time.
+/// The size of a read in bytes.
 const CHUNK: u64 = 16 << 20;
 
-/// Attach what another process of this user publishes, to be read
+/// Attach memory that another process of this user publishes, for reading
 ///
-/// The time to attach counts from before connecting until the memory is mapped, the device being open
-/// already. Nothing is copied: the driver's own figure of free memory shows it.
+/// The time to attach is measured from before connecting until the memory is mapped; the device is
+/// open already. Nothing is copied, as the driver's figure of free memory shows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm share attach gpt2
   cuvmm share attach gpt2 --verify gpt2.safetensors
   cuvmm share attach gpt2 --dump wte.weight --count 4")]
 pub(super) struct Args {
-    /// The name under which it is published
+    /// The name of the publication
     name: String,
 
-    /// The publisher's socket [default: that of the only publisher of the name in the folder where `list` looks]
+    /// The publisher's socket [default: found by the name, in the folder where `list` looks]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TENSOR")]
     dump: Option<String>,
 
-    /// How many elements to show
+    /// The number of elements to show
     #[arg(long, value_name = "N", default_value_t = 8, requires = "dump")]
     count: u64,
 
@@ -55,13 +55,13 @@ pub(super) struct Args {
     #[arg(long)]
     all: bool,
 
-    /// Keep it, and attach every newer version, until the publisher goes
+    /// Keep the memory attached, and attach every newer version, until the publisher ends
     ///
-    /// What is attached then is read once more, and compared if it is to be.
+    /// The last version is then read once more, and compared again if --verify is given.
     #[arg(long)]
     watch: bool,
 
-    /// Print one JSON object; with --watch one on a line for each version, and one for the end
+    /// Print one JSON object; with --watch, one line of JSON for each version and one at the end
     #[arg(long)]
     json: bool,
 
@@ -70,12 +70,14 @@ pub(super) struct Args {
 }
 
 impl Args {
+    /// Runs the command.
+    ///
     /// # Errors
-    /// Options that cannot be meant, a name with no publisher or more than one, what cannot be
-    /// attached, and bytes that are not those of the file.
+    /// Invalid options, a name with no publisher or several, memory that cannot be attached, and
+    /// bytes that differ from the file.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(path) = &self.verify {
-            // It is opened again to be compared with; a wrong one should not be found out after attaching.
+            // Refuses an unusable file before attaching. The comparison opens it again.
             drop(Weights::open(path)?);
         }
         let device = self.at.open()?;
@@ -103,7 +105,7 @@ impl Args {
     }
 }
 
-/// The command line, the device and the publisher of an attachment.
+/// The parts that a reader needs.
 struct Reader<'a> {
     args: &'a Args,
     device: &'a Device,
@@ -112,7 +114,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Attaches the newest version over a connection of its own, looks at it and tells.
+    /// Attaches the newest version over a new connection, verifies it, and prints the result.
     fn attach(&self) -> anyhow::Result<(Subscriber, Publication)> {
         let free_before = self.device.memory_info()?.free;
         let begun = Instant::now();
@@ -159,13 +161,14 @@ impl Reader<'_> {
         format!("device {} of the {kind} driver", self.device.ordinal().0)
     }
 
-    /// Attaches newer versions until the publisher goes, and looks at the last one once more then.
+    /// Attaches newer versions until the publisher ends, then reads and verifies the last one
+    /// again.
     fn watch(&self, subscriber: &mut Subscriber, first: Publication) -> anyhow::Result<()> {
         let mut held = first;
         loop {
             match subscriber.wait_for_newer(&held, LONG) {
                 Ok(None) => {}
-                // The old one goes when the new one is there.
+                // The old version is detached after the new one is attached.
                 Ok(Some(_)) => (*subscriber, held) = self.attach()?,
                 Err(ShareError::NotFound { .. } | ShareError::Channel(_)) => break,
                 Err(error) => return Err(error.into()),
@@ -205,7 +208,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Compares all with the file that was named.
+    /// Compares manifest and bytes with the file of `--verify`, if it is given.
     fn verify(&self, publication: &Publication) -> anyhow::Result<()> {
         let Some(path) = &self.args.verify else {
             return Ok(());

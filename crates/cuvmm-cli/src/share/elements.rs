@@ -1,10 +1,10 @@
-//! Elements of a tensor as text.
+//! Formatting of the elements of a tensor.
 
 use std::fmt::Display;
 
 use half::{bf16, f16};
 
-/// Bytes of an element as they are shown: those of types that are not known here one by one.
+/// Returns the size of an element in bytes. Elements of unknown types are shown byte by byte.
 pub(super) fn width(dtype: &str) -> u64 {
     match dtype {
         "F64" | "I64" | "U64" => 8,
@@ -14,7 +14,7 @@ pub(super) fn width(dtype: &str) -> u64 {
     }
 }
 
-/// Whole elements in little-endian bytes.
+/// Formats the whole elements of little-endian bytes.
 pub(super) fn shown(dtype: &str, bytes: &[u8]) -> Vec<String> {
     match dtype {
         "F64" => each(bytes, f64::from_le_bytes),

@@ -1,4 +1,4 @@
-//! A safetensors file: its header as a manifest, its bytes in chunks, and whether it is still the same.
+//! Safetensors files: the header as a manifest, the bytes in chunks, and detection of changes.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata as Status};
@@ -15,19 +15,20 @@ use safetensors::tensor::Metadata;
 use cuvmm_cli::files;
 use cuvmm_cli::terminal::{chain, shown};
 
-/// The bytes before the header: its length.
+/// The size of the length field before the header.
 const LENGTH: u64 = 8;
 
-/// The longest header that the format's own library reads.
+/// The longest header that the `safetensors` crate reads, in bytes.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// Bytes read at a time.
+/// The size of a chunk in bytes.
 const CHUNK: u64 = 16 << 20;
 
-/// How many chunks there are: one is read while the other is used.
+/// The number of chunks: one is read while the other is used.
 const CHUNKS: usize = 2;
 
-/// The facts that distinguish a file from one that was at its path before.
+/// The identity, size and modification time of a file, which detect that it was replaced or
+/// changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     place: (u64, u64),
@@ -36,10 +37,10 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Of the file at a path.
+    /// Returns the stamp of the file at a path.
     ///
     /// # Errors
-    /// When there is none.
+    /// The error of reading its metadata.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         Ok(Self::new(&std::fs::metadata(path)?))
     }
@@ -53,24 +54,25 @@ impl Stamp {
     }
 }
 
-/// Tensors in a file.
+/// The tensors of a file.
 #[derive(Debug)]
 pub(super) struct Weights {
     path: PathBuf,
     file: File,
     stamp: Stamp,
-    /// Where in the file the tensors begin.
+    /// The offset in the file at which the tensors begin.
     start: u64,
     manifest: Manifest,
     bytes: u64,
 }
 
 impl Weights {
-    /// Opens a file and reads its header. Offsets in the manifest are those of the file, which count
-    /// from behind the header.
+    /// Opens a file and reads its header. Offsets in the manifest are relative to the end of the
+    /// header, as in the file.
     ///
     /// # Errors
-    /// Wrong usage: it cannot be read, is no regular file, no safetensors file, or not whole.
+    /// Wrong usage: a file that cannot be read, is not a regular file, is not a safetensors file,
+    /// or is incomplete.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let file = files::regular(path)?;
         Self::read(path, file).map_err(|error| files::wrong(path, chain(&error)))
@@ -95,7 +97,7 @@ impl Weights {
         let (start, bytes) = (LENGTH + length, metadata.data_len() as u64);
         ensure!(
             stamp.size - start == bytes,
-            "the header tells of {bytes} bytes, and {} follow it",
+            "the header describes {bytes} bytes, but {} follow it",
             stamp.size - start
         );
         Ok(Self {
@@ -108,32 +110,31 @@ impl Weights {
         })
     }
 
-    /// Returns the offsets and names of the tensors in its bytes.
+    /// Returns the manifest: the tensors and their offsets.
     pub(super) const fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// How many bytes its tensors have.
+    /// Returns the size of all tensors in bytes.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The file that it was when it was opened.
+    /// Returns the stamp of the file when it was opened.
     pub(super) const fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// Does something with all bytes in order, a chunk at a time, each with its offset. The next one is
-    /// read meanwhile.
+    /// Calls `act` with each chunk and its offset, in order. The next chunk is read concurrently.
     ///
     /// # Errors
-    /// When the file cannot be read or changes meanwhile, and the first error of what is done.
+    /// A file that cannot be read or changes meanwhile, and the first error of `act`.
     pub(super) fn each_chunk(
         &self,
         mut act: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         thread::scope(|scope| {
-            // Both go when this side ends, and the other side with them.
+            // Both ends drop when this closure ends, which also ends the reading thread.
             let (read, chunks) = sync_channel(CHUNKS);
             let (give_back, empty) = channel();
             for _ in 0..CHUNKS {
@@ -151,7 +152,7 @@ impl Weights {
             for chunk in chunks {
                 let (offset, chunk) = chunk.with_context(|| shown(&self.path))?;
                 act(offset, &chunk)?;
-                // The last chunks have no reader left.
+                // Fails for the last chunks, when the reading thread has ended.
                 let _ = give_back.send(chunk);
             }
             let now = Stamp::new(&self.file.metadata()?);

@@ -1,7 +1,7 @@
-//! Where the sockets of this user's publishers lie: one for each process.
+//! The folder with the sockets of this user's publishers, one for each process.
 //!
-//! A user who may write to the folder could pass a process off as a publisher, so the folder must
-//! belong to this user and be closed to all others.
+//! A user with write access to the folder could impersonate a publisher. The folder must therefore
+//! belong to this user, and no other user may have access to it.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -14,10 +14,10 @@ use rustix::process::geteuid;
 
 use cuvmm_cli::terminal::shown;
 
-/// How the name of a socket ends.
+/// The extension of a socket.
 const SOCKET: &str = "sock";
 
-/// `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID`.
+/// Returns the path of the folder: `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID`.
 fn path() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => Path::new(&folder).join("cuvmm"),
@@ -25,10 +25,10 @@ fn path() -> PathBuf {
     }
 }
 
-/// The socket of this process, in the folder, which is made if it is not there.
+/// Returns the path of this process's socket in the folder. Creates the folder if it is missing.
 ///
 /// # Errors
-/// When the folder cannot be made, or others may write to it.
+/// A folder that cannot be created, belongs to another user, or is accessible to other users.
 pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
     let folder = path();
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -41,11 +41,11 @@ pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.{SOCKET}", std::process::id())))
 }
 
-/// Every socket in the folder, in the order of their names, and every place of one of which a lock is
-/// left. Where there is no folder there is none.
+/// Returns the paths of all sockets in the folder, in the order of their names, including sockets
+/// of which only the lock file is left. Returns none if there is no folder.
 ///
 /// # Errors
-/// When the folder cannot be read, or others may write to it.
+/// A folder that cannot be read, belongs to another user, or is accessible to other users.
 pub(super) fn sockets() -> anyhow::Result<BTreeSet<PathBuf>> {
     let folder = path();
     let entries = match std::fs::read_dir(&folder) {
@@ -81,7 +81,7 @@ fn check(folder: &Path) -> anyhow::Result<()> {
     let mode = found.mode() & 0o777;
     ensure!(
         mode & 0o077 == 0,
-        "{shown} has mode {mode:04o}, and others may have no right to it: chmod 700"
+        "{shown} has mode {mode:04o}, but other users must not have access: use chmod 700"
     );
     Ok(())
 }

@@ -69,7 +69,7 @@ fn object(found: &Found) -> Value {
             "pid": publisher.pid,
             "socket": publisher.socket.display().to_string(),
             "publications": publications.collect::<Vec<_>>(),
-            "left_out": publisher.left_out,
+            "omitted": publisher.omitted,
         })
     });
     let swept = found.swept.iter();
@@ -112,10 +112,10 @@ fn text(found: &Found, page: Page) -> String {
         0 => "nothing is published\n".to_owned(),
         _ => format!("{rows}\n"),
     };
-    for publisher in found.publishers.iter().filter(|one| one.left_out > 0) {
+    for publisher in found.publishers.iter().filter(|one| one.omitted > 0) {
         text += &format!(
             "process {}: {} more left out\n",
-            publisher.pid, publisher.left_out
+            publisher.pid, publisher.omitted
         );
     }
     if found.unasked > 0 {

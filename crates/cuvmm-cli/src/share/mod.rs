@@ -1,9 +1,9 @@
-//! `cuvmm share`: memory of the device that one process publishes and others read, from the command
-//! line.
+//! `cuvmm share`: device memory that one process publishes and other processes read.
 //!
-//! From the bottom up: `folder` is where sockets lie, `file` reads safetensors, `publishers` finds who
-//! publishes what; `publish`, `list` and `attach` are the commands, `elements` and `shown` what the last
-//! one shows. How memory passes between processes is the library's.
+//! From the bottom up: `folder` locates sockets, `file` reads safetensors files, and `publishers`
+//! finds publishers and their publications. `publish`, `list` and `attach` are the commands;
+//! `elements` and `shown` format the output of `attach`. The library passes the memory between
+//! processes.
 
 mod attach;
 mod elements;
@@ -24,10 +24,10 @@ use cuvmm::Device;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::drivers::Choice;
 
-/// Pass memory of the device between processes without a copy
+/// Share device memory between processes without a copy
 ///
-/// One terminal publishes the weights of a safetensors file, others attach them: the device has the
-/// bytes once. On the host driver it is the host's memory that is shared.
+/// One process publishes the weights of a safetensors file, and other processes attach them: the
+/// device holds the bytes once. On the host driver, host memory is shared.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -45,7 +45,7 @@ impl Args {
     /// Runs the command.
     ///
     /// # Errors
-    /// Options that cannot be meant, a driver that cannot be had, and whatever fails.
+    /// Invalid options, a driver that cannot be opened, and errors of the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Publish(args) => args.run(),
@@ -55,14 +55,14 @@ impl Args {
     }
 }
 
-/// The device whose memory it is.
+/// The driver and the device of the memory.
 #[derive(Debug, clap::Args)]
 struct Where {
-    /// The driver; both sides must use the same one, and the model has no memory to share
+    /// The driver, the same for publisher and readers; the model has no memory to share
     #[arg(long, value_enum, default_value_t)]
     driver: Choice,
 
-    /// Which device of the driver
+    /// The device of the driver
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     device: u32,
 }
@@ -81,7 +81,7 @@ fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// A table whose columns from `first` up to `end` are of numbers.
+/// Creates a table in which the columns `first..end` are right-aligned numbers.
 fn table(head: &[&str], first: usize, end: usize) -> Table {
     let mut table = Table::new();
     table

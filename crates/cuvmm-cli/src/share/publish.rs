@@ -1,4 +1,4 @@
-//! `cuvmm share publish`: the tensors of files as memory that other processes attach.
+//! `cuvmm share publish`: publishes the tensors of files as memory that other processes attach.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,40 +17,41 @@ use cuvmm_cli::files;
 use cuvmm_cli::terminal::{self, chain, counted, print, shown};
 use cuvmm_cli::watch::{in_words, nanos};
 
-/// Nothing of a version is ever given back alone, and each reader pays for each extent: so they are as
-/// large as they can be.
+/// The largest extent of a published version, in bytes. Extents are as large as possible, because a
+/// version is only released as a whole and every reader maps every extent.
 const LARGEST_EXTENT: u64 = 64 << 30;
 
-/// How often a file that is followed is looked at.
+/// The interval at which followed files are checked.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Publish the tensors of safetensors files until Ctrl-C
 ///
-/// Each file is read into memory of the device once, in few large extents, and published whole under a
-/// name. What lies where is as in the file. Ends at SIGINT, SIGTERM or SIGHUP, and removes its socket
-/// then; readers keep what they have attached. A second signal ends it at once, and leaves the socket
-/// for the next `list` to remove.
+/// Each file is read into device memory once, in few large extents, and published under a name. The
+/// tensors have the same offsets as in the file. SIGINT, SIGTERM or SIGHUP ends the command and
+/// removes its socket; readers keep the memory that they have attached. A second signal ends the
+/// command at once and leaves the socket for the next `list` to remove.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm share publish gpt2.safetensors
   cuvmm share publish --follow --name model weights.safetensors")]
 pub(super) struct Args {
-    /// The files
+    /// The safetensors files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// The name to publish under, where there is one file [default: the file's, without its ending]
+    /// The name to publish a single file under [default: the file name without its extension]
     #[arg(long)]
     name: Option<String>,
 
-    /// Where to listen [default: a socket of this process in the folder where `list` looks]
+    /// The socket to listen at [default: one for this process in the folder where `list` looks]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Publish a file again when it was replaced, as a newer version
+    /// Publish a file again as a newer version when it is replaced
     ///
-    /// The memory for both versions is needed meanwhile. Replace a file by renaming another over it:
-    /// one that is written in place is read as soon as it has not changed for a quarter of a second.
+    /// This needs memory for both versions at once. Replace a file by renaming another file over
+    /// it: a file that is written in place is read once it has not changed for a quarter of a
+    /// second.
     #[arg(long)]
     follow: bool,
 
@@ -59,9 +60,11 @@ pub(super) struct Args {
 }
 
 impl Args {
+    /// Runs the command.
+    ///
     /// # Errors
-    /// Options that cannot be meant, and the first file that cannot be published. What goes wrong with
-    /// a newer version is told, and the one before stays.
+    /// Invalid options, and the first file that cannot be published. An error with a newer version
+    /// is printed to standard error, and the version before stays published.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut sources = self.sources()?;
         let all = sources.iter().map(Source::open);
@@ -133,22 +136,22 @@ fn stem(path: &Path) -> anyhow::Result<String> {
     named.ok_or_else(|| usage(format!("{} has no name to publish under", shown(path))))
 }
 
-/// A file and its name.
+/// A file and the name that it is published under.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
     name: String,
-    /// The file that was published last, or could not be.
+    /// The stamp of the file at the last attempt to publish it.
     tried: Option<Stamp>,
-    /// The file that was there at the last look.
+    /// The stamp of the file at the last check.
     seen: Option<Stamp>,
 }
 
 impl Source {
-    /// Opens the file that is there now.
+    /// Opens the file that is currently at the path.
     ///
     /// # Errors
-    /// Wrong usage: it is no safetensors file, or has nothing to publish.
+    /// Wrong usage: a file that is not a safetensors file, or has no bytes to publish.
     fn open(&self) -> anyhow::Result<Weights> {
         let weights = Weights::open(&self.path)?;
         match weights.bytes() {
@@ -158,7 +161,7 @@ impl Source {
     }
 }
 
-/// The device, the publisher and the signal of a run.
+/// The parts that publishing needs.
 struct Press {
     stream: Stream,
     device: Device,
@@ -167,7 +170,7 @@ struct Press {
 }
 
 impl Press {
-    /// Publishes the file of a source that was opened.
+    /// Loads the opened file of a source and publishes it.
     fn publish(&self, source: &mut Source, weights: Weights) -> anyhow::Result<()> {
         let begun = Instant::now();
         source.tried = Some(weights.stamp());
@@ -191,7 +194,7 @@ impl Press {
             counted(tensors as u64, "tensor"),
             counted(extents as u64, "extent"),
             in_words(took),
-            // Bytes in a nanosecond are gigabytes in a second.
+            // Bytes per nanosecond are gigabytes per second.
             bytes as f64 / took,
         ))
     }
@@ -209,11 +212,11 @@ impl Press {
         Ok(region)
     }
 
-    /// Publishes each file again that was replaced, until the process is asked to end.
+    /// Publishes each replaced file again, until a signal asks the process to end.
     fn follow(&self, sources: &mut [Source]) -> anyhow::Result<()> {
         while !self.stop.within(LOOK) {
             for source in &mut *sources {
-                // Between two files there may be none.
+                // While a file is replaced there may be none.
                 let now = Stamp::of(&source.path).ok();
                 let settled = std::mem::replace(&mut source.seen, now) == now;
                 if now.is_none() || now == source.tried || !settled {

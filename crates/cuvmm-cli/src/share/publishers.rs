@@ -1,4 +1,4 @@
-//! Who publishes what.
+//! Discovery of publishers and their publications.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use cuvmm::share::{self, Listing, Subscriber};
 use super::folder;
 use cuvmm_cli::terminal::{chain, safe, shown};
 
-/// How long a publisher may take to answer before the next one is asked.
+/// The timeout for the answer of one publisher.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most publishers that are asked.
+/// The most publishers that are queried.
 const MOST_ASKED: usize = 1024;
 
-/// The most publications that are kept, of all publishers together.
+/// The most publications kept, of all publishers together.
 const MOST_KEPT: usize = 4096;
 
 /// A publisher that answers.
@@ -25,44 +25,44 @@ pub(super) struct Publisher {
     pub(super) socket: PathBuf,
     pub(super) pid: u32,
     pub(super) publications: Vec<Listing>,
-    /// How many more there are.
-    pub(super) left_out: u64,
+    /// The number of further publications, which are not listed.
+    pub(super) omitted: u64,
 }
 
-/// All that was found.
+/// The result of a search for publishers.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) publishers: Vec<Publisher>,
-    /// Sockets that dead publishers had left, and that are gone now.
+    /// Sockets that dead publishers had left, now removed.
     pub(super) swept: Vec<PathBuf>,
-    /// Sockets whose publisher does not answer, and why.
+    /// Sockets whose publisher does not answer, with the error.
     pub(super) silent: Vec<(PathBuf, String)>,
-    /// How many sockets there are that were not asked, because there are too many.
+    /// The number of sockets that were not queried because there are too many.
     pub(super) unasked: usize,
 }
 
 impl Found {
-    /// Adds a publisher, with as many of its publications as there is room for.
+    /// Adds a publisher, with as many of its publications as the limit [`MOST_KEPT`] allows.
     fn add(&mut self, mut publisher: Publisher) {
         let kept = self.publishers.iter().map(|one| one.publications.len());
         let room = MOST_KEPT.saturating_sub(kept.sum());
         let cut = publisher.publications.len().saturating_sub(room);
         publisher.publications.truncate(room);
-        publisher.left_out += cut as u64;
+        publisher.omitted += cut as u64;
         self.publishers.push(publisher);
     }
 }
 
-/// Asks every publisher of this user in the default folder, or the one at a socket.
+/// Queries every publisher of this user in the default folder, or only the publisher at a socket.
 ///
 /// # Errors
-/// When the folder cannot be read, or the one socket leads to none.
+/// A folder that cannot be read, or a given socket without a publisher that answers.
 pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
     let mut found = Found::default();
     let sockets = match socket {
         None => folder::sockets()?,
         Some(socket) => {
-            // What is there is told, and that nothing is there too.
+            // A socket without a publisher is an error, unless a dead publisher had left it.
             if !sweep(socket, &mut found)? {
                 let publisher = naming(socket, ask(socket))?;
                 found.publishers.push(publisher);
@@ -91,10 +91,10 @@ pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// The only publisher of a name.
+/// Returns the publisher of a name, which must be the only one.
 ///
 /// # Errors
-/// When there is none, with what there is instead, or more than one, with all of them.
+/// No publisher, with the names that are published; or several publishers, with all of them.
 pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher> {
     let found = find(socket)?;
     let (mut those, others): (Vec<_>, Vec<_>) = found
@@ -115,8 +115,8 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
             ))
         }
         (None, _) => {
-            let left_out: u64 = others.iter().map(|publisher| publisher.left_out).sum();
-            let cut = match (left_out, found.unasked) {
+            let omitted: u64 = others.iter().map(|publisher| publisher.omitted).sum();
+            let cut = match (omitted, found.unasked) {
                 (0, 0) => String::new(),
                 (more, sockets) => {
                     format!("; {more} more were not looked at, nor {sockets} sockets")
@@ -138,7 +138,7 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
     }
 }
 
-/// An error that names the socket it is about: some of the library's do not.
+/// Adds the path of the socket to an error that does not contain it. Some errors of the library do.
 pub(super) fn naming<T, E: Into<anyhow::Error>>(
     socket: &Path,
     outcome: Result<T, E>,
@@ -153,7 +153,7 @@ pub(super) fn naming<T, E: Into<anyhow::Error>>(
     })
 }
 
-/// Removes what a dead publisher has left at a path; whether there was something.
+/// Removes the files that a dead publisher has left at a path. Returns `true` if there were any.
 fn sweep(socket: &Path, found: &mut Found) -> anyhow::Result<bool> {
     let swept = naming(socket, share::sweep(socket))?;
     if swept {
@@ -169,12 +169,12 @@ fn ask(socket: &Path) -> anyhow::Result<Publisher> {
     Ok(Publisher {
         socket: socket.to_owned(),
         pid: subscriber.channel().peer().pid,
-        left_out: listed.left_out(),
+        omitted: listed.omitted(),
         publications: listed.publications,
     })
 }
 
-/// Returns `true` if the publisher ended before it answered.
+/// Returns `true` if the error says that the publisher ended while it was queried.
 fn has_gone(error: &anyhow::Error) -> bool {
     let connecting = error.downcast_ref();
     let asking = error.downcast_ref();
@@ -198,12 +198,12 @@ mod tests {
                 socket: PathBuf::new(),
                 pid: 1,
                 publications: vec![listing.clone(); count],
-                left_out: 10,
+                omitted: 10,
             });
         }
         let kept = found.publishers.iter().map(|one| one.publications.len());
         assert_eq!(kept.collect::<Vec<_>>(), [MOST_KEPT - 2, 2, 0]);
-        let left_out = found.publishers.iter().map(|one| one.left_out);
-        assert_eq!(left_out.collect::<Vec<_>>(), [10, 13, 13]);
+        let omitted = found.publishers.iter().map(|one| one.omitted);
+        assert_eq!(omitted.collect::<Vec<_>>(), [10, 13, 13]);
     }
 }

@@ -1,4 +1,4 @@
-//! The report of `cuvmm share attach`, for people and as JSON.
+//! The output of `cuvmm share attach`, as text and as JSON.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,22 +10,23 @@ use super::publishers::Publisher;
 use super::{size, table};
 use cuvmm_cli::terminal::{counted, safe, shown};
 
-/// The number of tensors that are listed without `--all`.
+/// The number of tensors listed without `--all`.
 const FEW: usize = 10;
 
-/// An attached publication and the time that attaching took.
+/// An attached publication, and the figures of attaching it.
 #[derive(Debug)]
 pub(super) struct Attached<'a> {
     pub(super) publisher: &'a Publisher,
     pub(super) publication: &'a Publication,
-    /// From before connecting, in microseconds.
+    /// The time from before connecting until the memory is mapped, in microseconds.
     pub(super) attach_us: f64,
-    /// From before connecting until the first byte was read, in microseconds.
+    /// The time from before connecting until the first byte is read, in microseconds.
     pub(super) first_byte_us: f64,
-    /// Free memory of the device by the driver, in bytes.
+    /// Free memory of the device before attaching, by the driver, in bytes.
     pub(super) free_before: u64,
+    /// Free memory of the device after attaching, by the driver, in bytes.
     pub(super) free_after: u64,
-    /// The file that its bytes were compared with.
+    /// The file that the bytes were compared with.
     pub(super) verified: Option<&'a Path>,
     pub(super) dump: Option<Dump>,
 }
@@ -63,7 +64,7 @@ impl Attached<'_> {
     pub(super) fn text(&self, all: bool) -> String {
         let memory = self.publication.memory();
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "{:?} version {} of process {} at {}",

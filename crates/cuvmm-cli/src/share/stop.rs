@@ -1,7 +1,7 @@
-//! Ctrl-C and its like, as something to wait for: what is left behind is cleaned up by its owners.
+//! Termination signals as an event to wait for, so that destructors run before the process ends.
 //!
-//! The first signal is waited for; a second one does what it does to a program that handles none. So a
-//! process that is stuck can always be ended.
+//! The first signal sets the event. A second signal has its default action, so that a process that
+//! is stuck can always be ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use signal_hook::iterator::Signals;
 /// The signals that ask a process to end.
 const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Heard of when the process is asked to end.
+/// The event that a signal asks the process to end.
 #[derive(Debug)]
 pub(super) struct Stop(Receiver<()>);
 
 impl Stop {
-    /// Takes the signals over.
+    /// Installs handlers for the signals.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// The error of installing a handler or of starting the thread.
     pub(super) fn on_signals() -> anyhow::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in SIGNALS {
-            // In this order: the first signal finds the flag unset, and sets it.
+            // The order matters: the first signal finds the flag unset, and sets it.
             flag::register_conditional_default(signal, Arc::clone(&asked))?;
             flag::register(signal, Arc::clone(&asked))?;
         }
@@ -37,28 +37,28 @@ impl Stop {
         let (sender, receiver) = channel();
         thread::Builder::new().spawn(move || {
             for _ in signals.forever() {
-                // The receiver is gone when the process is ending already.
+                // Fails if the process is ending already and has dropped the receiver.
                 let _ = sender.send(());
             }
         })?;
         Ok(Self(receiver))
     }
 
-    /// Waits for `time`, and returns `true` if a signal to end arrives meanwhile.
+    /// Waits up to `time` and returns `true` if a signal asks the process to end meanwhile.
     pub(super) fn within(&self, time: Duration) -> bool {
         !matches!(self.0.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
 
-    /// Waits until it is.
+    /// Waits until a signal asks the process to end.
     pub(super) fn wait(&self) {
-        // The thread never ends, and so the sender is never dropped.
+        // The thread never ends, so the sender is never dropped.
         let _ = self.0.recv();
     }
 
-    /// An error if it was asked to end by now.
+    /// Checks that no signal has asked the process to end.
     ///
     /// # Errors
-    /// [`Stopped`].
+    /// [`Stopped`] if a signal has.
     pub(super) fn check(&self) -> Result<(), Stopped> {
         match self.within(Duration::ZERO) {
             true => Err(Stopped),
@@ -67,7 +67,7 @@ impl Stop {
     }
 }
 
-/// The process was asked to end before something was done.
+/// The error that a signal asked the process to end before the work was done.
 #[derive(Debug)]
 pub(super) struct Stopped;
 

@@ -21,7 +21,7 @@ pub(super) fn reserve(
 }
 
 /// # Safety
-/// As for [`Driver::free_reservation`](crate::Driver::free_reservation).
+/// The requirements of [`Driver::free_reservation`](crate::Driver::free_reservation).
 pub(super) unsafe fn free_reservation(
     driver: &CudaDriver,
     address: DeviceAddress,

@@ -1,25 +1,25 @@
-//! How a function of the table is called and its answer understood.
+//! Calling functions of the table and converting their result codes.
 //!
 //! # Safety, for the whole of `cuda/`
 //!
-//! Every call of the driver goes through [`ask!`] or [`ask_optional!`], and rests on one argument:
+//! Every driver call goes through [`ask!`] or [`ask_optional!`] and rests on one argument:
 //!
-//! - the functions come from [`Api`](cuvmm_sys::Api), whose signatures are held against NVIDIA's
+//! - the functions come from [`Api`](cuvmm_sys::Api), whose signatures are compared with NVIDIA's
 //!   headers, and `cuInit` has succeeded before a [`CudaDriver`](super::CudaDriver) exists;
-//! - pointers for results are to locals of the calling function that are as large as the driver
-//!   writes, and pointers to input are to locals or to slices that outlive the call;
-//! - what a wrong address or handle could break is the promise of the trait method's caller,
-//!   which is why that method is `unsafe`; in methods that are not, the driver answers a wrong
-//!   argument with a code, as measured.
+//! - pointers for results point to locals of the calling function that are as large as the driver
+//!   writes, and pointers to input point to locals or to slices that outlive the call;
+//! - where a wrong address or handle could do damage, the trait method is `unsafe` and its caller
+//!   promises that it is right; in the safe methods, the driver returns an error code for a wrong
+//!   argument, as measured.
 //!
-//! `unsafe` is allowed in the files of `cuda/` for these calls and for nothing else, but for the
-//! two things that `context` and `physical` state themselves.
+//! `unsafe` is allowed in the files of `cuda/` for these calls only, except for the two other uses
+//! that `context` and `physical` state themselves.
 
 use cuvmm_sys::{CUresult, Optional};
 
 use crate::{Call, DriverError, Result};
 
-/// Success, or the code with the call that it answers.
+/// Converts a result code into a `Result` that names the call.
 pub(super) fn outcome(call: Call, code: CUresult) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS {
         Ok(())
@@ -28,7 +28,7 @@ pub(super) fn outcome(call: Call, code: CUresult) -> Result<()> {
     }
 }
 
-/// For questions whose answer is a code: whether the work is done.
+/// Converts the outcome of a query whose result code says if the work is done.
 pub(super) fn done(outcome: Result<()>) -> Result<bool> {
     match outcome {
         Ok(()) => Ok(true),
@@ -37,7 +37,7 @@ pub(super) fn done(outcome: Result<()>) -> Result<bool> {
     }
 }
 
-/// A function that this driver may lack.
+/// Returns a function that the driver may lack, or the error that it is missing.
 pub(super) fn present<F: Copy>(call: Call, function: &Optional<F>) -> Result<F> {
     function
         .get()
@@ -52,18 +52,18 @@ pub(super) fn present<F: Copy>(call: Call, function: &Optional<F>) -> Result<F> 
 macro_rules! ask {
     ($driver:expr, $call:ident: $function:ident($($argument:expr),* $(,)?)) => {{
         let function = $driver.api().$function;
-        // SAFETY: as the module `answer` says.
+        // SAFETY: see the documentation of the module `answer`.
         let code = unsafe { function($($argument),*) };
         $crate::cuda::answer::outcome($crate::Call::$call, code)
     }};
 }
 
-/// Calls a function that this driver may lack, or says that it does.
+/// Calls a function that the driver may lack, or returns the error that it is missing.
 macro_rules! ask_optional {
     ($driver:expr, $call:ident: $function:ident($($argument:expr),* $(,)?)) => {
         $crate::cuda::answer::present($crate::Call::$call, &$driver.api().$function).and_then(
             |function| {
-                // SAFETY: as the module `answer` says.
+                // SAFETY: see the documentation of the module `answer`.
                 let code = unsafe { function($($argument),*) };
                 $crate::cuda::answer::outcome($crate::Call::$call, code)
             },

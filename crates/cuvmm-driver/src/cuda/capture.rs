@@ -21,7 +21,7 @@ pub(super) fn exchange_capture_mode(driver: &CudaDriver, mode: CaptureMode) -> R
 }
 
 /// # Safety
-/// As for [`Driver::capture_status`](crate::Driver::capture_status).
+/// The requirements of [`Driver::capture_status`](crate::Driver::capture_status).
 pub(super) unsafe fn capture_status(
     driver: &CudaDriver,
     device: Ordinal,
@@ -35,7 +35,7 @@ pub(super) unsafe fn capture_status(
 }
 
 /// # Safety
-/// As for [`Driver::capture_begin`](crate::Driver::capture_begin).
+/// The requirements of [`Driver::capture_begin`](crate::Driver::capture_begin).
 pub(super) unsafe fn capture_begin(
     driver: &CudaDriver,
     device: Ordinal,
@@ -49,7 +49,7 @@ pub(super) unsafe fn capture_begin(
 }
 
 /// # Safety
-/// As for [`Driver::capture_end`](crate::Driver::capture_end).
+/// The requirements of [`Driver::capture_end`](crate::Driver::capture_end).
 pub(super) unsafe fn capture_end(
     driver: &CudaDriver,
     device: Ordinal,
@@ -63,7 +63,7 @@ pub(super) unsafe fn capture_end(
 }
 
 /// # Safety
-/// As for [`Driver::graph_instantiate`](crate::Driver::graph_instantiate).
+/// The requirements of [`Driver::graph_instantiate`](crate::Driver::graph_instantiate).
 pub(super) unsafe fn graph_instantiate(
     driver: &CudaDriver,
     device: Ordinal,
@@ -77,7 +77,7 @@ pub(super) unsafe fn graph_instantiate(
 }
 
 /// # Safety
-/// As for [`Driver::graph_launch`](crate::Driver::graph_launch).
+/// The requirements of [`Driver::graph_launch`](crate::Driver::graph_launch).
 pub(super) unsafe fn graph_launch(
     driver: &CudaDriver,
     device: Ordinal,
@@ -90,7 +90,7 @@ pub(super) unsafe fn graph_launch(
 }
 
 /// # Safety
-/// As for [`Driver::graph_destroy`](crate::Driver::graph_destroy).
+/// The requirements of [`Driver::graph_destroy`](crate::Driver::graph_destroy).
 pub(super) unsafe fn graph_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -101,7 +101,7 @@ pub(super) unsafe fn graph_destroy(
 }
 
 /// # Safety
-/// As for [`Driver::graph_exec_destroy`](crate::Driver::graph_exec_destroy).
+/// The requirements of [`Driver::graph_exec_destroy`](crate::Driver::graph_exec_destroy).
 pub(super) unsafe fn graph_exec_destroy(
     driver: &CudaDriver,
     device: Ordinal,

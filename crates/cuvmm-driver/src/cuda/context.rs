@@ -1,6 +1,6 @@
-//! The context of each device, and making it current for the length of a call.
+//! The context of each device, and making it current for the duration of a call.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and to say that a context may be
+//! `unsafe` is allowed here for driver calls (see `answer`), and to declare that a context may be
 //! used from every thread.
 #![allow(unsafe_code)]
 
@@ -16,33 +16,34 @@ use super::CudaDriver;
 use super::answer::{ask, outcome};
 use crate::{Call, Ordinal, Result};
 
-/// Whatever keeps a context of another library alive while it is used here.
+/// A value that keeps another library's context alive while it is used here.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// A context, and why it stays valid.
+/// A context, and what keeps it valid.
 struct Context {
     raw: CUcontext,
     held: Held,
 }
 
 enum Held {
-    /// Ours: one reference to the device's primary context, to be given back.
+    /// One reference to the device's primary context, taken by this driver and released by it.
     Primary(CUdevice),
-    /// Another library's.
+    /// A context of another library.
     Borrowed(#[allow(dead_code, reason = "held, not read")] KeepAlive),
 }
 
-// SAFETY: the driver lets any thread use any context; the pointer is never followed.
+// SAFETY: the driver lets any thread use any context; the pointer is never dereferenced.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing here changes behind a shared reference.
+// SAFETY: the driver lets any thread use any context, and nothing here changes behind a shared
+// reference.
 unsafe impl Sync for Context {}
 
-/// The contexts of all devices, each taken when it is first needed.
+/// The contexts of all devices, each retained when it is first needed.
 pub(super) struct Contexts {
     each: Vec<OnceLock<Context>>,
-    /// Held while a context is taken, so that two threads do not take it twice.
+    /// Held while a context is retained, so that two threads do not retain it twice.
     taking: Mutex<()>,
-    /// The process that opened the driver. A forked child inherits numbers that mean nothing.
+    /// The process that opened the driver. In a forked child the inherited handles are invalid.
     process: u32,
 }
 
@@ -61,7 +62,7 @@ impl Contexts {
             .and_then(|index| self.each.get(index))
     }
 
-    /// The device's context, taken now if this is its first use.
+    /// Returns the device's context, which is retained now if this is its first use.
     pub(super) fn of(&self, driver: &CudaDriver, device: Ordinal) -> Result<CUcontext> {
         let slot = self.slot(device);
         if let Some(context) = slot.and_then(OnceLock::get) {
@@ -74,8 +75,8 @@ impl Contexts {
         let id = driver.device(Call::PrimaryCtxRetain, device)?;
         let mut raw = ptr::null_mut();
         ask!(driver, PrimaryCtxRetain: cuDevicePrimaryCtxRetain(&mut raw, id))?;
-        // There is a slot for each device that the driver counted; an ordinal without one has
-        // been refused above.
+        // There is a slot for each device that the driver counted. `driver.device` has returned an
+        // error for an ordinal without one.
         if let Some(slot) = slot {
             let held = Held::Primary(id);
             slot.get_or_init(|| Context { raw, held });
@@ -83,8 +84,9 @@ impl Contexts {
         Ok(raw)
     }
 
-    /// Puts another library's context in the place of the device's primary one. Returns whether
-    /// there is such a device.
+    /// Replaces the device's primary context by another library's context.
+    ///
+    /// Returns `false` if there is no such device.
     pub(super) fn borrow(
         &mut self,
         api: &Api,
@@ -106,7 +108,8 @@ impl Contexts {
         true
     }
 
-    /// Gives back what was taken. In a forked child, nothing: it has no contexts.
+    /// Releases the contexts that were retained. Does nothing in a forked child, which has no
+    /// contexts.
     pub(super) fn give_back(&mut self, api: &Api) {
         if self.process != std::process::id() {
             return;
@@ -125,7 +128,7 @@ fn give_back(api: &Api, context: &Context) {
         .cuDevicePrimaryCtxRelease_v2
         .get()
         .unwrap_or(api.cuDevicePrimaryCtxRelease);
-    // SAFETY: the reference was taken in `of` and is given back once, here.
+    // SAFETY: the reference was taken in `of` and is released once, here.
     let code = unsafe { release(device) };
     if let Err(error) = outcome(Call::PrimaryCtxRetain, code)
         && !error.is_deinitialized()
@@ -151,17 +154,17 @@ impl fmt::Debug for Contexts {
     }
 }
 
-/// While it lives, a device's context is current on this thread.
+/// A guard that keeps a device's context current on its thread.
 #[must_use = "the context is current only while this lives"]
 pub(super) struct Current<'a> {
     api: &'a Api,
     pushed: bool,
-    /// What is current is a thread's own affair, so this stays on its thread.
+    /// The current context is a property of the thread, so the guard must stay on its thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl CudaDriver {
-    /// Makes the device's context current until the answer is dropped.
+    /// Makes the device's context current until the returned guard is dropped.
     pub(super) fn enter(&self, device: Ordinal) -> Result<Current<'_>> {
         let wanted = self.context(device)?;
         let mut current = ptr::null_mut();
@@ -184,7 +187,7 @@ impl Drop for Current<'_> {
             return;
         }
         let mut popped = ptr::null_mut();
-        // SAFETY: the result goes to a local, and what is popped was pushed in `enter`.
+        // SAFETY: the result is written to a local, and the popped context was pushed in `enter`.
         let code = unsafe { (self.api.cuCtxPopCurrent_v2)(&mut popped) };
         if let Err(error) = outcome(Call::CtxPopCurrent, code)
             && !error.is_deinitialized()

@@ -1,4 +1,4 @@
-//! What is there: version, devices, their memory.
+//! Queries about the driver and its devices: version, properties, memory.
 //!
 //! `unsafe` is allowed here for driver calls (see `answer`).
 #![allow(unsafe_code)]
@@ -35,8 +35,8 @@ pub(super) fn device_name(driver: &CudaDriver, device: Ordinal) -> Result<String
 pub(super) fn device_uuid(driver: &CudaDriver, device: Ordinal) -> Result<[u8; 16]> {
     let id = driver.device(Call::DeviceGetUuid, device)?;
     let mut uuid = CUuuid::default();
-    // The second version tells the parts of a divided GPU from each other; the first came before
-    // there were any.
+    // The second version distinguishes the parts of a partitioned GPU. The first is older than
+    // partitioning.
     if driver.api().cuDeviceGetUuid_v2.is_present() {
         ask_optional!(driver, DeviceGetUuid: cuDeviceGetUuid_v2(&mut uuid, id))?;
     } else {

@@ -23,7 +23,7 @@ pub(super) fn event_create(
 }
 
 /// # Safety
-/// As for [`Driver::event_destroy`](crate::Driver::event_destroy).
+/// The requirements of [`Driver::event_destroy`](crate::Driver::event_destroy).
 pub(super) unsafe fn event_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -34,7 +34,7 @@ pub(super) unsafe fn event_destroy(
 }
 
 /// # Safety
-/// As for [`Driver::event_record`](crate::Driver::event_record).
+/// The requirements of [`Driver::event_record`](crate::Driver::event_record).
 pub(super) unsafe fn event_record(
     driver: &CudaDriver,
     device: Ordinal,
@@ -47,7 +47,7 @@ pub(super) unsafe fn event_record(
 }
 
 /// # Safety
-/// As for [`Driver::context_record_event`](crate::Driver::context_record_event).
+/// The requirements of [`Driver::context_record_event`](crate::Driver::context_record_event).
 pub(super) unsafe fn context_record_event(
     driver: &CudaDriver,
     device: Ordinal,
@@ -59,7 +59,7 @@ pub(super) unsafe fn context_record_event(
 }
 
 /// # Safety
-/// As for [`Driver::event_query`](crate::Driver::event_query).
+/// The requirements of [`Driver::event_query`](crate::Driver::event_query).
 pub(super) unsafe fn event_query(
     driver: &CudaDriver,
     device: Ordinal,
@@ -70,7 +70,7 @@ pub(super) unsafe fn event_query(
 }
 
 /// # Safety
-/// As for [`Driver::event_synchronize`](crate::Driver::event_synchronize).
+/// The requirements of [`Driver::event_synchronize`](crate::Driver::event_synchronize).
 pub(super) unsafe fn event_synchronize(
     driver: &CudaDriver,
     device: Ordinal,

@@ -1,7 +1,7 @@
-//! The trait, each method handed to the file that answers it.
+//! The implementation of the trait, which forwards each method to the file that implements it.
 //!
-//! `unsafe` is allowed here because methods that are `unsafe` in the trait are so below it, and
-//! the obligation is passed on unchanged.
+//! `unsafe` is allowed here because methods that are `unsafe` in the trait are `unsafe` in these
+//! files too, and the caller's obligation is passed on unchanged.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -48,7 +48,8 @@ macro_rules! forward {
                 )*)?
                 $($(
                     unsafe fn $danger(&self, $($argument: $type),*) -> Result<$out> {
-                        // SAFETY: the obligation is the same, and the caller has met it.
+                        // SAFETY: the function has the same obligation as this method, and the
+                        // caller has met it.
                         unsafe { $file::$danger(self, $($argument),*) }
                     }
                 )*)?

@@ -1,7 +1,8 @@
 //! Managed memory.
 //!
-//! Prefetching and advice exist twice in the driver: for devices and the host as a whole (8.0),
-//! and for every kind of location (12.2). The younger is used where the driver has it.
+//! The driver has two versions of the calls for prefetching and advice: one for devices and the
+//! host as a whole (8.0), one for every kind of location (12.2). The newer one is used where the
+//! driver has it.
 //!
 //! `unsafe` is allowed here for driver calls (see `answer`).
 #![allow(unsafe_code)]
@@ -34,8 +35,10 @@ pub(super) fn managed_alloc(
     Ok(DeviceAddress(address))
 }
 
-/// A location in the words of the first version, which has none for a NUMA node; then `younger`
-/// is what the driver lacks.
+/// Converts a location to the device number that the first version takes.
+///
+/// The first version has no number for a NUMA node; there the error is that the driver lacks
+/// `younger`.
 fn as_device<F: Copy>(call: Call, location: Location, younger: &Optional<F>) -> Result<CUdevice> {
     match location.kind {
         LocationKind::DEVICE => Ok(location.id),
@@ -44,7 +47,7 @@ fn as_device<F: Copy>(call: Call, location: Location, younger: &Optional<F>) -> 
     }
 }
 
-/// The location that the first version's word stands for.
+/// Converts a device number of the first version to a location.
 fn from_device(device: CUdevice) -> Location {
     if device == CU_DEVICE_CPU {
         Location::HOST
@@ -54,7 +57,7 @@ fn from_device(device: CUdevice) -> Location {
 }
 
 /// # Safety
-/// As for [`Driver::prefetch`](crate::Driver::prefetch).
+/// The requirements of [`Driver::prefetch`](crate::Driver::prefetch).
 pub(super) unsafe fn prefetch(
     driver: &CudaDriver,
     device: Ordinal,
@@ -125,7 +128,8 @@ pub(super) fn range_accessed_by(
     address: DeviceAddress,
     size: u64,
 ) -> Result<Vec<Location>> {
-    // What does not fit is left out without a word: there is room for all devices and the host.
+    // The driver silently leaves out what does not fit, so there is space for all devices and the
+    // host.
     let devices = usize::try_from(driver.count()?).unwrap_or(0);
     let mut users = vec![CU_DEVICE_INVALID; devices + 1];
     let _current = driver.enter(device)?;

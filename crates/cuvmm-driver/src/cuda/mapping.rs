@@ -1,4 +1,4 @@
-//! Mappings, rights, and what is found at an address.
+//! Mappings, access, and queries about an address.
 //!
 //! `unsafe` is allowed here for driver calls (see `answer`).
 #![allow(unsafe_code)]
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// # Safety
-/// As for [`Driver::map`](crate::Driver::map).
+/// The requirements of [`Driver::map`](crate::Driver::map).
 pub(super) unsafe fn map(
     driver: &CudaDriver,
     address: DeviceAddress,
@@ -34,13 +34,13 @@ pub(super) unsafe fn map(
 }
 
 /// # Safety
-/// As for [`Driver::unmap`](crate::Driver::unmap).
+/// The requirements of [`Driver::unmap`](crate::Driver::unmap).
 pub(super) unsafe fn unmap(driver: &CudaDriver, address: DeviceAddress, size: u64) -> Result<()> {
     ask!(driver, MemUnmap: cuMemUnmap(address.0, size as usize))
 }
 
 /// # Safety
-/// As for [`Driver::set_access`](crate::Driver::set_access).
+/// The requirements of [`Driver::set_access`](crate::Driver::set_access).
 pub(super) unsafe fn set_access(
     driver: &CudaDriver,
     address: DeviceAddress,
@@ -55,7 +55,7 @@ pub(super) unsafe fn set_access(
         ask!(driver, MemSetAccess:
             cuMemSetAccess(address.0, size as usize, access.as_ptr(), access.len()))
     };
-    // Nearly always it is one device, and this call is on the path of every commit.
+    // Nearly always there is one device, and this call is made by every commit.
     match access {
         [one] => ask(&[to_c(one)]),
         many => ask(&many.iter().map(to_c).collect::<Vec<_>>()),
@@ -92,8 +92,9 @@ pub(super) fn pointer_attribute(
     attribute: PointerAttribute,
 ) -> Result<u64> {
     let _current = driver.enter(device)?;
-    // Any number may be asked for, and some answers are structures: the largest known has 16
-    // bytes. The first eight are returned, which for an `int` are its value, the rest being zero.
+    // Any attribute number may be passed, and some values are structures: the largest known has 16
+    // bytes. The first eight bytes are returned. For an `int` they are its value, because the rest
+    // is zero.
     let mut value = [0u64; 16];
     let place = value.as_mut_ptr().cast::<c_void>();
     let attribute = CUpointer_attribute(attribute.0);
@@ -104,7 +105,7 @@ pub(super) fn pointer_attribute(
 }
 
 /// # Safety
-/// As for [`Driver::dma_buf`](crate::Driver::dma_buf).
+/// The requirements of [`Driver::dma_buf`](crate::Driver::dma_buf).
 pub(super) unsafe fn dma_buf(
     driver: &CudaDriver,
     device: Ordinal,

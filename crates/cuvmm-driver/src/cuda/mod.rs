@@ -1,10 +1,10 @@
 //! The real driver: `libcuda`, loaded at run time.
 //!
-//! Each method of [`Driver`](crate::Driver) is one call of the driver here. Nothing is checked,
-//! rounded, tried again or remembered, except the context of each device: a call that needs one
-//! finds it current, or pushes it, calls, and pops it again, so a thread's current context is
-//! after every call what it was before. The primary context of a device is taken when the first
-//! call needs it and given back when the [`CudaDriver`] is dropped.
+//! Each method of [`Driver`](crate::Driver) is one driver call here. Nothing is checked, rounded,
+//! retried or remembered, except the context of each device: a call that needs a context uses it if
+//! it is current; otherwise it pushes the context, makes the call and pops the context again. So
+//! every call leaves the thread's current context as it was. The primary context of a device is
+//! retained when the first call needs it and released when the [`CudaDriver`] is dropped.
 //!
 //! ```no_run
 //! use cuvmm_driver::{Driver, cuda::CudaDriver};

@@ -1,7 +1,7 @@
-//! Opening the driver, and what there is when it is open.
+//! Opening the driver, and the type of an open driver.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and because a library or a context
-//! that the caller names has to be vouched for.
+//! `unsafe` is allowed here for driver calls (see `answer`), and because the caller must vouch for
+//! a library or a context that it names.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::{Call, DriverError, Ordinal, Result};
 
 /// The real driver. See the [module](super).
 ///
-/// Several may be open at once: each holds references of its own to the primary contexts, which
-/// the driver counts. The library itself stays loaded until the process ends.
+/// Several may be open at once: each holds its own references to the primary contexts, which the
+/// driver counts. The library itself stays loaded until the process ends.
 #[derive(Debug)]
 pub struct CudaDriver {
     api: Api,
     contexts: Contexts,
 }
 
-/// Why the real driver cannot be opened.
+/// The reason why the real driver cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -30,35 +30,37 @@ pub enum OpenError {
     #[error(transparent)]
     Load(#[from] LoadError),
 
-    /// The library is the toolkit's stand-in for linking. Where a real driver is installed, its
-    /// `libcuda.so.1` was not found first; a container may lack the mount that brings it.
+    /// The library is the CUDA toolkit's stub, which is only for linking.
+    ///
+    /// Where a real driver is installed, its `libcuda.so.1` was not found first; a container may
+    /// lack the mount that provides it.
     #[error(
-        "{} is the CUDA toolkit's stub and no driver: it is there to link against only",
+        "{} is the CUDA toolkit's stub, which is only for linking",
         library.display()
     )]
     Stub {
-        /// Where it was found.
+        /// The path of the library.
         library: PathBuf,
     },
 
-    /// The driver is there and refuses to start. `CUDA_ERROR_NO_DEVICE` means that it sees no
+    /// The driver was loaded and refuses to start. `CUDA_ERROR_NO_DEVICE` means that it sees no
     /// GPU.
     #[error("{} was loaded, but {error}", library.display())]
     Refused {
-        /// Where it was found.
+        /// The path of the library.
         library: PathBuf,
-        /// What it answered, to which call.
+        /// The failed call and its code.
         error: DriverError,
     },
 
-    /// The context to work in is not current on this thread, as far as this driver knows: it was
-    /// not made current, or another copy of the driver made it.
+    /// The given context is not current on this thread, as far as this driver knows: it was not
+    /// made current, or another copy of the driver made it.
     #[error(
-        "{} does not have the context {context:#x} current on this thread, but {current:#x}",
+        "{} does not have the context {context:#x} current on this thread: the current context is {current:#x}",
         library.display()
     )]
     NotCurrent {
-        /// Where the driver was found.
+        /// The path of the driver's library.
         library: PathBuf,
         /// The context that was given.
         context: usize,
@@ -68,7 +70,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the driver is in order and merely sees no GPU.
+    /// Returns `true` if the driver works and merely sees no GPU.
     #[must_use]
     pub fn is_no_device(&self) -> bool {
         matches!(self, Self::Refused { error, .. }
@@ -77,41 +79,43 @@ impl OpenError {
 }
 
 impl CudaDriver {
-    /// Loads the installed driver and initialises it.
+    /// Loads the installed driver and initializes it.
     ///
-    /// Calls `cuInit` and `cuDeviceGetCount`. No context is made yet.
+    /// Calls `cuInit` and `cuDeviceGetCount`. Creates no context.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Load`] says what was tried, [`OpenError::Stub`] that a toolkit's stub was all
-    /// there was, [`OpenError::Refused`] what the driver itself answered.
+    /// [`OpenError::Load`] lists the libraries that were tried. [`OpenError::Stub`] is returned if
+    /// only a toolkit's stub was found, [`OpenError::Refused`] if the driver itself returned an
+    /// error.
     #[doc(alias = "cuInit")]
     pub fn open() -> Result<Self, OpenError> {
-        Self::over(Api::load()?)
+        Self::from_api(Api::load()?)
     }
 
-    /// The same with the library at `path` and no other.
+    /// Loads the driver's library at `path`, and no other, and initializes it.
     ///
     /// # Errors
     ///
-    /// As for [`CudaDriver::open`].
+    /// Returns the errors of [`CudaDriver::open`].
     ///
     /// # Safety
     ///
-    /// The library must be NVIDIA's driver or keep its promises, as for
+    /// The library must be NVIDIA's driver or behave like it; see
     /// [`Api::load_from`](cuvmm_sys::Api::load_from).
     pub unsafe fn open_library(path: impl AsRef<Path>) -> Result<Self, OpenError> {
         // SAFETY: the caller vouches for the library.
-        Self::over(unsafe { Api::load_from(path) }?)
+        Self::from_api(unsafe { Api::load_from(path) }?)
     }
 
-    /// The same over a table that is filled already.
+    /// Initializes the driver whose functions are in `api`.
     ///
     /// # Errors
     ///
-    /// As for [`CudaDriver::open`], without [`OpenError::Load`].
-    pub fn over(api: Api) -> Result<Self, OpenError> {
-        // SAFETY: it takes no pointers and may be called at any time, any number of times.
+    /// Returns the errors of [`CudaDriver::open`], except [`OpenError::Load`].
+    #[doc(alias = "over")]
+    pub fn from_api(api: Api) -> Result<Self, OpenError> {
+        // SAFETY: `cuInit` takes no pointers and may be called at any time, any number of times.
         let code = unsafe { (api.cuInit)(0) };
         if code == CUresult::CUDA_ERROR_STUB_LIBRARY {
             return Err(OpenError::Stub {
@@ -124,7 +128,7 @@ impl CudaDriver {
         };
         outcome(Call::Init, code).map_err(refused)?;
         let mut count = 0;
-        // SAFETY: the result goes to a local.
+        // SAFETY: the result is written to a local.
         let code = unsafe { (api.cuDeviceGetCount)(&mut count) };
         outcome(Call::DeviceGetCount, code).map_err(refused)?;
         Ok(Self {
@@ -133,21 +137,21 @@ impl CudaDriver {
         })
     }
 
-    /// The same driver, working in a context that another library made on `device`, instead of
-    /// the device's primary context.
+    /// Makes the driver work in a context that another library made on `device`, instead of the
+    /// device's primary context.
     ///
-    /// A thread on which that context is current already is left alone; on others it is pushed
-    /// for the length of each call. It is never destroyed or released here. `keep_alive` is
-    /// dropped after the last call.
+    /// On a thread where that context is current already, nothing is pushed; on other threads it is
+    /// pushed for the duration of each call. The context is never destroyed or released here.
+    /// `keep_alive` is dropped after the last call.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Refused`] with `CUDA_ERROR_INVALID_DEVICE` when there is no such device.
+    /// Returns [`OpenError::Refused`] with `CUDA_ERROR_INVALID_DEVICE` if there is no such device.
     ///
     /// # Safety
     ///
-    /// `context` is a context of `device`, made by the same libcuda, and stays valid at least
-    /// until `keep_alive` is dropped.
+    /// `context` is a context of `device`, made by the same libcuda, and stays valid at least until
+    /// `keep_alive` is dropped.
     pub unsafe fn with_context(
         mut self,
         device: Ordinal,
@@ -164,16 +168,19 @@ impl CudaDriver {
         }
     }
 
-    /// As [`with_context`](Self::with_context), with a context that is current on this thread, and
-    /// the device that it belongs to. That it is current shows that it is this libcuda's, which then
-    /// says of which device it is; neither has to be vouched for.
+    /// Makes the driver work in a context that is current on this thread, and returns the context's
+    /// device.
+    ///
+    /// See [`with_context`](Self::with_context) for how the context is used. Because it is current,
+    /// it is known to belong to this libcuda, which then reports its device; the caller need not
+    /// vouch for either.
     ///
     /// Calls `cuCtxGetCurrent`, `cuCtxGetDevice` and `cuDeviceGet`.
     ///
     /// # Errors
     ///
-    /// [`OpenError::NotCurrent`] when it is not, [`OpenError::Refused`] when the driver does not say
-    /// which device it is of.
+    /// Returns [`OpenError::NotCurrent`] if the context is not current, [`OpenError::Refused`] if
+    /// the driver does not report its device.
     ///
     /// # Safety
     ///
@@ -207,40 +214,42 @@ impl CudaDriver {
                 let code = CUresult::CUDA_ERROR_INVALID_DEVICE;
                 refused(DriverError::new(Call::CtxGetDevice, code))
             })?;
-        // SAFETY: the driver has just said that the context is its own and of this device; how long
-        // it stays valid is the caller's word.
+        // SAFETY: the driver has just confirmed that the context is its own and of this device; the
+        // caller promises how long it stays valid.
         let driver = unsafe { self.with_context(device, context, keep_alive) }?;
         Ok((driver, device))
     }
 
-    /// The bare table of functions, for calls that the trait does not make.
+    /// Returns the table of driver functions, for calls that are not in the trait.
     #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// The context in which calls for `device` are made, taking the primary context if this is
-    /// the first use. It is valid for as long as this driver is.
+    /// Returns the context in which calls for `device` are made, and retains the primary context if
+    /// this is its first use.
+    ///
+    /// The context is valid as long as this driver.
     ///
     /// # Errors
     ///
-    /// What `cuDevicePrimaryCtxRetain` answers.
+    /// Returns the error of `cuDevicePrimaryCtxRetain`.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub fn context(&self, device: Ordinal) -> Result<CUcontext> {
         self.contexts.of(self, device)
     }
 
-    /// The driver's name for a device. A refusal is reported as an answer to `call`, for which
-    /// the name is wanted.
+    /// Returns the driver's handle of a device. An error is reported as an error of `call`, for
+    /// which the handle is needed.
     pub(super) fn device(&self, call: Call, device: Ordinal) -> Result<CUdevice> {
         let mut id = 0;
-        // SAFETY: the result goes to a local.
+        // SAFETY: the result is written to a local.
         let code = unsafe { (self.api.cuDeviceGet)(&mut id, device.0) };
         outcome(call, code)?;
         Ok(id)
     }
 
-    /// How many devices the driver sees.
+    /// Returns the number of devices that the driver sees.
     pub(super) fn count(&self) -> Result<i32> {
         let mut count = 0;
         ask!(self, DeviceGetCount: cuDeviceGetCount(&mut count))?;

@@ -1,4 +1,4 @@
-//! Physical memory: creating, releasing, passing to other processes.
+//! Physical memory: creating, releasing, sharing with other processes.
 //!
 //! `unsafe` is allowed here for driver calls (see `answer`), and to take ownership of file
 //! descriptors that the driver has just made.
@@ -20,7 +20,7 @@ use crate::{
     Location, LocationKind, PhysicalHandle, PhysicalProps, Result,
 };
 
-/// A location as C has it.
+/// Converts a location to its C form.
 pub(super) fn location_to_c(location: Location) -> CUmemLocation {
     CUmemLocation {
         kind: CUmemLocationType(location.kind.0),
@@ -28,7 +28,7 @@ pub(super) fn location_to_c(location: Location) -> CUmemLocation {
     }
 }
 
-/// Properties as C has them.
+/// Converts properties to their C form.
 pub(super) fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: CUmemAllocationType(props.allocation_type.0),
@@ -44,7 +44,7 @@ pub(super) fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
     }
 }
 
-/// Properties as C returned them.
+/// Converts properties from their C form.
 fn from_c(props: &CUmemAllocationProp) -> PhysicalProps {
     PhysicalProps {
         allocation_type: AllocationType(props.kind.0),
@@ -76,7 +76,7 @@ pub(super) fn create(
 }
 
 /// # Safety
-/// As for [`Driver::release`](crate::Driver::release).
+/// The requirements of [`Driver::release`](crate::Driver::release).
 pub(super) unsafe fn release(driver: &CudaDriver, handle: PhysicalHandle) -> Result<()> {
     ask!(driver, MemRelease: cuMemRelease(handle.0))
 }
@@ -90,7 +90,7 @@ pub(super) fn retain(driver: &CudaDriver, address: DeviceAddress) -> Result<Phys
 }
 
 /// # Safety
-/// As for [`Driver::physical_props`](crate::Driver::physical_props).
+/// The requirements of [`Driver::physical_props`](crate::Driver::physical_props).
 pub(super) unsafe fn physical_props(
     driver: &CudaDriver,
     handle: PhysicalHandle,
@@ -105,13 +105,13 @@ pub(super) unsafe fn physical_props(
     Ok(from_c(&props))
 }
 
-/// What an export writes: a descriptor or 64 bytes, as the type says. Zeroed and large enough for
-/// every type there is.
+/// The buffer that an export writes to: a descriptor or 64 bytes, depending on the type. It is
+/// zeroed and large enough for every type.
 #[repr(C, align(8))]
 struct Shareable([u8; 64]);
 
 /// # Safety
-/// As for [`Driver::export`](crate::Driver::export).
+/// The requirements of [`Driver::export`](crate::Driver::export).
 pub(super) unsafe fn export(
     driver: &CudaDriver,
     handle: PhysicalHandle,
@@ -130,7 +130,7 @@ pub(super) unsafe fn export(
             own(Call::MemExportToShareableHandle, fd).map(Exported::Fd)
         }
         HandleTypes::FABRIC => Ok(Exported::Fabric(bytes)),
-        // Success for a type that nobody here can hold or close.
+        // The driver exported a type that this crate can neither hold nor close.
         _ => Err(DriverError::new(
             Call::MemExportToShareableHandle,
             CUresult::CUDA_ERROR_NOT_SUPPORTED,
@@ -139,7 +139,7 @@ pub(super) unsafe fn export(
 }
 
 /// # Safety
-/// As for [`Driver::import`](crate::Driver::import).
+/// The requirements of [`Driver::import`](crate::Driver::import).
 pub(super) unsafe fn import(
     driver: &CudaDriver,
     source: ImportSource,
@@ -147,7 +147,7 @@ pub(super) unsafe fn import(
 ) -> Result<PhysicalHandle> {
     let handle_type = handle_type_to_c(handle_type);
     let mut fabric;
-    // A descriptor travels as the pointer's value, everything else behind it.
+    // A descriptor is passed as the value of the pointer, everything else by reference.
     let place = match source {
         ImportSource::Fd(fd) => fd as isize as *mut c_void,
         ImportSource::Fabric(data) => {
@@ -161,11 +161,11 @@ pub(super) unsafe fn import(
     Ok(PhysicalHandle(handle))
 }
 
-/// Takes ownership of a descriptor that the driver made in answer to `call`.
+/// Takes ownership of a descriptor that `call` returned.
 pub(super) fn own(call: Call, fd: RawFd) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(DriverError::new(call, CUresult::CUDA_ERROR_UNKNOWN));
     }
-    // SAFETY: the driver has made this descriptor for us and keeps no claim to it.
+    // SAFETY: the driver has made this descriptor for the caller and does not use it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -19,7 +19,7 @@ pub(super) fn alloc(driver: &CudaDriver, device: Ordinal, size: u64) -> Result<D
 }
 
 /// # Safety
-/// As for [`Driver::free`](crate::Driver::free).
+/// The requirements of [`Driver::free`](crate::Driver::free).
 pub(super) unsafe fn free(
     driver: &CudaDriver,
     device: Ordinal,
@@ -30,7 +30,7 @@ pub(super) unsafe fn free(
 }
 
 /// # Safety
-/// As for [`Driver::alloc_async`](crate::Driver::alloc_async).
+/// The requirements of [`Driver::alloc_async`](crate::Driver::alloc_async).
 pub(super) unsafe fn alloc_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -45,7 +45,7 @@ pub(super) unsafe fn alloc_async(
 }
 
 /// # Safety
-/// As for [`Driver::free_async`](crate::Driver::free_async).
+/// The requirements of [`Driver::free_async`](crate::Driver::free_async).
 pub(super) unsafe fn free_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -69,7 +69,7 @@ pub(super) fn host_alloc(
 }
 
 /// # Safety
-/// As for [`Driver::host_free`](crate::Driver::host_free).
+/// The requirements of [`Driver::host_free`](crate::Driver::host_free).
 pub(super) unsafe fn host_free(
     driver: &CudaDriver,
     device: Ordinal,

@@ -23,7 +23,7 @@ pub(super) fn stream_create(
 }
 
 /// # Safety
-/// As for [`Driver::stream_destroy`](crate::Driver::stream_destroy).
+/// The requirements of [`Driver::stream_destroy`](crate::Driver::stream_destroy).
 pub(super) unsafe fn stream_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -34,7 +34,7 @@ pub(super) unsafe fn stream_destroy(
 }
 
 /// # Safety
-/// As for [`Driver::stream_synchronize`](crate::Driver::stream_synchronize).
+/// The requirements of [`Driver::stream_synchronize`](crate::Driver::stream_synchronize).
 pub(super) unsafe fn stream_synchronize(
     driver: &CudaDriver,
     device: Ordinal,
@@ -45,7 +45,7 @@ pub(super) unsafe fn stream_synchronize(
 }
 
 /// # Safety
-/// As for [`Driver::stream_query`](crate::Driver::stream_query).
+/// The requirements of [`Driver::stream_query`](crate::Driver::stream_query).
 pub(super) unsafe fn stream_query(
     driver: &CudaDriver,
     device: Ordinal,
@@ -56,7 +56,7 @@ pub(super) unsafe fn stream_query(
 }
 
 /// # Safety
-/// As for [`Driver::stream_wait_event`](crate::Driver::stream_wait_event).
+/// The requirements of [`Driver::stream_wait_event`](crate::Driver::stream_wait_event).
 pub(super) unsafe fn stream_wait_event(
     driver: &CudaDriver,
     device: Ordinal,

@@ -1,9 +1,9 @@
-//! A wrapper that fails, delays or records the calls of any driver.
+//! A wrapper that fails, delays and records the calls of any driver.
 //!
-//! A test wraps a driver, arms [`Fault`]s, runs an operation, and looks at what it left behind. A
-//! call that is failed is not passed on, so nothing happened, as with a driver that refused. To
-//! fail every call of an operation once, arm [`Fault::nth`] with 1, 2, 3 and so on, each time on a
-//! fresh wrapper, until the operation ends with [`FaultDriver::injected`] still 0.
+//! A test wraps a driver, arms [`Fault`]s, runs an operation and checks the state that it leaves. A
+//! failed call is not passed on, so it has no effect, as if the driver had refused it. To fail each
+//! call of an operation once, arm [`Fault::nth`] with 1, 2, 3 and so on, each time on a fresh
+//! wrapper, until the operation ends with [`FaultDriver::injected`] still 0.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -33,11 +33,11 @@ pub use plan::Fault;
 use crate::{Call, Driver, DriverError, Result};
 use plan::{Armed, Verdict};
 
-/// Below this a thread spins: sleeping that short takes far longer than asked.
+/// The shortest delay for which a thread sleeps. For shorter ones it spins, because such a sleep
+/// takes far longer than requested.
 const WORTH_SLEEPING: Duration = Duration::from_micros(200);
 
-/// A driver that passes calls on to another one, unless a fault says otherwise, and writes down
-/// what was called.
+/// A driver that passes calls on to another driver, applies the armed faults and records the calls.
 pub struct FaultDriver {
     inner: Arc<dyn Driver>,
     log: Mutex<Log>,
@@ -53,7 +53,7 @@ struct Log {
 }
 
 impl FaultDriver {
-    /// Wraps a driver. Nothing is armed, every call is recorded.
+    /// Wraps a driver. No fault is armed, and every call is recorded.
     #[must_use]
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         let log = Log {
@@ -67,7 +67,7 @@ impl FaultDriver {
         }
     }
 
-    /// The driver that is wrapped.
+    /// Returns the wrapped driver.
     #[must_use]
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
@@ -77,42 +77,44 @@ impl FaultDriver {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a fault in force beside those that are. It counts calls from now on. When several
-    /// faults meet one call, their delays add up and the failure armed first wins.
+    /// Arms a fault in addition to those already armed.
+    ///
+    /// The fault counts calls from now on. When several faults apply to one call, their delays add
+    /// up, and the failure armed first wins.
     pub fn arm(&self, fault: Fault) {
         self.log().armed.push(Armed::new(fault));
     }
 
-    /// Lifts all faults. The record stays.
+    /// Disarms all faults. The record of calls stays.
     pub fn disarm(&self) {
         self.log().armed.clear();
     }
 
-    /// How many calls have been failed by faults since the record was last forgotten.
+    /// Returns the number of calls that faults have failed since the record was last cleared.
     #[must_use]
     pub fn injected(&self) -> u64 {
         self.log().injected
     }
 
-    /// The calls made, failed ones too, in the order in which they began.
+    /// Returns the calls made, including failed ones, in the order in which they began.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         self.log().calls.clone()
     }
 
-    /// How many calls of one kind were made.
+    /// Returns the number of calls of one kind.
     #[must_use]
     pub fn count(&self, call: Call) -> u64 {
         self.log().counts[call as usize]
     }
 
-    /// How many calls were made in all.
+    /// Returns the total number of calls.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.log().counts.iter().sum()
     }
 
-    /// Forgets the record. What is armed stays armed and goes on counting.
+    /// Clears the record of calls. Armed faults stay armed and keep their counts.
     pub fn forget(&self) {
         let mut log = self.log();
         log.calls.clear();
@@ -120,12 +122,12 @@ impl FaultDriver {
         log.injected = 0;
     }
 
-    /// Makes every call of a kind take this much longer, in real time, before it is passed on.
+    /// Makes every call of a kind take `cost` longer, in real time, before it is passed on.
     pub fn set_cost(&self, call: Call, cost: Duration) {
         self.log().costs[call as usize] = cost;
     }
 
-    /// Writes the call down and does to it what is armed.
+    /// Records the call and applies the armed faults to it.
     fn enter(&self, call: Call) -> Result<()> {
         let (delay, verdict) = {
             let mut log = self.log();

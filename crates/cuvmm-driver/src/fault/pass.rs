@@ -1,7 +1,7 @@
-//! The trait, passed on: one line a method.
+//! The implementation of the trait, which passes each call on in one line.
 //!
-//! `unsafe` is here because the trait's methods are: what their callers promise is handed on to
-//! the driver inside as it is.
+//! `unsafe` is allowed here because methods of the trait are `unsafe`; the caller's promise is
+//! passed on to the inner driver unchanged.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use crate::{
     StreamHandle,
 };
 
-/// Makes the methods from lines of call, name, parameters and result.
+/// Generates the methods from lines of call, name, parameters and result.
 macro_rules! pass_on {
     (
         safe { $($call:ident = $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)* }
@@ -40,7 +40,8 @@ macro_rules! pass_on {
             $(
                 unsafe fn $uname(&self, $($uarg: $uty),*) -> Result<$uout> {
                     self.enter(Call::$ucall)?;
-                    // SAFETY: the caller's promise is the one that is asked for.
+                    // SAFETY: the inner method requires what the caller of this method has
+                    // promised.
                     unsafe { self.inner.$uname($($uarg),*) }
                 }
             )*

@@ -1,18 +1,19 @@
-//! Which calls a fault meets, and what it does to them.
+//! Faults: the calls they apply to and their effect on them.
 
 use std::time::Duration;
 
 use crate::{CUresult, Call};
 
-/// What is to go wrong, and when. Calls are counted from 1, from the moment that the fault is
-/// armed; failed calls count like others.
+/// A failure or delay of certain calls.
+///
+/// Calls are counted from 1, from the moment when the fault is armed. Failed calls count too.
 #[derive(Clone, Debug)]
 pub struct Fault {
     first: u64,
     last: u64,
-    /// Calls that are counted; all when empty.
+    /// The calls that are counted; all if empty.
     counted: Vec<Call>,
-    /// Calls that are met; all that are counted when empty.
+    /// The calls that the effect applies to; all counted calls if empty.
     met: Vec<Call>,
     effect: Effect,
 }
@@ -34,46 +35,49 @@ impl Fault {
         }
     }
 
-    /// The nth call fails with this code. The 0th never comes.
+    /// Fails the nth call with this code. With `n` 0, fails no call.
     #[must_use]
     pub fn nth(n: u64, code: CUresult) -> Self {
         Self::between(n, n, Effect::Fail(code))
     }
 
-    /// The nth call and all later ones fail with this code.
+    /// Fails the nth and all later calls with this code.
     #[must_use]
     pub fn from(n: u64, code: CUresult) -> Self {
         Self::between(n, u64::MAX, Effect::Fail(code))
     }
 
-    /// Every call fails with this code.
+    /// Fails every call with this code.
     #[must_use]
     pub fn all(code: CUresult) -> Self {
         Self::from(1, code)
     }
 
-    /// The nth call takes this much longer in real time.
+    /// Delays the nth call by `delay` in real time.
     #[must_use]
     pub fn delay_nth(n: u64, delay: Duration) -> Self {
         Self::between(n, n, Effect::Delay(delay))
     }
 
-    /// Every call takes this much longer in real time.
+    /// Delays every call by `delay` in real time.
     #[must_use]
     pub fn delay_all(delay: Duration) -> Self {
         Self::between(1, u64::MAX, Effect::Delay(delay))
     }
 
-    /// Calls of this kind only are counted and met: `nth(3, code).of(Call::MemMap)` is the third
-    /// `cuMemMap`. Said several times, calls of any of these kinds.
+    /// Counts, and applies to, calls of this kind only.
+    ///
+    /// `nth(3, code).of(Call::MemMap)` is the third `cuMemMap`. Repeated use adds kinds.
     #[must_use]
     pub fn of(mut self, call: Call) -> Self {
         self.counted.push(call);
         self
     }
 
-    /// Calls of these kinds only are met, though all are counted: `from(k + 1, code).only(&[..])`
-    /// beside `nth(k, code)` fails call k and what its roll-back calls of these kinds.
+    /// Applies to calls of these kinds only; all calls are still counted.
+    ///
+    /// `from(k + 1, code).only(&[..])` beside `nth(k, code)` fails call k and the calls of these
+    /// kinds in its roll-back.
     #[must_use]
     pub fn only(mut self, calls: &[Call]) -> Self {
         self.met.extend_from_slice(calls);
@@ -81,14 +85,14 @@ impl Fault {
     }
 }
 
-/// What a fault does to one call.
+/// The effect of a fault on one call.
 pub(super) enum Verdict {
     Pass,
     Delay(Duration),
     Fail(CUresult),
 }
 
-/// A fault with its count.
+/// An armed fault with its count of calls.
 #[derive(Debug)]
 pub(super) struct Armed {
     fault: Fault,

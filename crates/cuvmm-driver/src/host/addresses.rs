@@ -1,12 +1,12 @@
-//! This process's address space: ranges taken, files placed in them, rights changed.
+//! This process's address space: reserving ranges, mapping files in them, changing protection.
 //!
-//! Where in those ranges reservations lie is the business of [`arenas`](super::arenas).
-//! Two rules keep this simple. A placed piece never merges with its neighbour, because no two
-//! physicals are neighbours in a file (see [`files`](super::files)), so each is exactly one of
-//! the system's memory areas: taking it away splits nothing and needs no area. And areas are
-//! counted before the system is asked, so that some are left for the rest of the process.
+//! [`arenas`](super::arenas) decides where in those ranges reservations are. Two rules keep this
+//! simple. A mapped piece never merges with its neighbor, because no two physicals are adjacent in
+//! a file (see [`files`](super::files)), so each piece is exactly one memory area of the system:
+//! removing it splits nothing and needs no area. And areas are counted before the system is called,
+//! so that some remain for the rest of the process.
 //!
-//! `unsafe` is needed to change mappings: this file is the only one of the host that does.
+//! `unsafe` is needed to change mappings. In `host/`, only this file does so.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -23,10 +23,10 @@ use super::system;
 use crate::CUresult;
 use crate::model::{Answer, OUT_OF_MEMORY, Part, Reach};
 
-/// Areas left to the rest of the process: its allocator ends it when it can get none.
-const LEFT_TO_OTHERS: usize = 2_048;
+/// Areas left for the rest of the process: its allocator aborts the process when it can get none.
+const RESERVED_AREAS: usize = 2_048;
 
-/// A part of a file that is placed at an address.
+/// A part of a file that is mapped at an address.
 #[derive(Clone, Debug)]
 struct Piece {
     size: u64,
@@ -39,7 +39,7 @@ struct Piece {
 pub(super) struct Addresses {
     arenas: Arenas,
     pieces: BTreeMap<u64, Piece>,
-    /// Memory areas that all this takes at most.
+    /// Upper bound of the memory areas in use here.
     areas: usize,
     most_areas: usize,
 }
@@ -64,13 +64,13 @@ fn empty() -> MapFlags {
 }
 
 impl Addresses {
-    /// Between reservations are gaps of this size.
+    /// Creates an empty address space that leaves gaps of `gap` bytes between reservations.
     pub(super) fn new(gap: u64) -> Self {
         Self {
             arenas: Arenas::new(gap),
             pieces: BTreeMap::new(),
             areas: 0,
-            most_areas: system::most_areas().saturating_sub(LEFT_TO_OTHERS),
+            most_areas: system::most_areas().saturating_sub(RESERVED_AREAS),
         }
     }
 
@@ -82,7 +82,7 @@ impl Addresses {
         }
     }
 
-    /// Takes a range that nothing is in. `wanted` is a place to take or to fail at.
+    /// Reserves an unused range. If `wanted` is given, reserves it there or fails.
     pub(super) fn reserve(
         &mut self,
         size: u64,
@@ -96,7 +96,7 @@ impl Addresses {
             if let Some(start) = self.arenas.take_anywhere(size, alignment) {
                 return Ok(start);
             }
-            // Where so much cannot be had, what is needed may still.
+            // Where a whole arena cannot be reserved, the range itself may still fit.
             if let Ok(start) = self.take(SHARED, system::page_size(), 0) {
                 self.arenas.add_shared(Span {
                     start,
@@ -133,7 +133,7 @@ impl Addresses {
         Ok(start)
     }
 
-    /// Takes a range from the system, with a gap before and behind it.
+    /// Reserves a range of the system with a gap before and after it.
     fn take(&mut self, size: u64, alignment: u64, gap: u64) -> Answer<u64> {
         self.room_for(1)?;
         let start = take_aligned(size, alignment, gap)?;
@@ -141,7 +141,7 @@ impl Addresses {
         Ok(start)
     }
 
-    /// Gives a range back that was reserved, and in which nothing is placed.
+    /// Frees a reserved range in which nothing is mapped.
     pub(super) fn unreserve(&mut self, address: u64, size: u64) {
         let Some(span) = self.arenas.give_back(address, size) else {
             return;
@@ -149,17 +149,16 @@ impl Addresses {
         self.arenas.forget(span.start);
         self.areas -= 1;
         let outcome = length(span.size).and_then(|length| {
-            // SAFETY: the range was taken from the system by this, and no reservation is left in
-            // it.
+            // SAFETY: this type reserved the range, and no reservation is left in it.
             unsafe { munmap(at(span.start), length) }.map_err(code)
         });
         if let Err(code) = outcome {
-            // It stays taken with nothing in it, which costs addresses and no more.
-            tracing::error!(%code, "addresses could not be given back to the system");
+            // The range stays reserved and empty, which costs addresses only.
+            tracing::error!(%code, "addresses could not be returned to the system");
         }
     }
 
-    /// Places a part of a file; nobody may touch it yet. Nothing has changed if it fails.
+    /// Maps a part of a file without access. A call that fails has changed nothing.
     pub(super) fn place(&mut self, part: &Part, file: &Arc<OwnedFd>, offset: u64) -> Answer {
         let more = self.areas_around(part);
         self.room_for(more)?;
@@ -171,8 +170,8 @@ impl Addresses {
             reach: Reach::Nothing,
         };
         if let Err(code) = set_piece(part.address, &piece) {
-            // Where the system had cleared the range already, close the gap before anybody else
-            // is given it; where it had not, this is refused.
+            // If the system has already cleared the range, reserve it again before another thread's
+            // mapping is placed there; if it has not, this call is refused.
             let flags = empty() | MapFlags::FIXED_NOREPLACE;
             // SAFETY: the flag makes the system refuse where anything is mapped.
             let _ = unsafe {
@@ -190,7 +189,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Takes all pieces in these parts away. Nothing has changed if it fails.
+    /// Removes all pieces in these parts. A call that fails has changed nothing.
     pub(super) fn clear(&mut self, parts: &[Part]) -> Answer {
         let inside = |part: &Part| part.address..part.address + part.size;
         let pieces = parts
@@ -225,8 +224,8 @@ impl Addresses {
             return Ok(());
         };
         let flags = empty() | MapFlags::FIXED;
-        // SAFETY: the range is a piece that was placed in a reservation of ours; whoever unmaps
-        // promised that nothing uses it.
+        // SAFETY: the range is a piece that was mapped in a reservation of this driver; the caller
+        // of unmap has promised that nothing uses it.
         unsafe { mmap_anonymous(at(start), length(piece.size)?, ProtFlags::empty(), flags) }
             .map(drop)
             .map_err(code)
@@ -240,23 +239,23 @@ impl Addresses {
         }
     }
 
-    /// Changes what the host may do with the pieces in a part. Nothing has changed if it fails.
+    /// Changes the host's access to the pieces in a part.
     pub(super) fn protect(&mut self, part: &Part, to: Reach) -> Answer {
         let inside = part.address..part.address + part.size;
         for (&start, piece) in self.pieces.range_mut(inside) {
             if piece.reach == to {
                 continue;
             }
-            // SAFETY: the range is a piece of ours. Whoever takes a right away promised that
-            // nothing uses it.
+            // SAFETY: the range is a piece of this driver. A caller that removes access has
+            // promised that nothing uses the range with it.
             unsafe { mprotect(at(start), length(piece.size)?, rights(to)) }.map_err(code)?;
             piece.reach = to;
         }
         Ok(())
     }
 
-    /// How many more areas there are with a piece at this place than with a hole: the piece parts
-    /// the hole that it lies in, unless it touches an end of it.
+    /// Returns how many more areas there are with a piece in this part than with a hole: the piece
+    /// splits the hole that it is in, unless it touches an end of the hole.
     fn areas_around(&self, part: &Part) -> usize {
         let end = part.address + part.size;
         let before = self.pieces.range(..part.address).next_back();
@@ -275,8 +274,8 @@ impl Drop for Addresses {
             let Ok(size) = usize::try_from(span.size) else {
                 continue;
             };
-            // SAFETY: the ranges are ours, and with the driver go all mappings in them: it is an
-            // error of the caller to use them longer.
+            // SAFETY: the ranges belong to this driver, and all mappings in them end with it: the
+            // caller must not use them longer.
             let _ = unsafe { munmap(at(span.start), size) };
         }
     }
@@ -298,21 +297,22 @@ fn set_piece(start: u64, piece: &Piece) -> Answer {
     };
     let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
     let (size, file) = (length(piece.size)?, &*piece.file);
-    // SAFETY: the rules place pieces in reservations of ours and refuse to overlap mappings, so
-    // this replaces only what is empty.
+    // SAFETY: the rules place pieces in reservations of this driver and refuse to overlap mappings,
+    // so this replaces empty addresses only.
     unsafe { mmap(at(start), size, protection, flags, file, piece.offset) }
         .map(drop)
         .map_err(code)
 }
 
-/// Takes more than is wanted and gives back what sticks out. The answer is where the wanted part
-/// begins, behind the first of two gaps.
+/// Reserves an aligned range with a gap before and after it, and returns where the range begins.
+///
+/// Takes more than is needed and unmaps the excess at both ends.
 fn take_aligned(size: u64, alignment: u64, gap: u64) -> Answer<u64> {
     let page = system::page_size();
     let more = alignment.saturating_sub(page);
     let kept = size.checked_add(2 * gap).ok_or(OUT_OF_MEMORY)?;
     let all = kept.checked_add(more).ok_or(OUT_OF_MEMORY)?;
-    // SAFETY: a new mapping at a place of the system's choice touches no other.
+    // SAFETY: a new mapping at an address chosen by the system touches no other.
     let start =
         unsafe { mmap_anonymous(ptr::null_mut(), length(all)?, ProtFlags::empty(), empty()) }
             .map_err(code)?;
@@ -321,8 +321,8 @@ fn take_aligned(size: u64, alignment: u64, gap: u64) -> Answer<u64> {
     let first = wanted - gap;
     for (from, to) in [(start, first), (first + kept, start + all)] {
         if from < to {
-            // SAFETY: both ends belong to the mapping made above and are used by nobody. What
-            // cannot be given back stays taken, which harms nobody.
+            // SAFETY: both ends belong to the mapping made above, and nothing uses them. An end
+            // that cannot be unmapped stays reserved, which does no harm.
             let _ = unsafe { munmap(at(from), length(to - from)?) };
         }
     }

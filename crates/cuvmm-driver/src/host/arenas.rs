@@ -1,15 +1,15 @@
-//! Reservations inside ranges taken from the system.
+//! Reservations inside ranges reserved from the system.
 //!
-//! A range of the system's is one memory area, however many reservations lie in it: what is
-//! reserved and what is not look the same there, both are nothing. So the number of reservations
-//! is not bounded by the system's areas. Small reservations share arenas of a fixed size; a large
-//! one, or one at a place of the caller's choice, has an arena to itself.
+//! A range of the system is one memory area, however many reservations are in it: reserved and free
+//! parts look the same to the system, because both are empty. So the system's areas do not limit
+//! the number of reservations. Small reservations share arenas of a fixed size. A large
+//! reservation, or one at an address chosen by the caller, has its own arena.
 //!
-//! Between a reservation and what lies before it, and behind the last of an arena, a gap is left,
-//! so that what runs out of one does not run into the next. Only a place that the caller chose may
-//! touch another.
+//! A gap is left before each reservation and after the last one of an arena, so that an access
+//! beyond the end of one reservation does not reach the next. Only a reservation at an address
+//! chosen by the caller may touch another.
 //!
-//! What happens to the system's areas is not decided here: see [`addresses`](super::addresses).
+//! This module does not deal with the system's areas: see [`addresses`](super::addresses).
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::model::Space;
 /// The size of an arena that small reservations share. Addresses cost nothing.
 pub(super) const SHARED: u64 = 256 << 30;
 
-/// The largest reservation, with its alignment, that goes into a shared arena.
+/// The size of the largest reservation, with its alignment, that is put in a shared arena.
 const SMALL: u64 = SHARED / 4;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ struct Arena {
     shared: bool,
 }
 
-/// What the system is to be asked for, or was.
+/// A range to be reserved from the system, or reserved from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) start: u64,
@@ -39,7 +39,7 @@ pub(super) struct Span {
 #[derive(Debug)]
 pub(super) struct Arenas {
     by_start: BTreeMap<u64, Arena>,
-    /// Reservations by start, with how much before them is theirs.
+    /// The bytes before each reservation that belong to it, by the reservation's start.
     leads: BTreeMap<u64, u64>,
     gap: u64,
 }
@@ -53,18 +53,18 @@ impl Arenas {
         }
     }
 
-    /// The gap that is left between reservations.
+    /// Returns the size of the gap between reservations.
     pub(super) fn gap(&self) -> u64 {
         self.gap
     }
 
-    /// Whether a reservation belongs into a shared arena.
+    /// Returns `true` if a reservation belongs in a shared arena.
     pub(super) fn is_small(&self, size: u64, alignment: u64) -> bool {
         let with_gaps = size.checked_add(alignment.max(self.gap));
         with_gaps.is_some_and(|all| all <= SMALL)
     }
 
-    /// Takes a place in a shared arena that has one.
+    /// Takes a range in a shared arena that has one free.
     pub(super) fn take_anywhere(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let gap = self.gap;
         let mut shared = self.by_start.values_mut().filter(|arena| arena.shared);
@@ -77,8 +77,9 @@ impl Arenas {
         Some(start)
     }
 
-    /// Takes exactly this place in the arena that it lies in: nothing if it lies in none, and
-    /// whether it could be had.
+    /// Takes exactly this range in the arena that contains it.
+    ///
+    /// Returns `None` if no arena contains it, `Some(false)` if it is not free.
     pub(super) fn take_at(&mut self, start: u64, size: u64) -> Option<bool> {
         let (_, arena) = self.by_start.range_mut(..=start).next_back()?;
         if start >= arena.end {
@@ -92,7 +93,7 @@ impl Arenas {
         Some(taken)
     }
 
-    /// An arena that was taken from the system for small reservations.
+    /// Adds an arena that was reserved from the system for small reservations.
     pub(super) fn add_shared(&mut self, span: Span) {
         let end = span.start + span.size;
         let arena = Arena {
@@ -104,7 +105,7 @@ impl Arenas {
         self.by_start.insert(span.start, arena);
     }
 
-    /// An arena that was taken from the system for one reservation.
+    /// Adds an arena that was reserved from the system for one reservation.
     pub(super) fn add_single(&mut self, span: Span, reservation: u64) {
         let arena = Arena {
             end: span.start + span.size,
@@ -116,7 +117,8 @@ impl Arenas {
         self.leads.insert(reservation, reservation - span.start);
     }
 
-    /// Gives a reservation back, and names the arena that the system can have back now, if any.
+    /// Frees a reservation, and returns the arena that can now be returned to the system, if any.
+    ///
     /// One empty shared arena is kept for the next reservation.
     pub(super) fn give_back(&mut self, start: u64, size: u64) -> Option<Span> {
         let lead = self.leads.remove(&start)?;
@@ -138,12 +140,12 @@ impl Arenas {
         another.map(|_| span)
     }
 
-    /// The system has this arena back.
+    /// Removes an arena that is being returned to the system.
     pub(super) fn forget(&mut self, start: u64) {
         self.by_start.remove(&start);
     }
 
-    /// The arena that an address lies in.
+    /// Returns the arena that contains an address.
     pub(super) fn containing(&self, address: u64) -> Option<Span> {
         let (&start, arena) = self.by_start.range(..=address).next_back()?;
         (address < arena.end).then_some(Span {
@@ -152,7 +154,7 @@ impl Arenas {
         })
     }
 
-    /// All that the system has given.
+    /// Returns all arenas.
     pub(super) fn all(&self) -> impl Iterator<Item = Span> {
         self.by_start.iter().map(|(&start, arena)| Span {
             start,

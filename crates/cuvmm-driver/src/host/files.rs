@@ -1,8 +1,8 @@
-//! Where the bytes of physicals lie: in files in memory.
+//! The bytes of physicals, which are in memory files.
 //!
-//! Physicals that can be exported have a file each. All others share one, each at an offset of
-//! its own with a gap behind it: neighbours in the address space are then never neighbours in the
-//! file, and the system never merges their memory areas. The gaps take no memory.
+//! Each physical that can be exported has its own file. All others share one file, each at its own
+//! offset with a gap behind it. So physicals that are adjacent in the address space are never
+//! adjacent in the file, and the system never merges their memory areas. The gaps use no memory.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use crate::CUresult;
 use crate::model::{Answer, MemoryKey, OUT_OF_MEMORY, Space};
 
-/// The length of the common file. Untouched parts take nothing.
+/// The length of the common file in bytes. Parts that were never written use no memory.
 const LENGTH: u64 = 1 << 60;
 
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ impl Files {
         Ok(())
     }
 
-    /// Gives the memory back to the system. What is created there next reads as zero.
+    /// Returns the memory to the system. Memory created at the same offset later reads as zero.
     pub(super) fn destroy(&mut self, key: MemoryKey) {
         let Some(extent) = self.extents.remove(&key) else {
             return;
@@ -93,8 +93,8 @@ impl Files {
             Ok(()) => self
                 .offsets
                 .give_back(extent.offset, extent.size + self.gap),
-            // Its offset is never used again, because it would not read as zero.
-            Err(error) => tracing::error!(%error, "memory could not be given back to the system"),
+            // The offset is never used again, because it would not read as zero.
+            Err(error) => tracing::error!(%error, "memory could not be returned to the system"),
         }
     }
 
@@ -105,7 +105,7 @@ impl Files {
     }
 }
 
-/// Takes the memory of a part of a file away; it reads as zero from then on.
+/// Removes the memory of a part of a file, which then reads as zero.
 pub(super) fn punch(file: &OwnedFd, offset: u64, size: u64) -> rustix::io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| fallocate(file, flags, offset, size))

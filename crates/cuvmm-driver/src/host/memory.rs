@@ -1,7 +1,7 @@
-//! The backing of the host driver: addresses of this process, bytes in files in memory.
+//! The backing of the host driver: addresses of this process, bytes in memory files.
 //!
-//! Copies go through the files, not through the addresses: they need no right of the host, cannot
-//! fault, and reading what was never written takes no memory.
+//! Copies go through the files and not through the addresses. So they need no access of the host,
+//! cannot fault, and reading memory that was never written allocates none.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,13 @@ use super::system;
 use crate::model::{Answer, Backing, Change, MemoryKey, OUT_OF_MEMORY, Pages, Part, Place};
 use crate::{CUresult, DeviceMemory, DriverKind};
 
-/// How much is moved at a time.
+/// The number of bytes copied at a time.
 const CHUNK: usize = 256 << 10;
 
 /// Host memory behind the addresses.
 #[derive(Debug)]
 pub struct HostMemory {
-    // The mappings go before the files that they are of.
+    // Declared before the files, so that the mappings of the files are dropped first.
     addresses: Addresses,
     files: Files,
     pages: BTreeMap<u64, Pages>,
@@ -39,7 +39,8 @@ impl HostMemory {
         }
     }
 
-    /// Calls for each chunk of a size, with a buffer as long and where it begins.
+    /// Calls `each` for each chunk of `size` bytes, with a buffer of the chunk's length and its
+    /// offset.
     fn chunked(
         &mut self,
         size: u64,
@@ -85,7 +86,8 @@ impl Backing for HostMemory {
         let extent = self.files.get(key)?.clone();
         for (index, part) in parts.iter().enumerate() {
             if let Err(code) = self.addresses.place(part, &extent.file, extent.offset) {
-                // They were placed a moment ago, so their places have areas of their own.
+                // The parts were mapped a moment ago, so they are areas of their own and can be
+                // cleared.
                 let _ = self.addresses.clear(&parts[..index]);
                 return Err(code);
             }
@@ -164,7 +166,8 @@ impl Backing for HostMemory {
         Ok(())
     }
 
-    /// Zeroing whole pages gives them back to the system: they read as zero all the same.
+    /// Fills a range. Zeroing whole pages returns their memory to the system; they still read as
+    /// zero.
     fn fill(&mut self, to: Place, byte: u8, size: u64) -> Answer {
         let (key, offset) = match to {
             Place::Allocation(address) => {
@@ -193,7 +196,7 @@ impl Backing for HostMemory {
     }
 }
 
-/// The system could not bring or take the bytes.
+/// Returns the code for a read or write that the system refused.
 fn lost(_: rustix::io::Errno) -> CUresult {
     OUT_OF_MEMORY
 }

@@ -1,13 +1,15 @@
-//! How a host driver is set up.
+//! Options of the host driver.
 
 use cuvmm_sys::CudaVersion;
 
 use super::system;
 use crate::DeviceAttribute;
-use crate::model::{Costs, Manner, Rules, Spite, shared_options};
+use crate::model::{Costs, Manner, RandomFailures, Rules, shared_options};
 
-/// How a [`HostDriver`](super::HostDriver) is set up. The default is one device called "host
-/// memory" with half of the memory that the system has available.
+/// Options of a [`HostDriver`](super::HostDriver).
+///
+/// The default is one device named "host memory" with half of the memory that the system has
+/// available.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
     rules: Rules,
@@ -15,15 +17,17 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// The defaults.
+    /// Returns the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The memory of each device in bytes. It may be more than the system has: only what is
-    /// written is taken.
+    /// Sets the memory of each device in bytes.
+    ///
+    /// It may exceed the system's memory: only memory that is written is allocated.
     #[must_use]
+    #[doc(alias = "memory")]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
         self

@@ -1,24 +1,24 @@
-//! What the system says about itself.
+//! Figures of the operating system: page size, memory areas, available memory.
 
 use std::fs;
 
-/// When the system does not say.
+/// Defaults for figures that the system does not report.
 const USUAL_AREAS: usize = 65_530;
 const USUAL_MEMORY: u64 = 4 << 30;
 
-/// The size of a page in bytes.
+/// Returns the size of a page in bytes.
 pub(super) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// How many memory areas a process may have.
+/// Returns the number of memory areas that a process may have.
 pub(super) fn most_areas() -> usize {
     let said = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     said.and_then(|text| text.trim().parse().ok())
         .unwrap_or(USUAL_AREAS)
 }
 
-/// Bytes that programs can still take without swapping.
+/// Returns the bytes that programs can still allocate without swapping.
 pub(super) fn available_memory() -> u64 {
     let said = fs::read_to_string("/proc/meminfo").ok();
     let line = said.as_deref().and_then(|text| {

@@ -1,4 +1,4 @@
-//! Who may do what with a mapping.
+//! The access that locations have to mappings.
 
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, require};
 use super::backing::{Backing, Change};
@@ -11,10 +11,10 @@ use crate::{
 };
 
 impl<B: Backing> State<B> {
-    /// Grants over the run of mappings that begins at the start of the range.
+    /// Grants access to the run of mappings that begins at the start of the range.
     ///
-    /// As measured: the first and the last mapping must lie whole in the range, a hole between
-    /// them is let through, and what lies behind the hole is left as it was.
+    /// As measured: the first and the last mapping must be entirely in the range; a hole between
+    /// them is accepted, and mappings behind the hole are left unchanged.
     pub(crate) fn set_access(
         &mut self,
         address: DeviceAddress,
@@ -95,7 +95,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// What granting would change, computed whole before anything does change.
+    /// Computes all changes that granting makes, before any of them is made.
     fn plan(&self, address: u64, size: u64, grants: &[(Who, AccessFlags)]) -> Answer<Plan> {
         let costs = &self.rules.costs;
         let mut plan = Plan {
@@ -149,7 +149,8 @@ impl<B: Backing> State<B> {
         Ok(plan)
     }
 
-    /// Whether memory at `owner` is another device's to `who`; refuses what cannot be reached.
+    /// Returns `true` if memory at `owner` belongs to another device than `who`. Refuses memory
+    /// that `who` cannot access.
     fn is_peer(&self, who: Who, owner: Location) -> Answer<bool> {
         match (who, owner.kind) {
             (Who::Host, LocationKind::DEVICE) => Err(NOT_SUPPORTED),
@@ -172,7 +173,8 @@ impl<B: Backing> State<B> {
         Ok(mapping.rights.of(who))
     }
 
-    /// A mapping with these rights has gone.
+    /// Updates the devices' counts of accessible mappings after a mapping with these rights is
+    /// removed.
     pub(crate) fn close_for_all(&mut self, rights: &Rights) {
         for (who, _) in rights.iter() {
             if let Who::Device(device) = who
@@ -184,13 +186,13 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// What a `set_access` is going to do.
+/// The changes that a `set_access` makes.
 struct Plan {
-    /// For each device, the mappings it will have access to.
+    /// For each device, the number of mappings it will have access to.
     opened: Vec<u64>,
     rights: Vec<(u64, Rights)>,
     changes: Vec<Change>,
-    /// Handles whose memory is opened for the first time since it was created cold.
+    /// Handles whose memory gets its first access since it was created cold.
     warmed: Vec<u64>,
     cost: f64,
 }

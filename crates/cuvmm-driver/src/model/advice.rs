@@ -1,4 +1,4 @@
-//! What was advised for the pages of a managed allocation, and where they were sent.
+//! Advice and prefetch locations of the pages of a managed allocation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(crate) struct Attributes {
     pub(crate) accessed_by: BTreeSet<Location>,
 }
 
-/// Attributes by address: each entry holds until the next.
+/// Attributes by address: each entry applies up to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advised(BTreeMap<u64, Attributes>);
 
@@ -28,7 +28,7 @@ impl Advised {
         }
     }
 
-    /// Changes whole pages of the host, as the driver does.
+    /// Changes the attributes of a range, extended to whole pages of the host as the driver does.
     pub(crate) fn change(&mut self, start: u64, end: u64, change: impl Fn(&mut Attributes)) {
         let page = rustix::param::page_size() as u64;
         let (start, end) = (start - start % page, end.next_multiple_of(page));
@@ -48,7 +48,7 @@ impl Advised {
         self.0.range(first..end).map(|(_, attributes)| attributes)
     }
 
-    /// The place that all of a range has.
+    /// Returns the location that the whole range has, if it has the same one everywhere.
     pub(crate) fn same(
         &self,
         (start, end): (u64, u64),

@@ -1,4 +1,4 @@
-//! The table of memory that is not ours to map.
+//! The table of allocations outside virtual memory management.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether the program touches it directly.
+    /// Returns `true` if the program accesses the memory directly.
     pub(crate) fn is_touchable(self) -> bool {
         matches!(self, Self::Pinned | Self::Managed)
     }
@@ -28,7 +28,7 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
-    /// `free_async` was called; the work that ends it is queued.
+    /// `free_async` was called, and the work that ends the allocation is queued.
     pub(crate) ending: bool,
 }
 

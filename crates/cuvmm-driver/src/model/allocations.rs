@@ -1,7 +1,7 @@
-//! Memory that is not ours to map: plain, from a memory pool, pinned, managed.
+//! Allocations outside virtual memory management: plain, from a memory pool, pinned, managed.
 //!
-//! Kept simple: every allocation takes whole granules, and each device has one memory pool, which
-//! keeps what was freed into it until the next synchronisation.
+//! Simplified: every allocation takes whole granules, and each device has one memory pool, which
+//! keeps freed memory until the next synchronization.
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
@@ -15,7 +15,7 @@ use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal};
 impl<B: Backing> State<B> {
     pub(crate) fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
         let index = self.context(device)?;
-        // Pinned memory of no bytes was given out, as measured; where it lay was not looked at.
+        // A pinned allocation of 0 bytes succeeds, as measured. Its address was not measured.
         require(size != 0 || kind == Kind::Pinned, INVALID_VALUE)?;
         let granularity = self.rules.granularity;
         let too_large = super::answer::OUT_OF_MEMORY;
@@ -23,7 +23,8 @@ impl<B: Backing> State<B> {
             .max(1)
             .checked_next_multiple_of(granularity)
             .ok_or(too_large)?;
-        // Managed pages are charged to nobody: they lie wherever they were last touched.
+        // Managed pages are charged to no device, because they are wherever they were last
+        // accessed.
         let owner = match kind {
             Kind::Plain | Kind::Pool => Some(Owner::Device(index)),
             Kind::Pinned => Some(Owner::Host),
@@ -62,7 +63,7 @@ impl<B: Backing> State<B> {
         Ok(address)
     }
 
-    /// Takes an allocation away.
+    /// Removes an allocation.
     pub(crate) fn end_allocation(&mut self, call: Call, address: u64) {
         let Some(gone) = self.allocations.by_address.remove(&address) else {
             return;
@@ -80,7 +81,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Takes an allocation away in the order of its stream. The pool keeps its memory.
+    /// Removes an allocation in stream order. The pool keeps its memory.
     pub(crate) fn free_in_order(&mut self, address: u64) {
         if let Some(gone) = self.allocations.by_address.get_mut(&address)
             && gone.kind == Kind::Pool
@@ -91,20 +92,22 @@ impl<B: Backing> State<B> {
         self.end_allocation(Call::MemFreeAsync, address);
     }
 
-    /// What waiting for a stream, an event or a context does beside.
+    /// Returns the memory that the pool keeps, after a stream, an event or a context was
+    /// synchronized.
     pub(crate) fn synchronized(&mut self, device: Ordinal) -> Answer {
         let index = self.device(device)?;
         self.trim_pool(index);
         Ok(())
     }
 
-    /// The pool of a device gives back what it keeps.
+    /// Returns the memory that a device's pool keeps.
     pub(crate) fn trim_pool(&mut self, index: usize) {
         let pooled = std::mem::take(&mut self.devices[index].pooled);
         self.refund(Owner::Device(index), pooled);
     }
 
-    /// An allocation that begins here, is of one of these kinds and not being freed.
+    /// Finds the allocation that begins at this address, is of one of these kinds and is not being
+    /// freed.
     pub(crate) fn allocation(&mut self, address: u64, kinds: &[Kind]) -> Answer<&mut Allocation> {
         let found = self
             .allocations
@@ -123,7 +126,7 @@ impl<B: Backing> State<B> {
         Ok(DeviceAddress(address))
     }
 
-    /// The part of `free` before the device has been waited for.
+    /// Does the part of `free` that precedes waiting for the device.
     pub(crate) fn check_free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
         self.context(device)?;
         self.refuse_in_capture(None)?;
@@ -132,7 +135,7 @@ impl<B: Backing> State<B> {
     }
 
     pub(crate) fn free(&mut self, address: DeviceAddress) -> Answer {
-        // Somebody else may have freed it while this call waited.
+        // Another thread may have freed it while this call waited.
         let size = self
             .allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])?
             .size;
@@ -143,7 +146,7 @@ impl<B: Backing> State<B> {
 
     pub(crate) fn host_alloc(&mut self, device: Ordinal, size: u64, flags: u32) -> Answer<u64> {
         self.context(device)?;
-        // Portable, mapped into the device, write combined.
+        // The flags are portable, mapped into the device, and write-combined.
         require(flags & !0x7 == 0, INVALID_VALUE)?;
         self.refuse_in_capture(None)?;
         self.allocate(device, size, Kind::Pinned)

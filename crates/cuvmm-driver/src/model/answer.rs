@@ -1,8 +1,8 @@
-//! How the rules say yes or no before the call's name is put on it.
+//! Results of the rules, before the name of the call is added.
 
 use cuvmm_sys::CUresult;
 
-/// An answer of the rules: a value, or the code that the driver would give.
+/// A result of the rules: a value, or the code that the driver would return.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -14,7 +14,7 @@ pub(crate) const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
 pub(crate) const ILLEGAL_ADDRESS: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 pub(crate) const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-/// Goes on when the condition holds, else answers with the code.
+/// Returns `Ok` if the condition holds, else the code.
 pub(crate) fn require(condition: bool, code: CUresult) -> Answer {
     if condition { Ok(()) } else { Err(code) }
 }

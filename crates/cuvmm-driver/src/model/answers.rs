@@ -1,7 +1,7 @@
-//! The trait, answered: each method puts its call's name on what the rules say.
+//! The implementation of the trait: each method runs the rules and adds the name of its call.
 //!
-//! `unsafe` is here because the trait's methods are; nothing in this file relies on what their
-//! callers promise but the copies, which pass host pointers on to [`execution`](super::execution).
+//! `unsafe` is here because methods of the trait are `unsafe`. Only the copies rely on what their
+//! callers promise; they pass host pointers on to [`execution`](super::execution).
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ use crate::{
     StreamHandle,
 };
 
-/// Makes the trait's methods: those that only ask the rules from lines of call, name, parameters
-/// and result; those that do more are written out at the end.
+/// Generates the methods of the trait. Methods that only run the rules are given as lines of call,
+/// name, parameters and result; the other methods are written out at the end.
 macro_rules! answers {
     (
         safe { $($call:ident = $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)* }

@@ -1,7 +1,7 @@
-//! What the rules ask of that which lies behind the addresses.
+//! The interface between the rules and the memory behind the addresses.
 //!
-//! The rules have checked everything before they ask. What fails here fails for want of a
-//! resource (addresses, memory, the system's mappings), and has then changed nothing.
+//! The rules have checked everything before they call it. A call that fails does so for lack of a
+//! resource (addresses, memory, the system's mappings), and has changed nothing.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::answer::Answer;
 use crate::{DeviceMemory, DriverKind};
 
-/// Names the bytes of one physical, however many handles it has.
+/// The key of the bytes of one physical, which may have several handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryKey(pub(crate) u64);
 
-/// A part of a mapping that lies in a reservation: where, how long, and where in the physical.
+/// A part of a mapping that is in one reservation: its address, its size and its offset in the
+/// physical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub(crate) address: u64,
@@ -22,19 +23,19 @@ pub struct Part {
     pub(crate) offset: u64,
 }
 
-/// What the host may do at an address: the union of what was granted to anybody.
+/// The host's access at an address: the union of the access granted to all locations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Reach {
-    /// Nothing.
+    /// No access.
     #[default]
     Nothing,
-    /// Read.
+    /// Read only.
     Read,
     /// Read and write.
     Write,
 }
 
-/// A change of what may be done with a part.
+/// A change of the host's access to a part.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     pub(crate) part: Part,
@@ -42,17 +43,17 @@ pub struct Change {
     pub(crate) to: Reach,
 }
 
-/// Where bytes lie.
+/// A location of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a physical, from an offset on.
+    /// An offset in a physical.
     Memory(MemoryKey, u64),
-    /// In an allocation that is not ours to map, from an address on.
+    /// An address in an allocation outside virtual memory management.
     Allocation(u64),
 }
 
 impl Place {
-    /// The place `bytes` further.
+    /// Returns the place `bytes` further on.
     pub(crate) fn plus(self, bytes: u64) -> Self {
         match self {
             Self::Memory(key, offset) => Self::Memory(key, offset + bytes),
@@ -61,15 +62,15 @@ impl Place {
     }
 }
 
-/// What lies behind the addresses of a [`Machine`](super::Machine): nothing, or host memory.
+/// The memory behind the addresses of a [`Machine`](super::Machine): none, or host memory.
 ///
-/// It cannot be implemented outside this crate.
+/// The trait cannot be implemented outside this crate.
 pub trait Backing: Debug + Send + 'static {
     #[doc(hidden)]
     const KIND: DriverKind;
     #[doc(hidden)]
     const MEMORY: DeviceMemory;
-    /// Whether a physical that can be exported needs its file from the start.
+    /// `true` if an exportable physical needs its file from the start.
     #[doc(hidden)]
     const FILES_AT_ONCE: bool;
 
@@ -87,7 +88,7 @@ pub trait Backing: Debug + Send + 'static {
     fn unmap(&mut self, parts: &[Part]) -> Answer;
     #[doc(hidden)]
     fn protect(&mut self, changes: &[Change]) -> Answer;
-    /// Memory outside every reservation. The host may touch it if `touchable`.
+    /// Allocates memory outside every reservation. The host may access it if `touchable`.
     #[doc(hidden)]
     fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64>;
     #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Streams that record instead of running, and the calls that break a recording.
+//! Stream capture, and the calls that invalidate a capture.
 
 use std::thread;
 
@@ -117,7 +117,8 @@ impl<B: Backing> State<B> {
         self.captures.remove(&id)
     }
 
-    /// A stream that is destroyed takes the capture that began on it along.
+    /// Ends the capture that began on a stream being destroyed, or invalidates the capture that the
+    /// stream joined.
     pub(crate) fn leave_capture(&mut self, key: StreamKey) {
         let id = self.streams.get(key).and_then(|stream| stream.capture);
         let Some(id) = id else { return };
@@ -127,7 +128,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// A stream that waits for an event of a capture records for that capture from then on.
+    /// Makes a stream that waits for an event of a capture record for that capture from now on.
     pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64) -> Answer {
         let broken = self.captures.get(&id).map(|capture| capture.broken);
         require(broken == Some(false), INVALIDATED)?;
@@ -143,8 +144,8 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Records work if its stream does so. Work on the default stream breaks the captures of the
-    /// streams that it would wait for.
+    /// Records work if its stream is capturing. Work on the default stream invalidates the captures
+    /// of the streams that it would wait for.
     pub(crate) fn captured(&mut self, key: StreamKey, work: &Work) -> Answer<bool> {
         if let Some(id) = self.streams.get(key).and_then(|stream| stream.capture) {
             let Some(capture) = self.captures.get_mut(&id) else {
@@ -169,9 +170,11 @@ impl<B: Backing> State<B> {
         Ok(false)
     }
 
-    /// The answer to a call that may not be made while something is captured: a query, a
-    /// synchronisation, a plain allocation. Breaks what it may not be made beside. A stream that
-    /// is itself captured can be asked in no mode.
+    /// Refuses a call that is not allowed while a stream captures: a query, a synchronization, a
+    /// plain allocation.
+    ///
+    /// Invalidates the captures during which the call is not allowed. A stream that is itself
+    /// capturing may not be queried in any mode.
     pub(crate) fn refuse_in_capture(&mut self, asked: Option<StreamKey>) -> Answer {
         if self.captures.is_empty() {
             return Ok(());
@@ -195,8 +198,8 @@ impl<B: Backing> State<B> {
         require(!broke, UNSUPPORTED)
     }
 
-    /// The answer to a call that concerns a whole context: refused in any mode while one of its
-    /// streams captures.
+    /// Refuses a call that concerns a whole context, in any mode, while one of its streams
+    /// captures.
     pub(crate) fn refuse_while_capturing(&mut self, device: i32) -> Answer {
         if self.captures.is_empty() {
             return Ok(());
@@ -208,7 +211,7 @@ impl<B: Backing> State<B> {
         )
     }
 
-    /// Breaks the captures that fit, and says whether any did.
+    /// Invalidates the matching captures and returns `true` if there was one.
     fn break_captures(&mut self, fits: impl Fn(u64, &Capture) -> bool) -> bool {
         let mut any = false;
         for (&id, capture) in &mut self.captures {

@@ -1,6 +1,6 @@
-//! Choices that look random and are the same for the same seed.
+//! Pseudorandom choices, which are equal for equal seeds.
 
-/// The generator known as SplitMix64.
+/// The generator SplitMix64.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance(u64);
 
@@ -17,12 +17,12 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// True one time in `n` on average; never for 0.
+    /// Returns `true` one time in `n` on average; never for 0.
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
         n != 0 && self.next().is_multiple_of(n)
     }
 
-    /// One of these, unless there are none.
+    /// Returns one of the elements, or `None` if there are none.
     pub(crate) fn one_of<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         let count = u64::try_from(from.len()).ok().filter(|&count| count != 0)?;
         let index = usize::try_from(self.next() % count).ok()?;

@@ -1,13 +1,13 @@
-//! How much memory of a place is taken: by this driver, and by other programs.
+//! The memory in use at each owner, by this driver and by other programs.
 
 use super::answer::{Answer, OUT_OF_MEMORY};
 use super::backing::Backing;
-use super::device_state::{Arrival, Owner};
+use super::device_state::{Owner, ScheduledUse};
 use super::state::State;
 use crate::{Call, Ordinal};
 
 impl<B: Backing> State<B> {
-    /// Takes bytes of a place, if there are as many.
+    /// Charges bytes to an owner, if that many are free.
     pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
         let capacity = match owner {
             Owner::Device(index) => {
@@ -41,24 +41,24 @@ impl<B: Backing> State<B> {
         }
     }
 
-    pub(crate) fn hold_elsewhere(&mut self, device: Ordinal, bytes: u64) {
+    pub(crate) fn set_used_elsewhere(&mut self, device: Ordinal, bytes: u64) {
         if let Ok(index) = self.device(device) {
             self.devices[index].elsewhere = bytes;
         }
     }
 
-    /// Other programs take what they were to take before this call.
-    pub(crate) fn let_arrive(&mut self, call: Call) {
+    /// Lets other programs take the memory that they are scheduled to take before this call.
+    pub(crate) fn apply_scheduled(&mut self, call: Call) {
         if self.arrivals.is_empty() {
             return;
         }
-        let counted = |arrival: &mut Arrival| {
+        let counted = |arrival: &mut ScheduledUse| {
             arrival.calls -= u64::from(arrival.call == call);
             arrival.calls == 0
         };
         let arrived: Vec<_> = self.arrivals.extract_if(.., counted).collect();
         for arrival in arrived {
-            self.hold_elsewhere(arrival.device, arrival.bytes);
+            self.set_used_elsewhere(arrival.device, arrival.bytes);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Time that passes by what calls cost, not by what they take here.
+//! The virtual clock, which advances by the costs of calls and not by real time.
 
 use std::time::Duration;
 
-/// A clock that stands still unless something is spent.
+/// A clock that advances only when time is spent.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     now: Duration,
@@ -13,12 +13,12 @@ impl Clock {
         self.now
     }
 
-    /// Spends microseconds.
+    /// Advances the clock by microseconds.
     pub(crate) fn spend(&mut self, microseconds: f64) {
         self.advance(micros(microseconds));
     }
 
-    /// Lets time pass until a moment, unless that is past.
+    /// Advances the clock to a moment, unless it is past already.
     pub(crate) fn reach(&mut self, moment: Duration) {
         self.now = self.now.max(moment);
     }
@@ -28,7 +28,7 @@ impl Clock {
     }
 }
 
-/// Microseconds as a duration; what is not a time is nothing.
+/// Converts microseconds to a duration; negative and non-finite values become zero.
 pub(crate) fn micros(microseconds: f64) -> Duration {
     Duration::try_from_secs_f64(microseconds / 1e6).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Copies and fills: what is checked at the call, before the work is put on a stream.
+//! Copies and fills: the checks made at the call, before the work is queued on a stream.
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -10,15 +10,15 @@ use super::work::{Use, Work};
 use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 
 impl<B: Backing> State<B> {
-    /// The check that copies and fills make at the call: it refuses and harms nothing.
+    /// Checks the access to a range at the call. A refusal has no other effect.
     fn check(&self, device: i32, start: DeviceAddress, size: u64, how: Use) -> Answer {
         self.resolve(device, start.0, size, how)
             .map(drop)
             .ok_or(INVALID_VALUE)
     }
 
-    /// Whether a range begins where the host's processors have no access, and whether it goes on
-    /// where they have, or the other way round.
+    /// Returns whether the host has no access to the first mapping of a range, and whether another
+    /// mapping of the range differs in this.
     fn sides(&self, start: DeviceAddress, size: u64) -> (bool, bool) {
         let closed = |mapping: &Mapping| mapping.rights.of(Who::Host) == AccessFlags::NONE;
         let mut sides = self
@@ -29,7 +29,8 @@ impl<B: Backing> State<B> {
         (first, sides.any(|side| side != first))
     }
 
-    /// Copies between the program and a range of both sides, which the real driver dies of.
+    /// Refuses a copy between the program and a range that the host can access only in part. The
+    /// real driver crashes on such a copy.
     fn check_one_side(&self, start: DeviceAddress, size: u64) -> Answer {
         let (_, crosses) = self.sides(start, size);
         require(!crosses, INVALID_VALUE)

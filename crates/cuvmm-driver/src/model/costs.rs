@@ -1,7 +1,7 @@
-//! What each call costs on the virtual clock.
+//! The costs of calls on the virtual clock.
 //!
-//! The figures are data: `costs/` has a table for each GPU that was measured, and the default is one
-//! of them.
+//! The figures are data: `costs/` has a table for each GPU that was measured, and one of them is
+//! the default.
 
 mod text;
 
@@ -11,34 +11,36 @@ use crate::Call;
 
 const MIB: f64 = 1048576.0;
 
-/// Which of the three costs of a point is which.
+/// The indices of the three costs of a point.
 const LOW: usize = 0;
 const USUAL: usize = 1;
 const HIGH: usize = 2;
 
-/// The GPUs that were measured, each with its table; the first is the default.
+/// The GPUs that were measured, each with its table. The first is the default.
 const GPUS: &[(&str, &str)] = &[("nvidia-h200", include_str!("../../costs/nvidia-h200.costs"))];
 
-/// A cost by size: microseconds at some sizes in MiB, straight lines between them. Beyond the
-/// last point the last slope goes on unless it falls; below the first the first value holds. A point
-/// may have a range besides, in which most of what was measured there lies.
+/// A cost that depends on size: microseconds at some sizes in MiB, interpolated linearly.
+///
+/// Beyond the last point the last slope continues unless it is negative; below the first point the
+/// first value applies. A point may also have a range, which contains most of the values measured
+/// there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve(Vec<(f64, [f64; 3])>);
 
 impl Curve {
-    /// A curve through points of (MiB, microseconds), in growing order of size.
+    /// Creates a curve through points of (MiB, microseconds), in ascending order of size.
     #[must_use]
     pub fn new(points: &[(f64, f64)]) -> Self {
         points.iter().map(|&(mib, cost)| (mib, [cost; 3])).collect()
     }
 
-    /// The same cost for every size.
+    /// Creates a curve with one cost for every size.
     #[must_use]
     pub fn flat(microseconds: f64) -> Self {
         Self::new(&[(0.0, microseconds)])
     }
 
-    /// The cost of `bytes` in microseconds.
+    /// Returns the cost of `bytes` in microseconds.
     #[must_use]
     pub fn at(&self, bytes: u64) -> f64 {
         let size = bytes as f64 / MIB;
@@ -64,48 +66,51 @@ impl Curve {
         self.0.iter().any(|&(_, [low, _, high])| low < high)
     }
 
-    /// A curve through one end of each point's range, without a range.
+    /// Returns the curve through one end of each point's range, itself without ranges.
     fn end(&self, end: usize) -> Self {
         let points = self.0.iter();
         points.map(|&(mib, cost)| (mib, [cost[end]; 3])).collect()
     }
 }
 
-/// A curve through points of (MiB, \[low, usual, high\] microseconds), in growing order of size.
+/// Creates a curve through points of (MiB, \[low, usual, high\] microseconds), in ascending order
+/// of size.
 impl FromIterator<(f64, [f64; 3])> for Curve {
     fn from_iter<I: IntoIterator<Item = (f64, [f64; 3])>>(points: I) -> Self {
         Self(points.into_iter().collect())
     }
 }
 
-/// What the calls cost on a GPU, in microseconds. The default is an NVIDIA H200.
+/// The costs of calls on a GPU, in microseconds. The default is an NVIDIA H200.
 ///
-/// The costs by size are of one mapping each: the driver charges per mapping, so a call over many
-/// mappings costs their sum. What a stream is asked to do costs the caller a
-/// [`launch`](Self::launch), and the time it takes is paid by who waits for it.
+/// Each cost by size is for one mapping: the driver charges per mapping, so a call over several
+/// mappings costs their sum. Queuing work on a stream costs the caller a [`launch`](Self::launch);
+/// the duration of the work is paid by the call that waits for it.
 ///
-/// Written and parsed as text, a line for each cost: `launch 2.8`, or by size as
-/// MiB:microseconds, `map 2:0.9 1024:0.7`, with a range as MiB:low/usual/high, `map 2:0.4/0.9/1.6`.
-/// What a text leaves out keeps its default.
+/// The text form has one line for each cost: `launch 2.8`, or by size as MiB:microseconds,
+/// `map 2:0.9 1024:0.7`, with a range as MiB:low/usual/high, `map 2:0.4/0.9/1.6`. A cost that the
+/// text omits keeps its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Costs {
-    /// For people: which GPU and driver were measured, and when. One line without a `#`.
+    /// A description for people: which GPU and driver were measured, and when. One line without a
+    /// `#`.
     pub about: String,
-    /// Memory of that GPU in MiB. The model does not look at it: it is for who sets one up.
+    /// The memory of that GPU in MiB. The model does not use it; it is for programs that set up a
+    /// model.
     pub memory_mib: f64,
     /// `cuMemAddressReserve`.
     pub reserve: Curve,
     /// `cuMemAddressFree`.
     pub address_free: Curve,
-    /// `cuMemCreate` when that much was released less than [`Costs::warm_for_us`] ago.
+    /// `cuMemCreate` if that much memory was released less than [`Costs::warm_for_us`] ago.
     pub create_warm: Curve,
-    /// `cuMemCreate` otherwise.
+    /// `cuMemCreate` in all other cases.
     pub create_cold: Curve,
-    /// How long after a release the driver has so much of it at hand again: creates of as much of
-    /// what was released in a row, with no create between, wait for that.
+    /// The time after the last of consecutive releases until the driver can reuse that many bytes
+    /// of the released memory. Creates that reuse it wait until then.
     pub busy: Curve,
-    /// `cuMemRelease` that gives memory back.
+    /// `cuMemRelease` that frees memory.
     pub release: Curve,
     /// `cuMemMap`.
     pub map: Curve,
@@ -113,7 +118,7 @@ pub struct Costs {
     pub unmap: Curve,
     /// `cuMemSetAccess`, for each mapping and the first device.
     pub set_access: Curve,
-    /// The same, the first time that memory is opened which was created cold.
+    /// `cuMemSetAccess` for a mapping of memory that was created cold and has had no access before.
     pub set_access_cold: Curve,
     /// `cuMemSetAccess`, for each mapping and each further device.
     pub set_access_peer: Curve,
@@ -121,17 +126,17 @@ pub struct Costs {
     pub alloc: Curve,
     /// `cuMemFree`.
     pub free: Curve,
-    /// A copy between host and device, until it is done.
+    /// A copy between host and device, until done.
     pub host_copy: Curve,
-    /// A fill of device memory, until it is done.
+    /// A fill of device memory, until done.
     pub fill: Curve,
-    /// A copy from device memory to device memory, until it is done.
+    /// A copy within or between device memories, until done.
     pub device_copy: Curve,
-    /// How long released memory is cheap to create again.
+    /// The time after a release during which creating is cheap, in microseconds.
     pub warm_for_us: f64,
-    /// Putting one piece of work on a stream.
+    /// Queuing one piece of work on a stream.
     pub launch: f64,
-    /// `cuMemAllocAsync` and `cuMemFreeAsync`, warm.
+    /// `cuMemAllocAsync` and `cuMemFreeAsync`, with a warm pool.
     pub pool: f64,
     /// `cuMemGetInfo`.
     pub memory_info: f64,
@@ -141,14 +146,15 @@ pub struct Costs {
     pub query: f64,
     /// `cuStreamWaitEvent`.
     pub wait_event: f64,
-    /// Any synchronisation with nothing to wait for.
+    /// A synchronization with nothing to wait for.
     pub synchronize: f64,
-    /// Everything else.
+    /// All other calls.
     pub other: f64,
 }
 
 impl Costs {
-    /// Everything costs nothing: the clock moves only when told to.
+    /// Returns costs of zero: the clock advances only through
+    /// [`Machine::advance`](crate::model::Machine::advance).
     #[must_use]
     pub fn free_of_charge() -> Self {
         let nothing = Curve::flat(0.0);
@@ -183,12 +189,14 @@ impl Costs {
         }
     }
 
-    /// The GPUs whose tables come with this crate, by the names that [`of_gpu`](Self::of_gpu) takes.
+    /// Returns the names of the GPUs whose tables come with this crate, as [`of_gpu`](Self::of_gpu)
+    /// takes them.
     pub fn gpus() -> impl Iterator<Item = &'static str> {
         GPUS.iter().map(|&(name, _)| name)
     }
 
-    /// The table of a GPU that was measured: `nvidia-h200`, also written `NVIDIA H200` or `h200`.
+    /// Returns the table of a measured GPU by name: `nvidia-h200`, also written `NVIDIA H200` or
+    /// `h200`.
     #[must_use]
     pub fn of_gpu(name: &str) -> Option<Self> {
         let wanted = name.to_lowercase().replace([' ', '_'], "-");
@@ -204,8 +212,10 @@ impl Costs {
         Ok(costs)
     }
 
-    /// This table with all ranges at their low end, and with all at their high end; nothing if no
-    /// cost has a range. What does not depend on a size stays as it is.
+    /// Returns this table with all ranges at their low end and with all at their high end, or
+    /// `None` if no cost has a range.
+    ///
+    /// Costs that do not depend on a size are unchanged.
     #[must_use]
     pub fn range(&self) -> Option<(Self, Self)> {
         let (mut low, mut high) = (self.clone(), self.clone());
@@ -220,7 +230,7 @@ impl Costs {
         Some((low, high))
     }
 
-    /// The cost of a call that does not depend on a size; nothing for those that do.
+    /// Returns the cost of a call that does not depend on a size; zero for calls that do.
     #[must_use]
     pub fn of_call(&self, call: Call) -> f64 {
         match call {
@@ -259,7 +269,7 @@ impl Costs {
 impl Default for Costs {
     fn default() -> Self {
         let (_, text) = GPUS[0];
-        // A test reads every table that is built in.
+        // A test parses every built-in table, so the fallback is never used.
         Self::built_in(text).unwrap_or_else(|_| Self::free_of_charge())
     }
 }

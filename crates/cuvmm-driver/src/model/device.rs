@@ -1,4 +1,4 @@
-//! Devices: what they are called, what they can do, how much of their memory is free.
+//! Devices: names, attributes, free memory.
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -8,7 +8,7 @@ use crate::{
     PhysicalProps,
 };
 
-/// What attributes answer unless the options say otherwise: an H200's answers.
+/// The values of attributes that the options do not set: those of an H200.
 const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
     (DeviceAttribute::MANAGED_MEMORY, 1),
     (DeviceAttribute::CONCURRENT_MANAGED_ACCESS, 1),
@@ -30,7 +30,8 @@ const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
     (DeviceAttribute::MULTICAST, 0),
     (DeviceAttribute::HOST_NUMA_ID, 0),
     (DeviceAttribute::HOST_NUMA_VMM, 1),
-    // Multiprocessors, unified addressing, and the two parts of the compute capability.
+    // The number of multiprocessors, unified addressing, and the two parts of the compute
+    // capability.
     (DeviceAttribute(16), 132),
     (DeviceAttribute(41), 1),
     (DeviceAttribute(75), 9),
@@ -43,7 +44,8 @@ impl<B: Backing> State<B> {
         Ok(self.rules.name.clone())
     }
 
-    /// The same in every process: the backend's word and the ordinal.
+    /// Returns a UUID made of the backend's name and the ordinal, so it is the same in every
+    /// process.
     pub(crate) fn device_uuid(&self, device: Ordinal) -> Answer<[u8; 16]> {
         self.device(device)?;
         let mut uuid = match B::KIND {
@@ -70,7 +72,7 @@ impl<B: Backing> State<B> {
         told.or_else(usual).ok_or(INVALID_VALUE)
     }
 
-    /// Whether a device has an ability, or the code without it.
+    /// Returns `Ok` if a device has an ability, else the code.
     pub(crate) fn can(
         &self,
         device: Ordinal,
@@ -103,7 +105,8 @@ impl<B: Backing> State<B> {
         Ok(device != peer && self.reaches(device.0, peer.0))
     }
 
-    /// Whether `device` reaches the memory of `owner`; every device reaches its own.
+    /// Returns `true` if `device` can access the memory of `owner`. Every device can access its
+    /// own.
     pub(crate) fn reaches(&self, device: i32, owner: i32) -> bool {
         device == owner || !self.rules.unreachable.contains(&(device, owner))
     }
@@ -115,7 +118,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<u64> {
         let known = [GranularityKind::MINIMUM, GranularityKind::RECOMMENDED].contains(&kind);
         require(known, INVALID_VALUE)?;
-        // As measured, a device that is not there has a granularity all the same.
+        // As measured, a device that does not exist has a granularity too.
         if self.strict() && props.location.kind == LocationKind::DEVICE {
             self.device(Ordinal(props.location.id))
                 .map_err(|_| INVALID_DEVICE)?;

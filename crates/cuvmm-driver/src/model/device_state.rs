@@ -1,4 +1,4 @@
-//! What is kept of each device, and whose memory is charged.
+//! The state of each device, and the owners that memory is charged to.
 
 use crate::{CUresult, Call, Ordinal};
 
@@ -6,19 +6,19 @@ use crate::{CUresult, Call, Ordinal};
 pub(crate) struct Device {
     /// Bytes taken by physicals and allocations.
     pub(crate) used: u64,
-    /// The part of them that was freed into the memory pool, which has not given it back.
+    /// The part of `used` that was freed into the memory pool and that the pool still keeps.
     pub(crate) pooled: u64,
     /// Bytes that other programs hold.
     pub(crate) elsewhere: u64,
     /// Mappings that this device has access to.
     pub(crate) opened: u64,
-    /// The code that every use of a lost context answers.
+    /// The code that every use of the lost context returns.
     pub(crate) lost: Option<CUresult>,
-    /// Streams made from now on are held back at once.
+    /// New streams are held back from the start.
     pub(crate) hold_new: bool,
 }
 
-/// Whose memory is charged.
+/// The owner that memory is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// A device, by index.
@@ -27,11 +27,11 @@ pub(crate) enum Owner {
     Host,
 }
 
-/// Another program takes memory just before a call.
+/// A scheduled event: another program takes memory just before a call.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct ScheduledUse {
     pub(crate) call: Call,
-    /// Calls of that kind until then, with the one that it comes before.
+    /// The number of calls of this kind up to and including the one that the event precedes.
     pub(crate) calls: u64,
     pub(crate) device: Ordinal,
     pub(crate) bytes: u64,

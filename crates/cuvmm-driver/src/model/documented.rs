@@ -1,12 +1,12 @@
-//! What each call may answer when it does not succeed, by NVIDIA's documentation.
+//! The codes that each call may return when it fails, according to NVIDIA's documentation.
 //!
 //! The source is the list of return values that `cuda.h` of CUDA 13.5 gives for each function,
-//! which is also the text of the driver API's reference. Where a function has several versions,
-//! the codes of all of them. What is only said in a note is not listed: that a call may also
-//! answer with the error of earlier work, and that captures are broken by some.
+//! which is also the text of the driver API's reference. A function with several versions has the
+//! codes of all of them. Codes mentioned only in a note are not listed: that a call may also return
+//! an error of earlier work, and that some calls invalidate captures.
 //!
-//! It is no list of what a driver does answer: `cuMemSetAccess` was measured to answer
-//! `OUT_OF_MEMORY`, which is not documented for it.
+//! The list does not cover everything that a driver returns: `cuMemSetAccess` was measured to
+//! return `OUT_OF_MEMORY`, which is not documented for it.
 
 use crate::{CUresult, Call};
 
@@ -32,7 +32,7 @@ const STREAM_CAPTURE_WRONG_THREAD: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTUR
 const SYSTEM_DRIVER_MISMATCH: CUresult = CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
 const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-/// The codes that are documented for a call, without success.
+/// Returns the codes that are documented for a call, without success.
 pub fn documented(call: Call) -> &'static [CUresult] {
     match call {
         Call::Init => &[

@@ -1,4 +1,4 @@
-//! Events: marks in streams that can be asked about and waited for.
+//! Events: marks in streams that can be queried and waited for.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ impl<B: Backing> State<B> {
         Ok(EventHandle(handle))
     }
 
-    /// On a lost context the event goes all the same, and the code says that it is lost.
+    /// Destroys an event. In a lost context the event is removed too, and the call returns the
+    /// context's code.
     pub(crate) fn event_destroy(&mut self, device: Ordinal, event: EventHandle) -> Answer {
         self.device(device)?;
         self.event(device, event)?;
@@ -76,7 +77,7 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// What waiting for an event waits for.
+    /// Returns the marks that waiting for an event waits for.
     pub(crate) fn event_marks(&mut self, device: Ordinal, event: EventHandle) -> Answer<Vec<Mark>> {
         self.context(device)?;
         let found = self.event(device, event)?;
@@ -86,7 +87,7 @@ impl<B: Backing> State<B> {
         Ok(covers)
     }
 
-    /// Spends the virtual time until what an event covers is done.
+    /// Advances the virtual clock to the moment when the event's work is done.
     pub(crate) fn wait_for_event(&mut self, event: EventHandle) -> Answer {
         if let Some(event) = self.events.get(&event.0) {
             self.clock.reach(event.ready);

@@ -1,10 +1,10 @@
-//! The doing of what a stream was asked to do.
+//! The execution of queued work.
 //!
-//! Work looks its addresses up when it runs, not when it was queued: a write that comes late lands
-//! in whatever is mapped there by then, and where nothing is, the context is lost. That is what a
-//! GPU does to memory that was given away too early.
+//! Work looks up its addresses when it runs, not when it was queued: a late write goes to whatever
+//! is mapped there by then, and where nothing is mapped, the context is lost. A GPU does the same
+//! to memory that was unmapped too early.
 //!
-//! `unsafe` is needed for the copies to and from host memory, which come as addresses.
+//! `unsafe` is needed for copies to and from host memory, which is given by address.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -18,7 +18,7 @@ use super::work::{Use, Work};
 use crate::{CUresult, Call, Ordinal};
 
 impl<B: Backing> State<B> {
-    /// Does a piece of work now. An error loses the context.
+    /// Runs a piece of work now. An error loses the context.
     pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
         match work {
             Work::Marker | Work::Prefetch => Ok(()),
@@ -50,7 +50,7 @@ impl<B: Backing> State<B> {
                     let length = piece.size as usize;
                     let target = ptr::with_exposed_provenance_mut::<u8>(to);
                     // SAFETY: the caller of the copy promised that the destination is writable and
-                    // used by nobody else until the copy is done, which is after this.
+                    // not used otherwise until the copy is done, which is after this.
                     let bytes = unsafe { slice::from_raw_parts_mut(target, length) };
                     self.backing.read(piece.place, bytes).map_err(broken)?;
                     to += length;
@@ -80,14 +80,14 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Work that will never run: what it would have given back is given back all the same.
+    /// Discards work that will never run. Memory that it would have freed is freed now.
     pub(crate) fn give_up_work(&mut self, work: &Work) {
         if let &Work::FreeAllocation { address } = work {
             self.end_allocation(Call::MemFreeAsync, address);
         }
     }
 
-    /// The context is lost: nothing queued on it will run.
+    /// Marks a context as lost and discards all work queued in it.
     pub(crate) fn lose(&mut self, device: i32, code: CUresult) {
         let Ok(index) = self.device(Ordinal(device)) else {
             return;
@@ -105,7 +105,7 @@ impl<B: Backing> State<B> {
             .ok_or(ILLEGAL_ADDRESS)
     }
 
-    /// Copies piece by piece, where pieces of source and destination need not end together.
+    /// Copies piece by piece. Pieces of source and destination need not have the same boundaries.
     fn copy(&mut self, device: i32, to: u64, from: u64, size: u64) -> Answer {
         let mut sources = self.now(device, from, size, Use::Read)?.into_iter();
         let mut source = sources.next();
@@ -131,7 +131,8 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// The system could not bring the bytes: a device would report a failed launch.
+/// Converts a failure of the system to move bytes into the code that a device would report: a
+/// failed launch.
 fn broken(_: CUresult) -> CUresult {
     CUresult::CUDA_ERROR_LAUNCH_FAILED
 }

@@ -1,4 +1,4 @@
-//! Captured work, ready to be launched again and again.
+//! Captured work that can be launched repeatedly.
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -19,8 +19,8 @@ impl<B: Backing> State<B> {
         Ok(GraphExecHandle(handle))
     }
 
-    /// The work finds its memory when it runs: what was remapped at the same addresses since the
-    /// capture is what it writes to.
+    /// Queues a graph's work. It looks up its memory when it runs: it writes to memory that was
+    /// remapped at the same addresses since the capture.
     pub(crate) fn graph_launch(
         &mut self,
         device: Ordinal,

@@ -1,18 +1,22 @@
 //! The values of handles.
 
-/// Hands out values shaped like pointers. One value never names two things that live, of
-/// whatever kinds.
+/// An allocator of handle values shaped like pointers.
+///
+/// No value names two live objects, of whatever kinds.
 #[derive(Debug)]
 pub(crate) struct Handles {
     last: u64,
-    /// Values whose things have gone, to be handed out again: the last gone first.
+    /// Values of destroyed objects that may be reused, in order of destruction. The last one is
+    /// reused first.
     gone: Vec<u64>,
     reuse: bool,
 }
 
 impl Handles {
-    /// With `reuse`, a value whose thing has gone is the next that is handed out, for a thing of
-    /// any kind. Without, no value comes twice.
+    /// Creates an allocator of handle values.
+    ///
+    /// With `reuse`, the value of the object destroyed last is the next one returned, for an object
+    /// of any kind. Without, every value is used once.
     pub(crate) fn new(reuse: bool) -> Self {
         Self {
             last: 0x1000,
@@ -29,7 +33,7 @@ impl Handles {
         self.last
     }
 
-    /// What this value named has gone.
+    /// Marks the value of a destroyed object as free.
     pub(crate) fn give_back(&mut self, value: u64) {
         if self.reuse {
             self.gone.push(value);

@@ -1,18 +1,18 @@
-//! Memory that a call took away while queued work still named it.
+//! Hazards: memory that a call took away while queued work still needed it.
 //!
-//! A GPU may run queued work at any moment, so each of these calls can fault a kernel or hand its
-//! writes to the next owner of the address. The machine would not show that by itself: work that
-//! is let go runs at once, and finds whatever is mapped at its addresses by then.
+//! A GPU may run queued work at any moment, so each such call can make a kernel fault or send its
+//! writes to the next owner of the address. The machine alone would not show this: work that is
+//! released runs at once and finds whatever is mapped at its addresses by then.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 
 use crate::{AccessFlags, Call, DeviceAddress, Ordinal, StreamHandle};
 
-/// How many hazards are kept with their figures; later ones are counted only.
+/// The number of hazards kept with their details. Later ones are only counted.
 const KEPT: usize = 64;
 
-/// A call that took memory away, or a right on it, while queued work still named it.
+/// A call that took away memory, or access to it, while queued work still needed it.
 ///
 /// Work is queued until it has run: because its stream is held back, or because it waits for an
 /// event or for other work.
@@ -21,9 +21,9 @@ const KEPT: usize = 64;
 pub struct Hazard {
     /// The call: one that unmaps, lowers access, or frees.
     pub call: Call,
-    /// The first byte that the call took away and the work names.
+    /// The first byte that the call took away and that the work names.
     pub address: DeviceAddress,
-    /// From there to the last such byte.
+    /// The size in bytes from there to the end of the last such byte.
     pub size: u64,
     /// The device that the work is queued on.
     pub device: Ordinal,
@@ -31,7 +31,7 @@ pub struct Hazard {
     pub stream: StreamHandle,
     /// The kind of work.
     pub work: &'static str,
-    /// The right that the work needs.
+    /// The access that the work needs.
     pub needs: AccessFlags,
     pub(crate) backtrace: Backtrace,
 }
@@ -54,7 +54,7 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// The hazards that no test has taken yet.
+/// The hazards that have not been taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Hazards {
     first: Vec<Hazard>,

@@ -1,4 +1,4 @@
-//! What a call takes away, and which queued work still names it.
+//! Losses: memory and access that a call takes away, and the queued work that still names it.
 
 use std::backtrace::Backtrace;
 
@@ -9,18 +9,18 @@ use super::state::State;
 use super::work::{Named, Use};
 use crate::{AccessFlags, Call, DeviceAddress, Ordinal};
 
-/// A range of addresses that loses what a queue may need.
+/// A range of addresses whose memory or access a call takes away.
 pub(crate) struct Taken {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) loss: Loss,
 }
 
-/// Who loses what.
+/// The kind of loss.
 pub(crate) enum Loss {
-    /// A mapping's rights change.
+    /// The access to a mapping changes.
     Mapping { before: Rights, after: Rights },
-    /// An allocation ends for every device; the program loses it too where it touches it directly.
+    /// An allocation ends for every device. If it is touchable, the program loses it too.
     Allocation { touchable: bool },
 }
 
@@ -31,7 +31,7 @@ impl Taken {
         Self { start, size, loss }
     }
 
-    /// The part of a range that work on a device can no longer use as it means to.
+    /// Returns the part of a named range that work on a device can no longer use.
     fn of(&self, device: i32, named: &Named) -> Option<(u64, u64)> {
         let lost = match &self.loss {
             Loss::Mapping { before, after } => {
@@ -47,7 +47,7 @@ impl Taken {
 }
 
 impl<B: Backing> State<B> {
-    /// Notes each range of queued work that loses memory, or a right on it, by this call.
+    /// Records a hazard for each range of queued work that loses memory or access by this call.
     pub(crate) fn note_hazards(&mut self, call: Call, taken: &[Taken]) {
         let hazards = &mut self.hazards;
         self.streams.each_queued(|device, stream, work| {

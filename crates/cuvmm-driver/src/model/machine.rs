@@ -1,4 +1,4 @@
-//! The machine: the rules behind a lock, and what tests can do to it.
+//! The machine: the rules behind a lock, and controls for tests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::backing::Backing;
 use super::hazards::Hazard;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
-use super::spite::{Spite, Spiting};
+use super::spite::{RandomFailures, Spiting};
 use super::state::State;
 use super::stream_table::Mark;
 use super::work::{Use, Work};
@@ -22,32 +22,34 @@ use crate::{
     StreamHandle,
 };
 
-/// A driver that is not there: the rules of the real one over something else behind the
-/// addresses. [`ModelDriver`](super::ModelDriver) and [`HostDriver`](crate::host::HostDriver)
-/// are two of them.
+/// A driver without a GPU: the rules of the real driver over a replacement for device memory.
 ///
-/// Beside [`Driver`](crate::Driver) it has methods for tests: hold streams back and let them go,
-/// queue work that touches memory only when it runs, lose a context, look at the clock, count
-/// what is alive, and take a picture of the page tables.
+/// [`ModelDriver`](super::ModelDriver) and [`HostDriver`](crate::host::HostDriver) are the two
+/// machines.
+///
+/// Besides [`Driver`](crate::Driver) it has methods for tests: they hold streams back and release
+/// them, queue work that accesses memory only when it runs, lose a context, read the clock, count
+/// live objects, and take snapshots of the page tables.
 ///
 /// # Work
-/// Work runs in the call that submits it. On a stream that is held back it queues instead, and so
-/// does work that waits for it: queries answer "not done", synchronising calls block until
-/// another thread lets the stream go. Queued work finds its memory when it runs, so a write that
-/// comes late lands in whatever is mapped at its address by then. If nothing is, or the device
-/// has no right there, the context is lost as on a GPU: launches, copies, fills, queries and
-/// synchronisations answer `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls go on.
+/// Work runs in the call that submits it. On a stream that is held back it is queued instead, and
+/// so is work that waits for it: queries return "not done", and synchronizing calls block until
+/// another thread releases the stream. Queued work looks up its memory when it runs, so a late
+/// write goes to whatever is mapped at its address by then. If nothing is mapped there, or the
+/// device has no access, the context is lost as on a GPU: launches, copies, fills, queries and
+/// synchronizations return `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls still
+/// work.
 ///
 /// # Hazards
-/// A GPU may run queued work at any moment; here it runs only when it is let go, and memory that
-/// was swapped at its addresses before that would go unseen. So each call that unmaps, lowers
-/// access or frees while queued work names the range notes a [`Hazard`]. The answers stay those of
-/// a GPU. A test fixture looks at [`hazards`](Self::hazards) when it ends.
+/// A GPU may run queued work at any moment. Here it runs only when it is released, so a change of
+/// the memory at its addresses before that would go unnoticed. Therefore each call that unmaps,
+/// lowers access or frees while queued work names the range records a [`Hazard`]. The results of
+/// the calls stay those of a GPU. A test fixture checks [`hazards`](Self::hazards) when it ends.
 pub struct Machine<B> {
     state: Mutex<State<B>>,
-    /// Told whenever queued work was done or given up.
+    /// Notified when queued work has been done or discarded.
     progress: Condvar,
-    /// Calls whose symbol came after the version that is answered.
+    /// Calls whose symbol is newer than the version that the machine reports.
     missing: HashMap<Call, (&'static str, CudaVersion)>,
     pub(super) version: CudaVersion,
 }
@@ -63,12 +65,12 @@ impl<B: Backing> Machine<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        // No state is left half-changed by a panic that this crate could cause; and a driver that
-        // refuses to answer helps nobody find the one that the caller caused.
+        // No panic inside this crate leaves the state half-changed, and a driver that stops working
+        // after a panic in the caller would make the cause of that panic harder to find.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the rules and puts the call's name on what they answer.
+    /// Runs the rules and adds the call's name to an error.
     pub(super) fn ask<T>(
         &self,
         call: Call,
@@ -78,8 +80,8 @@ impl<B: Backing> Machine<B> {
         let answered = |state: &mut State<B>| {
             let cost = state.rules.costs.of_call(call);
             state.clock.spend(cost);
-            state.let_arrive(call);
-            if let Some(code) = state.spited(call) {
+            state.apply_scheduled(call);
+            if let Some(code) = state.with_random_failures(call) {
                 return Err(code);
             }
             let answer = question(state);
@@ -89,7 +91,7 @@ impl<B: Backing> Machine<B> {
             .map_err(|code| DriverError::new(call, code))
     }
 
-    /// As [`ask`](Self::ask), for calls that then wait for work and finish something after it.
+    /// Runs the rules, waits for the work they return, and runs `after` when that work is done.
     pub(super) fn ask_and_wait(
         &self,
         call: Call,
@@ -101,10 +103,10 @@ impl<B: Backing> Machine<B> {
         let named = |code| DriverError::new(call, code);
         let mut state = self.lock();
         if std::thread::panicking() {
-            // The test that holds streams back has failed, and will let none go.
+            // The test that holds streams back has failed and will not release them.
             let devices = 0..state.devices.len();
             drop(state);
-            devices.for_each(|index| self.let_go_all(Ordinal(index as i32)));
+            devices.for_each(|index| self.release_all_streams(Ordinal(index as i32)));
             state = self.lock();
         }
         loop {
@@ -129,7 +131,7 @@ impl<B: Backing> Machine<B> {
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
         let mut state = self.lock();
         let outcome = act(&mut state);
-        // Something that others waited for may have been done on the way.
+        // Work that other streams wait for may have been done meanwhile.
         state.run_all();
         if std::mem::take(&mut state.progress) {
             self.progress.notify_all();
@@ -148,7 +150,8 @@ impl<B: Backing> Machine<B> {
         }
     }
 
-    /// Places other than devices and the host as a whole want the younger symbol of a call.
+    /// Checks that the version has the symbol `younger` of a call, which locations other than
+    /// devices and the host as a whole require.
     pub(super) fn present_for(&self, call: Call, place: Location, younger: &str) -> Result<()> {
         if [LocationKind::DEVICE, LocationKind::HOST].contains(&place.kind) {
             return Ok(());
@@ -166,23 +169,24 @@ impl<B: Backing> Machine<B> {
 
     // --- for tests -----------------------------------------------------------------------
 
-    /// Holds a stream back: what is submitted to it from now on queues up. The null handle is the
-    /// default stream. A stream that does not exist is not held.
+    /// Holds a stream back: work submitted to it from now on is queued.
     ///
-    /// A synchronising call lets all streams go if its thread unwinds from a panic, so that a test
-    /// which has failed ends.
+    /// The null handle is the default stream. Does nothing for a stream that does not exist. A
+    /// synchronizing call releases all streams if its thread unwinds from a panic, so that a test
+    /// that has failed ends.
     pub fn hold(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, true);
     }
 
-    /// Holds a stream back until a thread has to wait for work of any stream. It stands for a kernel
-    /// that runs until then.
+    /// Holds a stream back until a thread waits for work of any stream, like a kernel that runs
+    /// until then.
     pub fn hold_until_awaited(&self, device: Ordinal, stream: StreamHandle) {
         self.hold(device, stream);
         self.with(|state| state.until_awaited.push((device, stream)));
     }
 
-    /// Lets a stream go: what queued up on it runs now, in this call, with whatever waited for it.
+    /// Releases a stream: the work queued on it, and all work that waited for that, runs in this
+    /// call.
     pub fn let_go(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, false);
     }
@@ -195,14 +199,14 @@ impl<B: Backing> Machine<B> {
         });
     }
 
-    /// Holds back every stream of a device, and those that will be made.
+    /// Holds back every stream of a device, including streams created later.
     pub fn hold_all(&self, device: Ordinal) {
         self.set_all_held(device, true);
     }
 
-    /// Lets every stream of a device go, also those that were held one by one or have been
-    /// destroyed since.
-    pub fn let_go_all(&self, device: Ordinal) {
+    /// Releases every stream of a device, including streams that were held individually or that
+    /// have been destroyed since.
+    pub fn release_all_streams(&self, device: Ordinal) {
         self.set_all_held(device, false);
     }
 
@@ -215,8 +219,9 @@ impl<B: Backing> Machine<B> {
         });
     }
 
-    /// Runs the next piece of work of a held stream and leaves it held. False when there is none,
-    /// or it waits for work of another stream.
+    /// Runs the next piece of work of a held stream, which stays held.
+    ///
+    /// Returns `false` if there is none, or if it waits for work of another stream.
     pub fn step(&self, device: Ordinal, stream: StreamHandle) -> bool {
         self.with(|state| {
             state
@@ -225,13 +230,15 @@ impl<B: Backing> Machine<B> {
         })
     }
 
-    /// Launches what stands for a kernel: when it runs, it reads the ranges in `reads` and fills
-    /// those in `writes` with a byte each. What it touches is not checked before it runs. Pinned
-    /// and managed memory is out of its reach: a program may hold references into it.
+    /// Queues a stand-in for a kernel: when it runs, it reads the ranges in `reads` and fills those
+    /// in `writes` with a byte each.
+    ///
+    /// The ranges are not checked before it runs. It cannot access pinned and managed memory,
+    /// because the program may hold references into it.
     ///
     /// # Errors
-    /// The code that lost the context; `INVALID_HANDLE` for a stream that does not exist;
-    /// `STREAM_CAPTURE_*`.
+    /// Returns the code that lost the context, `INVALID_HANDLE` for a stream that does not exist,
+    /// or `STREAM_CAPTURE_*`.
     pub fn queue_kernel(
         &self,
         device: Ordinal,
@@ -256,71 +263,72 @@ impl<B: Backing> Machine<B> {
         })
     }
 
-    /// Loses a device's context, as an uncorrectable memory error would. Work that is queued on
-    /// it never runs.
+    /// Loses a device's context, like an uncorrectable memory error. Work queued in it never runs.
     pub fn lose_context(&self, device: Ordinal, code: CUresult) {
         self.with(|state| state.lose(device.0, code));
     }
 
-    /// From now on calls fail out of the blue as often as this says; none do without.
-    pub fn set_spite(&self, spite: Option<Spite>) {
+    /// Makes calls fail at random from now on, as often as `spite` says, or stops that with `None`.
+    pub fn set_random_failures(&self, spite: Option<RandomFailures>) {
         self.lock().spiting = spite.map(Spiting::from);
     }
 
-    /// How many calls have failed out of the blue.
+    /// Returns the number of calls that have failed at random.
     #[must_use]
-    pub fn spited(&self) -> u64 {
-        self.lock().spited
+    pub fn with_random_failures(&self) -> u64 {
+        self.lock().with_random_failures
     }
 
-    /// Takes the hazards noted so far: calls that took memory away while queued work named it. The
-    /// first 64 since the last time come with their figures.
+    /// Takes the hazards recorded so far: calls that took memory away while queued work named it.
+    ///
+    /// The first 64 since the last call are returned; later ones are only counted.
     #[must_use]
     pub fn take_hazards(&self) -> Vec<Hazard> {
         self.lock().hazards.take()
     }
 
-    /// How many hazards were noted and not taken.
+    /// Returns the number of hazards that were recorded and not taken.
     #[must_use]
     pub fn hazards(&self) -> u64 {
         self.lock().hazards.count()
     }
 
-    /// The virtual time: what all calls so far would have cost.
+    /// Returns the virtual time: the cost of all calls so far.
     #[must_use]
     pub fn clock(&self) -> Duration {
         self.lock().clock.now()
     }
 
-    /// The part of it that calls of one kind cost, with what they waited for.
+    /// Returns the virtual time that calls of one kind have cost, including the work they waited
+    /// for.
     #[must_use]
     pub fn spent(&self, call: Call) -> Duration {
         let state = self.lock();
         state.spent.get(call as usize).copied().unwrap_or_default()
     }
 
-    /// Lets virtual time pass with nothing done.
+    /// Advances the virtual time.
     pub fn advance(&self, by: Duration) {
         self.lock().clock.advance(by);
     }
 
-    /// Counts what is alive.
+    /// Counts the live objects.
     #[must_use]
     pub fn live(&self) -> Live {
         self.with(State::live)
     }
 
-    /// A picture of the page tables and physicals.
+    /// Takes a snapshot of the page tables and physicals.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.with(State::snapshot)
     }
 
-    /// All the bytes of a range as `device` would read them now, past every queue and whatever
-    /// the state of the context.
+    /// Reads a range as `device` would read it now, regardless of queued work and the state of the
+    /// context.
     ///
     /// # Errors
-    /// `INVALID_VALUE` where the device has no right to read, and for pinned and managed memory.
+    /// Returns `INVALID_VALUE` where the device has no access, and for pinned and managed memory.
     pub fn peek(
         &self,
         device: Ordinal,
@@ -341,7 +349,7 @@ impl<B: Backing> Machine<B> {
     }
 }
 
-/// The calls that no symbol of this version answers, by the table of symbols.
+/// Returns the calls for which this version has no symbol, according to the table of symbols.
 fn missing(version: CudaVersion) -> HashMap<Call, (&'static str, CudaVersion)> {
     let mut missing = HashMap::new();
     for &call in Call::ALL {

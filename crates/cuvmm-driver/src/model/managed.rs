@@ -1,4 +1,4 @@
-//! Managed memory: advice, prefetches, and questions about both.
+//! Managed memory: advice, prefetches, and queries about both.
 
 use super::advice::{Advised, Attributes};
 use super::allocation_table::{Allocations, Kind};
@@ -11,11 +11,11 @@ use crate::{
     RangeAttribute, StreamHandle,
 };
 
-/// The host, and no place, as the driver's answers number them.
+/// The host and no location, as the driver's results number them.
 const HOST: i32 = -1;
 const NOWHERE: i32 = -2;
 
-/// Since when the kind of a place can be asked for.
+/// The version since which the kind of a location can be queried.
 const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
 
 impl Allocations {
@@ -35,7 +35,7 @@ impl Allocations {
     }
 }
 
-/// A place as the answers of before CUDA 12.2 number it: they know no NUMA nodes.
+/// Returns a location as results before CUDA 12.2 number it, which have no NUMA nodes.
 fn number_of(place: Option<Location>) -> i32 {
     match place {
         Some(place) if place.kind == LocationKind::DEVICE => place.id,
@@ -56,7 +56,8 @@ fn id_of(place: Option<Location>) -> i32 {
 }
 
 impl<B: Backing> State<B> {
-    /// A place where pages can lie, as the answers name it: a thread runs on the first node.
+    /// Returns a location where pages can be, as results name it. A thread is taken to run on the
+    /// first node.
     fn home_at(&self, location: Location) -> Answer<Location> {
         match location.kind {
             LocationKind::HOST_NUMA => {
@@ -69,7 +70,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// One who can touch pages.
+    /// Returns a location that can access pages.
     fn user_at(&self, location: Location) -> Answer<Location> {
         match location.kind {
             LocationKind::DEVICE => {
@@ -81,7 +82,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// A device that pages are moved to and from while others use them.
+    /// Checks that pages can be moved to and from a device while other processors use them.
     fn moves_on(&self, device: Ordinal) -> Answer {
         let ability = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
         self.can(device, ability, INVALID_DEVICE)
@@ -100,7 +101,7 @@ impl<B: Backing> State<B> {
         let target = self.home_at(location)?;
         self.moves_on(device)?;
         self.submit(device, stream, Work::Prefetch)?;
-        // What is told is where it was last sent, whether or not it has gone.
+        // The result of a query is the location of the last prefetch, whether or not it has run.
         let (advised, end) = self.allocations.managed(address.0, size)?;
         advised.change(address.0, end, |attributes| {
             attributes.prefetched = Some(target);
@@ -135,7 +136,7 @@ impl<B: Backing> State<B> {
         let change: fn(&mut Attributes, Location) = match advice {
             Advice::SET_READ_MOSTLY => |attributes, _| attributes.read_mostly = true,
             Advice::UNSET_READ_MOSTLY => |attributes, _| attributes.read_mostly = false,
-            // A node is taken, and not told of.
+            // A NUMA node is accepted, and queries do not report it.
             Advice::SET_PREFERRED_LOCATION => |attributes, place| {
                 attributes.preferred =
                     Some(place).filter(|place| place.kind != LocationKind::HOST_NUMA);

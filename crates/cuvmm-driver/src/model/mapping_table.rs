@@ -13,21 +13,21 @@ pub(crate) struct Mapping {
 
 /// All mappings by address. They never overlap.
 ///
-/// One map for the whole address space, not one for each reservation, because the driver lets a
-/// mapping run from one reservation into the next.
+/// There is one map for the whole address space and not one for each reservation, because the
+/// driver lets a mapping extend from one reservation into the next.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     pub(crate) by_address: BTreeMap<u64, Mapping>,
 }
 
 impl Mappings {
-    /// The mapping that an address lies in, with its start.
+    /// Returns the mapping that contains an address, with its start.
     pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (&start, mapping) = self.by_address.range(..=address).next_back()?;
         (address - start < mapping.size).then_some((start, mapping))
     }
 
-    /// The mappings that touch a range, in order.
+    /// Returns the mappings that intersect a range, in order.
     pub(crate) fn touching(
         &self,
         address: u64,
@@ -44,7 +44,7 @@ impl Mappings {
         self.touching(address, size).next().is_some()
     }
 
-    /// Whether the mappings in a range cover it without a hole.
+    /// Returns `true` if the mappings in a range cover it without a hole.
     pub(crate) fn cover(&self, address: u64, size: u64) -> bool {
         let mut at = address;
         for (start, mapping) in self.touching(address, size) {

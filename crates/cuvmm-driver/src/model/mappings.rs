@@ -1,4 +1,4 @@
-//! Physicals placed in reservations.
+//! Physicals mapped in reservations.
 
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::{Backing, Part};
@@ -9,8 +9,8 @@ use super::state::State;
 use crate::{Call, DeviceAddress, PhysicalHandle};
 
 impl<B: Backing> State<B> {
-    /// The checks in the order that fits every case measured. The end may lie outside the
-    /// reservation that the start lies in.
+    /// Maps a physical. The order of the checks fits every measured case. The end may be outside
+    /// the reservation that contains the start.
     pub(crate) fn map(
         &mut self,
         address: DeviceAddress,
@@ -47,7 +47,8 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Refuses to cut a mapping; holes, and ends outside the reservation, are let through.
+    /// Unmaps whole mappings. Refuses to split a mapping; accepts holes and an end outside the
+    /// reservation.
     pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Answer {
         require(size != 0, INVALID_VALUE)?;
         require(self.aligned(address.0) && self.aligned(size), INVALID_VALUE)?;
@@ -81,7 +82,7 @@ impl<B: Backing> State<B> {
             if let Some(physical) = self.physicals.by_handle.get_mut(&mapping.handle) {
                 physical.mappings -= 1;
             }
-            self.reap(mapping.handle);
+            self.remove_if_unused(mapping.handle);
             if !self.streams.is_idle() {
                 taken.push(Taken::unmapped(start, mapping.size, mapping.rights));
             }

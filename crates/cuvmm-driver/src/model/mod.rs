@@ -1,60 +1,76 @@
 //! The rules and costs of the driver without memory.
 //!
-//! A [`ModelDriver`] keeps the books that the real driver keeps (reservations, physicals,
-//! mappings, rights, streams, events, captures), answers as a GPU was measured to answer, and
-//! counts on a virtual clock what the calls would have cost. It moves no bytes: a copy out of
-//! device memory reads zero. Pinned and managed memory is real, because programs touch it
-//! directly; copies by device calls do not reach it.
+//! A [`ModelDriver`] keeps the state that the real driver keeps (reservations, physicals, mappings,
+//! access, streams, events, captures), returns what a GPU was measured to return, and adds up on a
+//! virtual clock what the calls would have cost. It moves no bytes: a copy from device memory reads
+//! zero. Pinned and managed memory is real, because programs access it directly; copies by device
+//! calls do not reach it.
 //!
-//! # Where it differs from a GPU
-//! The answers of an H200 are recorded (`crates/conformance/answers`), and the model gives the same
-//! ones, case by case, but for these:
-//! - Mapping a handle that names nothing any more ends the process there; here it is
-//!   `INVALID_VALUE`.
-//! - An exported descriptor is a file of the model's own, and a dma-buf is a descriptor with
-//!   nothing in it.
-//! - Work takes virtual time only for whoever waits for it: a query answers that it is done.
-//! - Imported memory of another process is charged to nobody here, nor are managed pages.
+//! ```
+//! use cuvmm_driver::model::{ModelDriver, ModelOptions};
+//! use cuvmm_driver::{Call, DeviceAddress, Driver};
+//!
+//! let driver = ModelDriver::new(ModelOptions::new().devices(2));
+//! let address = driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0)?;
+//! println!("on an H200 this takes {:?}", driver.clock());
+//! assert_eq!(driver.clock(), driver.spent(Call::MemAddressReserve));
+//! assert_eq!(driver.live().reservations, 1);
+//! // SAFETY: the reservation comes from this driver, and nothing is mapped in it.
+//! unsafe { driver.free_reservation(address, 2 << 20)? };
+//! assert!(driver.live().is_nothing());
+//! # Ok::<(), cuvmm_driver::DriverError>(())
+//! ```
+//!
+//! # Differences from a GPU
+//! The results of an H200 are recorded (`crates/conformance/answers`). The model returns the same
+//! in every case, except for these:
+//! - Mapping a handle that has been released and has no mapping ends the process on the GPU. Here
+//!   it is `INVALID_VALUE`.
+//! - An exported descriptor is a file of the model, and a dma-buf is an empty descriptor.
+//! - Work takes virtual time only for a call that waits for it: a query reports it as done.
+//! - Memory imported from another process is not charged, nor are managed pages.
 //! - An allocation on a capturing stream is `NOT_SUPPORTED`.
 //!
 //! # The hostile manner
-//! [`Manner::Hostile`] is a driver that keeps to the documentation and to nothing else. It refuses
-//! what [`Manner::Strict`] refuses, and
-//! - **hints are ignored**: a reservation goes where the last freed one that is large enough lay,
-//!   so that a late user meets the new owner; else as low as it fits, directly beside another;
-//! - **handle values are used again at once**, the last gone first, for things of any kind: a
-//!   handle kept too long names something else;
-//! - **a refusal carries any code** that is [`documented`] for the call, chosen by
+//! [`Manner::Hostile`] is a driver that follows the documentation and nothing else. It refuses what
+//! [`Manner::Strict`] refuses, and:
+//! - **hints are ignored**: a reservation is placed where the last freed one that is large enough
+//!   was, so that a stale user meets the new owner; otherwise at the lowest address that fits,
+//!   directly beside another;
+//! - **handle values are reused at once**, the last freed first, for objects of any kind, so that a
+//!   stale handle names another object;
+//! - **a refusal has any code** that is [`documented`] for the call, chosen by
 //!   [`ModelOptions::seed`].
 //!
-//! Codes that a program may act on are neither replaced nor put in the place of others: lack of
-//! memory (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has gone
-//! (`DEINITIALIZED`), what has to do with captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`), and
-//! `NOT_SUPPORTED` by `cuCtxRecordEvent`. "Not ready" is no error here, and a missing symbol no
-//! code.
+//! Codes that a program may act on are neither replaced nor used as replacements: lack of memory
+//! (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has shut down (`DEINITIALIZED`),
+//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`), and `NOT_SUPPORTED` by
+//! `cuCtxRecordEvent`. "Not ready" is not an error here, and a missing symbol has no code.
 //!
-//! [`Spite`] adds calls that fail out of the blue, in this manner or another.
+//! [`RandomFailures`] makes calls fail at random, in any manner.
 //!
-//! # What is not measured
-//! From the documentation, or guessed where that is silent:
+//! # Behavior that was not measured
+//! The following comes from the documentation, or is assumed where the documentation says nothing:
 //! - Granting access to a device that cannot reach the memory is `PEER_ACCESS_UNSUPPORTED`.
-//! - A stream or event of a lost context is destroyed, with the code that lost it.
-//! - A hint is followed to the start of what is left of a range freed lately. In the middle of one
-//!   it was seen not to be; that the start makes the difference is a guess that fits all answers.
-//! - `address_range` finds a mapping for a device that has a right on it, be it only to read. It
-//!   was seen to find an open one and not to find one that nobody has a right on.
-//! - Advice and prefetches of managed memory mean whole pages of the host, NUMA nodes are told from
-//!   the host as a whole, and the last prefetch is told at once: so the header says. That a node
-//!   which is not there is `INVALID_VALUE` is a guess.
-//! - On a device that moves no managed pages while the host uses them, moving them there and advice
-//!   that names it are `INVALID_DEVICE`.
-//! - A memory pool keeps what `cuMemFreeAsync` gave it until the next synchronisation of a stream,
-//!   an event or the context: so the documentation says of a pool with its default attributes. That a
-//!   lack of memory elsewhere does not make it give back sooner is a guess.
-//! - What a reset of the primary context leaves: so the documentation says, which does not name
-//!   mappings.
-//! - Pinned memory of no bytes lies at an address of its own and is charged as one granule. That
-//!   it is given out and can be given back was seen.
+//! - A stream or event of a lost context is destroyed, and the call returns the code that lost it.
+//! - A hint is followed to the start of the unused part of a recently freed range. A hint to the
+//!   middle of one was measured not to be followed; that the start makes the difference is an
+//!   assumption that fits all results.
+//! - `address_range` finds a mapping for a device that has any access to it, even if only to read.
+//!   It was measured to find a mapping with access and not to find one without any.
+//! - Advice and prefetches of managed memory apply to whole pages of the host, NUMA nodes are
+//!   distinct from the host as a whole, and the last prefetch is reported at once: so the header
+//!   says. That a node that does not exist is `INVALID_VALUE` is an assumption.
+//! - On a device that cannot migrate managed pages while the host uses them, prefetching to it and
+//!   advice that names it are `INVALID_DEVICE`.
+//! - A memory pool keeps the memory that `cuMemFreeAsync` freed until the next synchronization of a
+//!   stream, an event or the context: so the documentation says of a pool with its default
+//!   attributes. That a lack of memory elsewhere does not make the pool return it sooner is an
+//!   assumption.
+//! - The effect of a reset of the primary context is that of the documentation, which does not
+//!   mention mappings.
+//! - Pinned memory of 0 bytes has its own address and is charged as one granule. That it can be
+//!   allocated and freed was measured.
 
 mod access;
 mod advice;
@@ -113,7 +129,7 @@ pub use machine::Machine;
 pub use nothing::Nothing;
 pub use options::{Manner, ModelOptions};
 pub use picture::{Live, MappedAt, PhysicalSeen, Snapshot};
-pub use spite::Spite;
+pub use spite::RandomFailures;
 
 pub(crate) use answer::{Answer, OUT_OF_MEMORY};
 pub(crate) use options::{Rules, shared_options};
@@ -124,7 +140,7 @@ pub(crate) use space::Space;
 pub type ModelDriver = Machine<Nothing>;
 
 impl Machine<Nothing> {
-    /// A driver with the devices that the options describe.
+    /// Creates a driver with the devices that the options describe.
     #[must_use]
     pub fn new(options: ModelOptions) -> Self {
         let nothing = Nothing::new(options.rules.address_end, options.rules.gap());

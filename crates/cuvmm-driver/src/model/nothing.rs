@@ -10,18 +10,20 @@ use super::pages::Pages;
 use super::space::Space;
 use crate::{DeviceMemory, DriverKind};
 
-/// Where the model's addresses begin.
+/// The lowest address that the model uses.
 const FIRST_ADDRESS: u64 = 1 << 34;
 
-/// Nothing behind the addresses. Copies out read zero, copies in are lost; only pinned and
-/// managed memory is real, because programs touch it directly.
+/// A backing without memory.
+///
+/// Copies from it read zero, copies to it are lost. Only pinned and managed memory is real, because
+/// programs access it directly.
 #[derive(Debug)]
 pub struct Nothing {
     addresses: Space,
-    /// Left free before each reservation that is not at a place of the caller's choice, so that
-    /// what runs out of one does not run into the next.
+    /// The size of the gap before each reservation that is not at an address chosen by the caller,
+    /// so that an access beyond the end of one reservation does not reach the next.
     gap: u64,
-    /// Reservations at places of the caller's choice.
+    /// The reservations at addresses chosen by the caller.
     chosen: BTreeSet<u64>,
     pages: BTreeMap<u64, Pages>,
 }
@@ -90,7 +92,7 @@ impl Backing for Nothing {
         }
         let pages = Pages::new(size)?;
         let address = pages.address();
-        // The system chose the address; it must not be one that the model has handed out.
+        // The system chose the address. It must not be one that the model uses already.
         if !self.addresses.claim(address, size) {
             return Err(OUT_OF_MEMORY);
         }

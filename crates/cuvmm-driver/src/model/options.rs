@@ -1,30 +1,30 @@
-//! How a machine is set up before it answers.
+//! The options of a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cuvmm_sys::CudaVersion;
 
-use super::{Costs, Spite};
+use super::{Costs, RandomFailures};
 use crate::DeviceAttribute;
 
-/// What the machine lets through, and how it answers where the documentation leaves it a choice.
+/// The calls that the machine accepts, and its choices where the documentation leaves them open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Manner {
-    /// What a real GPU's driver was measured to let through and to refuse.
+    /// Accepts and refuses what a real GPU's driver was measured to accept and refuse.
     #[default]
     AsMeasured,
-    /// All that the header forbids is refused too: mapping past the end of a reservation or
+    /// Also refuses everything that the header forbids: mapping past the end of a reservation or
     /// across two, unmapping or granting access over a hole, mapping a released handle, unknown
-    /// handle types, the granularity of a device that is not there. `INVALID_VALUE` each, save
-    /// the last, which is `INVALID_DEVICE`.
+    /// handle types, and the granularity of a device that does not exist. Each is `INVALID_VALUE`,
+    /// except the last, which is `INVALID_DEVICE`.
     Strict,
-    /// What is forbidden is refused as in [`Strict`](Self::Strict), and all that is left open is
-    /// chosen to the disadvantage of who builds on it: see [the module](super#the-hostile-manner).
+    /// Refuses what [`Strict`](Self::Strict) refuses, and makes each open choice to the
+    /// disadvantage of code that relies on it: see [the module](super#the-hostile-manner).
     Hostile,
 }
 
-/// What the rules are told at the start; both option types build one.
+/// The parameters of the rules, which both option types build.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) name: String,
@@ -38,7 +38,7 @@ pub(crate) struct Rules {
     pub(crate) fabric: bool,
     pub(crate) manner: Manner,
     pub(crate) seed: u64,
-    pub(crate) spite: Option<Spite>,
+    pub(crate) spite: Option<RandomFailures>,
     pub(crate) version: CudaVersion,
     pub(crate) unreachable: BTreeSet<(i32, i32)>,
     pub(crate) attributes: BTreeMap<i32, i32>,
@@ -69,8 +69,9 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// How much is left free before each reservation, so that what runs out of one does not run
-    /// into the next. Nothing where that is to happen.
+    /// Returns the size of the gap before each reservation, which keeps an access beyond the end of
+    /// one reservation from reaching the next. It is 0 in the hostile manner, where such an access
+    /// is to reach the next one.
     pub(crate) fn gap(&self) -> u64 {
         match self.manner {
             Manner::Hostile => 0,
@@ -79,11 +80,13 @@ impl Rules {
     }
 }
 
-/// The methods that both option types share.
+/// Generates the methods that both option types share.
 macro_rules! shared_options {
     ($options:ident) => {
         impl $options {
-            /// How many devices there are; default 1. They all reach each other's memory unless
+            /// Sets the number of devices; default 1.
+            ///
+            /// They can all access each other's memory except where
             /// [`unreachable`](Self::unreachable) says otherwise.
             #[must_use]
             pub fn devices(mut self, count: u16) -> Self {
@@ -91,15 +94,17 @@ macro_rules! shared_options {
                 self
             }
 
-            /// The product name that devices answer with.
+            /// Sets the product name of the devices.
             #[must_use]
             pub fn name(mut self, name: impl Into<String>) -> Self {
                 self.rules.name = name.into();
                 self
             }
 
-            /// The allocation granularity in bytes, rounded up to a power of two and to at least
-            /// 4 KiB (or the system's page size, on the host); default 2 MiB.
+            /// Sets the allocation granularity in bytes; default 2 MiB.
+            ///
+            /// It is rounded up to a power of two and to at least 4 KiB (on the host driver, the
+            /// system's page size).
             #[must_use]
             pub fn granularity(mut self, bytes: u64) -> Self {
                 let bytes = bytes.clamp(4096, 1 << 40);
@@ -107,84 +112,91 @@ macro_rules! shared_options {
                 self
             }
 
-            /// How many mappings may have access on one device, aliases counted each;
-            /// default 524,000. What would go beyond is `OUT_OF_MEMORY` at `set_access`.
+            /// Sets the number of mappings that one device may have access to, counting each alias;
+            /// default 524,000.
+            ///
+            /// Beyond it, `set_access` returns `OUT_OF_MEMORY`.
             #[must_use]
             pub fn mapping_ceiling(mut self, mappings: u64) -> Self {
                 self.rules.mapping_ceiling = mappings;
                 self
             }
 
-            /// How many bytes of host memory physicals may take in all.
+            /// Sets the number of bytes of host memory that all physicals together may use.
             #[must_use]
             pub fn host_capacity(mut self, bytes: u64) -> Self {
                 self.rules.host_capacity = bytes;
                 self
             }
 
-            /// How many NUMA nodes the host has; default 1.
+            /// Sets the number of NUMA nodes of the host; default 1.
             #[must_use]
             pub fn numa_nodes(mut self, count: u16) -> Self {
                 self.rules.numa_nodes = i32::from(count);
                 self
             }
 
-            /// `device` cannot reach the memory of `peer`.
+            /// Makes the memory of `peer` inaccessible to `device`.
             #[must_use]
             pub fn unreachable(mut self, device: i32, peer: i32) -> Self {
                 self.rules.unreachable.insert((device, peer));
                 self
             }
 
-            /// Whether fabric handles can be had; by default the call refuses them though the
-            /// attribute promises them, as was measured.
+            /// Sets whether fabric handles can be created.
+            ///
+            /// By default the call refuses them although the attribute reports them as supported,
+            /// as was measured.
             #[must_use]
             pub fn fabric(mut self, yes: bool) -> Self {
                 self.rules.fabric = yes;
                 self
             }
 
-            /// What is let through, and how it is answered; default as measured.
+            /// Sets the manner; default [`Manner::AsMeasured`].
             #[must_use]
             pub fn manner(mut self, manner: Manner) -> Self {
                 self.rules.manner = manner;
                 self
             }
 
-            /// What the hostile manner chooses the codes of refusals by; default 0.
+            /// Sets the seed by which the hostile manner chooses the codes of refusals; default 0.
             #[must_use]
             pub fn seed(mut self, seed: u64) -> Self {
                 self.rules.seed = seed;
                 self
             }
 
-            /// Calls fail out of the blue as often as this says, in any manner; by default none
-            /// do. [`Machine::set_spite`](crate::model::Machine::set_spite) changes it later.
+            /// Makes calls fail at random, as often as `spite` says, in any manner; by default none
+            /// do.
+            ///
+            /// [`Machine::set_random_failures`](crate::model::Machine::set_random_failures) changes it later.
             #[must_use]
-            pub fn spite(mut self, spite: Spite) -> Self {
+            pub fn spite(mut self, spite: RandomFailures) -> Self {
                 self.rules.spite = Some(spite);
                 self
             }
 
-            /// The CUDA version that is answered, default 13.0. Calls that came later are
-            /// missing symbols.
+            /// Sets the CUDA version that the driver reports; default 13.0. Newer calls are missing
+            /// symbols.
             #[must_use]
             pub fn version(mut self, version: CudaVersion) -> Self {
                 self.rules.version = version;
                 self
             }
 
-            /// What one device attribute answers, on every device. Managed memory follows its
-            /// attributes: without [`DeviceAttribute::MANAGED_MEMORY`] there is none, and without
-            /// [`DeviceAttribute::CONCURRENT_MANAGED_ACCESS`] it cannot be moved to a device by
-            /// hand or be advised to lie there.
+            /// Sets the value of one device attribute, on every device.
+            ///
+            /// Managed memory follows its attributes: without [`DeviceAttribute::MANAGED_MEMORY`]
+            /// there is none, and without [`DeviceAttribute::CONCURRENT_MANAGED_ACCESS`] it can
+            /// neither be prefetched to a device nor be advised to be there.
             #[must_use]
             pub fn attribute(mut self, attribute: DeviceAttribute, value: i32) -> Self {
                 self.rules.attributes.insert(attribute.0, value);
                 self
             }
 
-            /// What calls cost on the virtual clock; default one H200.
+            /// Sets the costs of calls on the virtual clock; default those of an H200.
             #[must_use]
             pub fn costs(mut self, costs: Costs) -> Self {
                 self.rules.costs = costs;
@@ -195,28 +207,29 @@ macro_rules! shared_options {
 }
 pub(crate) use shared_options;
 
-/// How a [`ModelDriver`](super::ModelDriver) is set up. The default is one device of 143 GiB that
-/// behaves and costs as an H200 was measured to.
+/// Options of a [`ModelDriver`](super::ModelDriver).
+///
+/// The default is one device of 143 GiB with the behavior and costs measured on an H200.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
     pub(crate) rules: Rules,
 }
 
 impl ModelOptions {
-    /// The defaults.
+    /// Returns the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The memory of each device in bytes; default 143 GiB.
+    /// Sets the memory of each device in bytes; default 143 GiB.
     #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.rules.capacity = bytes;
         self
     }
 
-    /// Where the address space ends; default 2^47.
+    /// Sets the end of the address space; default 2^47.
     #[must_use]
     pub fn address_end(mut self, end: u64) -> Self {
         self.rules.address_end = end;

@@ -1,7 +1,7 @@
-//! Host memory that a device reaches too: pinned and managed memory.
+//! Host memory that devices can access too: pinned and managed memory.
 //!
-//! Programs touch it directly, so it is real on every backend, the model included. This file
-//! holds the calls of the system for it, which are `unsafe` because they make and end mappings.
+//! Programs access it directly, so it is real on every backend, including the model. This file
+//! contains the system calls for it, which are `unsafe` because they create and remove mappings.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::answer::{Answer, OUT_OF_MEMORY};
 
-/// Zeroed pages of this process, given back on drop. Untouched ones cost nothing.
+/// Zeroed pages of this process, unmapped on drop. Pages that were never accessed use no memory.
 #[derive(Debug)]
 pub(crate) struct Pages {
     address: u64,
@@ -23,7 +23,7 @@ impl Pages {
         let size = usize::try_from(size).map_err(|_| OUT_OF_MEMORY)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at a place of the system's choice touches no other.
+        // SAFETY: a new anonymous mapping at an address chosen by the system touches no other.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), size, protection, flags) }
             .map_err(|_| OUT_OF_MEMORY)?;
         Ok(Self {
@@ -40,8 +40,9 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let start = ptr::with_exposed_provenance_mut::<c_void>(self.address as usize);
-        // SAFETY: the mapping is ours; whoever freed the allocation promised (`host_free`, `free`)
-        // that no reference into it lives. A failure leaves it mapped, which harms nobody.
+        // SAFETY: `new` made the mapping. The caller that freed the allocation (`host_free`,
+        // `free`) promised that no reference into it is live. A failure leaves it mapped, which
+        // does no harm.
         let _ = unsafe { munmap(start, self.size) };
     }
 }

@@ -11,7 +11,8 @@ use super::device_state::Owner;
 use super::exports::Identity;
 use crate::{Location, PhysicalProps};
 
-/// What one handle value names. It goes when it has neither references nor mappings.
+/// A physical allocation, named by one handle value. It ends when it has neither references nor
+/// mappings.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) size: u64,
@@ -20,18 +21,18 @@ pub(crate) struct Physical {
     pub(crate) mappings: u64,
     pub(crate) memory: MemoryKey,
     pub(crate) imported: bool,
-    /// Created cold, and nobody has had access since.
+    /// Created cold, and no location has had access since.
     pub(crate) cold: bool,
 }
 
-/// The bytes. They go when no handle names them and no exported descriptor is open.
+/// The bytes of a physical. They end when no handle names them and no exported descriptor is open.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) size: u64,
     pub(crate) location: Location,
-    /// Whose it is here; nobody's when another process made it.
+    /// The owner that is charged; `None` if another process created the memory.
     pub(crate) owner: Option<Owner>,
-    /// How many handle values name it.
+    /// The number of handle values that name it.
     pub(crate) handles: u64,
     pub(crate) file: Option<Arc<OwnedFd>>,
     pub(crate) identity: Option<Identity>,
@@ -43,17 +44,18 @@ pub(crate) struct Physicals {
     pub(crate) by_handle: BTreeMap<u64, Physical>,
     pub(crate) memories: BTreeMap<MemoryKey, Memory>,
     pub(crate) by_identity: HashMap<Identity, MemoryKey>,
-    /// Memories without handles whose exported descriptors were open when last looked at.
+    /// Memories without handles whose exported descriptors were open at the last check.
     pub(crate) lingering: BTreeSet<MemoryKey>,
     pub(crate) host_used: u64,
     next_key: u64,
-    /// When memory of a location and size was released: the driver has it at hand for a while.
+    /// When memory of a location and size was released: for a while, the driver can reuse it
+    /// cheaply.
     pub(crate) warm: BTreeMap<(Location, u64), VecDeque<Duration>>,
-    /// What was released at a location since its last create.
+    /// The memory released at each location since its last create.
     pub(crate) released: BTreeMap<Location, Released>,
 }
 
-/// Bytes released in a row, when the last of them were, and how many were created since.
+/// The bytes released in a row, the time of the last release, and the bytes created since.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Released {
     pub(crate) bytes: u64,
@@ -66,7 +68,7 @@ impl Physicals {
         self.by_handle.get(&handle).ok_or(INVALID_VALUE)
     }
 
-    /// Memories that only exported descriptors keep alive.
+    /// Returns the number of memories that only exported descriptors keep alive.
     pub(crate) fn exported_only(&self) -> usize {
         self.lingering.len()
     }

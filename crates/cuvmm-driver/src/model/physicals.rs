@@ -120,8 +120,10 @@ impl<B: Backing> State<B> {
         PhysicalHandle(handle)
     }
 
-    /// What was released lately costs little to create again, once the driver is done with it.
-    /// Says whether it was cold.
+    /// Spends the cost of a create. Recently released memory is cheap to create again, once the
+    /// driver has finished the release.
+    ///
+    /// Returns `true` if the memory was created cold.
     fn spend_create(&mut self, location: Location, size: u64) -> bool {
         if let Some(released) = self.physicals.released.get_mut(&location) {
             released.created = released.created.saturating_add(size);
@@ -151,7 +153,7 @@ impl<B: Backing> State<B> {
         !warm
     }
 
-    /// Notes what a release leaves the driver to do.
+    /// Records a release, on which the cost of later creates depends.
     fn note_release(&mut self, location: Location, size: u64) {
         let now = self.clock.now();
         let times = self.physicals.warm.entry((location, size)).or_default();
@@ -171,10 +173,10 @@ impl<B: Backing> State<B> {
             .by_handle
             .get_mut(&handle.0)
             .ok_or(INVALID_VALUE)?;
-        // Released before, alive only through its mappings.
+        // If the handle was released before, only its mappings keep it alive.
         require(physical.references != 0, INVALID_VALUE)?;
         physical.references -= 1;
-        self.reap(handle.0);
+        self.remove_if_unused(handle.0);
         Ok(())
     }
 
@@ -194,8 +196,8 @@ impl<B: Backing> State<B> {
         Ok(self.physicals.get(handle.0)?.props)
     }
 
-    /// Ends a physical that nothing refers to any more, and its memory if that was the last.
-    pub(crate) fn reap(&mut self, handle: u64) {
+    /// Ends a physical without references and mappings, and its memory if this was its last handle.
+    pub(crate) fn remove_if_unused(&mut self, handle: u64) {
         let Some(physical) = self.physicals.by_handle.get(&handle) else {
             return;
         };
@@ -243,7 +245,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Looks again at memory that only exported descriptors held.
+    /// Checks again the memory that only exported descriptors held.
     pub(crate) fn sweep(&mut self) {
         for key in self.physicals.lingering.clone() {
             self.end_memory(key);
@@ -285,8 +287,8 @@ impl<B: Backing> State<B> {
         Ok(Exported::Fd(given))
     }
 
-    /// Memory of this machine is found again; a descriptor of another machine or process brings
-    /// memory that is charged to nobody here.
+    /// Imports a physical. Memory of this machine is recognized; a descriptor of another machine or
+    /// process brings memory that is not charged here.
     pub(crate) fn import(
         &mut self,
         source: ImportSource,
@@ -317,7 +319,7 @@ impl<B: Backing> State<B> {
         Ok(self.new_physical(key, size, PhysicalProps::at(location), true))
     }
 
-    /// A location that this machine has: another process may have more devices.
+    /// Returns a location that this machine has: another process may have more devices.
     fn place_here(&self, location: Location) -> Location {
         match self.owner_of(location) {
             Ok(_) => location,

@@ -1,10 +1,10 @@
-//! Counts and pictures of a machine, for tests that look for leaks and for changes.
+//! Counts and snapshots of a machine, for tests that check for leaks and changes.
 
 use super::backing::Backing;
 use super::state::State;
 use crate::{AccessDesc, DeviceAddress, Location, PhysicalHandle};
 
-/// How many things a machine has handed out that have not been given back.
+/// The numbers of live objects of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Live {
@@ -14,10 +14,10 @@ pub struct Live {
     pub reserved_bytes: u64,
     /// Handle values that still name something.
     pub physicals: usize,
-    /// References to them that want a `release`.
+    /// References to physicals that still need a `release`.
     pub references: u64,
-    /// Bytes of physical memory, each counted once however many handles name it, that handles or
-    /// exported descriptors keep alive.
+    /// Bytes of physical memory that handles or exported descriptors keep alive. Memory with
+    /// several handles is counted once.
     pub physical_bytes: u64,
     /// Physical allocations that only exported descriptors keep alive.
     pub exported_only: usize,
@@ -25,27 +25,27 @@ pub struct Live {
     pub mappings: usize,
     /// Plain, pooled, pinned and managed allocations.
     pub allocations: usize,
-    /// Streams that were made.
+    /// Streams that were created and not destroyed.
     pub streams: usize,
     /// Events.
     pub events: usize,
     /// Captures that have begun and not ended.
     pub captures: usize,
-    /// Graphs, and graphs made ready.
+    /// Graphs and executable graphs.
     pub graphs: usize,
-    /// Pieces of work that wait in streams.
+    /// Queued pieces of work.
     pub queued: usize,
 }
 
 impl Live {
-    /// Whether nothing is left.
+    /// Returns `true` if nothing is live.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The page tables and the physicals of a machine at one moment. Two that are equal mean that
+/// The page tables and the physicals of a machine at one moment. If two snapshots are equal,
 /// nothing changed in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -64,13 +64,13 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MappedAt {
-    /// Where it begins.
+    /// Its start address.
     pub address: DeviceAddress,
     /// Its size in bytes.
     pub size: u64,
-    /// What is mapped.
+    /// The physical that is mapped.
     pub handle: PhysicalHandle,
-    /// Who has which right; who is not listed has none.
+    /// The access of each location; locations that are not listed have none.
     pub access: Vec<AccessDesc>,
 }
 
@@ -82,11 +82,11 @@ pub struct PhysicalSeen {
     pub handle: PhysicalHandle,
     /// Its size in bytes.
     pub size: u64,
-    /// Where it lies.
+    /// Its location.
     pub location: Location,
-    /// References that want a `release`; 0 when only mappings keep it.
+    /// References that still need a `release`; 0 if only mappings keep it alive.
     pub references: u64,
-    /// How often it is mapped.
+    /// The number of its mappings.
     pub mappings: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What lies at an address, for those who ask.
+//! Queries about addresses.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +14,7 @@ const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 const HOST_MEMORY: u64 = 1;
 const DEVICE_MEMORY: u64 = 2;
 
-/// What an address lies in.
+/// The mapping or allocation that contains an address.
 struct Found {
     start: u64,
     size: u64,
@@ -54,8 +54,8 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// A mapping that the device has no right on is not found, as measured, though
-    /// [`pointer_attribute`](Self::pointer_attribute) finds it.
+    /// Returns the range that contains an address. A mapping that the device has no access to is
+    /// not found, as measured, although [`pointer_attribute`](Self::pointer_attribute) finds it.
     pub(crate) fn address_range(
         &self,
         device: Ordinal,
@@ -80,7 +80,7 @@ impl<B: Backing> State<B> {
         let found = self.find(address.0).ok_or(INVALID_VALUE)?;
         match attribute {
             PointerAttribute::MEMORY_TYPE => Ok(found.memory_type),
-            // Unique while it lives, which is all that a model needs.
+            // Unique while the allocation lives, which is enough for a model.
             PointerAttribute::BUFFER_ID => Ok(found.start),
             PointerAttribute::IS_MANAGED => Ok(u64::from(found.managed)),
             PointerAttribute::DEVICE_ORDINAL => Ok(found.device as u64),
@@ -91,7 +91,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// The descriptor stands for a dma-buf: it has the range's length and nothing in it.
+    /// Returns a stand-in for a dma-buf: a descriptor of the range's length without contents.
     pub(crate) fn dma_buf(
         &self,
         device: Ordinal,
@@ -99,7 +99,7 @@ impl<B: Backing> State<B> {
         size: u64,
     ) -> Answer<OwnedFd> {
         self.context(device)?;
-        // In pages of the host, not in granules.
+        // The granularity is a page of the host and not a granule.
         let page = rustix::param::page_size() as u64;
         let whole = address.0.is_multiple_of(page) && size.is_multiple_of(page);
         require(size != 0 && whole, INVALID_VALUE)?;
@@ -111,7 +111,7 @@ impl<B: Backing> State<B> {
         exports::stand_in(size)
     }
 
-    /// Mappings have no legacy handle; plain memory has one that nothing here can open.
+    /// Returns the legacy handle of plain memory, which nothing here can open. Mappings have none.
     pub(crate) fn ipc_mem_handle(
         &self,
         device: Ordinal,

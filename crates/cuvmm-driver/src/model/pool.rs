@@ -1,4 +1,4 @@
-//! Allocations that begin and end in the order of a stream, from the memory pool of a device.
+//! Stream-ordered allocations from the memory pool of a device.
 
 use super::allocation_table::Kind;
 use super::answer::{Answer, NOT_SUPPORTED, require};
@@ -16,7 +16,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<DeviceAddress> {
         self.context(device)?;
         let key = self.stream(device, stream)?;
-        // A captured allocation would be a node of the graph, which is not modelled.
+        // A captured allocation would be a node of the graph, which is not modeled.
         let capturing = self
             .streams
             .get(key)

@@ -1,20 +1,20 @@
-//! Which code a refusal carries: the measured one, or in the hostile manner any other that says
-//! no more than "no"; and which one a call that fails out of the blue.
+//! The codes of refusals, measured or chosen by the hostile manner, and of calls that fail at
+//! random.
 //!
-//! # Codes that say more
-//! A program may act on them, so the hostile manner neither replaces them nor puts them in the
-//! place of others:
-//! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and giving some back helps.
-//! - Those after which the context is lost ([`DriverError::is_sticky`]), and whatever code a
+//! # Codes with a meaning beyond refusal
+//! A program may act on these codes, so the hostile manner neither replaces them nor uses them as
+//! replacements:
+//! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and freeing some helps.
+//! - The codes after which the context is lost ([`DriverError::is_sticky`]), and any code that a
 //!   context was lost with.
-//! - `DEINITIALIZED`: the process ends and the driver has gone, so nobody need be told.
+//! - `DEINITIALIZED`: the process is ending and the driver has shut down, so no report is needed.
 //! - `STREAM_CAPTURE_*` and `CAPTURED_EVENT`: the call disturbs a capture, and may be made later.
-//! - `NOT_READY`: not yet. The trait answers it as a `false`, never as an error.
-//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the driver cannot do that, and something else is
-//!   to be done instead. A symbol that is missing says the same, and is no code at all.
+//! - `NOT_READY`: not done yet. The trait returns it as `false`, never as an error.
+//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the driver cannot do that, and the program has to use
+//!   another way. A missing symbol means the same, and has no code.
 //!
-//! All other codes say that the call was refused and changed nothing. Which of them it is differs
-//! between drivers, and nobody may build on it.
+//! All other codes mean that the call was refused and changed nothing. Which of them is returned
+//! differs between drivers, and a program must not depend on it.
 
 use super::backing::Backing;
 use super::documented::documented;
@@ -22,7 +22,7 @@ use super::options::Manner;
 use super::state::State;
 use crate::{CUresult, Call, DriverError};
 
-/// The codes around captures.
+/// The codes that concern captures.
 const CAPTURES: &[CUresult] = &[
     CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
     CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
@@ -35,7 +35,7 @@ const CAPTURES: &[CUresult] = &[
     CUresult::CUDA_ERROR_CAPTURED_EVENT,
 ];
 
-/// Whether the code says of a state of the world that the call met, beside "no".
+/// Returns `true` if the code reports a state that the call met, and not only a refusal.
 fn tells_a_state(call: Call, code: CUresult) -> bool {
     match code {
         CUresult::CUDA_ERROR_DEINITIALIZED | CUresult::CUDA_ERROR_NOT_READY => true,
@@ -44,13 +44,13 @@ fn tells_a_state(call: Call, code: CUresult) -> bool {
     }
 }
 
-/// Whether a program may act on the code.
+/// Returns `true` if a program may act on the code.
 fn says_more(call: Call, code: CUresult) -> bool {
     code == CUresult::CUDA_ERROR_OUT_OF_MEMORY || tells_a_state(call, code)
 }
 
 impl<B: Backing> State<B> {
-    /// The code that a refusal is answered with.
+    /// Returns the code that a refusal is reported with.
     pub(crate) fn refusal(&mut self, call: Call, code: CUresult) -> CUresult {
         let of_a_loss = || self.devices.iter().any(|device| device.lost == Some(code));
         if self.rules.manner != Manner::Hostile || says_more(call, code) || of_a_loss() {
@@ -61,8 +61,8 @@ impl<B: Backing> State<B> {
         self.chance.one_of(&codes).unwrap_or(code)
     }
 
-    /// The code that a call fails with before it has begun, if it is to fail.
-    pub(crate) fn spited(&mut self, call: Call) -> Option<CUresult> {
+    /// Returns the code of a call that is chosen to fail at random, before the call has begun.
+    pub(crate) fn with_random_failures(&mut self, call: Call) -> Option<CUresult> {
         let spiting = self.spiting.as_mut()?;
         if !spiting.chance.one_in(spiting.spite.one_in(call)) {
             return None;
@@ -70,7 +70,7 @@ impl<B: Backing> State<B> {
         let mut codes = documented(call).to_vec();
         codes.retain(|&code| !tells_a_state(call, code));
         let code = spiting.chance.one_of(&codes)?;
-        self.spited += 1;
+        self.with_random_failures += 1;
         Some(code)
     }
 }

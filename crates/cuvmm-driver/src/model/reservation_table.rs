@@ -1,30 +1,30 @@
-//! The table of reservations, and of ranges freed lately.
+//! The tables of reservations and of recently freed ranges.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::backing::Part;
 
-/// How many freed ranges are remembered for hints.
+/// The number of freed ranges remembered for hints.
 const REMEMBERED: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
-    /// Start to size.
+    /// Sizes by start.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// What is left of ranges freed lately, start and end: where the driver follows a hint, and
-    /// where the hostile manner puts what is reserved next.
+    /// The unused parts of recently freed ranges, as start and end: where the driver follows a
+    /// hint, and where the hostile manner places the next reservation.
     freed: VecDeque<(u64, u64)>,
 }
 
 impl Reservations {
-    /// Start and end of the reservation that an address lies in.
+    /// Returns the start and end of the reservation that contains an address.
     pub(crate) fn containing(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &size) = self.ranges.range(..=address).next_back()?;
         (address - start < size).then_some((start, start + size))
     }
 
-    /// The parts of a range that lie in reservations. They are neighbours unless the range runs
-    /// out of one reservation and into another further up.
+    /// Returns the parts of a range that are in reservations. They are adjacent unless the range
+    /// extends from one reservation, over a gap, into another.
     pub(crate) fn parts(&self, address: u64, size: u64) -> Vec<Part> {
         let end = address.saturating_add(size);
         let first = self.containing(address).map_or(address, |(start, _)| start);
@@ -44,7 +44,8 @@ impl Reservations {
         parts
     }
 
-    /// The freed range that a hint is followed into: one that begins there and is large enough.
+    /// Returns the freed range that a hint is followed into: one that begins there and is large
+    /// enough.
     pub(crate) fn followed(&self, hint: u64, size: u64) -> Option<usize> {
         let end = hint.checked_add(size)?;
         self.freed
@@ -52,7 +53,8 @@ impl Reservations {
             .position(|&(from, to)| from == hint && end <= to)
     }
 
-    /// The freed ranges that have room, the last freed first, and where in them it is.
+    /// Returns the freed ranges that are large enough, the last freed first, with the address to
+    /// use in each.
     pub(crate) fn with_room(&self, size: u64, alignment: u64) -> Vec<(usize, u64)> {
         let places = self.freed.iter().enumerate().rev();
         places
@@ -63,7 +65,7 @@ impl Reservations {
             .collect()
     }
 
-    /// Takes the beginning of a freed range, which then begins here.
+    /// Removes the beginning of a freed range, which begins at `end` afterwards.
     pub(crate) fn use_up(&mut self, index: usize, end: u64) {
         if let Some((from, to)) = self.freed.get_mut(index) {
             *from = end;

@@ -1,4 +1,4 @@
-//! Ranges of addresses that are taken and have nothing of their own behind them.
+//! Reserved ranges of addresses.
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -7,9 +7,12 @@ use super::state::State;
 use crate::DeviceAddress;
 
 impl<B: Backing> State<B> {
-    /// A hint is followed to the start of what is left of a range freed lately, and nowhere else:
-    /// the one rule found that fits all that was measured. In the middle of such a range it was
-    /// not, twice; behind a reservation that had taken its start it was.
+    /// Reserves a range. A hint is followed to the start of the unused part of a recently freed
+    /// range, and nowhere else.
+    ///
+    /// This is the one rule found that fits all measurements: a hint to the middle of such a range
+    /// was not followed, twice; a hint directly behind a reservation that had taken the range's
+    /// start was.
     pub(crate) fn reserve(
         &mut self,
         size: u64,
@@ -45,7 +48,8 @@ impl<B: Backing> State<B> {
         Some(address)
     }
 
-    /// What was freed last is reserved again, so that whoever still uses it meets another owner.
+    /// Reserves the range that was freed last again, so that a stale user of it meets another
+    /// owner.
     fn reserve_freed(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let places = self.reservations.with_room(size, alignment);
         let (index, address) = places.into_iter().find_map(|(index, start)| {

@@ -1,4 +1,4 @@
-//! A primary context that is reset.
+//! The reset of a primary context.
 
 use super::allocation_table::Kind;
 use super::backing::Backing;
@@ -7,12 +7,14 @@ use super::state::State;
 use crate::{Call, Ordinal};
 
 impl<B: Backing> Machine<B> {
-    /// Resets the device's context, as another part of a program does by
-    /// `cuDevicePrimaryCtxReset`. Queued work never runs; streams, events, captures, launchable
-    /// graphs and device memory that was allocated in the context end, and their handles name
-    /// nothing, or in the hostile manner something new soon. A context that was lost works again.
-    /// Reservations, physicals and mappings stay, as do pinned and managed memory here, since
-    /// safe code may hold references into it.
+    /// Resets the device's context, as another part of a program can do by
+    /// `cuDevicePrimaryCtxReset`.
+    ///
+    /// Queued work never runs. Streams, events, captures, executable graphs and device memory that
+    /// was allocated in the context end, and their handles become invalid; in the hostile manner
+    /// they soon name new objects. A lost context works again. Reservations, physicals and mappings
+    /// stay. Pinned and managed memory stays here too, because safe code may hold references into
+    /// it.
     pub fn reset_context(&self, device: Ordinal) {
         self.with(|state| state.reset_context(device));
     }

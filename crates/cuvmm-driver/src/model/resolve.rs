@@ -1,11 +1,11 @@
-//! Which bytes a range of addresses means, and whether a device may use them.
+//! Resolving a range of addresses to bytes, with the check of a device's access.
 
 use super::backing::{Backing, Place};
 use super::rights::Who;
 use super::state::State;
 use super::work::Use;
 
-/// A run of bytes that lies in one piece.
+/// A contiguous run of bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) place: Place,
@@ -13,8 +13,10 @@ pub(crate) struct Piece {
 }
 
 impl<B: Backing> State<B> {
-    /// The bytes behind a range, over as many mappings as it takes. Nothing when any of it is
-    /// not mapped, or the device lacks the right. The page table is asked, never the hardware.
+    /// Returns the bytes behind a range, which may span several mappings.
+    ///
+    /// Returns `None` if any of it is not mapped or the device lacks the access. Only the page
+    /// table is checked, never the hardware.
     pub(crate) fn resolve(
         &self,
         device: i32,
@@ -34,9 +36,11 @@ impl<B: Backing> State<B> {
         Some(pieces)
     }
 
-    /// As [`resolve`](Self::resolve), but not for memory that the program touches directly. A
-    /// test's kernel and a test's look stay away from it, because they are safe to call, and a
-    /// program may hold references into it.
+    /// Resolves a range like [`resolve`](Self::resolve), except for memory that the program
+    /// accesses directly, for which it returns `None`.
+    ///
+    /// A test's kernel and `peek` do not access such memory: they are safe to call, and a program
+    /// may hold references into it.
     pub(crate) fn resolve_apart(
         &self,
         device: i32,
@@ -55,7 +59,7 @@ impl<B: Backing> State<B> {
         pieces.iter().all(apart).then_some(pieces)
     }
 
-    /// The place of one address, and where what it lies in ends.
+    /// Returns the place of one address and the end of the mapping or allocation that contains it.
     fn place(&self, device: i32, at: u64, how: Use) -> Option<(Place, u64)> {
         if let Some((start, mapping)) = self.mappings.containing(at) {
             let enough = how.allowed(mapping.rights.of(Who::Device(device)));

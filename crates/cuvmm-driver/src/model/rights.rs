@@ -1,9 +1,9 @@
-//! The rights on one mapping: who has which.
+//! The access to one mapping.
 
 use super::backing::Reach;
 use crate::{AccessFlags, Location, Ordinal};
 
-/// Who can be given a right.
+/// A holder of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Who {
     Device(i32),
@@ -19,7 +19,7 @@ impl Who {
     }
 }
 
-/// The rights on one mapping, in the order of who has them; who is not listed has none.
+/// The access to one mapping, ordered by holder; holders that are not listed have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights(Vec<(Who, AccessFlags)>);
 
@@ -46,7 +46,7 @@ impl Rights {
         self.0.iter().copied()
     }
 
-    /// What the host's page table must allow so that everybody's right is served.
+    /// Returns the host's protection that gives every holder its access.
     pub(crate) fn reach(&self) -> Reach {
         let one = |flags| match flags {
             AccessFlags::READ_WRITE => Reach::Write,

@@ -1,9 +1,9 @@
-//! Which numbers of a range are taken: addresses of the model, offsets in a file of the host.
+//! The allocation of ranges of numbers: addresses of the model, offsets in a file of the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The free parts of a range of numbers. Neighbouring free parts are always merged.
+/// The free parts of a range of numbers. Adjacent free parts are always merged.
 #[derive(Debug)]
 pub(crate) struct Space {
     /// Start to end of each free part.
@@ -19,12 +19,12 @@ impl Space {
         Self { free }
     }
 
-    /// Takes the lowest place that fits. `alignment` is a power of two.
+    /// Takes the lowest part that fits. `alignment` is a power of two.
     pub(crate) fn allocate(&mut self, size: u64, alignment: u64) -> Option<u64> {
         self.allocate_behind(0, size, alignment)
     }
 
-    /// Takes the lowest place that fits with so much before it, which is taken too.
+    /// Takes the lowest part that fits, together with `lead` numbers before it.
     pub(crate) fn allocate_behind(&mut self, lead: u64, size: u64, alignment: u64) -> Option<u64> {
         let place = self.free.iter().find_map(|(&start, &end)| {
             let place = start
@@ -56,7 +56,7 @@ impl Space {
         true
     }
 
-    /// Gives a taken part back.
+    /// Frees a part.
     pub(crate) fn give_back(&mut self, start: u64, size: u64) {
         let mut start = start;
         let mut end = start + size;

@@ -1,23 +1,26 @@
-//! Calls that fail out of the blue.
+//! Calls that fail at random.
 
 use super::chance::Chance;
 use crate::Call;
 
-/// How often calls fail for no reason, with any code that is documented for them, having changed
-/// nothing. The same calls in the same order fail alike for the same seed.
+/// The frequency of random failures of calls.
 ///
-/// Calls that say what devices there are and what they can do never fail so. Nor does a code come
-/// that would tell of a state that is not there: a lost context, a capture, work under way, a
-/// driver that has gone. `OUT_OF_MEMORY` does come, where it is documented.
+/// A call that fails so has a random code of those documented for it, and changes nothing. For the
+/// same seed, the same calls in the same order fail in the same way.
+///
+/// Calls that report the devices and their abilities never fail at random. Codes that would report
+/// a state that does not exist (a lost context, a capture, unfinished work, a driver that has shut
+/// down) are not used. `OUT_OF_MEMORY` is used where it is documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spite {
+pub struct RandomFailures {
     seed: u64,
     acquiring: u64,
     giving_back: u64,
 }
 
-impl Spite {
-    /// One call in `one_in` fails, of those that acquire, change, queue, ask or wait. 0 is never.
+impl RandomFailures {
+    /// Fails one call in `one_in` of those that acquire, change, queue, query or wait. 0 means
+    /// never.
     #[must_use]
     pub const fn new(seed: u64, one_in: u64) -> Self {
         Self {
@@ -27,8 +30,8 @@ impl Spite {
         }
     }
 
-    /// One call in `one_in` fails of those that give something back: release, unmap, free,
-    /// destroy. 0 is never, which is also the default.
+    /// Fails one call in `one_in` of those that free something: release, unmap, free, destroy. 0
+    /// means never and is the default.
     #[must_use]
     pub const fn giving_back(mut self, one_in: u64) -> Self {
         self.giving_back = one_in;
@@ -65,15 +68,15 @@ impl Spite {
     }
 }
 
-/// Spite at work.
+/// The state of random failures.
 #[derive(Debug)]
 pub(crate) struct Spiting {
-    pub(crate) spite: Spite,
+    pub(crate) spite: RandomFailures,
     pub(crate) chance: Chance,
 }
 
-impl From<Spite> for Spiting {
-    fn from(spite: Spite) -> Self {
+impl From<RandomFailures> for Spiting {
+    fn from(spite: RandomFailures) -> Self {
         Self {
             spite,
             chance: Chance::new(spite.seed),

@@ -1,4 +1,4 @@
-//! All that a machine knows, in one place behind one lock.
+//! The state of a machine, behind one lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
@@ -9,7 +9,7 @@ use super::answer::{Answer, INVALID_DEVICE, INVALID_HANDLE, require};
 use super::backing::Backing;
 use super::chance::Chance;
 use super::clock::Clock;
-use super::device_state::{Arrival, Device};
+use super::device_state::{Device, ScheduledUse};
 use super::handles::Handles;
 use super::hazards::Hazards;
 use super::mapping_table::Mappings;
@@ -25,7 +25,7 @@ use crate::{Call, CaptureMode, Ordinal, StreamHandle};
 pub(crate) struct State<B> {
     pub(crate) rules: Rules,
     pub(crate) clock: Clock,
-    /// Virtual time by call.
+    /// Virtual time spent, by call.
     pub(crate) spent: Vec<Duration>,
     pub(crate) devices: Vec<Device>,
     pub(crate) reservations: Reservations,
@@ -35,22 +35,22 @@ pub(crate) struct State<B> {
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) captures: BTreeMap<u64, Capture>,
-    /// Captures begun so far: what the last one is known by.
+    /// The number of captures begun so far, which is the id of the last one.
     pub(crate) captures_begun: u64,
     pub(crate) capture_modes: HashMap<ThreadId, CaptureMode>,
     pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
     pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
     pub(crate) handles: Handles,
     pub(crate) hazards: Hazards,
-    pub(crate) arrivals: Vec<Arrival>,
-    /// What the hostile manner chooses by.
+    pub(crate) arrivals: Vec<ScheduledUse>,
+    /// The generator by which the hostile manner chooses.
     pub(crate) chance: Chance,
     pub(crate) spiting: Option<Spiting>,
-    /// Calls that failed out of the blue.
-    pub(crate) spited: u64,
-    /// Work was done or given up since waiting threads were last woken.
+    /// The number of calls that failed at random.
+    pub(crate) with_random_failures: u64,
+    /// Work was done or discarded since waiting threads were last woken.
     pub(crate) progress: bool,
-    /// Streams that the next thread which has to wait lets go.
+    /// Streams that the next thread that has to wait releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
     pub(crate) backing: B,
 }
@@ -65,7 +65,7 @@ impl<B: Backing> State<B> {
             arrivals: Vec::new(),
             chance: Chance::new(rules.seed),
             spiting: rules.spite.map(Spiting::from),
-            spited: 0,
+            with_random_failures: 0,
             rules,
             clock: Clock::default(),
             spent: vec![Duration::ZERO; Call::COUNT],
@@ -86,7 +86,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Does something and books the virtual time that it takes on a call.
+    /// Runs `act` and adds the virtual time that it takes to a call.
     pub(crate) fn spending<T>(&mut self, call: Call, act: impl FnOnce(&mut Self) -> T) -> T {
         let begun = self.clock.now();
         let outcome = act(self);
@@ -97,23 +97,23 @@ impl<B: Backing> State<B> {
         outcome
     }
 
-    /// Whether all is refused that the header forbids.
+    /// Returns `true` if everything that the header forbids is refused.
     pub(crate) fn strict(&self) -> bool {
         self.rules.manner != Manner::AsMeasured
     }
 
-    /// Whether this is a multiple of the granularity.
+    /// Returns `true` if this is a multiple of the granularity.
     pub(crate) fn aligned(&self, value: u64) -> bool {
         value.is_multiple_of(self.rules.granularity)
     }
 
-    /// A device that exists, by its index.
+    /// Returns the index of a device that exists.
     pub(crate) fn device(&self, ordinal: Ordinal) -> Answer<usize> {
         require((0..self.rules.devices).contains(&ordinal.0), INVALID_DEVICE)?;
         usize::try_from(ordinal.0).map_err(|_| INVALID_DEVICE)
     }
 
-    /// A device whose context still works.
+    /// Returns the index of a device whose context is not lost.
     pub(crate) fn context(&self, ordinal: Ordinal) -> Answer<usize> {
         let index = self.device(ordinal)?;
         match self.devices[index].lost {
@@ -122,7 +122,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// A stream that was made on this device and not destroyed, or its legacy default stream.
+    /// Returns the key of a live stream of this device, or of its legacy default stream.
     pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
         let key = match stream {
             StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),

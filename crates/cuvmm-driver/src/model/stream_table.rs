@@ -1,4 +1,4 @@
-//! The tables of streams and of their queued work, with what events and captures know of them.
+//! The tables of streams and their queued work, and the types of events and captures.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::thread::ThreadId;
@@ -7,8 +7,10 @@ use std::time::Duration;
 use super::work::Work;
 use crate::{CaptureMode, StreamHandle};
 
-/// One stream of one device. A stream's number is not its handle: a handle may name another
-/// stream later, while a number is never used again.
+/// The key of one stream of one device.
+///
+/// The number is not the handle: a handle may name another stream later, while a number is never
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct StreamKey {
     pub(crate) device: i32,
@@ -16,7 +18,7 @@ pub(crate) struct StreamKey {
 }
 
 impl StreamKey {
-    /// The legacy default stream of a device.
+    /// Returns the key of the legacy default stream of a device.
     pub(crate) fn legacy(device: i32) -> Self {
         Self { device, number: 0 }
     }
@@ -26,7 +28,7 @@ impl StreamKey {
     }
 }
 
-/// A point in a stream's work: all of it up to and with this number.
+/// A point in a stream's work: all work up to and including this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) stream: StreamKey,
@@ -42,28 +44,28 @@ pub(crate) struct Item {
 
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    /// What named it when it was made.
+    /// The handle that it was created with.
     pub(crate) handle: u64,
     pub(crate) non_blocking: bool,
-    /// Number of the last work submitted, and of the last done.
+    /// The number of the last work submitted, and of the last work done.
     pub(crate) submitted: u64,
     pub(crate) done: u64,
     pub(crate) queue: VecDeque<Item>,
     pub(crate) held: bool,
-    /// Destroyed, kept until its work is done.
+    /// Destroyed, and kept until its work is done.
     pub(crate) ending: bool,
-    /// The capture that it records for.
+    /// The capture that the stream records for.
     pub(crate) capture: Option<u64>,
-    /// The virtual time at which what has run on it is done.
+    /// The virtual time at which the work that has run on it is done.
     pub(crate) ready: Duration,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) by_key: BTreeMap<StreamKey, Stream>,
-    /// What the handles of streams name, until the streams are destroyed.
+    /// The streams that handles name, until the streams are destroyed.
     pub(crate) named: BTreeMap<u64, StreamKey>,
-    /// Streams made so far: the number of the last one.
+    /// The number of streams created so far, which is the number of the last one.
     pub(crate) made: u64,
     /// Streams with queued work.
     pub(crate) backlog: BTreeSet<StreamKey>,
@@ -86,7 +88,7 @@ impl Streams {
         self.by_key.get_mut(&key)
     }
 
-    /// The streams of a device, those that are ending too.
+    /// Returns the streams of a device, including destroyed ones with unfinished work.
     fn of_device(&self, device: i32) -> impl Iterator<Item = (StreamKey, &Stream)> {
         let last = StreamKey {
             device,
@@ -106,7 +108,7 @@ impl Streams {
         marks.iter().all(|&mark| self.is_done(mark))
     }
 
-    /// The last work of each stream of a device that is not done.
+    /// Returns a mark at the last work of each stream of a device that is not done.
     pub(crate) fn unfinished(&self, device: i32, blocking_only: bool) -> Vec<Mark> {
         let counts = |stream: &Stream| !(blocking_only && stream.non_blocking);
         self.of_device(device)
@@ -118,7 +120,8 @@ impl Streams {
             .collect()
     }
 
-    /// What a stream's next work waits for by the legacy default stream's implicit ordering.
+    /// Returns the marks that a stream's next work waits for by the implicit ordering with the
+    /// legacy default stream.
     pub(crate) fn implicit(&self, key: StreamKey) -> Vec<Mark> {
         let legacy = StreamKey::legacy(key.device);
         let mut marks = match self.by_key.get(&key) {
@@ -144,7 +147,8 @@ impl Streams {
             .collect()
     }
 
-    /// All that waiting for a stream means: for the default stream, the blocking ones too.
+    /// Returns the marks that waiting for a stream waits for. For the default stream, these include
+    /// the blocking streams.
     pub(crate) fn covered_by(&self, key: StreamKey) -> Vec<Mark> {
         if key.is_legacy() {
             self.unfinished(key.device, true)
@@ -153,7 +157,7 @@ impl Streams {
         }
     }
 
-    /// When a stream's work is done in virtual time.
+    /// Returns the virtual time at which a stream's work is done.
     pub(crate) fn ready(&self, key: StreamKey) -> Duration {
         let of = |stream: &Stream| stream.ready;
         if !key.is_legacy() {
@@ -167,7 +171,7 @@ impl Streams {
             .unwrap_or_default()
     }
 
-    /// When all work of a device is.
+    /// Returns the virtual time at which all work of a device is done.
     pub(crate) fn all_ready(&self, device: i32) -> Duration {
         let streams = self.of_device(device);
         streams
@@ -176,14 +180,14 @@ impl Streams {
             .unwrap_or_default()
     }
 
-    /// Has what comes next on a stream begin no sooner than this.
+    /// Delays the next work of a stream until a virtual time.
     pub(crate) fn delay(&mut self, key: StreamKey, until: Duration) {
         if let Some(stream) = self.by_key.get_mut(&key) {
             stream.ready = stream.ready.max(until);
         }
     }
 
-    /// Queued work in streams of a device is dropped and counts as done.
+    /// Discards the queued work in streams of a device. It counts as done.
     pub(crate) fn give_up(&mut self, device: i32) -> Vec<Work> {
         let mut dropped = Vec::new();
         let keys: Vec<_> = self.of_device(device).map(|(key, _)| key).collect();
@@ -201,8 +205,8 @@ impl Streams {
         dropped
     }
 
-    /// Ends the streams of a device, whose work is done or given up, and names their handles. Its
-    /// legacy default stream is as new.
+    /// Ends the streams of a device, whose work is done or discarded, and returns their handles.
+    /// Resets its legacy default stream.
     pub(crate) fn end_all(&mut self, device: i32) -> Vec<u64> {
         self.by_key.retain(|key, _| key.device != device);
         let legacy = StreamKey::legacy(device);
@@ -216,7 +220,7 @@ impl Streams {
         gone
     }
 
-    /// Streams that were made and not destroyed; the default streams are not counted.
+    /// Returns the number of streams created and not destroyed, without the default streams.
     pub(crate) fn live(&self) -> usize {
         self.by_key
             .iter()
@@ -224,12 +228,12 @@ impl Streams {
             .count()
     }
 
-    /// Pieces of work that are queued.
+    /// Returns the number of queued pieces of work.
     pub(crate) fn queued(&self) -> usize {
         self.by_key.values().map(|stream| stream.queue.len()).sum()
     }
 
-    /// Shows each piece of work that is queued, with its device and its stream's handle.
+    /// Calls `see` for each queued piece of work, with its device and its stream's handle.
     pub(crate) fn each_queued(&self, mut see: impl FnMut(i32, StreamHandle, &Work)) {
         for key in &self.backlog {
             let Some(stream) = self.by_key.get(key) else {
@@ -241,7 +245,7 @@ impl Streams {
         }
     }
 
-    /// Whether any work is queued.
+    /// Returns `true` if no work is queued.
     pub(crate) fn is_idle(&self) -> bool {
         self.backlog.is_empty()
     }
@@ -260,7 +264,7 @@ impl Streams {
         }
     }
 
-    /// The captures that streams of a device record for.
+    /// Returns the captures that streams of a device record for.
     pub(crate) fn capturing(&self, device: i32, blocking_only: bool) -> Vec<u64> {
         self.of_device(device)
             .filter(|(_, stream)| !(blocking_only && stream.non_blocking))
@@ -276,7 +280,7 @@ impl Streams {
         }
     }
 
-    /// Takes the next work of a stream if nothing keeps it.
+    /// Takes the next work of a stream, unless it is held back or waits for other work.
     pub(crate) fn next(&mut self, key: StreamKey, although_held: bool) -> Option<Item> {
         let stream = self.by_key.get(&key)?;
         let head = stream.queue.front()?;
@@ -303,11 +307,11 @@ impl Streams {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: i32,
-    /// What was queued when it was last recorded; nothing before the first record.
+    /// The work that was queued when the event was last recorded; empty before the first record.
     pub(crate) covers: Vec<Mark>,
-    /// The capture that it was recorded in, if it was.
+    /// The capture that the event was recorded in, if any.
     pub(crate) capture: Option<u64>,
-    /// The virtual time at which what it covers is done.
+    /// The virtual time at which the covered work is done.
     pub(crate) ready: Duration,
 }
 

@@ -1,9 +1,9 @@
-//! Streams: queues of work in order, and how they wait for each other.
+//! Streams: ordered queues of work, and how they wait for each other.
 //!
-//! Work runs in the call that submits it, unless its stream is held back or it waits for work
-//! that has not run. Then it stays queued until whoever lets the other go runs it.
+//! Work runs in the call that submits it, unless its stream is held back or it waits for work that
+//! has not run. Then it stays queued, and the call that releases the other work runs it.
 //!
-//! The virtual time that work takes is kept beside that: queries do not look at it, and who waits
+//! The virtual time that work takes is kept separately: queries ignore it, and a call that waits
 //! for a stream spends it.
 
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
@@ -39,7 +39,8 @@ impl<B: Backing> State<B> {
         Ok(StreamHandle(handle))
     }
 
-    /// On a lost context the stream goes all the same, and the code says that it is lost.
+    /// Destroys a stream. In a lost context the stream is removed too, and the call returns the
+    /// context's code.
     pub(crate) fn stream_destroy(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         self.device(device)?;
         let key = self.stream(device, stream)?;
@@ -89,7 +90,8 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Spends the virtual time until a stream's work is done. The handle may have gone meanwhile.
+    /// Advances the virtual clock to the moment when a stream's work is done. Does nothing if the
+    /// handle has been destroyed meanwhile.
     pub(crate) fn wait_for(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         if let Ok(key) = self.stream(device, stream) {
             let ready = self.streams.ready(key);
@@ -98,7 +100,7 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Spends the virtual time until all work of a device is done.
+    /// Advances the virtual clock to the moment when all work of a device is done.
     pub(crate) fn wait_for_all(&mut self, device: Ordinal) -> Answer {
         let ready = self.streams.all_ready(device.0);
         self.clock.reach(ready);
@@ -114,7 +116,8 @@ impl<B: Backing> State<B> {
         self.submit_after(device, stream, Vec::new(), work)
     }
 
-    /// Puts work on a stream and runs it if nothing keeps it. No mark when it was captured.
+    /// Queues work on a stream and runs it if nothing delays it. Returns no mark if the work was
+    /// captured.
     fn submit_after(
         &mut self,
         device: Ordinal,
@@ -145,7 +148,7 @@ impl<B: Backing> State<B> {
         }))
     }
 
-    /// Runs what can run of one stream, and says whether anything did.
+    /// Runs the work of one stream that can run, and returns `true` if there was any.
     fn run_stream(&mut self, key: StreamKey) -> bool {
         let mut any = false;
         while let Some(item) = self.streams.next(key, false) {
@@ -167,7 +170,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Runs whatever can run, on all devices, until nothing can.
+    /// Runs all work that can run, on all devices, until there is none left.
     pub(crate) fn run_all(&mut self) {
         loop {
             let keys: Vec<_> = self.streams.backlog.iter().copied().collect();
@@ -181,8 +184,8 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Runs the one next piece of work of a stream, held or not. Nothing when there is none, or
-    /// it waits for other work.
+    /// Runs the next piece of work of a stream, held or not. Returns `false` if there is none, or
+    /// if it waits for other work.
     pub(crate) fn step(&mut self, key: StreamKey) -> bool {
         let Some(item) = self.streams.next(key, true) else {
             return false;

@@ -1,4 +1,4 @@
-//! What a stream can be asked to do.
+//! The kinds of work that can be queued on a stream.
 
 use super::costs::Costs;
 use crate::AccessFlags;
@@ -6,7 +6,7 @@ use crate::AccessFlags;
 /// One piece of work.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
-    /// Nothing: a place in the queue that others can wait for.
+    /// No work: a position in the queue that other work can wait for.
     Marker,
     Fill {
         to: u64,
@@ -18,33 +18,33 @@ pub(crate) enum Work {
         from: u64,
         size: u64,
     },
-    /// From an address of the host.
+    /// A copy from a host address.
     ToDevice {
         to: u64,
         from: usize,
         size: u64,
     },
-    /// To an address of the host.
+    /// A copy to a host address.
     ToHost {
         to: usize,
         from: u64,
         size: u64,
     },
-    /// What a test launches: it touches its memory only when it runs.
+    /// A kernel launched by a test, which accesses its memory only when it runs.
     Kernel {
         reads: Vec<(u64, u64)>,
         writes: Vec<(u64, u64, u8)>,
     },
-    /// An allocation of a memory pool ends here.
+    /// The end of an allocation of a memory pool.
     FreeAllocation {
         address: u64,
     },
-    /// A managed range is moved; the bytes stay where they are.
+    /// A prefetch of a managed range. The bytes stay where they are.
     Prefetch,
     Graph(Vec<Work>),
 }
 
-/// What is going to be done to a range.
+/// The kind of access that work makes to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -52,7 +52,7 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    /// Whether a right is enough for it.
+    /// Returns `true` if the access allows this use.
     pub(crate) fn allowed(self, right: AccessFlags) -> bool {
         match self {
             Self::Read => right != AccessFlags::NONE,
@@ -67,12 +67,12 @@ pub(crate) struct Named {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) how: Use,
-    /// The range is the program's end of a copy.
+    /// The range is the host side of a copy.
     pub(crate) of_host: bool,
 }
 
 impl Work {
-    /// What it is called where work is reported.
+    /// Returns the name of the kind of work, for reports.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Marker => "marker",
@@ -87,7 +87,7 @@ impl Work {
         }
     }
 
-    /// Shows each range that it will use.
+    /// Calls `see` for each range that the work will use.
     pub(crate) fn each_named(&self, see: &mut impl FnMut(Named)) {
         let mut names = |start, size, how, of_host| {
             see(Named {
@@ -124,7 +124,7 @@ impl Work {
         }
     }
 
-    /// How long it takes, in virtual microseconds. What a test launches takes none.
+    /// Returns how long the work takes, in virtual microseconds. A test's kernel takes none.
     pub(crate) fn takes(&self, costs: &Costs) -> f64 {
         match self {
             &Self::Fill { size, .. } => costs.fill.at(size),

@@ -1,4 +1,4 @@
-//! What the tests of model and host share.
+//! Helpers that the tests of model and host share.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -31,7 +31,7 @@ pub const ILLEGAL_ADDRESS: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 pub const CAPTURE_UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 pub const CAPTURE_INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 
-/// The code of an answer.
+/// Returns the code of a result.
 pub fn code<T>(answer: Result<T>) -> CUresult {
     match answer {
         Ok(_) => SUCCESS,
@@ -70,8 +70,8 @@ pub fn host(options: HostOptions) -> HostDriver {
     HostDriver::new(options.capacity(4 * GIB).devices(2))
 }
 
-/// A reservation with physicals of one page each mapped side by side at its start, opened to the
-/// first device.
+/// A reservation with physicals of one page each, mapped side by side at its start, which the first
+/// device can access.
 pub struct Range {
     pub at: DeviceAddress,
     pub size: u64,
@@ -104,7 +104,7 @@ impl Range {
         at(self.at, index * PAGE)
     }
 
-    /// Gives all of it back.
+    /// Unmaps and frees everything.
     pub fn end<B: Backing>(self, driver: &Machine<B>) {
         unsafe {
             driver.unmap(self.at, self.size).unwrap();
@@ -116,7 +116,7 @@ impl Range {
     }
 }
 
-/// The first byte at an address, past all queues.
+/// Returns the first byte at an address, regardless of queued work.
 pub fn first_byte<B: Backing>(driver: &Machine<B>, address: DeviceAddress) -> u8 {
     let mut byte = [0];
     driver.peek(D0, address, &mut byte).unwrap();

@@ -1,4 +1,4 @@
-//! Allocating from a pool that holds nothing.
+//! Allocation from an empty pool.
 
 use criterion::Criterion;
 

@@ -1,4 +1,4 @@
-//! Growing in place, in steps of a granule.
+//! Growth in place, in steps of a granule.
 
 use criterion::{BatchSize, Criterion, Throughput};
 
@@ -7,7 +7,8 @@ use super::rig::{GIB, GRANULE, Rig, repeat};
 const MOST: u64 = 8 * GIB;
 const STEPS: u64 = MOST / GRANULE;
 
-/// Steps into precommitted memory that are looked at together: half of what lies ahead of a gibibyte.
+/// Steps into precommitted memory that are measured together: half of the memory that is
+/// precommitted behind a block of 1 GiB.
 const WITHIN: u64 = 32;
 
 pub(crate) fn bench(criterion: &mut Criterion) {

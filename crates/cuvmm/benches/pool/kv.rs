@@ -1,5 +1,4 @@
-//! A layer-major cache of 256 sequences with 64 ranges each: its figures, and the slowest step of a
-//! granule.
+//! Statistics and the slowest append of a layer-major cache of 256 sequences with 64 ranges each.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use cuvmm::kv::{Layout, SequenceId, Shape};
 
 use super::rig::{GIB, Rig};
 
-/// Half of a granule's tokens, so that a step is short to set up: 512 tokens fill one.
+/// The cache's shape. 512 tokens fill a granule.
 const SHAPE: Shape = Shape {
     layers: 32,
     kv_heads: 8,

@@ -1,8 +1,9 @@
-//! What the pool costs where no GPU is: `cargo bench -p cuvmm`, or one of them with
-//! `cargo bench -p cuvmm -- NAME`.
+//! Benchmarks of the pool without a GPU.
 //!
-//! All of it runs on the model driver in real time, so that what calls the driver holds the model's
-//! own books as well, and nothing of what a GPU's driver takes. `cuvmm bench` measures that.
+//! `cargo bench -p cuvmm` runs all of them, `cargo bench -p cuvmm -- NAME` one.
+//!
+//! They run on the model driver in real time. Operations that call the driver therefore include the
+//! model's own bookkeeping, and exclude the time of a GPU's driver, which `cuvmm-bench run` measures.
 #![allow(clippy::unwrap_used)]
 
 mod cold;

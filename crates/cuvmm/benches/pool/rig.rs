@@ -34,7 +34,9 @@ impl Rig {
     }
 }
 
-/// How long `timed` takes in all, so many times, with `reset` between that does not count.
+/// Returns the total time of `times` calls of `timed`.
+///
+/// `reset` runs after each call and is not timed.
 pub(crate) fn repeat<T>(
     times: u64,
     mut timed: impl FnMut() -> T,

@@ -1,4 +1,4 @@
-//! One tile among many, and a copy of many stripes.
+//! Commit of one tile among many, and a copy across many stripes.
 
 use std::sync::Arc;
 

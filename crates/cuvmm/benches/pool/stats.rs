@@ -1,4 +1,4 @@
-//! The figures of a pool in which many blocks live.
+//! Statistics of a pool with many live blocks.
 
 use criterion::Criterion;
 

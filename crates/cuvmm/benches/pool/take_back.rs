@@ -1,4 +1,4 @@
-//! Memory that is idle at one tenant, given to another.
+//! Reclaim: memory cached by one tenant is given to another.
 
 use criterion::Criterion;
 use cuvmm::{Scrub, Tenant};

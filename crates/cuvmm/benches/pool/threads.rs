@@ -1,4 +1,4 @@
-//! Warm allocation by many threads on one pool, each with a home stream of its own.
+//! Warm allocation by many threads in one pool, each with a home stream of its own.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// From when the first thread begins until the last is done.
+/// Returns the time from the start of the first thread to the end of the last.
 fn round(tenant: &Tenant, streams: &[Stream], times: u64) -> Duration {
     let start = Barrier::new(streams.len());
     let work = |stream: &Stream| {

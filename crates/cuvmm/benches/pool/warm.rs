@@ -1,10 +1,10 @@
-//! Allocating and freeing what was freed a moment ago on the same stream.
+//! Allocation and free of blocks that were just freed on the same stream.
 
 use criterion::{Criterion, Throughput};
 
 use super::rig::{GIB, GRANULE, MIB, Rig};
 
-/// As many as live at once in a batch.
+/// Blocks that are alive at once in a batch.
 const BATCH: u64 = 64;
 
 pub(crate) fn bench(criterion: &mut Criterion) {
@@ -16,7 +16,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             bencher.iter(|| tenant.block(size).home_stream(&stream).try_allocate());
         });
     }
-    // The block before has another size, so that the stream cache does not have this one.
+    // The preceding block has another size, so that the stream cache does not hold this one.
     group.bench_function("other_sizes_of_a_class", |bencher| {
         let Rig { pool, stream } = Rig::new(4 * GIB);
         let tenant = pool.tenant("tenant").register().unwrap();

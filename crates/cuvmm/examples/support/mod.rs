@@ -1,4 +1,4 @@
-//! Which driver the examples run on: the host's memory, or a GPU with `CUVMM_DRIVER=cuda`.
+//! Selects the driver of the examples: the host driver, or a GPU with `CUVMM_DRIVER=cuda`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use cuvmm::driver::Driver;
 use cuvmm::driver::auto::{self, OpenOptions, Wanted};
 use cuvmm::driver::host::HostOptions;
 
-/// Opens it and says what it is. The host driver plays two devices.
+/// Opens the driver and prints its name. The host driver models two devices.
 ///
 /// # Errors
-/// When a GPU was asked for and there is none.
+/// Fails if `CUVMM_DRIVER=cuda` is set and there is no usable GPU.
 pub(crate) fn driver() -> Result<Arc<dyn Driver>, Box<dyn Error>> {
     let wanted = match std::env::var("CUVMM_DRIVER").as_deref() {
         Ok("cuda") => Wanted::Cuda,

@@ -1,4 +1,5 @@
-//! The other processes of an example: the same program again, told by its environment where to connect.
+//! Other processes of an example. Each runs the same program with the socket's path in its
+//! environment.
 
 use std::env;
 use std::error::Error;
@@ -7,16 +8,18 @@ use std::process::{Child, Command};
 
 const SOCKET: &str = "CUVMM_EXAMPLE_SOCKET";
 
-/// Where this process is to connect; nothing for the first one.
+/// Returns the socket to connect to, or `None` in the first process.
 pub(crate) fn socket() -> Option<PathBuf> {
     env::var_os(SOCKET).map(PathBuf::from)
 }
 
-/// The same program, to connect to a socket. Where the example runs as a test, it is this one; on its
-/// own it reads no arguments.
+/// Returns a command that runs this program again and connects it to `socket`.
+///
+/// If the example runs as the test `test`, the arguments select that test. The example itself
+/// ignores its arguments.
 ///
 /// # Errors
-/// When the system does not tell which program this is.
+/// Fails if the path of this program is unknown.
 pub(crate) fn again(test: &str, socket: &Path) -> Result<Command, Box<dyn Error>> {
     let mut command = Command::new(env::current_exe()?);
     command
@@ -28,7 +31,7 @@ pub(crate) fn again(test: &str, socket: &Path) -> Result<Command, Box<dyn Error>
 /// Waits until a process has ended.
 ///
 /// # Errors
-/// When it did not end well.
+/// Fails if the process did not end successfully.
 pub(crate) fn ended(process: &mut Child) -> Result<(), Box<dyn Error>> {
     let status = process.wait()?;
     match status.success() {

@@ -1,4 +1,4 @@
-//! The streams that the owner of some memory knows, and what becomes of a use on another.
+//! The streams that the owner of some memory knows, and the treatment of uses on other streams.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use ::cudarc::driver::{CudaStream, SyncOnDrop};
 use crate::error::CudarcError;
 use crate::own::Stream;
 
-/// The home stream, as cudarc has it, and all that the owner knows.
+/// The home stream as cudarc's object, and all streams that the owner knows.
 pub(super) struct Known {
     home: Arc<CudaStream>,
-    /// The home first.
+    /// The home stream is first.
     streams: Vec<Stream>,
 }
 
 impl Known {
-    /// Of these streams the first is the home, and must be one of cudarc's.
+    /// Creates the set. The first stream is the home stream, and must be one of cudarc's.
     pub(super) fn new(streams: Vec<Stream>) -> Result<Self, CudarcError> {
         let home = streams.first().ok_or(CudarcError::NotOfCudarc)?;
         let theirs = home
@@ -32,24 +32,24 @@ impl Known {
         &self.home
     }
 
-    /// Another stream of the device that its owner knows from now on.
+    /// Adds another stream of the device that the owner now knows.
     pub(super) fn add(&mut self, stream: &Stream) {
         if !self.streams.contains(stream) {
             self.streams.push(stream.clone());
         }
     }
 
-    /// Lets a use in whose stream the owner does not know, behind all that the home stream has queued.
-    pub(super) fn let_in(&self, stream: &CudaStream) {
+    /// Orders a use on an unknown stream after the work queued on the home stream.
+    pub(super) fn grant_to(&self, stream: &CudaStream) {
         if !self.has(stream) {
             let context = stream.context();
             context.record_err(stream.join(&self.home));
         }
     }
 
-    /// What is to be done when a use has been queued on a stream: what cudarc would do if its owner
-    /// knows the stream, else wait for it.
-    pub(super) fn see_out<'a>(
+    /// Returns what happens after a use was queued on a stream: cudarc's own action if the owner
+    /// knows the stream, otherwise a wait for it.
+    pub(super) fn finish_use<'a>(
         &self,
         stream: &'a CudaStream,
         by_cudarc: SyncOnDrop<'a>,
@@ -57,15 +57,15 @@ impl Known {
         if self.has(stream) {
             return by_cudarc;
         }
-        // Marking the stream now would put an event that says nothing in the place of one that another
-        // stream was marked by.
+        // cudarc's action would record an event on this stream, whose work will have been waited
+        // for anyway, and so overwrite an event that another stream recorded.
         std::mem::forget(by_cudarc);
         SyncOnDrop::sync_stream(stream)
     }
 
     fn has(&self, stream: &CudaStream) -> bool {
         let same = |known: &Stream| known.as_raw().0 == handle(stream);
-        // The default stream has one handle in all contexts.
+        // The default stream has the same handle in all contexts.
         stream.context() == self.home.context() && self.streams.iter().any(same)
     }
 }

@@ -1,6 +1,7 @@
-//! What a slice can be made of: what a container lends, and owners.
+//! Memory that slices are made of: lent by containers, or owned.
 //!
-//! Nothing is known of cudarc here; only where the memory lies and which streams its owner waits for.
+//! This module does not use cudarc; it only states where memory is and which streams its owner
+//! waits for.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,11 +16,11 @@ use crate::unified::{DeviceMut, DeviceRead};
 use crate::vec::DeviceVec;
 use crate::view::{View, ViewMut};
 
-/// Memory of this library that a [`Slice`](super::Slice) of `T` can be made of: what a container lends
-/// for a while ([`View`], [`ViewMut`], [`Committed`], an access to a [unified](crate::unified) buffer), or
-/// what owns it ([`DeviceVec`], [`Leased`]).
+/// Memory of this library that a [`Slice`](super::Slice) of `T` can be made of: lent by a container
+/// for a borrow ([`View`], [`ViewMut`], [`Committed`], an access to a [unified](crate::unified)
+/// buffer), or owned ([`DeviceVec`], [`Leased`]).
 pub trait Memory<T>: Sized + sealed::Place<T> {
-    /// What is returned where it cannot be made a slice. What owns memory is handed back in it.
+    /// The error if it cannot be made a slice. An owner is handed back in it.
     type Refused: std::error::Error;
 
     #[doc(hidden)]
@@ -29,19 +30,19 @@ pub trait Memory<T>: Sized + sealed::Place<T> {
 /// Memory that may be written through a slice.
 pub trait MemoryMut<T>: Memory<T> {}
 
-/// Memory that a slice owns, and whose owner learns here of a stream that uses it. What is lent has
-/// learnt of them before.
+/// Memory that a slice owns, and whose owner can record further streams that use it. For lent
+/// memory, streams are recorded with the container beforehand.
 pub trait Owner<T>: Memory<T> + sealed::Notes {}
 
 pub(super) mod sealed {
     use super::{CudarcError, Stream};
 
-    /// Where memory lies, and who is waited for.
+    /// The place of memory, and the streams that its owner waits for.
     #[derive(Debug)]
     pub struct Backing {
         pub(in crate::cudarc) address: u64,
         pub(in crate::cudarc) len: usize,
-        /// The home stream first.
+        /// The home stream is first.
         pub(in crate::cudarc) streams: Vec<Stream>,
     }
 
@@ -56,7 +57,7 @@ pub(super) mod sealed {
 
 use sealed::{Backing, Notes, Place};
 
-/// So many bytes as elements.
+/// Describes a range of bytes as elements.
 fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, CudarcError> {
     let len = ArgumentError::elements_at::<T>(address, bytes)?;
     Ok(Backing {
@@ -111,20 +112,20 @@ impl<T: Pod> Notes for DeviceVec<T> {
     }
 }
 
-/// A block's memory for as long as this lives: nothing under it is moved, unmapped or handed on
-/// meanwhile, whatever becomes of the block.
+/// A block's memory for as long as this value lives: meanwhile it is not moved, unmapped or reused,
+/// even if the block is dropped.
 ///
-/// The block must be awake, have a home stream, and share no memory with [forks](Block::fork): there
-/// are no slices of cudarc's that are only to be read. What it grows by later is not in it.
+/// The block must be awake, have a home stream, and share no memory with [forks](Block::fork),
+/// because cudarc has no read-only slices. Memory that the block grows by later is not included.
 pub struct Leased {
-    // Ends first, so that the block is freed as any other.
+    // Dropped first, so that the block is freed as usual.
     lease: Lease,
     block: Option<Block>,
     home: Option<Stream>,
 }
 
 impl Leased {
-    /// The memory of a block that stays with whoever has it.
+    /// Leases the memory of a block that stays with its owner.
     #[must_use]
     pub fn of(block: &Block) -> Self {
         Self {
@@ -134,7 +135,7 @@ impl Leased {
         }
     }
 
-    /// The block, where this was made of one that was given away.
+    /// Returns the block, if this was made from an owned block.
     #[must_use]
     pub fn into_block(self) -> Option<Block> {
         self.block
@@ -151,7 +152,8 @@ impl From<Block> for Leased {
 
 impl<T: Pod> Place<T> for Leased {
     fn backing(&self) -> Result<Backing, CudarcError> {
-        // This lease keeps what the gate found.
+        // The check returns a lease of its own, which is dropped: `self.lease` keeps the checked
+        // state.
         let size = self.lease.size();
         drop(self.lease.admit(Use::Lend(Access::ReadWrite), 0..size)?);
         let streams = self.home.iter().cloned().collect();
@@ -174,10 +176,10 @@ impl fmt::Debug for Leased {
     }
 }
 
-/// Bytes of a region that are committed, used on a stream.
+/// A committed range of a region, used on a stream.
 ///
-/// As for all that is queued on a region's memory, whoever decommits it later names the streams that it
-/// was used on, or all work.
+/// As for all work queued on a region's memory, a later decommit must name the streams that used
+/// it, or all work.
 #[derive(Debug)]
 pub struct Committed<'a> {
     region: &'a Region,
@@ -186,11 +188,11 @@ pub struct Committed<'a> {
 }
 
 impl<'a> Committed<'a> {
-    /// A range of a region, to be used on a stream of its device.
+    /// Selects a range of a region, to be used on a stream of its device.
     ///
     /// # Errors
-    /// [`CudarcError`] when not all of it is committed, a [fork](Region::fork) shares some of it, or
-    /// the stream is another device's.
+    /// [`CudarcError`] if part of it is not committed or is shared with a [fork](Region::fork), or
+    /// the stream belongs to another device.
     pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, CudarcError> {
         let Range { start, end } = bytes;
         if start > end || end > region.size() || !region.is_committed(start..end) {

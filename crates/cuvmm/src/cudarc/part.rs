@@ -1,6 +1,7 @@
-//! Some elements of a slice.
+//! Ranges of a slice's elements.
 //!
-//! `unsafe` here: pushing the arguments of a launch, which are what cudarc pushes for its own views.
+//! `unsafe` in this file: pushing the arguments of a launch, which are those that cudarc pushes for
+//! its own views.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,13 +15,13 @@ use ::cudarc::driver::{
 
 use super::known::Known;
 
-/// Some elements of a [`Slice`](super::Slice), used as that is.
+/// A range of the elements of a [`Slice`](super::Slice), used by the same rules.
 pub struct Part<'a, T> {
     view: CudaView<'a, T>,
     known: &'a Known,
 }
 
-/// Some elements of a [`Slice`](super::Slice), to be written.
+/// A mutable range of the elements of a [`Slice`](super::Slice).
 pub struct PartMut<'a, T> {
     view: CudaViewMut<'a, T>,
     known: &'a Known,
@@ -40,14 +41,14 @@ impl<'a, T> PartMut<'a, T> {
 
 impl<T> DevicePtrMut<T> for PartMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.known.let_in(stream);
+        self.known.grant_to(stream);
         let (address, use_) = self.view.device_ptr_mut(stream);
-        (address, self.known.see_out(stream, use_))
+        (address, self.known.finish_use(stream, use_))
     }
 }
 
-// SAFETY: what is pushed is what cudarc pushes for its own view, which stays where it is while the
-// borrow lasts.
+// SAFETY: the argument that is pushed is the one that cudarc pushes for its own view, which stays
+// in place during the borrow.
 unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b Part<'c, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, part: &'b Part<'c, T>) -> &mut Self {
@@ -55,7 +56,8 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b Part<'c, T>> for LaunchArgs
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the argument that is pushed is the one that cudarc pushes for its own view, which stays
+// in place during the borrow.
 unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b mut PartMut<'c, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, part: &'b mut PartMut<'c, T>) -> &mut Self {
@@ -77,9 +79,9 @@ macro_rules! readable {
 
         impl<T> DevicePtr<T> for $part<'_, T> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-                self.known.let_in(stream);
+                self.known.grant_to(stream);
                 let (address, use_) = self.view.device_ptr(stream);
-                (address, self.known.see_out(stream, use_))
+                (address, self.known.finish_use(stream, use_))
             }
         }
 

@@ -1,8 +1,8 @@
-//! Memory of this library as a slice of cudarc's, which cudarc never frees.
+//! Memory of this library as a slice of cudarc, which cudarc never frees.
 //!
-//! `unsafe` here: making a `CudaSlice` over memory that cudarc did not allocate, and seeing to it that
-//! it is taken apart and never dropped; and the doors through which it can be had, whose rules are
-//! written at each.
+//! `unsafe` in this file: making a `CudaSlice` over memory that cudarc did not allocate, ensuring
+//! that it is taken apart and never dropped, and the three functions that hand it out, whose rules
+//! their documentation states.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -27,37 +27,57 @@ use crate::error::{ArgumentError, CudarcError};
 use crate::own::Stream;
 
 /// Elements in memory of this library, for all of cudarc's functions that take a `DevicePtr` or a
-/// `DevicePtrMut`, and as an argument of a launch. See the [module](super) for the streams that may use
-/// it.
+/// `DevicePtrMut`, and as an argument of a launch. See the [module](super) for the streams that may
+/// use it.
 ///
-/// It has the length that the memory has when it is made. To let a container grow,
-/// [take it out](Self::into_memory) and make another slice of it: two events are made for each while
-/// cudarc tracks them.
+/// Its length is that of the memory when the slice is made. To let a container grow, [take it
+/// out](Self::into_memory) and make another slice of it; while cudarc tracks events, that creates
+/// two events for each slice.
 ///
-/// When it goes, the home stream waits for the uses that cudarc tracked on other streams
-/// (`cuStreamWaitEvent`), and then the memory goes the way of its owner.
+/// When a slice is dropped, the home stream waits for the uses that cudarc tracked on other streams
+/// (`cuStreamWaitEvent`), and then the memory is dropped.
 ///
-/// # For functions that want a `CudaSlice`
-/// There are three doors, all `unsafe`, because through them uses are not seen and what comes out could
-/// be dropped: [`as_cuda_slice`](Self::as_cuda_slice), [`as_cuda_slice_mut`](Self::as_cuda_slice_mut) and
-/// [`into_parts`](Self::into_parts).
+/// # Functions that take a `CudaSlice`
+/// Three functions hand it out: [`as_cuda_slice`](Self::as_cuda_slice),
+/// [`as_cuda_slice_mut`](Self::as_cuda_slice_mut) and [`into_parts`](Self::into_parts). They are
+/// `unsafe`, because uses of it are not observed and it could be dropped.
+///
+/// # Examples
+/// ```no_run
+/// use cuvmm::DeviceVec;
+/// use cuvmm::cudarc::{Context, Slice};
+///
+/// let context = Context::open(0)?;
+/// let stream = context.as_cudarc().new_stream()?;
+/// let home = context.stream(&stream)?;
+/// let mut samples = DeviceVec::<f32>::new(context.device(), &home, 1 << 20)?;
+/// samples.extend_from_slice(&[1.0, 2.0, 3.0])?;
+///
+/// let mut slice = Slice::new(samples)?; // owns the vector
+/// stream.memcpy_htod(&[4.0, 5.0, 6.0], &mut slice)?;
+/// assert_eq!(stream.clone_dtoh(&slice)?, [4.0, 5.0, 6.0]);
+/// let mut samples = slice.into_memory();
+/// samples.extend_from_slice(&[7.0])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Slice<T, M> {
-    // Goes before the memory.
-    loan: Loan<T>,
+    // Dropped before the memory.
+    loan: BorrowedSlice<T>,
     known: Known,
     memory: M,
 }
 
-/// A `CudaSlice` that owns nothing of what it points to.
-struct Loan<T> {
-    /// Dropped as it is, it would have cudarc free the memory.
+/// A `CudaSlice` that does not own the memory it points to.
+struct BorrowedSlice<T> {
+    /// Must not be dropped as a `CudaSlice`, because cudarc would free the memory.
     slice: ManuallyDrop<CudaSlice<T>>,
     device: Device,
 }
 
-impl<T> Loan<T> {
+impl<T> BorrowedSlice<T> {
     /// # Safety
-    /// The elements stay where they are until this is dropped, and every bit pattern is a `T`.
+    /// The elements must stay in place until this is dropped, and every bit pattern must be a valid
+    /// `T`.
     unsafe fn new(
         backing: &Backing,
         home: &Arc<CudaStream>,
@@ -67,10 +87,12 @@ impl<T> Loan<T> {
         let context = home.context();
         context.bind_to_thread().map_err(refused)?;
         if context.is_event_tracking() {
-            // Where it cannot make the events of a slice cudarc panics, so it is asked for one before.
+            // cudarc panics if it cannot create the events of a slice, so creating one is tried
+            // before.
             drop(context.new_event(None).map_err(refused)?);
         }
-        // SAFETY: the caller's promise; and the slice is taken apart before the memory goes.
+        // SAFETY: the caller guarantees that the elements stay in place and are valid for any bit
+        // pattern; the slice is taken apart before the memory is dropped.
         let slice = unsafe { home.upgrade_device_ptr(backing.address, backing.len) };
         Ok(Self {
             slice: ManuallyDrop::new(slice),
@@ -78,10 +100,10 @@ impl<T> Loan<T> {
         })
     }
 
-    /// The slice, which whoever has it now must not drop.
+    /// Returns the slice, which the caller must not drop.
     fn into_inner(self) -> CudaSlice<T> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: nothing of `this` is used or dropped after.
+        // SAFETY: `this` is never dropped, and neither field is used after this block.
         unsafe {
             std::ptr::drop_in_place(&mut this.device);
             ManuallyDrop::take(&mut this.slice)
@@ -89,12 +111,13 @@ impl<T> Loan<T> {
     }
 }
 
-impl<T> Drop for Loan<T> {
+impl<T> Drop for BorrowedSlice<T> {
     fn drop(&mut self) {
-        // SAFETY: it is taken here and nowhere else, and not used after.
+        // SAFETY: this is the only place that takes the slice out in `drop`, and it is not used
+        // afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         if self.device.forked().is_some() {
-            // The child has no events and streams to give back.
+            // A forked child has no events or streams to release.
             std::mem::forget(slice);
         } else {
             slice.leak();
@@ -103,15 +126,17 @@ impl<T> Drop for Loan<T> {
 }
 
 impl<T: Pod, M: Memory<T>> Slice<T, M> {
-    /// Makes a slice of memory whose home stream was taken up from cudarc
+    /// Makes a slice of memory whose home stream was wrapped from cudarc
     /// ([`Context::stream`](super::Context::stream)).
     ///
-    /// While cudarc tracks events, two are made (`cuEventCreate`), and where there are several streams,
-    /// one is recorded, so that other streams come behind what the home stream has queued.
+    /// While cudarc tracks events, this creates two (`cuEventCreate`). If there are several
+    /// streams, one is recorded, so that other streams come after the work queued on the home
+    /// stream.
     ///
     /// # Errors
-    /// [`CudarcError`], with what owns the memory [handed back](crate::error::HandedBack), when the home
-    /// stream is none of cudarc's, the memory is not so many whole elements, or the context is lost.
+    /// [`CudarcError`], with the owner of the memory [handed back](crate::error::HandedBack), if
+    /// the home stream is not a stream of cudarc, the memory is not a whole number of aligned
+    /// elements, or the context is lost.
     pub fn new(memory: M) -> Result<Self, M::Refused> {
         match Self::borrow(&memory) {
             Ok((loan, known)) => Ok(Self {
@@ -123,40 +148,41 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         }
     }
 
-    fn borrow(memory: &M) -> Result<(Loan<T>, Known), CudarcError> {
+    fn borrow(memory: &M) -> Result<(BorrowedSlice<T>, Known), CudarcError> {
         let mut backing = memory.backing()?;
         let streams = std::mem::take(&mut backing.streams);
         let device = streams.first().map(|home| home.device().clone());
         let device = device.ok_or(CudarcError::NotOfCudarc)?;
         let known = Known::new(streams)?;
         device.usable()?;
-        // SAFETY: the memory stays where it is for as long as `memory` does, which goes after the loan;
-        // and any bits are an element.
-        let mut loan = unsafe { Loan::new(&backing, known.home(), &device) }?;
-        // What cudarc has not seen of the home stream's work comes before the first use too.
+        // SAFETY: the memory stays in place as long as `memory` lives, which is dropped after the
+        // loan, and `T: Pod` permits any bit pattern.
+        let mut loan = unsafe { BorrowedSlice::new(&backing, known.home(), &device) }?;
+        // Work of the home stream that cudarc has not seen comes before the first use too.
         drop(loan.slice.device_ptr_mut(known.home()));
         Ok((loan, known))
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.loan.slice.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What it was made of.
+    /// Returns the memory that the slice was made of.
     #[must_use]
     pub const fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// What it was made of. The home stream waits for the uses that cudarc tracked on other streams.
+    /// Ends the slice and returns the memory that it was made of. The home stream waits for the
+    /// uses that cudarc tracked on other streams.
     #[must_use]
     pub fn into_memory(self) -> M {
         let Self { loan, memory, .. } = self;
@@ -164,12 +190,12 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         memory
     }
 
-    /// Notes that another stream of the context uses the memory: from now on its uses are not waited
-    /// for, and the memory is handed on only behind its work too. What is lent by a container is
-    /// recorded with the container, before.
+    /// Records that another stream of the context uses the memory: from now on uses on it are not
+    /// waited for, and the memory is reused only after its work too. For memory that a container
+    /// lends, record the stream with the container beforehand.
     ///
     /// # Errors
-    /// [`CudarcError`] when the stream is another device's.
+    /// [`CudarcError`] if the stream belongs to another device.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), CudarcError>
     where
         M: Owner<T>,
@@ -182,14 +208,14 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         Ok(())
     }
 
-    /// Some of the elements; nothing if they are not all there.
+    /// Returns a range of the elements, or `None` if it is out of bounds.
     #[must_use]
     pub fn try_slice(&self, range: Range<usize>) -> Option<Part<'_, T>> {
         let view = self.loan.slice.try_slice(range)?;
         Some(Part::new(view, &self.known))
     }
 
-    /// Some of the elements, to be written; nothing if they are not all there.
+    /// Returns a mutable range of the elements, or `None` if it is out of bounds.
     #[must_use]
     pub fn try_slice_mut(&mut self, range: Range<usize>) -> Option<PartMut<'_, T>>
     where
@@ -199,7 +225,8 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         Some(PartMut::new(view, &self.known))
     }
 
-    /// The first `middle` elements and the others, to be written; nothing if there are fewer.
+    /// Splits the elements at `middle` into two mutable parts, or returns `None` if there are
+    /// fewer.
     #[must_use]
     pub fn try_split_at_mut(&mut self, middle: usize) -> Option<(PartMut<'_, T>, PartMut<'_, T>)>
     where
@@ -210,22 +237,24 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         Some((part(first), part(rest)))
     }
 
-    /// The slice as cudarc has it, for functions that take nothing else. A clone of it is a copy, in
-    /// memory that cudarc allocates.
+    /// Returns cudarc's slice, for functions that take nothing else. Cloning it copies the elements
+    /// to memory that cudarc allocates.
     ///
     /// # Safety
-    /// It is used on streams that the owner of the memory knows, and nothing is written through it.
+    /// It must be used only on streams that the owner of the memory knows, and the elements must
+    /// not be written through it.
     #[must_use]
     pub unsafe fn as_cuda_slice(&self) -> &CudaSlice<T> {
         &self.loan.slice
     }
 
-    /// The slice as cudarc has it, to be written.
+    /// Returns cudarc's slice, to be written.
     ///
     /// # Safety
-    /// It is used on streams that the owner of the memory knows; and it stays where it is: nothing is
-    /// put in its place (`std::mem::swap`, `std::mem::replace`, an assignment), since cudarc would free
-    /// what was moved out, and this library what was moved in would not be its own.
+    /// It must be used only on streams that the owner of the memory knows, and must stay in place:
+    /// it must not be replaced (`std::mem::swap`, `std::mem::replace`, an assignment). cudarc would
+    /// free the slice that was moved out, and this library would treat the one that was moved in as
+    /// its own.
     #[must_use]
     pub unsafe fn as_cuda_slice_mut(&mut self) -> &mut CudaSlice<T>
     where
@@ -234,13 +263,14 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         &mut self.loan.slice
     }
 
-    /// The slice and the memory apart, for a framework that wants to own the slice (candle's
-    /// `CudaStorage::wrap_cuda_slice`, say).
+    /// Splits the slice into cudarc's slice and the memory, for a framework that must own the slice
+    /// (for example candle's `CudaStorage::wrap_cuda_slice`).
     ///
     /// # Safety
-    /// The slice is used on streams that the owner of the memory knows. It is never dropped: before the
-    /// memory goes, changes or is used otherwise, it is taken back from whoever has it and ended by
-    /// `CudaSlice::leak`. Where neither can be seen to, the memory is leaked (`std::mem::forget`).
+    /// The slice must be used only on streams that the owner of the memory knows. It must never be
+    /// dropped: before the memory is dropped, changed or used in another way, the slice must be
+    /// taken back from its holder and ended by `CudaSlice::leak`. If that cannot be guaranteed, the
+    /// memory must be leaked (`std::mem::forget`).
     #[must_use]
     pub unsafe fn into_parts(self) -> (CudaSlice<T>, M) {
         let Self { loan, memory, .. } = self;
@@ -260,22 +290,22 @@ impl<T: Pod, M: Memory<T>> DeviceSlice<T> for Slice<T, M> {
 
 impl<T: Pod, M: Memory<T>> DevicePtr<T> for Slice<T, M> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.known.let_in(stream);
+        self.known.grant_to(stream);
         let (address, use_) = self.loan.slice.device_ptr(stream);
-        (address, self.known.see_out(stream, use_))
+        (address, self.known.finish_use(stream, use_))
     }
 }
 
 impl<T: Pod, M: MemoryMut<T>> DevicePtrMut<T> for Slice<T, M> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.known.let_in(stream);
+        self.known.grant_to(stream);
         let (address, use_) = self.loan.slice.device_ptr_mut(stream);
-        (address, self.known.see_out(stream, use_))
+        (address, self.known.finish_use(stream, use_))
     }
 }
 
-// SAFETY: what is pushed is what cudarc pushes for its own slice, which stays where it is while the
-// borrow lasts.
+// SAFETY: the argument that is pushed is the one that cudarc pushes for its own slice, which stays
+// in place during the borrow.
 unsafe impl<'a, 'b: 'a, T: Pod, M: Memory<T>> PushKernelArg<&'b Slice<T, M>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, slice: &'b Slice<T, M>) -> &mut Self {
@@ -283,7 +313,8 @@ unsafe impl<'a, 'b: 'a, T: Pod, M: Memory<T>> PushKernelArg<&'b Slice<T, M>> for
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the argument that is pushed is the one that cudarc pushes for its own slice, which stays
+// in place during the borrow.
 unsafe impl<'a, 'b: 'a, T: Pod, M: MemoryMut<T>> PushKernelArg<&'b mut Slice<T, M>>
     for LaunchArgs<'a>
 {

@@ -1,15 +1,16 @@
-//! The events of a stream, or of all work of a context, and how far that work is known to be.
+//! Events of a stream, or of all work of a context, and the progress of that work.
 //!
-//! Every [`Device`] has a clock. A fence is stamped with it when the use of some memory ends, and an
-//! event when it is recorded: an event that was recorded after the stamp covers all work that the
-//! fence has to wait for, and it does not matter for which fence it was recorded. So a stream needs
-//! at most two outstanding events, however many fences name it. The older one is asked first; the
-//! younger one is recorded anew when a later fence needs it.
+//! Every [`Device`] has a clock. A fence is stamped with it when the use of some memory ends, and
+//! an event when it is recorded. An event that was recorded after the stamp covers all work that
+//! the fence has to wait for, no matter for which fence it was recorded. So a stream needs at most
+//! two outstanding events, however many fences name it. The older one is polled first; the younger
+//! one is recorded anew when a later fence needs it.
 //!
-//! The lock in here is a leaf: nothing else is locked under it, and no user code runs under it.
+//! The lock in this module is a leaf: no other lock is taken under it, and no user code runs under
+//! it.
 //!
-//! `unsafe` here: calls that take the handles of a stream and of events. The events are made and
-//! destroyed here; the stream's owner calls with its own handle.
+//! `unsafe` is used for calls that take the handles of a stream and of events. The events are
+//! created and destroyed here; the stream's owner passes its own handle.
 #![allow(unsafe_code)]
 
 use std::sync::PoisonError;
@@ -22,31 +23,31 @@ use super::Device;
 use crate::error::CallError;
 use crate::sync::{Mutex, MutexGuard, SPINS};
 
-/// How long a poll may spin: a recorded event takes a few microseconds to pass an idle context.
+/// How long a poll may spin: an event takes a few microseconds to complete on an idle context.
 const SPIN: Duration = Duration::from_micros(20);
 
 /// The most outstanding events of one stream.
 const OUTSTANDING: usize = 2;
 
-/// A moment on the clock of a device.
+/// A point on the clock of a device.
 pub(crate) type Stamp = u64;
 
 /// The work that events are recorded behind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// That of one stream.
+    /// The work of one stream.
     Stream(StreamHandle),
-    /// That of all streams of the device's context.
+    /// The work of all streams of the device's context.
     Context,
 }
 
-/// How far the work before a stamp is.
+/// The progress of the work before a stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Complete,
     Pending,
-    /// The driver cannot record an event behind all work of a context (before CUDA 12.5): only a
-    /// synchronisation of the device, begun after the stamp, tells.
+    /// The driver cannot record an event behind all work of a context (before CUDA 12.5). Only a
+    /// synchronization of the device, begun after the stamp, proves completion.
     NeedsSynchronise,
 }
 
@@ -62,28 +63,28 @@ pub(crate) struct Events {
 struct Inner {
     /// Events that were recorded and are not known to be complete, the older first.
     outstanding: Vec<(Stamp, EventHandle)>,
-    /// Events that are complete, to be recorded again.
+    /// Events that are complete and can be recorded again.
     spare: Vec<EventHandle>,
-    /// When the driver was asked last and the work was pending.
+    /// The stamp of the last poll that found the work pending.
     asked: Stamp,
 }
 
-/// An attempt to record an event.
+/// The outcome of recording an event.
 enum Recorded {
     Yes,
-    /// A stream captures, so that no event can be recorded now.
+    /// A stream captures, so no event can be recorded now.
     Capturing,
-    /// The driver has no events behind all work of a context.
+    /// The driver cannot record events behind all work of a context.
     Lacking,
 }
 
 impl Events {
-    /// Whether all work queued before a stamp is known to be complete. Asks nothing.
+    /// Returns `true` if all work queued before a stamp is known to be complete. Does not poll.
     pub(crate) fn is_complete(&self, stamp: Stamp) -> bool {
         self.done.load(Ordering::Acquire) > stamp
     }
 
-    /// Notes that a synchronisation which began at `begun` has returned.
+    /// Notes that a synchronization which began at `begun` has returned.
     pub(crate) fn synchronised(&self, begun: Stamp) {
         self.completed(begun);
         let mut inner = self.lock();
@@ -102,13 +103,13 @@ impl Events {
         destroy(device, spare);
     }
 
-    /// Notes that the work was found complete by an answer that was asked for at `asked`.
+    /// Notes that the work was found complete by a query made at `asked`.
     fn completed(&self, asked: Stamp) {
         self.done.fetch_max(asked, Ordering::AcqRel);
     }
 
-    /// Asks how far the work before `stamp` is, and records an event behind it where none covers it
-    /// yet. An answer "pending" that the driver gave after `since` is taken as it is.
+    /// Polls the work before `stamp`, and records an event behind it if none covers it yet. A
+    /// pending answer that the driver gave after `since` is reused.
     pub(crate) fn poll(
         &self,
         device: &Device,
@@ -119,7 +120,7 @@ impl Events {
         if self.is_complete(stamp) {
             return Ok(Progress::Complete);
         }
-        // A thread that a forked child does not have may have held the lock.
+        // A thread that does not exist in a forked child may have held the lock.
         device.own_process()?;
         let mut inner = self.lock();
         if inner.asked > since {
@@ -131,7 +132,7 @@ impl Events {
             inner.asked = now;
         }
         if let Work::Context = work {
-            // Asked for seldom, and a device lives long: it keeps no event that nothing waits for.
+            // A context is polled seldom, and a device lives long: no unneeded event is kept.
             let spare = std::mem::take(&mut inner.spare);
             drop(inner);
             destroy(device, spare);
@@ -190,18 +191,18 @@ impl Events {
         }
     }
 
-    /// Asks outstanding events, the older first, and takes note of those that are complete.
+    /// Polls outstanding events, the older first, and notes those that are complete.
     fn collect(&self, inner: &mut Inner, device: &Device) -> Result<(), CallError> {
         while let Some(&(at, event)) = inner.outstanding.first() {
-            // SAFETY: the event is ours and alive.
+            // SAFETY: the event is owned here and alive.
             let complete = device.call(Call::EventQuery, |driver, device| unsafe {
                 driver.event_query(device, event)
             });
             match complete {
                 Ok(true) => self.completed(at),
                 Ok(false) => break,
-                // The stream began to capture just before it was recorded: it says nothing of the
-                // work before.
+                // The stream began to capture just before the event was recorded, so the event does
+                // not cover the work before.
                 Err(error) if is_captured(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -211,8 +212,8 @@ impl Events {
         Ok(())
     }
 
-    /// Has later work of `waiting` wait for the work before `stamp` (`cuStreamWaitEvent`). False if
-    /// no event can be recorded behind that work now.
+    /// Makes later work of `waiting` wait for the work before `stamp` (`cuStreamWaitEvent`).
+    /// Returns `false` if no event can be recorded behind that work now.
     pub(crate) fn make_wait(
         &self,
         device: &Device,
@@ -242,14 +243,14 @@ impl Events {
         let Some(event) = inner.covering(stamp) else {
             return Ok(false);
         };
-        // SAFETY: the event is ours and alive, and the caller's stream is.
+        // SAFETY: the event is owned here and alive, and the caller's stream is alive.
         device.call(Call::StreamWaitEvent, |driver, device| unsafe {
             driver.stream_wait_event(device, waiting, event)
         })?;
         Ok(true)
     }
 
-    /// Takes all events out, for their owner to destroy.
+    /// Removes all events, for their owner to destroy.
     pub(super) fn take_all(&mut self) -> Vec<EventHandle> {
         let inner = self.inner.get_mut();
         let inner = inner.unwrap_or_else(PoisonError::into_inner);
@@ -259,12 +260,12 @@ impl Events {
         events
     }
 
-    /// Destroys all events, before the stream whose work they follow goes.
+    /// Destroys all events, before the stream that they were recorded on is destroyed.
     pub(crate) fn destroy(&mut self, device: &Device) {
         destroy(device, self.take_all());
     }
 
-    /// Destroys all events of a device that nothing holds any more.
+    /// Destroys all events of a device that has no owner any more.
     pub(super) fn destroy_by(&mut self, driver: &dyn cuvmm_driver::Driver, device: Ordinal) {
         for event in self.take_all() {
             // SAFETY: as in `destroy`.
@@ -287,9 +288,9 @@ impl Inner {
         covering.map(|&(_, event)| event)
     }
 
-    /// Records an event behind all work queued so far. Where two are outstanding, the younger one is
-    /// recorded anew: it then covers more, and the older one, which is never moved, sees to it that
-    /// no fence waits for ever.
+    /// Records an event behind all work queued so far. If two are outstanding, the younger one is
+    /// recorded anew: it then covers more. The older one is never recorded anew, so no fence waits
+    /// forever.
     fn record(&mut self, device: &Device, work: Work) -> Result<Recorded, CallError> {
         if self.outstanding.len() < OUTSTANDING {
             let event = match self.spare.pop() {
@@ -318,19 +319,19 @@ impl Inner {
 
 fn destroy(device: &Device, events: impl IntoIterator<Item = EventHandle>) {
     for event in events {
-        // SAFETY: the event is ours, and the driver lets an event go while work still refers to its
-        // last record.
+        // SAFETY: the event is owned here, and the driver allows destroying an event while work
+        // still refers to its last record.
         let destroyed = device.give_back(Call::EventDestroy, |driver, device| unsafe {
             driver.event_destroy(device, event)
         });
-        // What belonged to a context that is lost went with it.
+        // The objects of a lost context are gone with it.
         if let (Err(error), None) = (destroyed, device.lost()) {
             device.report_drop("event", 0, error);
         }
     }
 }
 
-/// Records an event behind work; when that was begun.
+/// Records an event behind work; returns the outcome and the stamp taken before recording.
 fn record_behind(
     device: &Device,
     work: Work,
@@ -338,11 +339,11 @@ fn record_behind(
 ) -> (Result<Recorded, CallError>, Stamp) {
     let at = device.tick();
     let recorded = match work {
-        // SAFETY: the event is ours and alive, and the caller's stream is.
+        // SAFETY: the event is owned here and alive, and the caller's stream is alive.
         Work::Stream(stream) => device.call(Call::EventRecord, |driver, device| unsafe {
             driver.event_record(device, event, stream)
         }),
-        // SAFETY: the event is ours and alive.
+        // SAFETY: the event is owned here and alive.
         Work::Context => device.call(Call::CtxRecordEvent, |driver, device| unsafe {
             driver.context_record_event(device, event)
         }),
@@ -363,7 +364,7 @@ fn is_capturing(device: &Device, stream: StreamHandle) -> Result<bool, CallError
     });
     match status {
         Ok(status) => Ok(status != CaptureStatus::NONE),
-        // The legacy stream, which takes part in the capture of a blocking stream.
+        // The legacy stream takes part in the capture of a blocking stream.
         Err(error) if refused_by_capture(&error) => Ok(true),
         Err(error) => Err(error),
     }
@@ -376,7 +377,7 @@ fn is_idle(device: &Device, stream: StreamHandle) -> Result<bool, CallError> {
     })
 }
 
-/// Whether a capture somewhere in the context refused a call.
+/// Returns `true` if a capture somewhere in the context refused a call.
 fn refused_by_capture(error: &CallError) -> bool {
     let code = error.driver().and_then(|error| error.code());
     matches!(
@@ -388,7 +389,7 @@ fn refused_by_capture(error: &CallError) -> bool {
     )
 }
 
-/// Whether an event belongs to a graph that was being captured when it was recorded.
+/// Returns `true` if an event belongs to a graph that was being captured when it was recorded.
 fn is_captured(error: &CallError) -> bool {
     let code = error.driver().and_then(|error| error.code());
     code == Some(CUresult::CUDA_ERROR_CAPTURED_EVENT)

@@ -1,4 +1,4 @@
-//! Waiting for a device, and what goes with its last handle.
+//! Synchronization with a device, and the end of its last handle.
 
 use cuvmm_driver::Call;
 
@@ -7,14 +7,14 @@ use crate::deferred::defer;
 use crate::error::CallError;
 
 impl Device {
-    /// Waits until all work of the device's context is done (`cuCtxSynchronize`).
+    /// Waits until all work of the device's context is complete (`cuCtxSynchronize`).
     ///
-    /// That is the primary context, which the driver uses for the device. Work in another context
-    /// that the program made itself (`cuCtxCreate`) is not waited for.
+    /// This is the primary context, which the driver uses for the device. Work in another context
+    /// that the program created itself (`cuCtxCreate`) is not waited for.
     ///
     /// # Errors
-    /// [`CallError`] when the driver says that the context is lost, and while a stream of the
-    /// context captures, in whatever mode and for whichever library.
+    /// [`CallError`] when the driver reports that the context is lost, and while a stream of the
+    /// context captures, in any mode and for any library.
     pub fn synchronize(&self) -> Result<(), CallError> {
         let begun = self.tick();
         self.call(Call::CtxSynchronize, |driver, device| {
@@ -25,14 +25,14 @@ impl Device {
         Ok(())
     }
 
-    /// Waits until all work of the device is done, in relaxed capture mode: a capture that another
-    /// library is making goes on, and the wait is refused.
+    /// Waits until all work of the device is complete, in relaxed capture mode: a capture that
+    /// another library is making is not broken, and the wait is refused.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
         self.relaxed(|| self.synchronize())?
     }
 
-    /// Waits until no work of the device can touch memory any more, to unmap for good: all of it
-    /// is done, or the context is lost and nothing runs on it.
+    /// Waits until no work of the device can access memory any more, so that it can be unmapped:
+    /// all work is complete, or the context is lost and runs nothing.
     pub(crate) fn drain(&self) -> Result<(), CallError> {
         if self.lost().is_some() {
             return Ok(());

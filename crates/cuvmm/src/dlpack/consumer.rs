@@ -1,6 +1,7 @@
-//! Who a tensor is exported for, and how its work comes behind what is queued on the memory.
+//! The consumer of an exported tensor, and the order of its work after the work queued on the
+//! memory.
 //!
-//! `unsafe` here: a stream that another library names by its handle.
+//! `unsafe` in this file: a stream that another library names by its handle.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,34 +13,37 @@ use crate::error::{ArgumentError, CallError, TensorError};
 use crate::own::Stream;
 use crate::region::Fence;
 
-/// Who is to use an exported tensor first.
+/// The first user of an exported tensor.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Consumer {
-    /// Anybody, the host's processors included: exporting waits until what the memory's streams
-    /// have queued is done (`cuStreamSynchronize`, or `cuCtxSynchronize` where it has none).
-    Anybody,
-    /// Work on this stream: it is ordered behind what the memory's streams have queued, by events,
-    /// and nobody waits. Host memory is waited for all the same.
+    /// Any user, including the host's processors: exporting waits until the work queued on the
+    /// memory's streams is complete (`cuStreamSynchronize`, or `cuCtxSynchronize` if it has no
+    /// stream).
+    #[doc(alias = "Anybody")]
+    Synchronized,
+    /// Work on this stream, which events order after the work queued on the memory's streams,
+    /// without waiting. For host memory, exporting waits.
     Stream(Stream),
-    /// Work on the per-thread default stream of the thread that exports, ordered as on any other.
+    /// Work on the per-thread default stream of the exporting thread, ordered like work on any
+    /// other stream.
     PerThread,
-    /// Somebody who knows that nothing is queued, or sees to the order.
+    /// A user that knows that no work is queued, or orders itself.
     Ordered,
 }
 
 impl Consumer {
-    /// What Python's `__dlpack__(stream=...)` means for memory of a GPU: `None` and 1 are the legacy
-    /// default stream of the memory's device, 2 the per-thread one, -1 no order at all, and anything
-    /// else the handle of a stream. Host memory is asked for with `None`, and [exporting](Consumer)
-    /// waits.
+    /// Converts the argument of Python's `__dlpack__(stream=...)` for memory of a GPU: `None` and 1
+    /// are the legacy default stream of the memory's device, 2 is the per-thread one, -1 means no
+    /// ordering, and any other number is a stream handle. For host memory the argument is `None`,
+    /// and [exporting](Consumer) waits.
     ///
     /// # Errors
-    /// [`ArgumentError`] for 0, which could be either default stream, and for numbers below -1.
+    /// [`ArgumentError`] for 0, which could mean either default stream, and for numbers below -1.
     ///
     /// # Safety
-    /// Another number is a live stream of the device's primary context, and stays one until the
-    /// tensor has been exported for it.
+    /// Any other number must be a live stream of the device's primary context, and stay one until
+    /// the tensor has been exported for it.
     pub unsafe fn from_python(
         memory: &impl super::Memory,
         stream: Option<i64>,
@@ -57,12 +61,13 @@ impl Consumer {
             number,
         };
         let handle = handle.ok_or(no_stream)?;
-        // SAFETY: the caller says that it is a stream, and it is used only while exporting.
+        // SAFETY: the caller guarantees that it is a live stream, and it is used only during the
+        // export.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) };
         stream.map(Self::Stream).map_err(|_| no_stream)
     }
 
-    /// Has the consumer come behind what is queued on the memory.
+    /// Orders the consumer after the work that is queued on the memory.
     pub(super) fn order_behind(
         &self,
         memory: &impl Held,
@@ -76,10 +81,10 @@ impl Consumer {
                 own = Stream::per_thread(memory.device());
                 Some(&own)
             }
-            Self::Stream(_) | Self::PerThread | Self::Anybody => None,
+            Self::Stream(_) | Self::PerThread | Self::Synchronized => None,
         };
         let streams = memory.streams();
-        // All work of a device is marked, or waited for, by what breaks a capture.
+        // Marking all work of a device, or waiting for it, would break a capture.
         if streams.is_none() && memory.is_capturing() {
             return Err(TensorError::NoOrder);
         }
@@ -100,7 +105,7 @@ impl Consumer {
     }
 }
 
-/// Waits until what is queued on the memory is done.
+/// Waits until the work that is queued on the memory is complete.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
     let Some(streams) = streams else {
         return Ok(memory.device().settle()?);

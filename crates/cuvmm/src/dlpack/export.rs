@@ -1,7 +1,7 @@
-//! Making a tensor over memory whose owner goes with it.
+//! Export of memory as a tensor that owns it.
 //!
-//! `unsafe` here: dlpark's descriptors take a pointer. It is the address of memory that the owner
-//! keeps in place, and the owner lives in the descriptor until the deleter is called.
+//! `unsafe` in this file: dlpark's descriptors take a pointer. It is the address of memory that the
+//! owner keeps in place, and the owner lives in the descriptor until the deleter is called.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,18 +18,18 @@ use crate::own::Access;
 use crate::pool::Lease;
 
 impl Tensor {
-    /// Makes the tensor over an owner's bytes, for a consumer. The owner lives in it from here on,
-    /// and is dropped by its deleter: where it is needed here too, give an [`Arc`](std::sync::Arc)
-    /// of it.
+    /// Exports an owner's bytes as this tensor, for a consumer. The tensor takes the owner, and its
+    /// deleter drops it; export an [`Arc`](std::sync::Arc) of the owner if the memory is used here
+    /// too.
     ///
-    /// The descriptor is of DLPack 1.3, and `data` points at the first element, since PyTorch does
-    /// not look at `byte_offset`.
+    /// The descriptor is of DLPack 1.3, and `data` points at the first element, because PyTorch
+    /// ignores `byte_offset`.
     ///
-    /// Calls what ordering the [`Consumer`] takes, and nothing else.
+    /// The only driver calls are those that order the [`Consumer`].
     ///
     /// # Errors
-    /// [`HandedBack`] with the owner in it: when the tensor leaves the memory, the block
-    /// sleeps, or the tensor is to be written and a fork shares the memory, say.
+    /// [`HandedBack`] with the owner in it, for example if the tensor is not within the memory, the
+    /// block is asleep, or the tensor is writable and the memory is shared with a fork.
     pub fn export<O: Memory>(
         &self,
         owner: O,
@@ -38,11 +38,11 @@ impl Tensor {
         self.export_as::<DLManagedTensorVersioned, O>(owner, consumer)
     }
 
-    /// The same with a descriptor of before DLPack 1.0, for consumers that know no other. It cannot
-    /// say that a tensor is only to be read.
+    /// Exports an owner's bytes with a descriptor from before DLPack 1.0, for consumers that
+    /// support no other. Such a descriptor cannot be read-only.
     ///
     /// # Errors
-    /// As [`export`](Self::export).
+    /// [`HandedBack`] in the cases of [`export`](Self::export), and if the tensor is read-only.
     pub fn export_legacy<O: Memory>(
         &self,
         owner: O,
@@ -79,16 +79,16 @@ impl Tensor {
             .set_device(device)
             .set_dtype(self.element());
         if self.is_read_only() {
-            // SAFETY: nothing but that it is only to be read is said.
+            // SAFETY: only the read-only flag is set, which claims nothing about the memory.
             unsafe { descriptor.set_flags_unchecked(DlpackFlags::READ_ONLY) };
         }
-        // SAFETY: the bytes that the shape and strides span from the pointer on are within the
-        // owner's, have memory, and stay where they are while the owner lives, which lives in the
-        // descriptor. Nobody was told that they are a copy.
+        // SAFETY: the bytes that the shape and the strides span from the pointer on are within the
+        // owner's memory, are committed, and stay in place while the owner lives, which lives in
+        // the descriptor. The flags do not claim that the memory is a copy.
         Ok(unsafe { descriptor.finish() })
     }
 
-    /// Checks the tensor against the memory. What is found stays so while the lease lives.
+    /// Checks the tensor against the memory. The result stays valid while the lease lives.
     fn look_at(&self, memory: &impl Held) -> Result<Found, TensorError> {
         let figures = self.figures()?;
         let (offset, size) = (self.first_byte(), figures.bytes);
@@ -115,7 +115,7 @@ impl Tensor {
         })
     }
 
-    /// Where the first element lies.
+    /// Returns the address of the first element.
     fn pointer(&self, memory: &impl Held) -> Result<usize, TensorError> {
         let offset = self.first_byte();
         let outside = || ArgumentError::bytes(offset, 1, memory.reach());
@@ -126,16 +126,16 @@ impl Tensor {
     }
 }
 
-/// What a descriptor says, and what keeps it so.
+/// The contents of a descriptor, and the lease that keeps them valid.
 struct Found {
     figures: Figures,
-    /// The first element's address; null where there is none.
+    /// The address of the first element; null if there is none.
     data: usize,
     device: DLDevice,
     lease: Option<Lease>,
 }
 
-/// What a deleter lets go of: the owner, and before it what keeps its memory where it is.
+/// The value that a deleter drops: first the lease that keeps the memory in place, then the owner.
 struct Lent<O: Held> {
     held: Option<(Option<Lease>, O)>,
 }
@@ -145,7 +145,7 @@ impl<O: Held> Drop for Lent<O> {
         let held = self.held.take();
         let done = catch_unwind(AssertUnwindSafe(|| {
             if let Some((lease, owner)) = held {
-                // A forked child owns nothing, and locks may have been held when it was forked.
+                // A forked child owns nothing, and locks may have been held during the fork.
                 if owner.device().forked().is_none() {
                     owner.record_use_anywhere();
                 }
@@ -153,7 +153,8 @@ impl<O: Held> Drop for Lent<O> {
                 drop(owner);
             }
         }));
-        // A deleter is called from C, where nothing may unwind to: not even what is thrown away.
+        // A deleter is called from C, so no panic may unwind out of it, not even from dropping the
+        // payload.
         if let Err(panic) = done {
             std::mem::forget(panic);
         }

@@ -1,7 +1,8 @@
-//! A tensor of another library: its figures, its bytes, and letting go of it in order.
+//! Import of a tensor of another library: access to its bytes, and its ordered release.
 //!
-//! `unsafe` here: the memory is somebody else's. Whoever imports a tensor says that it stays until
-//! the deleter is called, and it is called once, by whatever ends an [`Imported`].
+//! `unsafe` in this file: the memory belongs to another library. The caller who imports a tensor
+//! guarantees that the memory stays until the deleter is called. The deleter is called once, when
+//! an [`Imported`] ends.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -24,20 +25,42 @@ use crate::view::{View, ViewMut};
 /// `CUmemorytype`: device memory.
 const DEVICE_MEMORY: u64 = 2;
 
-/// A tensor of another library, used on a home stream of ours.
+/// A tensor of another library, used on a home stream of this library.
 ///
-/// The library that made it orders the home stream behind its own work when it is asked for the
-/// tensor: in Python, `tensor.__dlpack__(stream=handle)` with the home stream's
-/// [handle](Stream::as_raw), or 1 for the legacy default stream. When it gets the tensor back it may
-/// use the memory again at once, and knows nothing of our streams. So dropping this waits for the
-/// home stream, and for those that were [recorded](Self::record_use), before it calls the deleter;
-/// [`give_back`](Self::give_back) does not wait.
+/// The library that made the tensor orders the home stream after its own work when the tensor is
+/// requested from it: in Python, `tensor.__dlpack__(stream=handle)` with the home stream's
+/// [handle](Stream::as_raw), or 1 for the legacy default stream. Once the deleter is called it may
+/// reuse the memory immediately, without regard to streams of this library. Therefore dropping an
+/// imported tensor waits for the home stream and the [recorded](Self::record_use) streams before it
+/// calls the deleter. [`give_back`](Self::give_back) does not wait.
 ///
-/// In a forked child nothing is waited for and the deleter is not called. Where the streams cannot be
-/// waited for although the context is not lost, it is not called either, and the drop
+/// In a forked child, dropping neither waits nor calls the deleter. If the wait fails and the
+/// context is not lost, the deleter is not called either, and the drop
 /// [counts](Device::drop_failures) as failed.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let stream = cuvmm::Stream::new(&device)?;
+/// # let mut samples = cuvmm::DeviceVec::<u16>::new(&device, &stream, 1024)?;
+/// # samples.resize(1024, 7)?;
+/// # let tensor = cuvmm::dlpack::Tensor::of::<u16>(&[32, 32]);
+/// # let tensor = tensor.export(samples, &cuvmm::dlpack::Consumer::Synchronized)?;
+/// use cuvmm::dlpack::Imported;
+///
+/// // `tensor` came from another library.
+/// // SAFETY: its descriptor is true, and nothing else writes to it.
+/// let imported = unsafe { Imported::new(&stream, tensor) }?;
+/// assert_eq!(imported.shape(), [32, 32]);
+/// let mut last = [0; 2];
+/// imported.read(imported.size() - 2, &mut last)?;
+/// assert_eq!(u16::from_le_bytes(last), 7);
+/// imported.close()?; // waits for the stream, and calls the deleter
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Imported {
-    /// Nothing once it has been called.
+    /// `None` once it was called.
     deleter: Option<AllocationDeleter>,
     users: Users,
     element: DLDataType,
@@ -48,19 +71,19 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Takes a tensor that lies on the stream's device, or in host memory.
+    /// Imports a tensor that is on the stream's device, or in host memory.
     ///
-    /// Of the real driver's memory every byte is looked for: for each of its mappings that the tensor
-    /// lies in, `cuMemGetAddressRange` and twice `cuPointerGetAttribute`. A tensor in host memory is
-    /// believed.
+    /// With the real driver, this verifies that every byte is memory of the device:
+    /// `cuMemGetAddressRange` and two calls of `cuPointerGetAttribute` for each mapping that the
+    /// tensor covers. A tensor in host memory is not verified.
     ///
     /// # Errors
     /// [`HandedBack`] with the tensor in it.
     ///
     /// # Safety
-    /// What the descriptor says is so: the memory is there until the deleter is called, the
-    /// elements may be read, and written unless it says otherwise, and the home stream's
-    /// work comes behind whatever wrote them.
+    /// The descriptor must be true: the memory exists until the deleter is called, its elements may
+    /// be read, and may be written unless the descriptor is read-only. The home stream's work must
+    /// be ordered after all work that wrote the elements.
     pub unsafe fn new<M: ManagedTensorBase>(
         home: &Stream,
         tensor: Managed<M>,
@@ -88,93 +111,95 @@ impl Imported {
         }
     }
 
-    /// The stream it is used on.
+    /// Returns the home stream.
     #[must_use]
     pub const fn home_stream(&self) -> &Stream {
         self.users.home()
     }
 
-    /// What its elements are.
+    /// Returns the type of the elements.
     #[must_use]
     pub const fn element(&self) -> DLDataType {
         self.element
     }
 
-    /// How many elements it has in each dimension.
+    /// Returns the number of elements in each dimension.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.figures.shape
     }
 
-    /// How many elements further the next one of each dimension lies.
+    /// Returns the distance in elements between consecutive indices of each dimension.
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         &self.figures.strides
     }
 
-    /// Where its first element lies; null if it has none.
+    /// Returns the address of the first element, or null if there is none.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address
     }
 
-    /// Bytes from its first element to behind its last.
+    /// Returns the bytes from the first element to the end of the last.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.figures.bytes
     }
 
-    /// Whether its elements lie side by side in row-major order.
+    /// Returns `true` if the elements are contiguous in row-major order.
     #[must_use]
     pub fn is_compact(&self) -> bool {
         self.figures.is_compact()
     }
 
-    /// Whether the library that made it wants it not to be written.
+    /// Returns `true` if the tensor is marked as read-only.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Whether it lies in host memory.
+    /// Returns `true` if the tensor is in host memory.
     #[must_use]
     pub const fn is_on_host(&self) -> bool {
         self.on_host
     }
 
-    /// Notes that another stream uses the elements.
+    /// Records that another stream uses the elements.
     ///
     /// # Errors
-    /// [`ArgumentError::WrongDevice`] when it is another device's.
+    /// [`ArgumentError::WrongDevice`] if the stream belongs to another device.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), TensorError> {
         let noted = self.users.record(stream);
         Ok(noted.then_some(()).ok_or(ArgumentError::STREAM)?)
     }
 
-    /// Reads bytes of elements that lie side by side, behind what the home stream has queued
-    /// (`cuMemcpyDtoHAsync`, waited for; for host memory the streams are waited for, and the
-    /// processors copy).
+    /// Copies bytes of a contiguous tensor to the host, after the work queued on the home stream
+    /// (`cuMemcpyDtoHAsync`, followed by a wait; for host memory, this waits for the streams and
+    /// copies with the processor).
     ///
     /// # Errors
-    /// [`TensorError`] when the bytes are not all there, or the copy fails.
+    /// [`TensorError`] if the tensor is not contiguous, the range is not within it, or the copy
+    /// fails.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), TensorError> {
         self.compact()?;
         if !self.on_host {
             return Ok(self.span().read(self.home_stream(), offset, bytes)?);
         }
         let from = self.host_pointer(offset, bytes.len())?;
-        // SAFETY: so many bytes of the tensor lie behind the pointer, its memory is there and may be
-        // read, as was said when it was imported, and no work of ours is at it.
+        // SAFETY: `host_pointer` checked that this many bytes of the tensor follow the pointer and
+        // waited for this library's work on them; the caller of `new` guaranteed that the memory
+        // exists and may be read. `copy` permits overlap.
         unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Writes bytes of elements that lie side by side, behind what the home stream has queued, and
-    /// returns when they are there.
+    /// Writes bytes of a contiguous tensor, after the work queued on the home stream, and returns
+    /// when they are written.
     ///
     /// # Errors
-    /// [`TensorError`] when the tensor is only to be read, the bytes are not all there, or the copy
-    /// fails.
+    /// [`TensorError`] if the tensor is read-only or not contiguous, the range is not within it, or
+    /// the copy fails.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), TensorError> {
         self.writable()?;
         self.compact()?;
@@ -182,18 +207,19 @@ impl Imported {
             return Ok(self.span().write(self.home_stream(), offset, bytes)?);
         }
         let to = self.host_pointer(offset, bytes.len())?;
-        // SAFETY: as for reading, and the tensor may be written.
+        // SAFETY: the argument for `read` applies, and the tensor is not read-only, so the caller
+        // of `new` guaranteed that it may be written.
         unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
-    /// The elements for a kernel to read, if they lie side by side: on the home stream, or on one
-    /// that was [recorded](Self::record_use). Others are named by [`address`](Self::address) and
-    /// [`strides`](Self::strides).
+    /// Returns a view of the elements of a contiguous tensor for a kernel to read, on the home
+    /// stream or on one that was [recorded](Self::record_use). For other tensors, use
+    /// [`address`](Self::address) and [`strides`](Self::strides).
     ///
     /// # Errors
-    /// [`TensorError`] when they are of another type, do not lie side by side, lie where no kernel
-    /// reaches them, or do not begin at a multiple of their alignment.
+    /// [`TensorError`] if the elements are of another type, are not contiguous, are in host memory
+    /// that kernels do not reach, or are not aligned.
     pub fn view<T: DlpackElement>(&self) -> Result<View<'_, T>, TensorError> {
         self.kernel_reaches()?;
         self.compact()?;
@@ -209,22 +235,23 @@ impl Imported {
         Ok(View::new(self.address, elements, &self.users))
     }
 
-    /// The elements for a kernel to write.
+    /// Returns a mutable view of the elements of a contiguous tensor, for a kernel to write.
     ///
     /// # Errors
-    /// As [`view`](Self::view), and when the tensor is only to be read.
+    /// [`TensorError`] in the cases of [`view`](Self::view), and if the tensor is read-only.
     pub fn view_mut<T: DlpackElement>(&mut self) -> Result<ViewMut<'_, T>, TensorError> {
         self.writable()?;
         let view = self.view::<T>()?;
         Ok(ViewMut::new(view.address(), view.len(), &self.users))
     }
 
-    /// Has a stream of the library that made the tensor come behind our work on it, by events, and
-    /// calls the deleter: the stream that it will use the memory on next. Nobody waits.
+    /// Orders a stream of the library that made the tensor after this library's work on it, by
+    /// events, and calls the deleter. `producer` is the stream on which that library uses the
+    /// memory next. Does not wait.
     ///
     /// # Errors
-    /// [`CloseError`] with the tensor in it, when a stream captures (it is in use then), or the
-    /// driver refuses.
+    /// [`CloseError`] with the tensor in it, if a stream is capturing (the reason is then that it
+    /// is in use), or the driver refuses.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn give_back(mut self, producer: &Stream) -> Result<(), CloseError<Self>> {
         let reason = if producer.device().same_driver(self.device()) {
@@ -245,10 +272,10 @@ impl Imported {
         })
     }
 
-    /// Waits for the streams and calls the deleter, as dropping it does.
+    /// Waits for the streams and calls the deleter, as dropping the tensor does.
     ///
     /// # Errors
-    /// [`CloseError`] with the tensor in it, when the streams cannot be waited for.
+    /// [`CloseError`] with the tensor in it, if the wait fails.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         match self.let_go() {
@@ -267,7 +294,7 @@ impl Imported {
         if let Some(forked) = self.device().forked() {
             return Err(forked);
         }
-        // On a lost context nothing runs any more.
+        // On a lost context no work runs any more.
         match self.users.wait() {
             Err(error) if self.device().lost().is_none() => Err(error),
             _ => {
@@ -282,8 +309,8 @@ impl Imported {
     }
 
     fn span(&self) -> Span<'_> {
-        // SAFETY: whoever imported it said that the memory is there until the deleter is called,
-        // which the borrow comes before.
+        // SAFETY: the caller of `new` guaranteed that the memory exists until the deleter is
+        // called, and the deleter is called only after this borrow ends.
         unsafe { Span::new(self.device(), self.address, self.size()) }
     }
 
@@ -309,7 +336,7 @@ impl Imported {
             .ok_or(TensorError::OnHost)
     }
 
-    /// Where bytes in host memory are, once no work of ours is at them.
+    /// Returns a pointer to bytes in host memory, after waiting for this library's work on them.
     fn host_pointer(&self, offset: u64, length: usize) -> Result<*mut u8, TensorError> {
         let size = length as u64;
         let fits = range_within(offset, size, self.size()).is_some();
@@ -334,7 +361,7 @@ impl Drop for Imported {
         let bytes = self.size();
         if let Err(error) = self.let_go() {
             self.device().report_drop("imported tensor", bytes, error);
-            // Who made it may not have it back while our work may be at it.
+            // Its library must not reuse it while work of this library may still access it.
             std::mem::forget(self.deleter.take());
         }
     }
@@ -351,7 +378,7 @@ impl fmt::Debug for Imported {
     }
 }
 
-/// What a descriptor says, as far as it was found to be so.
+/// The contents of a descriptor, as far as they were verified.
 struct Seen {
     element: DLDataType,
     figures: Figures,
@@ -393,7 +420,7 @@ impl Seen {
     }
 }
 
-/// Whether a descriptor's device is memory of this one.
+/// Returns `true` if a descriptor's device is `device`.
 fn is_of(device: &Device, found: DLDevice) -> bool {
     device.driver().device_memory() == DeviceMemory::Device
         && found.device_type == DLDeviceType::CUDA
@@ -413,7 +440,7 @@ fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, TensorError> {
         shape.push(length);
         strides.push(match usize::try_from(stride) {
             Ok(stride) => stride,
-            // Of no consequence where there is nothing to step to.
+            // The stride does not matter if there is at most one index.
             Err(_) if length < 2 => 0,
             Err(_) => return Err(TensorError::NegativeStride { dimension, stride }),
         });
@@ -421,7 +448,7 @@ fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, TensorError> {
     Figures::of(tensor.dtype(), &shape, Some(&strides))
 }
 
-/// Looks for the device's memory under every byte of a range.
+/// Verifies that every byte of a range is memory of the device.
 fn find(device: &Device, address: DeviceAddress, size: u64) -> Result<(), TensorError> {
     let mut at = address.0;
     let end = address.0.saturating_add(size);
@@ -456,7 +483,7 @@ fn find(device: &Device, address: DeviceAddress, size: u64) -> Result<(), Tensor
     Ok(())
 }
 
-/// Whether the driver says that there is no such memory.
+/// Returns `true` if the driver's answer means that there is no such memory.
 fn says_no(error: &DriverError) -> bool {
     use cuvmm_driver::CUresult;
     let code = error.code();

@@ -1,4 +1,4 @@
-//! What can be exported: memory with an owner that keeps it in place for as long as it lives.
+//! Memory that can be exported: its owner keeps it in place as long as it lives.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,46 +14,47 @@ use crate::pool::{Block, Lease, Use};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
-/// An owner of memory that a tensor can be exported over, and an [`Arc`] of one. Which bytes there
+/// An owner of memory that can be exported as a tensor, or an [`Arc`] of one. The exportable bytes
 /// are:
-/// - a [`Block`]: those it was asked to have;
-/// - a [`Lease`]: those its block had when the lease was taken;
-/// - a [`DeviceVec`]: its elements;
-/// - a [`Region`]: what is committed of it.
+/// - of a [`Block`], its size;
+/// - of a [`Lease`], the size of its block when the lease was taken;
+/// - of a [`DeviceVec`], its elements;
+/// - of a [`Region`], its committed ranges.
 ///
-/// It cannot be implemented outside this crate.
+/// This trait cannot be implemented outside this crate.
 pub trait Memory: Held + Send + 'static {}
 
 impl<M: Held + Send + 'static> Memory for M {}
 
-/// What the rest of this room asks of an owner.
+/// The methods of an owner that this module needs.
 ///
-/// While it lives, and nobody has it alone to change it, its bytes stay where they are.
-#[allow(private_interfaces, reason = "nobody outside can name this trait")]
+/// While the owner lives and is not borrowed mutably, its bytes stay in place.
+#[allow(private_interfaces, reason = "code outside this crate cannot name it")]
 pub trait Held {
     fn device(&self) -> &Device;
 
     fn address(&self) -> DeviceAddress;
 
-    /// How far its bytes reach from its address.
+    /// Returns the size of the exportable bytes, from the address on.
     fn reach(&self) -> u64;
 
-    /// Every extent under it, in order.
+    /// Returns all extents in order.
     fn extents(&self) -> Vec<Extent>;
 
-    /// The streams whose work may use it; nothing where that is all work of the device.
+    /// Returns the streams whose work may use the memory, or `None` if that is all work of the
+    /// device.
     fn streams(&self) -> Option<Vec<Stream>>;
 
-    /// Whether a range within its reach has its memory and may be used with a right; and what keeps
-    /// it in place besides the owner.
+    /// Checks that a range within its size has memory and permits the access. Returns what keeps it
+    /// in place in addition to the owner.
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError>;
 
-    /// Whether nobody may mark all work of the device now.
+    /// Returns `true` if a capture forbids marking all work of the device now.
     fn is_capturing(&self) -> bool {
         false
     }
 
-    /// Notes that others than its streams have used it.
+    /// Records that unknown streams have used the memory.
     fn record_use_anywhere(&self);
 }
 
@@ -80,7 +81,7 @@ impl Held for Block {
     }
 
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
-        // Without a lease a compaction could move the block while no work of ours uses it.
+        // Without a lease, a compaction could move the block while no work of this library uses it.
         Ok(Some(self.admit(Use::Lend(access), range)?))
     }
 
@@ -149,7 +150,7 @@ impl<T: Pod> Held for DeviceVec<T> {
     }
 
     fn admit(&self, _: Range<u64>, _: Access) -> Result<Option<Lease>, TensorError> {
-        // Its elements have memory of their own, which goes to no fork.
+        // Its elements are never shared with a fork.
         Ok(None)
     }
 
@@ -189,7 +190,8 @@ impl Held for Region {
         Ok(None)
     }
 
-    /// Whoever decommits says which work it waits for, and the drop waits for all of it.
+    /// Does nothing: a caller that decommits names the work to wait for, and the drop waits for all
+    /// work.
     fn record_use_anywhere(&self) {}
 }
 
@@ -227,7 +229,7 @@ impl<M: Held + Sync> Held for Arc<M> {
     }
 }
 
-/// Where DLPack says that a range of an owner's bytes lies.
+/// Returns the DLPack device of a range of an owner's bytes.
 pub(super) fn place_of(memory: &impl Held, range: &Range<u64>) -> Result<DLDevice, TensorError> {
     let device = memory.device();
     match device.driver().device_memory() {

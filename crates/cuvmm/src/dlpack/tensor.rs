@@ -1,16 +1,38 @@
-//! What a tensor is, and which bytes it needs. Figures only: neither a driver nor memory is here.
+//! The definition of a tensor, and the bytes that it spans. This module uses no driver and no
+//! memory.
 
 use dlpark::DlpackElement;
 use dlpark::ffi::{DLDataType, DLDataTypeCode};
 
 use crate::error::{ArgumentError, TensorError};
 
-/// How many dimensions a tensor may have: what NumPy and PyTorch take at most.
+/// The most dimensions of a tensor, which is the limit of NumPy and PyTorch.
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// A tensor to be made over memory: its elements, its shape, and where in the memory it begins.
+/// A tensor to be made over memory: its elements, its shape, and the offset at which it begins.
 ///
-/// Elements lie in row-major order, side by side, unless [strides](Self::strides) say otherwise.
+/// Elements are contiguous in row-major order, unless [strides](Self::strides) are set.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let pool = cuvmm::Pool::builder(&device).limit(cuvmm::Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// # let stream = cuvmm::Stream::new(&device)?;
+/// use cuvmm::dlpack::{Consumer, Tensor};
+///
+/// let block = tenant.allocate_on(&stream, 2 << 20)?;
+/// let consumer = Consumer::Stream(stream.clone());
+/// let tensor = Tensor::of::<f32>(&[512, 1024]).export(block, &consumer)?;
+/// assert_eq!(tensor.validate()?.shape(), [512, 1024]);
+///
+/// // Give `tensor` to another library. Its deleter, or dropping it here, frees the block.
+/// assert_eq!(pool.stats().in_use, 2 << 20);
+/// drop(tensor);
+/// assert_eq!(pool.stats().in_use, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing is exported before `export`"]
 pub struct Tensor {
@@ -22,14 +44,14 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of such elements, `shape` elements long in each dimension. With no dimension it is
-    /// one element.
+    /// Creates a tensor of elements of type `T`, with `shape` elements in each dimension. Without
+    /// dimensions it is a single element.
     pub fn of<T: DlpackElement>(shape: &[usize]) -> Self {
         Self::new(T::DTYPE, shape)
     }
 
-    /// The same of elements that Rust has no type for, such as [`DLDataType::BF16`]. Elements of
-    /// less than a byte are packed.
+    /// Creates a tensor of elements that have no Rust type, such as [`DLDataType::BF16`]. Elements
+    /// of less than a byte are packed.
     pub fn new(element: DLDataType, shape: &[usize]) -> Self {
         Self {
             element,
@@ -40,20 +62,21 @@ impl Tensor {
         }
     }
 
-    /// How many elements further the next one of each dimension lies. Zero shows the same again.
+    /// Sets the distance in elements between consecutive indices of each dimension. A stride of
+    /// zero repeats the same elements.
     pub fn strides(mut self, elements: &[usize]) -> Self {
         self.strides = Some(elements.to_vec());
         self
     }
 
-    /// Where in the memory the first element lies, in bytes; 0 by default.
+    /// Sets the offset of the first element in the memory, in bytes. The default is 0.
     pub const fn offset(mut self, bytes: u64) -> Self {
         self.offset = bytes;
         self
     }
 
-    /// Tells the consumer not to write. That is asked of it and not enforced: NumPy keeps to it,
-    /// PyTorch does not ask.
+    /// Marks the tensor as read-only. The mark is a request to the consumer, which nothing enforces:
+    /// NumPy respects it, PyTorch ignores it.
     pub const fn read_only(mut self) -> Self {
         self.read_only = true;
         self
@@ -71,19 +94,19 @@ impl Tensor {
         self.read_only
     }
 
-    /// The figures of a descriptor, if there is such a tensor.
+    /// Returns the figures of a descriptor, if the tensor is valid.
     pub(super) fn figures(&self) -> Result<Figures, TensorError> {
         let strides = self.strides.as_deref();
         Figures::of(self.element, &self.shape, strides)
     }
 }
 
-/// A shape with a stride for each dimension, and the bytes it spans.
+/// A shape with a stride for each dimension, and the bytes that it spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Figures {
     pub(super) shape: Vec<usize>,
     pub(super) strides: Vec<usize>,
-    /// From the first element to behind the last; 0 if there is none.
+    /// The bytes from the first element to the end of the last; 0 if there is none.
     pub(super) bytes: u64,
 }
 
@@ -119,7 +142,7 @@ impl Figures {
             let bits = last.checked_add(1)?.checked_mul(bits_of(element))?;
             bits.div_ceil(8)
         };
-        // DLPack's figures have a sign.
+        // DLPack's figures are signed.
         let said = shape.iter().chain(&strides);
         let fit = said.clone().all(|&figure| i64::try_from(figure).is_ok());
         (fit && i64::try_from(bytes).is_ok()).then(|| Self {
@@ -129,8 +152,8 @@ impl Figures {
         })
     }
 
-    /// Whether the elements lie side by side in row-major order. The stride of a dimension with one
-    /// element in it says nothing: PyTorch writes 1.
+    /// Returns `true` if the elements are contiguous in row-major order. The stride of a dimension
+    /// of length one has no meaning: PyTorch writes 1.
     pub(super) fn is_compact(&self) -> bool {
         if self.shape.contains(&0) {
             return true;
@@ -144,8 +167,8 @@ impl Figures {
     }
 }
 
-/// The strides of elements side by side. Nothing if so many cannot be counted, not even where a
-/// dimension without elements makes them none: others multiply too.
+/// Returns the strides of contiguous elements. Returns `None` if their number overflows, even if a
+/// dimension of length zero makes the product zero: other libraries multiply the lengths too.
 fn row_major(shape: &[usize]) -> Option<Vec<usize>> {
     let mut strides = vec![1; shape.len()];
     let mut stride = 1usize;
@@ -160,8 +183,8 @@ fn bits_of(element: DLDataType) -> u64 {
     u64::from(element.bits) * u64::from(element.lanes)
 }
 
-/// What the address of such an element must be a multiple of: its size, half of that for a complex
-/// number, and 1 where the size is no power of two.
+/// Returns the required alignment of an element in bytes: its size, half of that for a complex
+/// number, and 1 if the size is not a power of two.
 pub(super) fn alignment_of(element: DLDataType) -> u64 {
     let bytes = bits_of(element) / 8;
     if !bytes.is_power_of_two() {
@@ -178,7 +201,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every element's place, in elements, by counting through the tensor.
+    /// Returns every element's offset in elements, by enumerating the tensor.
     fn places(shape: &[usize], strides: &[usize]) -> Vec<u64> {
         let mut places = vec![0u64];
         for (&length, &stride) in shape.iter().zip(strides) {
@@ -224,7 +247,7 @@ mod tests {
             let dimensions = shape.len().min(strides.len());
             let (shape, strides) = (&shape[..dimensions], &strides[..dimensions]);
             let figures = Figures::of(DLDataType::F64, shape, Some(strides));
-            // The same in numbers that do not overflow here.
+            // Computes the expected result in integers that do not overflow here.
             let last: u128 = shape
                 .iter()
                 .zip(strides)

@@ -1,133 +1,134 @@
-//! What is wrong with a value that a caller gave.
+//! Errors in the values of arguments.
 
 use std::ops::Range;
 
-/// What is wrong with a value that a caller gave. Nothing has been done, and nothing has changed.
+/// An argument that cannot be used. Nothing has been done, and nothing has changed.
 ///
-/// `what` names the value, with its unit where it has one.
+/// `what` names the argument, with its unit where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
     /// A size, a count or a name is zero or empty.
-    #[error("{what}: there must be at least one")]
+    #[error("{what}: at least one is required")]
     Zero {
-        /// The value.
+        /// The argument.
         what: &'static str,
     },
-    /// The value is smaller than it may be.
-    #[error("{what}: {value} is less than {least}")]
+    /// The value is below the minimum.
+    #[error("{what}: {value} is less than the minimum of {least}")]
     TooSmall {
-        /// The value.
+        /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
-        /// The least that is possible.
+        /// The least possible value.
         least: u64,
     },
-    /// The value is larger than it may be.
-    #[error("{what}: {value} is more than {most}")]
+    /// The value is above the maximum.
+    #[error("{what}: {value} is more than the maximum of {most}")]
     TooLarge {
-        /// The value.
+        /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
-        /// The most that is possible.
+        /// The greatest possible value.
         most: u64,
     },
-    /// The value is so large that 64 bits do not hold it once it is rounded up or multiplied.
-    #[error("{what}: {value} is more than can be counted")]
-    Uncountable {
-        /// The value.
+    /// The value does not fit 64 bits once it is rounded up or multiplied.
+    #[error("{what}: {value} overflows 64 bits when it is rounded up or multiplied")]
+    #[doc(alias = "Uncountable")]
+    Overflow {
+        /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
     },
-    /// The value is not a multiple of what it must be: of the granularity, of an element's size, of
-    /// an alignment.
+    /// The value is not a multiple of the granularity, an element's size or an alignment, as
+    /// required.
     #[error("{what}: {value} is not a multiple of {multiple}")]
     Misaligned {
-        /// The value.
+        /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
-        /// What it must be a multiple of.
+        /// The number that it must be a multiple of.
         multiple: u64,
     },
     /// The value is not a power of two.
     #[error("{what}: {value} is not a power of two")]
     NotPowerOfTwo {
-        /// The value.
+        /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
     },
-    /// A range is empty or runs backwards.
+    /// A range is empty or its end is before its start.
     #[error("{what} {start}..{end}: the range is empty")]
     Empty {
-        /// What is counted: bytes, elements, tokens.
+        /// The unit: bytes, elements, tokens.
         what: &'static str,
         /// The first.
         start: u64,
         /// One past the last.
         end: u64,
     },
-    /// A range ends beyond what there is.
+    /// A range ends beyond the end of the object.
     #[error("{what} {start}..{end}: there are {len}")]
     OutOfRange {
-        /// What is counted: bytes, elements, tokens.
+        /// The unit: bytes, elements, tokens.
         what: &'static str,
         /// The first.
         start: u64,
         /// One past the last.
         end: u64,
-        /// How many there are.
+        /// The number that exist.
         len: u64,
     },
-    /// There is nothing of such a number.
+    /// No object has this number.
     #[error("there is no {what} {number}")]
     NoSuch {
-        /// What was to be named.
+        /// The kind of object.
         what: &'static str,
         /// The number given.
         number: i64,
     },
-    /// A stream, a device or memory belongs to another device than the operation works on.
+    /// A stream, a device or memory belongs to a device other than the one that the operation works
+    /// on.
     #[error("{what} belongs to another device")]
     WrongDevice {
-        /// What belongs to another device.
+        /// The object that belongs to another device.
         what: &'static str,
     },
-    /// A stream, a device or memory belongs to another driver, to which its handle means something
+    /// A stream, a device or memory belongs to another driver, for which its handle means something
     /// else.
     #[error("{what} belongs to another driver")]
     WrongDriver {
-        /// What belongs to another driver.
+        /// The object that belongs to another driver.
         what: &'static str,
     },
-    /// A handle type that is unknown, that only Windows has, or that is several where one is wanted.
+    /// A handle type is unknown, exists only on Windows, or is several types where one is required.
     #[error(
-        "handle types {bits:#x} are not one that is possible here: a descriptor or a fabric handle"
+        "handle types {bits:#x} are not supported: use one type, a descriptor or a fabric handle"
     )]
     HandleType {
-        /// The bits of the handle types that were given.
+        /// The bits of the handle types given.
         bits: u32,
     },
 }
 
 impl ArgumentError {
-    /// A stream that belongs to another device.
+    /// The error for a stream that belongs to another device.
     pub(crate) const STREAM: Self = Self::WrongDevice { what: "the stream" };
 
-    /// A device of another driver.
+    /// The error for a device of another driver.
     pub(crate) const OTHER_DRIVER: Self = Self::WrongDriver { what: "the device" };
 
-    /// Checks that a number of bytes is not zero and a multiple of what it must be.
+    /// Checks that a number of bytes is not zero and a multiple of `multiple`.
     pub(crate) fn whole(what: &'static str, value: u64, multiple: u64) -> Result<(), Self> {
         Self::not_zero(what, value)?;
         Self::aligned(what, value, multiple)
     }
 
-    /// Checks that a number is not zero.
     pub(crate) const fn not_zero(what: &'static str, value: u64) -> Result<(), Self> {
         match value {
             0 => Err(Self::Zero { what }),
@@ -135,8 +136,8 @@ impl ArgumentError {
         }
     }
 
-    /// The number of elements in bytes at an address. Checks that elements may lie there, and that the
-    /// bytes are whole ones.
+    /// The number of elements in bytes at an address. Checks that the address is aligned for
+    /// elements, and that the bytes are whole elements.
     pub(crate) fn elements_at<T>(address: u64, bytes: u64) -> Result<usize, Self> {
         let element = size_of::<T>();
         Self::not_zero("bytes of an element", element as u64)?;
@@ -145,7 +146,6 @@ impl ArgumentError {
         Ok(usize::try_from(bytes).unwrap_or(usize::MAX) / element.max(1))
     }
 
-    /// Checks that a number is a multiple of what it must be.
     pub(crate) const fn aligned(what: &'static str, value: u64, multiple: u64) -> Result<(), Self> {
         if value.is_multiple_of(multiple) {
             return Ok(());
@@ -157,7 +157,6 @@ impl ArgumentError {
         })
     }
 
-    /// Checks that a number is not smaller than it may be.
     pub(crate) const fn at_least(what: &'static str, value: u64, least: u64) -> Result<(), Self> {
         if value >= least {
             return Ok(());
@@ -165,7 +164,6 @@ impl ArgumentError {
         Err(Self::TooSmall { what, value, least })
     }
 
-    /// Checks that a number is not larger than it may be.
     pub(crate) const fn at_most(what: &'static str, value: u64, most: u64) -> Result<(), Self> {
         if value <= most {
             return Ok(());
@@ -182,7 +180,7 @@ impl ArgumentError {
         Self::aligned(what, value, granularity)
     }
 
-    /// Bytes that are not all there.
+    /// The error for a range of bytes that is out of range.
     pub(crate) const fn bytes(offset: u64, size: u64, len: u64) -> Self {
         Self::OutOfRange {
             what: "bytes",
@@ -192,7 +190,7 @@ impl ArgumentError {
         }
     }
 
-    /// A range of which not all is there.
+    /// The error for a range that is out of range.
     pub(crate) const fn outside(what: &'static str, range: &Range<usize>, len: usize) -> Self {
         Self::OutOfRange {
             what,

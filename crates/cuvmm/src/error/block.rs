@@ -3,116 +3,134 @@
 use cuvmm_driver::DeviceAddress;
 
 use super::{ArgumentError, CallError, MemoryError, Shortage};
+use crate::display::Bytes;
 
-/// Why a block could not be allocated, grown, shrunk, forked, freed or moved.
+/// An error of allocating, growing, shrinking, forking, freeing or moving a block.
 ///
-/// Unless it is [`Lost`](Self::Lost), every block, charge and guarantee is as before; memory that no
-/// block used may have been taken back on the way. A compaction keeps what it did until then.
+/// Unless it is [`Lost`](Self::Lost), every block, charge and guarantee is unchanged. Memory that
+/// no block used may have been reclaimed. A compaction keeps the moves that it made before the
+/// error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockError {
-    /// A value that was given cannot be meant: a size of zero, above the capacity, or below what the
-    /// block has; a stream of another device.
+    /// An argument cannot be used: a size of zero, above the capacity, or below the block's size; a
+    /// stream of another device.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// A block belongs to another tenant.
-    #[error("block {index} is another tenant's")]
-    NotOurs {
-        /// Which of the blocks given, counted from zero.
+    #[error("block {index} belongs to another tenant")]
+    #[doc(alias = "NotOurs")]
+    WrongTenant {
+        /// The index of the block among those given.
         index: usize,
     },
     /// The tenant has been unregistered.
     #[error("tenant {tenant:?} has been unregistered")]
     Unregistered {
-        /// Its name.
+        /// The tenant's name.
         tenant: String,
     },
-    /// A future waits for memory, and no [mapper](crate::Mapper) looks after the pool, or it has ended.
-    #[error("futures wait by the pool's mapper, and it has none")]
+    /// A future waits for memory, and the pool has no [mapper](crate::Mapper), or the mapper has
+    /// ended.
+    #[error("futures need a mapper to wait for memory: build the pool with a running mapper")]
     NoMapper,
-    /// Memory is short: the limit, the tenant's limit or others' guarantees leave too little.
-    #[error("out of memory: {0}")]
+    /// Memory is short: the pool's limit, the tenant's limit or the guarantees of other tenants
+    /// leave too little.
+    #[error("out of memory: {}", .0.summary())]
     OutOfMemory(Box<Shortage>),
-    /// Mappings are short.
-    #[error("out of mappings: {wanted} more wanted, {held} held of at most {limit}")]
+    /// The pool's limit of mappings is reached.
+    #[error("out of mappings: {wanted} more needed, {held} of at most {limit} in use")]
     OutOfMappings {
-        /// Mappings wanted.
+        /// Mappings needed.
         wanted: u64,
-        /// Mappings the pool holds.
+        /// Mappings that the pool has.
         held: u64,
         /// The limit.
         limit: u64,
     },
-    /// Addresses are short.
-    #[error("out of addresses: {wanted} bytes wanted, {held} reserved of at most {limit}")]
+    /// The pool's limit of addresses is reached.
+    #[error(
+        "out of addresses: {} needed, {} of at most {} reserved",
+        Bytes(*.wanted), Bytes(*.held), Bytes(*.limit)
+    )]
     OutOfAddresses {
-        /// Bytes of addresses wanted.
+        /// Bytes of addresses needed.
         wanted: u64,
-        /// Bytes of addresses the pool has reserved.
+        /// Bytes of addresses that the pool has reserved.
         held: u64,
         /// The limit.
         limit: u64,
     },
-    /// The driver has no more although the pool's limit would allow it: another process or
-    /// library took it.
-    #[error("the driver is out of memory below the pool's limit: {cause}; {shortage}")]
+    /// The driver has no more memory although the pool's limit would allow it: another process or
+    /// library uses it.
+    #[error("the driver is out of memory below the pool's limit: {cause}; {}", shortage.summary())]
     DriverOutOfMemory {
         /// The driver's answer.
         #[source]
         cause: CallError,
-        /// The pool's own figures.
+        /// The pool's figures.
         shortage: Box<Shortage>,
     },
-    /// A fence or a scrub would be needed, and a capture guard lives or the home stream captures.
-    #[error("a capture is running and only memory behind a fence or a scrub would fit: {0}")]
-    Capturing(Box<Shortage>),
-    /// The bytes that would be written lie in memory that other blocks show too, or did, and work
-    /// that may read them at this block's addresses, or a lease, has not ended: they cannot be made
-    /// its own yet.
+    /// The request needs a fence or a scrub while a capture guard lives or the home stream
+    /// captures.
     #[error(
-        "{bytes} bytes at offset {offset}, which {others} other blocks show too, are in use here"
+        "a capture is running, and only memory that needs a fence or a scrub would fit: {}",
+        .0.summary()
+    )]
+    Capturing(Box<Shortage>),
+    /// The bytes to be written are in memory that other blocks share, or did share, and work that
+    /// may read them at this block's addresses, or a lease, has not ended. They cannot be unshared
+    /// yet.
+    #[error(
+        "{} at offset {} are shared with {others} other blocks and in use here: wait for the work \
+         that reads them, and drop the leases",
+        Bytes(*.bytes), Bytes(*.offset)
     )]
     SharedInUse {
-        /// Where in the block.
+        /// The offset in the block.
         offset: u64,
-        /// How many bytes from there on.
+        /// The number of bytes.
         bytes: u64,
-        /// How many other blocks show the first of them.
+        /// The number of other blocks that share the first of them.
         others: usize,
     },
-    /// One of several blocks could not grow. All of them are as before.
-    #[error("growing block {index} of those to be grown to {size} bytes: {cause}")]
+    /// One of several blocks could not grow. All of them are unchanged.
+    #[error("cannot grow block {index} to {}: {cause}", Bytes(*.size))]
     Refused {
-        /// Which block, counted from zero.
+        /// The index of the block among those given.
         index: usize,
-        /// Bytes asked for.
+        /// The requested size in bytes.
         size: u64,
-        /// Why.
+        /// The reason.
         #[source]
         cause: Box<Self>,
     },
-    /// The block has lost memory: what was to take its place could not be mapped, and neither could
-    /// what had been there, so nothing is mapped there any more. It takes two failures of the driver.
-    #[error("{bytes} bytes at offset {offset} of the block at {address} are lost: {cause}")]
+    /// The block has lost memory: new memory could not be mapped in place of the old, and the old
+    /// memory could not be mapped again either, so nothing is mapped there any more. This takes two
+    /// failures of the driver.
+    #[error(
+        "{} at offset {} of the block at {address} are lost: {cause}",
+        Bytes(*.bytes), Bytes(*.offset)
+    )]
     Lost {
         /// The block's address.
         address: DeviceAddress,
-        /// Where in the block.
+        /// The offset in the block.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
-        /// Why they could not be put back.
+        /// The reason why they could not be put back.
         #[source]
         cause: MemoryError,
     },
-    /// The block sleeps, memory could not be created, mapped, filled or copied, or a driver call
+    /// The block is asleep, memory could not be created, mapped, filled or copied, or a driver call
     /// failed.
     #[error(transparent)]
     Memory(MemoryError),
 }
 
 impl BlockError {
-    /// Whether waiting or giving memory back can help.
+    /// Returns `true` if waiting or freeing memory can help.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! Why a call did not reach the driver, or what the driver answered.
+//! Errors of driver calls.
 
 use cuvmm_driver::DriverError;
 
@@ -6,36 +6,37 @@ use cuvmm_driver::DriverError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The driver answered with an error.
+    /// The driver returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The process was forked after the device was opened; CUDA does not survive that.
+    /// The process was forked after the device was opened, which CUDA does not support.
     #[error(
-        "the device was opened by process {opened_by}, and this is its forked child: open a device of your own"
+        "the device was opened by process {opened_by}, and this is its forked child: open another device after the fork"
     )]
     Forked {
-        /// The process that opened the device.
+        /// The id of the process that opened the device.
         opened_by: u32,
     },
-    /// A stream or event of another driver was given: its handle means nothing to this one.
+    /// A stream or event belongs to another driver, for which its handle means something else.
     #[error("the stream or event belongs to another driver")]
     WrongDriver,
-    /// Work that may use the memory is not known to be complete, and so it cannot be unmapped.
-    #[error("work that may use the memory is not known to be complete")]
+    /// Work that may use the memory is not known to be complete, so the memory cannot be unmapped.
+    #[error("work that may use the memory is not known to be complete: wait for it first")]
     InUse,
-    /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names
-    /// another stream on each thread.
+    /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names a
+    /// different stream on each thread.
     #[error(
-        "the per-thread default stream is another stream on each thread: make a stream, or use the legacy default stream"
+        "the per-thread default stream differs between threads: create a stream, or use the legacy default stream"
     )]
     PerThreadStream,
-    /// An earlier call found the context lost (a kernel fault, say); nothing new is done on it.
-    #[error("the device's context is lost since {0}; memory can only be given back")]
+    /// An earlier call found the context lost, for example after a kernel fault. No new work is
+    /// started on it.
+    #[error("the device's context is lost since {0}: memory can only be freed")]
     ContextLost(DriverError),
 }
 
 impl CallError {
-    /// The driver's answer, where there is one.
+    /// Returns the driver's answer, if there is one.
     #[must_use]
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {

@@ -1,33 +1,40 @@
-//! Errors of containers: vectors, sparse arrays and grids, rings, buffers with snapshots, unified
-//! buffers.
+//! Errors of containers: vectors, sparse arrays and grids, ring buffers, copy-on-write buffers,
+//! unified buffers.
 
 use std::ops::Range;
 
 use cuvmm_driver::Ordinal;
 
 use super::{ArgumentError, CallError, MemoryError};
+use crate::display::Bytes;
 
-/// Why an operation on a container failed. The container's length, its elements and what was advised
-/// are as before, unless the variant says otherwise.
+/// An error of an operation on a container. The container's length, elements and advice are
+/// unchanged, unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
-    /// A value that was given cannot be meant: elements without a size or more than can be counted, a
-    /// range that the container has not, a stream of another device.
+    /// An argument cannot be used: elements of size zero or more than can be counted, a range
+    /// outside the container, a stream of another device.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// No tile of the size asked for, or of up to 64 times that, is made of whole elements and whole
-    /// granules.
-    #[error("there is no tile of {tile} bytes or a little more for elements of {element} bytes")]
-    OddTile {
-        /// Bytes asked for.
+    /// No tile of the requested size, or up to 64 times as large, consists of whole elements and
+    /// whole granules.
+    #[error(
+        "no tile of {} to 64 times as much consists of whole elements of {element} bytes and whole \
+         granules: use another tile size",
+        Bytes(*.tile)
+    )]
+    TileSize {
+        /// The requested bytes.
         tile: u64,
         /// Bytes of an element.
         element: usize,
     },
-    /// A grid has one to three axes, none of them zero long, and no more elements than can be counted.
+    /// The shape of a grid is invalid. A grid has one to three axes, none of them of length zero,
+    /// and no more elements than can be counted.
     #[error(
-        "there is no grid of {shape:?} elements in bricks of {brick:?}: one to three axes above zero"
+        "invalid grid of {shape:?} elements in bricks of {brick:?}: use one to three axes, none of \
+         length 0"
     )]
     Shape {
         /// Elements along each axis.
@@ -35,53 +42,57 @@ pub enum ContainerError {
         /// Elements of a brick along each axis.
         brick: Vec<usize>,
     },
-    /// The region has memory already, and a container begins with none.
-    #[error("the region holds {held} bytes already, and a container begins with none")]
+    /// The region already holds memory, and a container requires an empty one.
+    #[error("the region holds {} already: a container requires an empty region", Bytes(*.held))]
     RegionInUse {
         /// Bytes that the region holds.
         held: u64,
     },
     /// Some of the elements have no memory.
-    #[error("of elements {range:?}, those from {first} on have no memory")]
+    #[error("of elements {range:?}, those from {first} on have no memory: commit them first")]
     Uncommitted {
-        /// Which were asked for.
+        /// The requested elements.
         range: Range<usize>,
-        /// The first that has none.
+        /// The first element without memory.
         first: usize,
     },
-    /// There is no room for the elements: in what the container may have at most, or, where the
-    /// operation takes no memory, in what it has.
-    #[error("{additional} elements more than {len} do not fit: there is room for {capacity}")]
+    /// The elements do not fit the container's capacity, or, if the operation allocates no memory,
+    /// the memory that it has.
+    #[error("cannot add {additional} elements to {len}: the capacity is {capacity}")]
     Full {
-        /// Elements there are.
+        /// The current number of elements.
         len: usize,
-        /// Elements to be added.
+        /// The number of elements to add.
         additional: usize,
-        /// Elements there can be.
+        /// The capacity in elements.
         capacity: usize,
     },
-    /// A device cannot work while the host touches managed memory (attribute 89 says so): the
-    /// host would die if anything ran there meanwhile. Copies work all the same.
+    /// A device cannot work while the host accesses managed memory (attribute 89). The host would
+    /// crash if it did so while the device is running anything. Copies still work.
     #[error(
-        "{device} has no concurrent managed access: the host may not touch managed memory while anything runs there"
+        "{device} has no concurrent managed access: the host must not access managed memory while \
+         the device runs anything; use copies instead"
     )]
     NoConcurrentAccess {
         /// The device.
         device: Ordinal,
     },
-    /// A policy could not be set in full, and what had been taken of it could not be undone in full.
-    /// What is in force can be asked; setting a policy again starts from there.
-    #[error("the policy for elements {range:?} stands half way: {cause}, and then {undoing}")]
-    HalfWay {
-        /// Which elements.
+    /// A policy could not be set completely, and the part that had been set could not be undone
+    /// completely. The policy in force can be queried; setting a policy again starts from there.
+    #[error(
+        "the policy for elements {range:?} is set only in part: {cause}; undoing it failed: \
+         {undoing}; set a policy again"
+    )]
+    PartlyApplied {
+        /// The elements.
         range: Range<usize>,
-        /// Why it could not be set.
+        /// The reason why it could not be set.
         #[source]
         cause: CallError,
-        /// Why it could not be undone.
+        /// The reason why it could not be undone.
         undoing: CallError,
     },
-    /// Memory could not be had, given up, mapped a second time, moved or copied.
+    /// Memory could not be created, freed, mapped a second time, moved or copied.
     #[error(transparent)]
     Memory(MemoryError),
 }

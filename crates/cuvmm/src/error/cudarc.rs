@@ -1,29 +1,29 @@
-//! Errors of what is taken from cudarc and given to it.
+//! Errors of exchanging contexts, streams and memory with cudarc.
 
 use cuvmm_driver::{CUresult, auto};
 
 use super::{ArgumentError, DeviceError, MemoryError};
 
-/// Why a context or a stream of cudarc's could not be taken up, or memory not be made a slice for it.
+/// An error of adopting a context or stream of cudarc, or of making memory a slice for it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudarcError {
-    /// A value that was given cannot be meant: elements without a size, bytes that are no whole
-    /// elements, a stream of another device.
+    /// An argument cannot be used: elements of size zero, bytes that are not whole elements, a
+    /// stream of another device.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// There is no driver, it sees no GPU, or it is another one than cudarc's.
+    /// There is no driver, it sees no GPU, or it is not the driver that cudarc uses.
     #[error(transparent)]
     Driver(#[from] auto::OpenError),
-    /// cudarc failed, or an earlier call of its own had failed and had not been told yet.
-    #[error("cudarc answered {0}")]
+    /// cudarc failed, or reported an earlier error of its own.
+    #[error("cudarc failed with {0}")]
     Cudarc(CUresult),
-    /// cudarc was told another device than the context belongs to.
-    #[error("cudarc has it for a context of device {claimed}, and it is one of device {found}")]
+    /// cudarc has a different device than the one that the context belongs to.
+    #[error("the context belongs to device {found}, but cudarc has it for device {claimed}")]
     WrongDevice {
-        /// The ordinal that cudarc has.
+        /// The ordinal by cudarc.
         claimed: usize,
-        /// The ordinal of the device that the driver says.
+        /// The ordinal by the driver.
         found: i32,
     },
     /// The device cannot be used.
@@ -32,16 +32,18 @@ pub enum CudarcError {
     /// The stream belongs to another context.
     #[error("the stream belongs to another context")]
     WrongContext,
-    /// The stream is another one on each thread: what one queued on it another could not wait for.
-    /// candle's `Device::new_cuda` works on it, its `Device::new_cuda_with_stream` does not.
-    #[error("the per-thread stream is another one on each thread; take a stream of its own")]
+    /// The stream is the per-thread default stream, which is a different stream on each thread:
+    /// work queued by one thread could not be waited for by another. candle's `Device::new_cuda`
+    /// uses it, its `Device::new_cuda_with_stream` does not.
+    #[error("the per-thread stream differs between threads: create a stream")]
     PerThread,
-    /// The block was allocated without a home stream that was taken up from cudarc, and a slice is used
-    /// on one.
-    #[error("the memory's home stream is none of cudarc's")]
+    /// The block was allocated without a home stream adopted from cudarc, which a slice requires.
+    #[error(
+        "the home stream of the memory was not adopted from cudarc: allocate it on one that was"
+    )]
     NotOfCudarc,
-    /// The memory is not all committed, sleeps or is shared with forks (cudarc has no slices that are
-    /// only to be read), or a driver call failed.
+    /// The memory is not wholly committed, is asleep or is shared with forks (cudarc has no
+    /// read-only slices), or a driver call failed.
     #[error(transparent)]
     Memory(MemoryError),
 }

@@ -2,41 +2,41 @@
 
 use super::CallError;
 
-/// Why a device could not be opened, or its mapper not be started.
+/// An error of opening a device, or of starting its mapper.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// There is no such device.
-    #[error("there is no device {ordinal}; the driver has {count}")]
+    /// The device does not exist.
+    #[error("there is no device {ordinal}: the driver has {count} devices")]
     NoSuchDevice {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: u32,
-        /// How many devices there are.
+        /// The number of devices.
         count: i32,
     },
-    /// The device has no virtual memory management (attribute 102 says so).
-    #[error("device {ordinal} ({name}) has no virtual memory management")]
+    /// The device has no virtual memory management (attribute 102).
+    #[error("device {ordinal} ({name}) does not support virtual memory management")]
     NoVirtualMemory {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: u32,
         /// The device's name.
         name: String,
     },
-    /// The driver's granularity is not a power of two, which nothing here can work with.
+    /// The driver's granularity is not a power of two, which this library does not support.
     #[error(
-        "device {ordinal} reports an allocation granularity of {granularity} bytes, which is not a power of two"
+        "device {ordinal} reports a granularity of {granularity} bytes, which is not a power of two"
     )]
-    OddGranularity {
-        /// The ordinal asked for.
+    UnsupportedGranularity {
+        /// The requested ordinal.
         ordinal: u32,
-        /// What the driver reported.
+        /// The reported granularity in bytes.
         granularity: u64,
     },
-    /// The device has a mapper already: a second thread would gain nothing.
-    #[error("the device has a mapper already")]
+    /// The device already has a mapper. A second thread would gain nothing.
+    #[error("the device has a mapper already: use that one, or stop it first")]
     MapperRunning,
-    /// The system gives no thread for the mapper.
-    #[error("the system gives no thread for the mapper")]
+    /// The system could not start a thread for the mapper.
+    #[error("cannot start a thread for the mapper")]
     Thread(#[source] std::io::Error),
     /// A driver call failed, or the process is a forked child of the one that opened the device.
     #[error(transparent)]

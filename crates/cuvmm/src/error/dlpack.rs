@@ -1,91 +1,92 @@
-//! Errors of tensors that pass between libraries.
+//! Errors of exchanging tensors with other libraries.
 
 use cuvmm_driver::{DeviceAddress, Ordinal};
 use dlpark::ffi::{DLDataType, DLDevice};
 
 use super::{ArgumentError, MemoryError};
 
-/// Why a tensor could not be exported, imported or used.
+/// An error of exporting, importing or using a tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// A value that was given cannot be meant: a shape that leaves the memory, a first element that is
-    /// not aligned, a stream of another device, or a number that names no stream in Python's
-    /// `__dlpack__`.
+    /// An argument cannot be used: a shape that leaves the memory, a misaligned first element, a
+    /// stream of another device, or a number that is not a stream in Python's `__dlpack__`.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// The elements, or the bytes from the first to the last, are more than can be counted.
-    #[error("a tensor of shape {shape:?} and strides {strides:?} is too large to be counted")]
+    /// The number of elements, or of bytes from the first to the last, overflows.
+    #[error("the size of a tensor of shape {shape:?} and strides {strides:?} overflows")]
     TooLarge {
         /// The shape.
         shape: Vec<usize>,
-        /// The strides, in elements; empty where they are those of the shape.
+        /// The strides, in elements; empty if they follow from the shape.
         strides: Vec<usize>,
     },
-    /// The elements do not lie side by side in row-major order.
-    #[error("the elements do not lie side by side: shape {shape:?}, strides {strides:?}")]
+    /// The elements are not contiguous in row-major order.
+    #[error("the elements are not contiguous: shape {shape:?}, strides {strides:?}")]
     NotCompact {
         /// The shape.
         shape: Vec<usize>,
         /// The strides, in elements.
         strides: Vec<usize>,
     },
-    /// Elements lie in reverse order, which this library has no views of.
-    #[error("dimension {dimension} has a stride of {stride} elements")]
+    /// Elements are in reverse order, for which this library has no views.
+    #[error(
+        "dimension {dimension} has a negative stride of {stride} elements, which is not supported"
+    )]
     NegativeStride {
-        /// Which dimension.
+        /// The dimension.
         dimension: usize,
         /// Its stride, in elements.
         stride: i64,
     },
     /// The elements are of another type.
-    #[error("the elements are {found:?}, not {wanted:?}")]
+    #[error("the elements are {found:?}, but {wanted:?} was requested")]
     OtherElements {
-        /// The tensor's.
+        /// The tensor's type.
         found: DLDataType,
-        /// Those asked for.
+        /// The requested type.
         wanted: DLDataType,
     },
-    /// The driver has addresses and no memory behind them.
-    #[error("there is no memory behind the addresses of this driver")]
+    /// The driver has addresses without memory.
+    #[error("the addresses of this driver have no memory: use the CUDA or the host driver")]
     NoMemory,
-    /// The tensor may only be read; or it was to be exported so by a descriptor of before DLPack 1.0,
-    /// which cannot say it.
-    #[error("the tensor is only to be read, which a descriptor of before DLPack 1.0 cannot say")]
+    /// The tensor is read-only; or a read-only tensor was to be exported by a descriptor older than
+    /// DLPack 1.0, which cannot express that.
+    #[error("the tensor is read-only, which a descriptor older than DLPack 1.0 cannot express")]
     ReadOnly,
-    /// The tensor lies in host memory that no kernel was given access to.
-    #[error("the tensor lies in the host's memory, where no kernel reaches it")]
+    /// The tensor is in host memory that kernels have no access to.
+    #[error("the tensor is in host memory, which kernels cannot access")]
     OnHost,
-    /// A stream captures, or the driver cannot mark all work of a device (before CUDA 12.5), and so
-    /// the consumer cannot be ordered behind what is queued.
+    /// A stream captures, or the driver cannot record an event behind all work of a device (before
+    /// CUDA 12.5), so the consumer cannot be ordered behind queued work.
     #[error(
-        "the consumer's stream cannot be ordered behind what is queued: a stream captures, or the \
-         driver is older than CUDA 12.5 and the memory has no stream"
+        "the consumer's stream cannot be ordered behind queued work: a stream captures, or the \
+         driver is older than CUDA 12.5 and the memory has no home stream"
     )]
     NoOrder,
-    /// The tensor lies neither on the device of the stream nor in host memory.
-    #[error("the tensor lies on {}, and not on {device} or the host", named(*.found))]
+    /// The tensor is neither on the device of the stream nor in host memory.
+    #[error("the tensor is on {}, not on {device} or the host", named(*.found))]
     WrongDevice {
-        /// Where it says that it lies.
+        /// The device that the tensor names.
         found: DLDevice,
         /// The stream's device.
         device: Ordinal,
     },
-    /// The driver knows of no memory of its device at an address of the tensor.
-    #[error("there is no memory of {device} at {address}, which is the tensor's")]
+    /// The driver reports no memory of its device at an address of the tensor.
+    #[error("there is no memory of {device} at {address}, an address of the tensor")]
     NotThere {
-        /// The address in question.
+        /// The address.
         address: DeviceAddress,
         /// The stream's device.
         device: Ordinal,
     },
-    /// The descriptor could not be made.
+    /// The descriptor could not be created.
     #[error(transparent)]
     Descriptor(#[from] dlpark::metadata::Error),
-    /// What an imported descriptor says contradicts itself.
+    /// An imported descriptor contradicts itself.
     #[error(transparent)]
     Imported(#[from] dlpark::tensor::Error),
-    /// The memory cannot be exported or copied as it is, or a driver call failed.
+    /// The memory cannot be exported or copied in its present state, or a driver call failed.
     #[error(transparent)]
     Memory(MemoryError),
 }

@@ -1,12 +1,12 @@
-//! What an operation that takes an owner hands back when it fails.
+//! The error of an operation that takes ownership.
 
 use std::{error, fmt};
 
-/// An owner that an operation did not take, with the reason. The owner is as it was.
+/// An owner that an operation could not take, with the reason. The owner is unchanged.
 pub struct HandedBack<T, E> {
     /// The owner.
     pub owner: T,
-    /// Why it was not taken.
+    /// The reason.
     pub reason: E,
 }
 

@@ -1,69 +1,70 @@
-//! Errors of caches of keys and values.
+//! Errors of KV caches.
 
 use super::{ArgumentError, BlockError, MemoryError};
 
-/// Why a cache of keys and values could not be built, or an operation on it failed. Every sequence is as
-/// before.
+/// An error of building a KV cache, or of an operation on it. Every sequence is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvCacheError {
-    /// A value that was given cannot be meant: a dimension or a number of tokens of zero, a layer that
-    /// the model has not, bytes that are no whole rows, more sequences or tokens than there may be.
+    /// An argument cannot be used: a dimension or a number of tokens of zero, a layer that the
+    /// model does not have, bytes that are not whole rows, more sequences or tokens than the
+    /// maximum.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// There is no such sequence in the cache: it was freed, or it is another cache's.
+    /// The cache has no such sequence: it was freed, or belongs to another cache.
     #[error("there is no sequence #{sequence} in the cache")]
     NoSuchSequence {
-        /// Its number.
+        /// The sequence's number.
         sequence: u64,
     },
-    /// The sequence sleeps, and has no memory for rows.
-    #[error("sequence #{sequence} sleeps: wake it first")]
+    /// The sequence is asleep, and has no memory for rows.
+    #[error("sequence #{sequence} is asleep: wake it first")]
     Asleep {
-        /// Its number.
+        /// The sequence's number.
         sequence: u64,
     },
-    /// The sequence would have more tokens than it may, or tokens were named that it has not: to be
-    /// kept, read, or begun with by a fork.
-    #[error("sequence #{sequence}: {tokens} tokens, where {most} are the most")]
+    /// The sequence would exceed its maximum of tokens, or tokens that it does not have were to be
+    /// kept, read or forked.
+    #[error("sequence #{sequence}: {tokens} tokens exceed the maximum of {most}")]
     Tokens {
-        /// Its number.
+        /// The sequence's number.
         sequence: u64,
-        /// Tokens it would have, or one past the last that was named.
+        /// The number of tokens it would have, or one past the last token named.
         tokens: u64,
-        /// The most.
+        /// The maximum.
         most: u64,
     },
-    /// The cache was not built to fork.
-    #[error("the cache was built without `may_fork`")]
+    /// The cache was not built for forks.
+    #[error("the cache cannot fork: build it with `may_fork`")]
     MayNotFork,
-    /// Rows of tokens that another sequence may show too.
+    /// The rows to be written belong to tokens that another sequence may share.
     #[error(
-        "writing token {first} of sequence #{sequence}, which shares the first {fixed} with a fork"
+        "cannot write token {first} of sequence #{sequence}: its first {fixed} are shared with a fork"
     )]
     Fixed {
-        /// Its number.
+        /// The sequence's number.
         sequence: u64,
-        /// The first token that was to be written.
+        /// The first token to be written.
         first: u64,
-        /// So many tokens stay as they are.
+        /// The number of leading tokens that are fixed.
         fixed: u64,
     },
-    /// Memory for a new sequence could not be had.
-    #[error("a sequence of {tokens} tokens: {cause}")]
+    /// There is no memory for a new sequence.
+    #[error("cannot create a sequence of {tokens} tokens: {cause}")]
     Create {
-        /// Tokens asked for.
+        /// The requested number of tokens.
         tokens: u64,
-        /// Why.
+        /// The reason.
         #[source]
         cause: BlockError,
     },
-    /// Memory for a sequence could not be had or given up: it was appended to, forked or truncated.
+    /// Memory for a sequence could not be allocated or freed while it was appended to, forked or
+    /// truncated.
     #[error("sequence #{sequence}: {cause}")]
     Block {
-        /// Its number.
+        /// The sequence's number.
         sequence: u64,
-        /// Why.
+        /// The reason.
         #[source]
         cause: BlockError,
     },
@@ -73,7 +74,7 @@ pub enum KvCacheError {
 }
 
 impl KvCacheError {
-    /// Whether waiting, or giving memory back, can help.
+    /// Returns `true` if waiting or freeing memory can help.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Create { cause, .. } | Self::Block { cause, .. } if cause.is_shortage())

@@ -1,241 +1,278 @@
-//! Errors of memory itself: reservations, physicals, mappings, managed memory, regions, copies.
+//! Errors of memory: reservations, physicals, mappings, managed memory, regions, copies.
 
 use std::ops::Range;
 
 use cuvmm_driver::{HandleTypes, Location};
 
 use super::{ArgumentError, CallError};
+use crate::display::Bytes;
 
-/// Why an operation on memory failed. Unless it is [`Lost`](Self::Lost), nothing has changed.
+/// An error of an operation on memory. Unless it is [`Lost`](Self::Lost), nothing has changed.
 ///
-/// Reservations, physicals, mappings, managed memory, regions and copies all answer with it. Offsets
-/// and ranges count bytes from the beginning of what the operation works on.
+/// Reservations, physicals, mappings, managed memory, regions and copies return it. Offsets and
+/// ranges count bytes from the beginning of the object that the operation works on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A value that was given cannot be meant.
+    /// An argument cannot be used.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// The device cannot do it: an attribute of the device says so.
-    #[error("{device} has no {what}")]
+    /// The device does not support the operation, by one of its attributes.
+    #[error("{device} does not support {what}")]
     NotSupported {
         /// The device.
         device: Location,
-        /// What it lacks.
+        /// The feature that it lacks.
         what: &'static str,
     },
-    /// A device cannot reach the memory (`cuDeviceCanAccessPeer` says so).
-    #[error("{device} cannot reach the memory of {place}")]
+    /// A device cannot access the memory (`cuDeviceCanAccessPeer`).
+    #[error("{device} cannot access the memory of {place}")]
     Unreachable {
         /// The device that needs access.
         device: Location,
-        /// Where the memory was to lie.
+        /// The intended location of the memory.
         place: Location,
     },
-    /// Memory of the device comes in larger granules than the region's device has.
-    #[error("memory of {place} comes in granules of {granularity} bytes, the region's are {home}")]
+    /// The granularity of a device is larger than that of the region's device.
+    #[error(
+        "memory of {place} has a granularity of {}, larger than the region's {}",
+        Bytes(*.granularity), Bytes(*.home)
+    )]
     Granularity {
         /// The device.
         place: Location,
-        /// Its granule in bytes.
+        /// Its granularity in bytes.
         granularity: u64,
-        /// That of the region's device.
+        /// The granularity of the region's device in bytes.
         home: u64,
     },
-    /// The memory was not made to be exported as such a handle.
-    #[error("the memory is shareable as {shareable:?}, not as {handle_type:?}")]
+    /// The memory was not created for export as this handle type.
+    #[error(
+        "the memory cannot be exported as {handle_type:?}: it was created shareable as {shareable:?}"
+    )]
     NotShareable {
-        /// The type asked for.
+        /// The requested type.
         handle_type: HandleTypes,
-        /// The types that the memory was made for.
+        /// The types that the memory was created for.
         shareable: HandleTypes,
     },
-    /// Access was asked for that would take something from a device, or that is given for life: the
-    /// device of the memory itself always has access.
-    #[error("{device} has more access already, or has it for life")]
+    /// The access of a device cannot be changed so: the request would lower it, or the device is
+    /// the region's own, which always has access.
+    #[error(
+        "cannot change the access of {device}: revoke higher access first; the region's own device \
+         keeps its access"
+    )]
     Access {
         /// The device.
         device: Location,
     },
     /// Part of the range has no memory.
-    #[error("bytes {start}..{end} are not all committed")]
+    #[error("bytes {start}..{end} are not all committed: commit them first")]
     NotCommitted {
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
     },
-    /// Something lies there already, or the source and the destination of a copy overlap.
-    #[error("{size} bytes at offset {offset} overlap what is at offset {taken}")]
+    /// The range is in use, or the source and the destination of a copy overlap.
+    #[error(
+        "{} at offset {} overlaps the range in use at offset {}",
+        Bytes(*.size), Bytes(*.offset), Bytes(*.taken)
+    )]
     Overlap {
-        /// The offset asked for.
+        /// The requested offset.
         offset: u64,
-        /// Bytes asked for.
+        /// The requested bytes.
         size: u64,
-        /// Where what is in the way begins.
+        /// The start of the range in use.
         taken: u64,
     },
-    /// The range holds a part of an extent only, and the operation works on whole extents.
-    #[error("the range cuts the extent of {size} bytes at offset {offset}")]
+    /// The range contains only a part of an extent, and the operation works on whole extents.
+    #[error(
+        "the range cuts the extent of {} at offset {}: use whole extents",
+        Bytes(*.size), Bytes(*.offset)
+    )]
     CutsExtent {
-        /// Where the extent begins.
+        /// The start of the extent.
         offset: u64,
-        /// Its size.
+        /// The size of the extent.
         size: u64,
     },
-    /// The memory does not lie where the operation needs it.
-    #[error("what is at offset {offset} lies on {found}, and is needed on {wanted}")]
+    /// The memory is not at the location that the operation requires.
+    #[error(
+        "the memory at offset {} is on {found}, but is required on {wanted}",
+        Bytes(*.offset)
+    )]
     Elsewhere {
-        /// Where in the range.
+        /// The offset in the range.
         offset: u64,
-        /// Where the memory lies.
+        /// The location of the memory.
         found: Location,
-        /// Where it is needed.
+        /// The required location.
         wanted: Location,
     },
-    /// The memory is only to be read: forks share it (it is written after
-    /// [unsharing](crate::Region::unshare) it), or the process that gave it lets others only read.
-    #[error("bytes {start}..{end} are only to be read here")]
+    /// The memory is read-only: forks share it (it can be written after
+    /// [unsharing](crate::Region::unshare) it), or the process that shared it allows only reading.
+    #[error("bytes {start}..{end} are read-only here: if forks share them, unshare them first")]
     ReadOnly {
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
     },
-    /// The region shows some memory at two places, and the operation would make them differ.
-    #[error("the region shows memory at two places")]
+    /// The region maps some memory at two places, and the operation would make them differ.
+    #[error("the region maps memory at two places: decommit one of them first")]
     Aliased,
-    /// An extent was exported, and another process that has imported it goes on using it.
-    #[error("the extent of {size} bytes at offset {offset} was exported")]
+    /// An extent was exported, and another process that has imported it may go on using it.
+    #[error(
+        "the extent of {} at offset {} was exported: it cannot be moved or shared",
+        Bytes(*.size), Bytes(*.offset)
+    )]
     Exported {
-        /// Where the extent begins.
+        /// The start of the extent.
         offset: u64,
-        /// Its size.
+        /// The size of the extent.
         size: u64,
     },
-    /// Others have [registered](crate::Region::register) part of the range, and it stays as it is.
-    #[error("{registrations} registrations keep part of {start}..{end}, the first from {first} on")]
+    /// Part of the range is [registered](crate::Region::register) and must not change.
+    #[error(
+        "{registrations} registrations keep part of bytes {start}..{end}, the first from byte \
+         {first}: end them first"
+    )]
     Registered {
-        /// First byte of what was to change.
+        /// The first byte of the range that was to change.
         start: u64,
         /// One past its last byte.
         end: u64,
-        /// First byte of the first registration that meets it, in whole extents.
+        /// The first byte of the first registration that overlaps it, in whole extents.
         first: u64,
-        /// How many registrations meet it.
+        /// The number of registrations that overlap it.
         registrations: u64,
     },
-    /// The range leaves what is registered.
-    #[error("bytes {start}..{end} leave what is registered, {registered_start}..{registered_end}")]
+    /// The range leaves the registered range.
+    #[error("bytes {start}..{end} leave the registered bytes {registered_start}..{registered_end}")]
     NotRegistered {
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// First byte that is registered.
+        /// The first registered byte.
         registered_start: u64,
-        /// One past the last.
+        /// One past the last registered byte.
         registered_end: u64,
     },
     /// Work of a device that may use the memory is running or queued.
-    #[error("work of {device} that may use the memory has not passed")]
+    #[error("work of {device} that may use the memory is not complete: wait for it first")]
     InUse {
         /// The device.
         device: Location,
     },
-    /// Part of the range is pending free, or shows zeros, and work that may use that has not passed.
+    /// Part of the range is pending free, or is backed with zeros, and work that may use it is not
+    /// complete.
     #[doc(alias = "InLimbo")]
-    #[error("{bytes} bytes of {start}..{end} are pending free")]
+    #[error(
+        "{} of bytes {start}..{end} are pending free: wait for the work that may use them",
+        Bytes(*.bytes)
+    )]
     PendingFree {
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// Bytes of what is pending free and meets the range.
+        /// Bytes of the pending frees that overlap the range.
         bytes: u64,
     },
-    /// A physical could not be taken back when an earlier call was undone; its place is quarantined
-    /// until the region is closed.
-    #[error("{bytes} bytes of {start}..{end} are quarantined")]
+    /// A physical could not be unmapped when an earlier call was rolled back; its range is
+    /// quarantined until the region is closed.
+    #[error(
+        "{} of bytes {start}..{end} are quarantined until the owner is closed",
+        Bytes(*.bytes)
+    )]
     Quarantined {
-        /// First byte.
+        /// The first byte.
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// Bytes of it that are quarantined.
+        /// The quarantined bytes of the range.
         bytes: u64,
     },
-    /// The region would have more mappings than it may.
-    #[error("{needed} mappings more than {held} are more than the limit of {limit}")]
+    /// The region would exceed its limit of mappings.
+    #[error("cannot add {needed} mappings to {held}: the limit is {limit}")]
     Mappings {
-        /// Mappings asked for.
+        /// Mappings needed.
         needed: u64,
-        /// Mappings there are.
+        /// Mappings that the region has.
         held: u64,
-        /// Mappings there may be.
+        /// The limit.
         limit: u64,
     },
-    /// The block sleeps, or is being put to sleep or woken: wake it before its memory is used.
-    #[error("the block of {size} bytes sleeps, or is being put to sleep or woken: wake it first")]
+    /// The block is asleep, or is being put to sleep or woken. It must be woken before its memory
+    /// is used.
+    #[error(
+        "the block of {} is asleep, or is being put to sleep or woken: wake it first",
+        Bytes(*.size)
+    )]
     Asleep {
-        /// The block's size.
+        /// The block's size in bytes.
         size: u64,
     },
-    /// Leases, registrations, tensors or slices use the block, and may write to it.
-    #[error("{leases} leases keep the block, which registrations, tensors and slices hold too")]
+    /// Leases, registrations, tensors or slices use the block and may write to it.
+    #[error(
+        "{leases} leases keep the block: drop them first, and registrations, tensors and slices"
+    )]
     Leased {
-        /// How many leases live.
+        /// The number of leases that live.
         leases: u64,
     },
     /// A capture is running, and the operation could break it.
-    #[error("a capture is running: waiting for work could break it")]
+    #[error("a capture is running, which the operation could break: end the capture first")]
     Capturing,
-    /// The operation failed, and so did putting the old memory back: what was there is lost. It takes
-    /// two failures of the driver.
-    #[error("{cause}; and what was at {ranges:?} could not be put back")]
+    /// The operation failed, and so did putting the old memory back, which is lost. This takes two
+    /// failures of the driver.
+    #[error("{cause}; the memory of bytes {ranges:?} could not be put back and is lost")]
     Lost {
-        /// Offsets that have no memory any more.
+        /// The ranges that have no memory any more.
         ranges: Vec<Range<u64>>,
-        /// What failed first.
+        /// The first failure.
         #[source]
         cause: Box<Self>,
     },
-    /// Memory could not be created, or not be pinned.
-    #[error("creating {size} bytes of memory at {location}: {cause}")]
+    /// Memory could not be created or pinned.
+    #[error("cannot create {} of memory on {location}: {cause}", Bytes(*.size))]
     Create {
-        /// Bytes asked for.
+        /// The requested bytes.
         size: u64,
-        /// Where.
+        /// The requested location.
         location: Location,
         /// The driver's answer.
         #[source]
         cause: CallError,
     },
-    /// The system does not give so much ordinary memory.
-    #[error("the system does not give {size} bytes of memory")]
+    /// The system has not enough pageable memory.
+    #[error("cannot allocate {} of host memory", Bytes(*.size))]
     HostOutOfMemory {
-        /// Bytes asked for.
+        /// The requested bytes.
         size: u64,
     },
     /// Memory could not be exported.
     #[error(
-        "exporting as {handle_type:?}: {cause}; memory is exportable only if it was created \
-         shareable, and not where it was imported"
+        "cannot export as {handle_type:?}: {cause}; memory can be exported only if it was created \
+         shareable as this type, and not imported"
     )]
     Export {
-        /// The type asked for.
+        /// The requested type.
         handle_type: HandleTypes,
-        /// The driver's answer. `CUDA_ERROR_INVALID_VALUE` says that the memory was not made to be
-        /// shared so, or was imported itself.
+        /// The driver's answer. `CUDA_ERROR_INVALID_VALUE` means that the memory was not created
+        /// for this type, or was imported itself.
         #[source]
         cause: CallError,
     },
     /// A driver call for a range failed; the error names the call.
-    #[error("{size} bytes at offset {offset}: {cause}")]
+    #[error("{} at offset {}: {cause}", Bytes(*.size), Bytes(*.offset))]
     Range {
         /// The first byte.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         size: u64,
         /// The driver's answer.
         #[source]
@@ -247,7 +284,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// The driver's answer to a call for a range.
+    /// The error of a driver call for a range.
     pub(crate) const fn range(offset: u64, size: u64, cause: CallError) -> Self {
         Self::Range {
             offset,
@@ -256,13 +293,13 @@ impl MemoryError {
         }
     }
 
-    /// A device without memory that RDMA devices reach.
+    /// The error for a device without memory that RDMA devices can reach.
     pub(crate) const fn no_rdma(device: Location) -> Self {
         let what = "memory that RDMA devices reach (attribute 110)";
         Self::NotSupported { device, what }
     }
 
-    /// Memory that is not all there.
+    /// The error for a range that is not wholly committed.
     pub(crate) const fn not_committed(range: &Range<u64>) -> Self {
         Self::NotCommitted {
             start: range.start,
@@ -270,7 +307,7 @@ impl MemoryError {
         }
     }
 
-    /// Memory that is only to be read.
+    /// The error for a read-only range.
     pub(crate) const fn read_only(range: &Range<u64>) -> Self {
         Self::ReadOnly {
             start: range.start,

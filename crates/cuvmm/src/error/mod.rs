@@ -1,12 +1,12 @@
-//! What can go wrong: one type for each subject, and [`Error`] over all of them.
+//! Errors: one type for each subject, and [`Error`] for all of them.
 //!
-//! Errors are data: they carry what was asked, what there is, the limit, and the driver's own
-//! code with the call that answered it. An operation that returns one has changed nothing, unless the
-//! error says what it kept.
+//! Errors are data: they carry the requested and available figures, the limit, and the driver's
+//! code with the call that returned it. An operation that returns an error has changed nothing,
+//! unless the error's documentation says otherwise.
 //!
-//! Two parts are common to all: [`ArgumentError`] says what is wrong with a value that a caller gave,
-//! [`MemoryError`] what stands against an operation on memory. Every error says whether memory was
-//! short (`is_out_of_memory`), and gives the pool's figures where a pool refused (`shortage`).
+//! Two types are common to all subjects: [`ArgumentError`] describes an argument that cannot be
+//! used, [`MemoryError`] an operation on memory that failed. Every error tells whether memory was
+//! short (`is_out_of_memory`), and gives the pool's figures if a pool refused (`shortage`).
 
 mod argument;
 mod block;
@@ -49,31 +49,32 @@ pub use sleep::SleepError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device could not be opened, or its mapper not be started.
+    /// A device could not be opened, or its mapper could not be started.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A value that was given cannot be meant.
+    /// An argument cannot be used.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// An operation on memory failed, or a driver call.
+    /// An operation on memory or a driver call failed.
     #[error(transparent)]
     Memory(MemoryError),
     /// An operation on a container failed.
     #[error(transparent)]
     Container(#[from] ContainerError),
-    /// A pool could not be built, a tenant not be registered, or a limit not be changed.
+    /// A pool could not be built, a tenant could not be registered, or a limit could not be
+    /// changed.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// A block could not be allocated, grown, shrunk, forked, freed or moved.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// Blocks could not be put to sleep, or not be woken.
+    /// Blocks could not be put to sleep or woken.
     #[error(transparent)]
     Sleep(#[from] SleepError),
-    /// An operation on a cache of keys and values failed.
+    /// An operation on a KV cache failed.
     #[error(transparent)]
     KvCache(#[from] KvCacheError),
-    /// A plan cannot be meant as it is.
+    /// A plan is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// Memory could not be shared with another process.
@@ -82,21 +83,21 @@ pub enum Error {
     /// A connection to another process failed.
     #[error(transparent)]
     Channel(#[from] ChannelError),
-    /// Shared memory was described wrongly.
+    /// A description of shared memory is invalid.
     #[error(transparent)]
     Description(#[from] DescriptionError),
     /// A tensor could not be exported, imported or used.
     #[cfg(feature = "dlpack")]
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// Something could not be taken from cudarc, or given to it.
+    /// An object could not be taken from cudarc, or given to it.
     #[cfg(feature = "cudarc")]
     #[error(transparent)]
     Cudarc(#[from] CudarcError),
 }
 
-/// An argument is an argument, however deep it was found to be wrong: where an error of memory becomes
-/// one of another subject, it is lifted, so that each fault has one place to be matched.
+/// Converts `MemoryError` and `CallError` into the errors of other subjects. An argument error
+/// inside is moved to the outer `Argument` variant, so that each fault has one pattern to match.
 macro_rules! from_memory {
     ($($(#[$cfg:meta])? $error:ident),* $(,)?) => {$(
         $(#[$cfg])?
@@ -130,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Every error that memory's can become.
+    /// Every error that a memory error can be converted into.
     fn all_of(error: &MemoryError) -> Vec<Error> {
         let error = || error.clone();
         vec![

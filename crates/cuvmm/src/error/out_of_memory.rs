@@ -1,6 +1,7 @@
-//! Which errors say that memory is short, with which figures, and after which driver call.
+//! Queries common to all errors: whether memory is short, the pool's figures, and the failed driver
+//! call.
 //!
-//! A container that is full by its own capacity is not short of memory: there may be enough.
+//! A container that is full by its own capacity is not short of memory.
 
 #[cfg(feature = "cudarc")]
 use super::CudarcError;
@@ -11,15 +12,15 @@ use super::{
     PoolError, ShareError, Shortage, SleepError,
 };
 
-/// Gives errors `is_out_of_memory`, `shortage` and `call`: the variants that are short of memory themselves,
-/// those that carry the figures, and those with an error inside that may.
+/// Gives errors `is_out_of_memory`, `shortage` and `call`, from the variants that mean a shortage
+/// themselves, those that carry the figures, and those with an inner error that may.
 macro_rules! out_of_memory {
     ($($error:ident $(if $short:pat)? $(, with $with:pat => $figures:expr)? => {
         $($(#[$cfg:meta])? $inner:pat => $cause:expr),* $(,)?
     })*) => {$(
         impl $error {
-            /// Whether the operation found too little memory, too few mappings or too few addresses: by
-            /// the driver's answer, or by a limit. Then giving something back can help.
+            /// Returns `true` if the operation found too little memory, too few mappings or too few
+            /// addresses, by the driver's answer or by a limit. Freeing memory can help then.
             #[must_use]
             pub fn is_out_of_memory(&self) -> bool {
                 match self {
@@ -29,7 +30,7 @@ macro_rules! out_of_memory {
                 }
             }
 
-            /// The pool's figures, where it was a pool that had too little memory.
+            /// Returns the pool's figures if a pool had too little memory.
             #[must_use]
             #[allow(unreachable_patterns, reason = "some variants have both figures and a cause")]
             pub fn shortage(&self) -> Option<&Shortage> {
@@ -40,7 +41,7 @@ macro_rules! out_of_memory {
                 }
             }
 
-            /// The driver call that failed or was not made, where that was the reason.
+            /// Returns the driver call that failed or was not made, if that was the reason.
             #[must_use]
             pub fn call(&self) -> Option<&CallError> {
                 match self {
@@ -84,7 +85,7 @@ out_of_memory! {
         Self::Block { cause, .. } => cause,
         Self::Memory(cause) => cause,
     }
-    ContainerError => { Self::HalfWay { cause, .. } => cause, Self::Memory(cause) => cause }
+    ContainerError => { Self::PartlyApplied { cause, .. } => cause, Self::Memory(cause) => cause }
     ShareError => { Self::Memory(cause) => cause }
     Error => {
         Self::Device(cause) => cause,
@@ -111,19 +112,19 @@ out_of_memory! {
 }
 
 impl CallError {
-    /// Whether the driver said that it has no more bytes, mappings or addresses.
+    /// Returns `true` if the driver reported that it has no more bytes, mappings or addresses.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Driver(error) if error.is_out_of_memory())
     }
 
-    /// This error itself, as other errors give theirs.
+    /// Returns this error, for symmetry with other errors.
     #[must_use]
     pub const fn call(&self) -> Option<&Self> {
         Some(self)
     }
 
-    /// Nothing, since a driver has no figures of a pool.
+    /// Returns `None`, since a driver has no figures of a pool.
     #[must_use]
     pub const fn shortage(&self) -> Option<&Shortage> {
         None

@@ -2,50 +2,50 @@
 
 use super::{ArgumentError, MemoryError};
 
-/// What is wrong with a plan. No driver call was made.
+/// An error in a plan. No driver call was made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}{problem}", at(.step), named(.name))]
 #[non_exhaustive]
 pub struct PlanError {
-    /// The step that is wrong, counted from 1; nothing where it is not one step.
+    /// The number of the invalid step, counted from 1; `None` if the error is not in one step.
     pub step: Option<usize>,
-    /// What the step names, where that is what is wrong.
+    /// The name concerned, if the error concerns a name.
     pub name: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub problem: PlanProblem,
 }
 
-/// What is wrong with a step of a plan.
+/// The kinds of errors in a step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanProblem {
-    /// A size, an offset or a device cannot be meant.
+    /// A size, an offset or a device cannot be used.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// What is there does not allow the step: something is mapped there already, or not yet.
+    /// The state at that point does not allow the step: memory is mapped there already, or not yet.
     #[error(transparent)]
     Memory(MemoryError),
-    /// Nothing has this name at that point.
-    #[error("nothing has this name here")]
+    /// The name is not defined at that point.
+    #[error("the name is not defined here")]
     UnknownName,
-    /// Something has this name already.
-    #[error("something else has this name already")]
+    /// The name is in use already.
+    #[error("the name is in use already")]
     NameTaken,
-    /// What is named is of another kind than the step needs.
-    #[error("it is {is}, and here must be {needed}")]
+    /// The name belongs to an object of another kind than the step needs.
+    #[error("it is {is}, but the step needs {needed}")]
     WrongKind {
-        /// What it is.
+        /// The kind of the object.
         is: &'static str,
-        /// What it must be.
+        /// The required kind.
         needed: &'static str,
     },
-    /// A physical is to be released that is mapped.
-    #[error("it is still mapped")]
+    /// A physical that is still mapped was to be released.
+    #[error("it is still mapped: unmap it first")]
     StillMapped,
 }
 
 impl PlanError {
-    /// What is wrong with a step, and with what it names.
+    /// An error in a step, and in a name that it uses.
     pub(crate) fn new(step: usize, name: Option<&str>, problem: impl Into<PlanProblem>) -> Self {
         Self {
             step: Some(step),

@@ -1,14 +1,15 @@
 //! Errors of pools and tenants.
 
 use super::{ArgumentError, MemoryError};
+use crate::display::Bytes;
 
-/// Why a pool could not be built, a tenant not be registered, or a limit or a guarantee not be
-/// changed. Sizes in bytes.
+/// An error of building a pool, registering a tenant, or changing a limit or a guarantee. Sizes are
+/// in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// A value that was given cannot be meant: a limit that holds no granule or is more than the device
-    /// has, a guarantee above the tenant's own limit, a mapper of another device.
+    /// An argument cannot be used: a limit below one granule or above the device's memory, a
+    /// guarantee above the tenant's own limit, a mapper of another device.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// Another tenant has the name.
@@ -20,28 +21,31 @@ pub enum PoolError {
     /// The tenant has been unregistered.
     #[error("tenant {tenant:?} has been unregistered")]
     Unregistered {
-        /// Its name.
+        /// The tenant's name.
         tenant: String,
     },
-    /// The tenants are guaranteed more than the pool's limit: lower their guarantees first.
+    /// The guarantees of the tenants add up to more than the limit.
     #[error(
-        "a limit of {limit} bytes is less than the {guaranteed} bytes that tenants are guaranteed"
+        "a limit of {} is less than the tenants' guarantees of {}: lower the guarantees first",
+        Bytes(*.limit), Bytes(*.guaranteed)
     )]
     BelowGuarantees {
-        /// The limit, in whole granules.
+        /// The requested limit, in whole granules.
         limit: u64,
-        /// The guarantees of all tenants.
+        /// The sum of all tenants' guarantees.
         guaranteed: u64,
     },
-    /// The guarantees, and what others use beyond theirs, would add up to more than the pool's
-    /// limit.
+    /// The guarantees, and the memory that other tenants use beyond theirs, would add up to more
+    /// than the pool's limit.
     #[error(
-        "a guarantee of {guarantee} bytes is more than the {left} bytes that other guarantees and memory in use leave of the limit, {limit}"
+        "a guarantee of {} exceeds the {} that other guarantees and memory in use leave of the \
+         pool's limit of {}",
+        Bytes(*.guarantee), Bytes(*.left), Bytes(*.limit)
     )]
     GuaranteeTooLarge {
-        /// Bytes asked for.
+        /// The requested guarantee in bytes.
         guarantee: u64,
-        /// Bytes that neither guarantees nor memory in use beyond them take.
+        /// Bytes that are neither guaranteed nor in use beyond a guarantee.
         left: u64,
         /// The pool's limit.
         limit: u64,

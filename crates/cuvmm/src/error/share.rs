@@ -1,4 +1,4 @@
-//! Errors of sharing between processes.
+//! Errors of sharing memory between processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,41 +8,41 @@ use rustix::io::Errno;
 
 use super::{ArgumentError, MemoryError};
 
-/// What is wrong with a description of shared memory, or with its manifest.
+/// An error in a description of shared memory, or in its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptionError {
     /// The description is of another version.
-    #[error("the description is of version {version}; this library knows {known}")]
+    #[error("the description is of version {version}, but this library supports {known}")]
     Version {
-        /// Its version.
+        /// The description's version.
         version: u16,
-        /// The version that is known here.
+        /// The version that this library supports.
         known: u16,
     },
-    /// The description has another length than what it says takes.
-    #[error("a description of {length} bytes should have {wanted}")]
+    /// The length of the description does not match its contents.
+    #[error("the description has {length} bytes, but should have {wanted}")]
     Length {
-        /// Bytes there are.
+        /// The actual number of bytes.
         length: u64,
-        /// Bytes there should be.
+        /// The expected number of bytes.
         wanted: u64,
     },
-    /// Something in the description cannot be meant, is damaged, or says more than this version knows.
-    #[error("the description's {what} cannot be {value:#x}")]
+    /// A field of the description is invalid, damaged, or unknown to this version.
+    #[error("the description's {what} is invalid: {value:#x}")]
     Field {
-        /// What it is.
+        /// The field.
         what: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
     },
-    /// An extent is empty, odd, outside, or not behind the one before it.
+    /// An extent is empty, of an invalid size, out of range, or not behind the one before it.
     #[error(
-        "{size} bytes at offset {offset} are no extent in {within} bytes with a granularity of \
-         {granularity}, or not behind the one before"
+        "{size} bytes at offset {offset} are not an extent in {within} bytes with a granularity of \
+         {granularity} bytes, or not behind the one before"
     )]
     Extent {
-        /// Where it begins.
+        /// Its offset.
         offset: u64,
         /// Its size.
         size: u64,
@@ -52,121 +52,123 @@ pub enum DescriptionError {
         granularity: u64,
     },
     /// Two tensors have the same name.
-    #[error("there are two tensors of the name {name:?}")]
+    #[error("two tensors have the name {name:?}")]
     NameTaken {
         /// The name.
         name: String,
     },
-    /// A tensor lies where there is no memory.
-    #[error("tensor {name:?} has {size} bytes at offset {offset}, which are not all there")]
+    /// A tensor is not wholly within the described memory.
+    #[error(
+        "tensor {name:?} of {size} bytes at offset {offset} is not wholly in the described memory"
+    )]
     Tensor {
-        /// Its name.
+        /// The tensor's name.
         name: String,
-        /// Its first byte.
+        /// The offset of its first byte.
         offset: u64,
-        /// How many bytes it has.
+        /// Its size in bytes.
         size: u64,
     },
 }
 
-/// Why nothing came over a channel, or nothing went.
+/// An error of sending or receiving on a channel.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
     /// The peer did not answer in time.
     #[error("the peer did not answer within {waited:?}")]
     TimedOut {
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// The peer is gone.
+    /// The peer has closed the connection.
     #[error("the peer has closed the connection")]
     Closed,
-    /// Something went wrong before, and what comes now cannot be told.
-    #[error("the channel is of no use since an error on it")]
+    /// An earlier error left the channel in an unknown state.
+    #[error("the channel cannot be used after an earlier error: connect again")]
     Broken,
-    /// The peer is another user's process.
-    #[error("process {pid} of user {uid} may not connect")]
+    /// The peer is a process of another user.
+    #[error("process {pid} of user {uid} is not allowed to connect")]
     NotAllowed {
         /// Its process id.
         pid: u32,
         /// Its user id.
         uid: u32,
     },
-    /// A user's id is the one that stands for every user without an id in this process's user
-    /// namespace, so it says nothing about who it is.
+    /// The user id is the overflow id, which stands for every user without an id in this process's
+    /// user namespace, so it does not identify a user.
     #[error(
         "process {pid} has user id {uid}, which stands for every user that has no id in this user \
          namespace: give the user an id there"
     )]
     UnmappedUser {
-        /// The process id; this process's own where it has that user id itself.
+        /// The process id; that of this process if it has the overflow id itself.
         pid: u32,
         /// The overflow user id.
         uid: u32,
     },
-    /// What came is no message of ours, or not the next one.
-    #[error("a message that is {what}")]
+    /// A received message is not one of this protocol, or not the expected one.
+    #[error("received a message that is {what}")]
     Malformed {
-        /// What is wrong with it.
+        /// The fault.
         what: &'static str,
     },
-    /// A message is larger than such a message may be.
-    #[error("a message of more than {most} bytes")]
+    /// A message exceeds the maximum size of its kind.
+    #[error("the message exceeds the maximum of {most} bytes")]
     TooLarge {
-        /// The most that it may have.
+        /// The maximum in bytes.
         most: usize,
     },
-    /// Descriptors were lost on their way: this process has no room for them.
-    #[error("descriptors were lost: this process may not open so many files")]
-    NoRoomForHandles,
-    /// As many peers as possible are connected already.
-    #[error("{most} are connected, and there is no room for more")]
+    /// Descriptors were lost in transit: this process may not open as many files.
+    #[error("descriptors were lost: raise the limit of open files of this process")]
+    TooManyFiles,
+    /// The maximum number of peers is connected already.
+    #[error("the maximum of {most} peers is connected already")]
     Busy {
-        /// How many.
+        /// The maximum.
         most: usize,
     },
-    /// Another process listens there.
+    /// Another process listens at the path.
     #[error("another process listens at {}", path.display())]
     InUse {
         /// The path.
         path: PathBuf,
     },
-    /// No process listens there.
+    /// No process listens at the path.
     #[doc(alias = "NobodyThere")]
     #[error("no process listens at {}", path.display())]
     NotListening {
         /// The path.
         path: PathBuf,
     },
-    /// The path cannot be a socket's: it is too long, or another file is in the way that no listener of
+    /// The path cannot be used for a socket: it is too long, or a file is there that no listener of
     /// this user has left.
     #[error("{} {problem}", path.display())]
     Path {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: &'static str,
     },
     /// A system call failed.
     #[error("{call}: {errno}")]
     System {
-        /// Which one.
+        /// The call.
         call: &'static str,
-        /// Its answer.
+        /// Its error.
         #[source]
         errno: Errno,
     },
 }
 
 impl ChannelError {
-    /// Another file than a socket is there.
+    /// The error for a file that is not a socket.
     pub(crate) const fn no_socket(path: PathBuf) -> Self {
-        let problem = "is no socket";
+        let problem = "is not a socket";
         Self::Path { path, problem }
     }
 
-    /// A file is in the way that is not this library's and this user's.
+    /// The error for a file that no listener of this library and this user has left.
     pub(crate) const fn not_ours(path: PathBuf) -> Self {
         let problem = "is in the way and was not left by a listener of this user: remove it, or use \
                        another path";
@@ -174,20 +176,20 @@ impl ChannelError {
     }
 }
 
-/// Why memory could not be offered, given, taken, attached, published or subscribed to. Nothing of it
-/// is held then.
+/// An error of offering, sending, receiving, attaching, publishing or subscribing to memory. None
+/// of the memory is held afterwards.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
-    /// A value that was given cannot be meant.
+    /// An argument cannot be used.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// The memory cannot be shared, mapped or made read-only as it is, or the driver refused:
-    /// `CUDA_ERROR_NOT_SUPPORTED` and `CUDA_ERROR_INVALID_VALUE` of a mapping say that a size is not
-    /// as described.
+    /// The memory cannot be shared, mapped or made read-only in its present state, or the driver
+    /// refused. `CUDA_ERROR_NOT_SUPPORTED` and `CUDA_ERROR_INVALID_VALUE` of a mapping mean that a
+    /// size is not as described.
     #[error(transparent)]
     Memory(MemoryError),
-    /// The description or the manifest is not consistent.
+    /// The description or the manifest is inconsistent.
     #[error(transparent)]
     Description(#[from] DescriptionError),
     /// The connection failed.
@@ -196,46 +198,53 @@ pub enum ShareError {
     /// The peer refused or gave up.
     #[error("the peer refused: {reason}")]
     Refused {
-        /// In the peer's words.
+        /// The reason as the peer gave it.
         reason: String,
     },
-    /// The memory lies where a description cannot say.
+    /// The location of the memory cannot be described to another process.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {
-        /// Where it lies.
+        /// The location.
         location: Location,
     },
-    /// The memory lies on a device that was not named, or that this process does not see.
+    /// The memory is on a device that was not named, or that this process does not see.
     #[error(
-        "the memory lies on device {:032x}, which is none of those named",
+        "the memory is on device {:032x}, which is not one of those named",
         u128::from_be_bytes(*.uuid)
     )]
     NoSuchDevice {
         /// The device's identity.
         uuid: [u8; 16],
     },
-    /// The memory was not given as elements, or of another size.
-    #[error("elements of {wanted} bytes are wanted, and it has some of {given:?} bytes")]
+    /// The memory was not shared as elements, or with elements of another size.
+    #[error("elements of {wanted} bytes were requested, but the memory was shared {}", shared_as(*.given))]
     ElementSize {
-        /// Bytes of an element that is wanted.
+        /// The requested bytes of an element.
         wanted: usize,
-        /// Bytes of an element that was given, if it was given as elements.
+        /// Bytes of an element as shared; `None` if it was not shared as elements.
         given: Option<u32>,
     },
-    /// Nothing is published under the name, or the publication has no such tensor.
+    /// No publication has the name, or the publication has no such tensor.
     #[error("there is nothing named {name:?}")]
     NotFound {
         /// The name.
         name: String,
     },
-    /// The name is empty, too long, or has control characters in it.
+    /// The name is empty, too long, or contains control characters.
     #[error(
         "a name has from 1 to {most} bytes and no control characters, and this one has {length} bytes"
     )]
     Name {
-        /// Its bytes.
+        /// Its length in bytes.
         length: usize,
-        /// The most it may have.
+        /// The maximum length in bytes.
         most: usize,
     },
+}
+
+fn shared_as(given: Option<u32>) -> String {
+    given.map_or_else(
+        || "without elements".to_owned(),
+        |bytes| format!("with elements of {bytes} bytes"),
+    )
 }

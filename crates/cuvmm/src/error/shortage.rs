@@ -2,71 +2,161 @@
 
 use std::fmt;
 
-/// The figures of a refusal. All sizes in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use crate::display::{Bytes, Table};
+
+/// The figures of a refused request. All sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Shortage {
-    /// Who asked.
+    /// The tenant that made the request.
     pub tenant: String,
-    /// What the request was to bring into use, in whole granules.
+    /// The bytes that the request would bring into use, in whole granules.
     pub wanted: u64,
-    /// How much of that could be had right now, with everything taken back that can be without
-    /// waiting and without pressure hooks: a request for so much succeeds, and one for a granule
-    /// more fails, as long as nothing changes in between. Always less than was wanted.
+    /// The bytes that could be had right now, with everything reclaimed that can be without waiting
+    /// and without pressure hooks. A request for this size succeeds, and one for a granule more
+    /// fails, as long as nothing changes in between. Always less than `wanted`.
     ///
-    /// It is a total. A request may fail below it where mappings or addresses are short, or where
-    /// blocks of other sizes than the one that was refused strand memory on their way; and one may
-    /// get more that has the shape, and the home stream, of a block that was freed on that stream
-    /// a moment ago, since that one's memory is the stream's before its work has passed.
+    /// It is a total. A smaller request may fail if mappings or addresses are short, or if blocks
+    /// of other sizes strand memory when they are reclaimed. A larger one may succeed if it has the
+    /// shape and the home stream of a block that was freed on that stream just before, since the
+    /// stream can reuse that block's memory before its fence is complete.
     pub available: u64,
-    /// The largest single extent that could be made right now without taking anything back.
+    /// The largest single extent that could be created right now without reclaiming.
     pub largest_run: u64,
     /// The pool's limit.
     pub limit: u64,
     /// The tenant's own limit.
     pub tenant_limit: u64,
-    /// What the tenant holds.
+    /// The bytes that the tenant holds.
     pub tenant_held: u64,
-    /// What is kept for other tenants' guarantees.
+    /// The bytes kept for other tenants' guarantees.
     pub guaranteed_to_others: u64,
-    /// What can be taken back once GPU work has passed.
+    /// The bytes that can be reclaimed once GPU work is complete.
     #[doc(alias = "limbo")]
     pub pending_free: u64,
-    /// What is withdrawn but leased.
+    /// The bytes that are withdrawn but leased.
     pub leased: u64,
-    /// What is idle in one extent with bytes in use: it can be taken back when those are given up,
-    /// and waiting does not help.
+    /// The idle bytes in extents that also have bytes in use. They can be reclaimed when those are
+    /// freed; waiting does not help.
     pub stranded: u64,
-    /// What could not be taken back after a failure.
+    /// The bytes that could not be unmapped after a failure.
     pub quarantined: u64,
-    /// The other tenants and what each holds, largest first.
+    /// The other tenants with the bytes that each holds, largest first.
     pub holders: Vec<(String, u64)>,
 }
 
+impl Shortage {
+    /// Returns the relevant figures as one line, for a log or inside another message. `Display`
+    /// shows all figures, over several lines.
+    pub fn summary(&self) -> impl fmt::Display + '_ {
+        Summary(self)
+    }
+
+    /// The figures that may explain the refusal, each with its name.
+    fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let figures = [
+            ("kept for others' guarantees", self.guaranteed_to_others),
+            ("pending on GPU work", self.pending_free),
+            ("kept by leases", self.leased),
+            ("stranded in extents in use", self.stranded),
+            ("quarantined", self.quarantined),
+        ];
+        figures.into_iter().filter(|&(_, bytes)| bytes > 0)
+    }
+}
+
+/// Shows a table: the request, the limits, each figure that is not zero, and the other tenants.
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (wanted, available) = (Bytes(self.wanted), Bytes(self.available));
+        writeln!(
+            f,
+            "tenant {:?} needs {wanted} more, {available} available",
+            self.tenant
+        )?;
+        let mut table = Table::new(["limit of the pool", &Bytes(self.limit).to_string()]);
+        let mut row = |name: String, bytes| table.row([name, Bytes(bytes).to_string()]);
+        row("limit of the tenant".to_owned(), self.tenant_limit);
+        row("held by the tenant".to_owned(), self.tenant_held);
+        for (name, held) in &self.holders {
+            row(format!("held by {name:?}"), *held);
+        }
+        for (name, bytes) in self.figures() {
+            row(name.to_owned(), bytes);
+        }
+        row("largest free extent".to_owned(), self.largest_run);
+        table.fmt(f)
+    }
+}
+
+struct Summary<'a>(&'a Shortage);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shortage = self.0;
+        let (wanted, available) = (Bytes(shortage.wanted), Bytes(shortage.available));
+        let (held, most) = (Bytes(shortage.tenant_held), Bytes(shortage.tenant_limit));
+        let limit = Bytes(shortage.limit);
         write!(
             f,
-            "{:?} wants {} bytes more and can have {}: it holds {} of at most {}, the pool's limit is {}, \
-             {} are kept for other tenants' guarantees, {} are pending free, {} leased, {} stranded, \
-             {} quarantined, the largest free run is {}",
-            self.tenant,
-            self.wanted,
-            self.available,
-            self.tenant_held,
-            self.tenant_limit,
-            self.limit,
-            self.guaranteed_to_others,
-            self.pending_free,
-            self.leased,
-            self.stranded,
-            self.quarantined,
-            self.largest_run,
+            "tenant {:?} needs {wanted} more, {available} available",
+            shortage.tenant
         )?;
-        for (index, (name, held)) in self.holders.iter().take(8).enumerate() {
-            f.write_str(if index == 0 { "; held by " } else { ", " })?;
-            write!(f, "{name:?} {held}")?;
+        write!(f, " (limit {limit}, tenant holds {held} of at most {most}")?;
+        for (name, bytes) in shortage.figures() {
+            write!(f, ", {} {name}", Bytes(bytes))?;
         }
-        Ok(())
+        for (name, held) in shortage.holders.iter().take(3) {
+            write!(f, ", {} held by {name:?}", Bytes(*held))?;
+        }
+        f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shortage;
+
+    const MIB: u64 = 1 << 20;
+
+    fn shortage() -> Shortage {
+        Shortage {
+            tenant: "chat".to_owned(),
+            wanted: 6 * MIB,
+            available: 2 * MIB,
+            largest_run: 2 * MIB,
+            limit: 64 * MIB,
+            tenant_limit: 64 * MIB,
+            tenant_held: 40 * MIB,
+            guaranteed_to_others: 0,
+            pending_free: 8 * MIB,
+            leased: 0,
+            stranded: 0,
+            quarantined: 0,
+            holders: vec![("code".to_owned(), 22 * MIB)],
+        }
+    }
+
+    #[test]
+    fn a_shortage_is_a_table() {
+        assert_eq!(
+            shortage().to_string(),
+            "tenant \"chat\" needs 6 MiB more, 2 MiB available\n\
+             limit of the pool    64 MiB\n\
+             limit of the tenant  64 MiB\n\
+             held by the tenant   40 MiB\n\
+             held by \"code\"       22 MiB\n\
+             pending on GPU work   8 MiB\n\
+             largest free extent   2 MiB"
+        );
+    }
+
+    #[test]
+    fn a_summary_is_one_line() {
+        assert_eq!(
+            shortage().summary().to_string(),
+            "tenant \"chat\" needs 6 MiB more, 2 MiB available (limit 64 MiB, tenant holds 40 MiB of \
+             at most 64 MiB, 8 MiB pending on GPU work, 22 MiB held by \"code\")"
+        );
     }
 }

@@ -3,81 +3,94 @@
 use std::io;
 
 use super::{ArgumentError, BlockError, MemoryError};
+use crate::display::Bytes;
 
-/// Why blocks could not be put to sleep, or not be woken. Every one of them is as before, unless it is
-/// [`Stayed`](Self::Stayed): also where the sleep was cancelled, or its watcher panicked, and one
-/// driver call failed while the memory was put back.
+/// An error of putting blocks to sleep or waking them. All blocks are unchanged, unless it is
+/// [`Stayed`](Self::Stayed). This includes a sleep that was cancelled, or whose watcher panicked,
+/// if at most one driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// A value that was given cannot be meant: a store of another device than the pool's.
+    /// An argument cannot be used: a store of another device than the pool's.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live.
-    #[error("leases live on {blocks} of the blocks, of {bytes} bytes")]
+    #[error(
+        "{blocks} of the blocks ({}) are leased: drop the leases first",
+        Bytes(*.bytes)
+    )]
     Leased {
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
-        /// Their bytes.
+        /// Their size in bytes.
         bytes: u64,
     },
-    /// Others have the memory of some of the blocks too, and would go on using it.
-    #[error("{blocks} of the blocks, of {bytes} bytes, were exported")]
+    /// Other processes hold the memory of some of the blocks, and would go on using it.
+    #[error(
+        "{blocks} of the blocks ({}) were exported and cannot sleep",
+        Bytes(*.bytes)
+    )]
     Exported {
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
-        /// Their bytes.
+        /// Their size in bytes.
         bytes: u64,
     },
-    /// Work of the GPU that may use some of the blocks has not passed, or another thread is just
-    /// putting them to sleep, or waking them.
-    #[error("{blocks} of the blocks, of {bytes} bytes, are still in use")]
+    /// GPU work that may use some of the blocks is not complete, or another thread is putting them
+    /// to sleep or waking them.
+    #[error(
+        "{blocks} of the blocks ({}) are still in use: wait for their work first",
+        Bytes(*.bytes)
+    )]
     Busy {
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
-        /// Their bytes.
+        /// Their size in bytes.
         bytes: u64,
     },
-    /// The store has no room for the contents.
-    #[error("{wanted} bytes are to be kept, and {free} of the store's {capacity} are free")]
+    /// The store has not enough free space for the contents.
+    #[error(
+        "cannot keep {}: {} of the store's {} are free",
+        Bytes(*.wanted), Bytes(*.free), Bytes(*.capacity)
+    )]
     StoreFull {
-        /// Bytes to be kept.
+        /// The bytes to be kept.
         wanted: u64,
-        /// Bytes of the store that are free.
+        /// The free bytes of the store.
         free: u64,
-        /// Bytes that the store has.
+        /// The capacity of the store in bytes.
         capacity: u64,
     },
-    /// The watcher said to stop.
-    #[error("the watcher cancelled it")]
+    /// The watcher cancelled the operation.
+    #[error("the watcher cancelled the operation")]
     Cancelled,
     /// There is no memory to wake the blocks in.
-    #[error("waking {bytes} bytes: {cause}")]
+    #[error("cannot wake {}: {cause}", Bytes(*.bytes))]
     Block {
-        /// Bytes that were to be woken, in whole granules.
+        /// The bytes that were to be woken, in whole granules.
         bytes: u64,
-        /// Why not, with the figures: what they need, and what is missing.
+        /// The reason, with the figures.
         #[source]
         cause: BlockError,
     },
-    /// The system gives no thread to copy with.
-    #[error("no thread to copy with: {0}")]
+    /// The system could not start a thread to copy with.
+    #[error("cannot start a thread to copy with: {0}")]
     Thread(#[from] io::Error),
     /// A capture is running, contents could not be copied, or a driver call failed.
     #[error(transparent)]
     Memory(MemoryError),
-    /// The sleep failed or was cancelled, and the driver twice refused to put back the memory of
-    /// some blocks: they sleep, as [`Block::is_asleep`](crate::Block::is_asleep) tells, and can be
+    /// The sleep failed or was cancelled, and the driver refused twice to put back the memory of
+    /// some blocks. They stay asleep ([`Block::is_asleep`](crate::Block::is_asleep)) and can be
     /// woken. Contents that were to be kept are kept; those that were to be
-    /// [discarded](crate::Contents::Discard) are lost. The other blocks are as before.
-    #[error("{blocks} of the blocks, of {bytes} bytes, stay asleep after: {cause}")]
+    /// [discarded](crate::Contents::Discard) are lost. The other blocks are unchanged.
+    #[error("{blocks} of the blocks ({}) stay asleep after an error: {cause}", Bytes(*.bytes))]
     Stayed {
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
-        /// Their bytes.
+        /// Their size in bytes.
         bytes: u64,
-        /// Why the others were not put to sleep; [`Cancelled`](Self::Cancelled) where the watcher said
-        /// so.
+        /// The reason why the others were not put to sleep; [`Cancelled`](Self::Cancelled) if the
+        /// watcher cancelled.
         #[source]
         cause: Box<Self>,
     },

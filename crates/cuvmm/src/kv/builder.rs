@@ -1,4 +1,4 @@
-//! Options of a cache.
+//! The builder of a cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::error::{ArgumentError, KvCacheError};
 use crate::own::Stream;
 use crate::pool::{Growth, Tenant};
 
-/// A cache grows by so small a part of a sequence: the memory that lies ahead of use is bound to
-/// the sequence's end, and there are many ends.
+/// Precommitted memory is a sixty-fourth of a sequence. The fraction is small because that memory
+/// serves only its own sequence, and there are many sequences.
 const PART: u64 = 64;
 
-/// The largest extent of a sequence. A driver maps and unmaps extents whole: one that reaches over
-/// a sequence's end is of no use to anybody. One that reaches over the end of a common prefix cannot
-/// be shared.
+/// The default largest extent of a sequence. The driver maps and unmaps whole extents: the part of
+/// an extent after a sequence's end serves no other sequence, and an extent that reaches past the
+/// end of a common prefix cannot be shared.
 const LARGEST_EXTENT: u64 = 8 << 20;
 
-/// How a cache's blocks are to be.
+/// The properties of a cache's blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) growth: Growth,
@@ -30,7 +30,7 @@ pub(super) struct Options {
     pub(super) wait: Option<Duration>,
 }
 
-/// Options of a cache.
+/// A builder for a [`KvCache`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is built before `build`"]
 pub struct KvCacheBuilder<'a> {
@@ -59,67 +59,68 @@ impl<'a> KvCacheBuilder<'a> {
         }
     }
 
-    /// How a sequence lies in memory; [token-major](Layout::TokenMajor) by default.
+    /// Sets the layout of a sequence in memory. The default is [token-major](Layout::TokenMajor).
     pub const fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// How much memory a sequence that outgrows what it has gets at once: by default up to a
-    /// sixty-fourth of what it has, where a plain block gets an eighth. With a mapper up to twice
-    /// that lies ahead, and a granule at least. Without a mapper a layer-major sequence gets what its
-    /// ranges grow by for one range after the other, over the tokens of its last quarter granule;
-    /// with [`Growth::Exact`] it gets it when it needs it.
+    /// Sets how much memory is committed when a sequence outgrows what it has. The default is up to
+    /// a sixty-fourth of its size, where a plain block gets an eighth. With a mapper, up to twice
+    /// that is precommitted, and at least a granule. Without a mapper, the ranges of a layer-major
+    /// sequence get theirs one after another, over the tokens of its last quarter granule; with
+    /// [`Growth::Exact`], each range gets memory when it is needed.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.options.growth = growth;
         self
     }
 
-    /// The largest extent of a sequence in bytes, a power of two granules; 8 MiB by default. Small
-    /// ones let a sequence take over what any other left; they cost more driver calls where memory is
-    /// cold, about 50 us each.
+    /// Sets the largest extent of a sequence in bytes, a power of two granules. The default is 8
+    /// MiB. Small extents let a sequence reuse the memory of any other, but cost more driver calls
+    /// where memory is not cached, about 50 us each.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.options.largest_extent = bytes;
         self
     }
 
-    /// A word that the tenant's statistics show beside the sequences' memory.
+    /// Sets a tag, by which the tenant's statistics list the sequences' memory.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.options.tag = Some(tag.into());
         self
     }
 
-    /// Whether a token that is new, or comes again after a truncation, reads as zero until it is
-    /// written; off by default. For kernels that read beyond a sequence's end and multiply what they
-    /// find by zero, which makes nothing of a number and something of a NaN. Without it a sequence
-    /// may show what another one of the same tenant wrote before, never another tenant's.
+    /// Sets whether a token that is new, or comes again after a truncation, reads as zero until it
+    /// is written. Off by default. It is meant for kernels that read past a sequence's end and
+    /// multiply the result by zero, which removes a number but not a NaN. Without it a sequence may
+    /// show old bytes of another sequence of the same tenant, never of another tenant.
     ///
-    /// The pool is then told of every token, about 0.1 us for each sequence of a batch, and a freed
-    /// sequence's memory is filled on the home stream before the next has it.
+    /// The pool is then called for every token, about 0.1 us for each sequence of a batch, and the
+    /// memory of a freed sequence is filled on the home stream before it is reused.
     pub const fn zeroed(mut self, yes: bool) -> Self {
         self.options.zeroed = yes;
         self
     }
 
-    /// Whether sequences may be [forked](KvCache::fork); off by default. Their extents are of at most
-    /// 8 MiB then, whatever else was said, since only whole ones can be shared.
+    /// Sets whether sequences may be [forked](KvCache::fork). Off by default. Extents are then at
+    /// most 8 MiB, whatever [`largest_extent`](Self::largest_extent) is, because only whole extents
+    /// can be shared.
     pub const fn may_fork(mut self, yes: bool) -> Self {
         self.options.may_fork = yes;
         self
     }
 
-    /// How long [`KvCache::create`], [`KvCache::fork`] and [`KvCache::append`] may wait for memory in use to come
-    /// free. By default they do not wait, but still ask pressure hooks.
+    /// Sets how long [`KvCache::create`], [`KvCache::fork`] and [`KvCache::append`] may wait for
+    /// memory in use to become free. By default they do not wait, but call pressure hooks.
     #[doc(alias = "deadline")]
     pub const fn timeout(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);
         self
     }
 
-    /// Builds the cache. Takes no memory and no addresses yet.
+    /// Builds the cache. This takes no memory and no addresses yet.
     ///
     /// # Errors
-    /// [`KvCacheError`] when the shape cannot be, or the stream is another device's.
+    /// [`KvCacheError`] if the shape is invalid, or the stream belongs to another device.
     pub fn build(self) -> Result<KvCache, KvCacheError> {
         let Self {
             tenant,

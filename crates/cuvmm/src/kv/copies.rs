@@ -1,26 +1,27 @@
-//! Rows copied in and out by the host: to bring a prefix back, to look at what a kernel wrote.
+//! Copies of rows by the host, for example to restore a prefix or to inspect what a kernel wrote.
 
 use super::KvCache;
 use super::sequences::{Sequence, SequenceId};
 use super::shape::Part;
 use crate::error::{ArgumentError, KvCacheError};
 
-/// Rows of one layer that are to be copied.
+/// The place of rows in one layer.
 struct Rows {
     range: usize,
-    /// Of the first of them.
+    /// The offset of the first row.
     offset: u64,
 }
 
 impl KvCache {
-    /// Writes one layer's keys or values of tokens from `first` on, `[token, head, element]` without
-    /// gaps, behind what the home stream has queued, and returns when they are there
-    /// (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one for each token).
+    /// Writes one layer's keys or values of the tokens from `first` on, as contiguous `[token,
+    /// head, element]`, after the work that is queued on the home stream, and returns when they are
+    /// written (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one call
+    /// for each token).
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone, has no such tokens or layers, was
-    /// [forked](Self::fork) behind them or is a fork that began with them, the bytes are no whole
-    /// rows, or a copy fails; what was written until then stays.
+    /// [`KvCacheError`] if the sequence does not exist or lacks those tokens or that layer, the
+    /// tokens are before a [fork](Self::fork) of or from the sequence, the bytes are not whole
+    /// rows, or a copy fails. Rows that were written before a failed copy stay written.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn write_rows(
         &mut self,
@@ -53,11 +54,12 @@ impl KvCache {
         Ok(())
     }
 
-    /// Reads one layer's keys or values of tokens from `first` on as
-    /// [`write_rows`](Self::write_rows) writes them (`cuMemcpyDtoHAsync`).
+    /// Reads one layer's keys or values of the tokens from `first` on, in the format of
+    /// [`write_rows`](Self::write_rows) (`cuMemcpyDtoHAsync`).
     ///
     /// # Errors
-    /// As [`Self::write_rows`].
+    /// [`KvCacheError`] if the sequence does not exist or lacks those tokens or that layer, the
+    /// bytes are not whole rows, or a copy fails.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn read_rows(
         &self,
@@ -87,7 +89,7 @@ impl KvCache {
         usize::try_from(self.geometry.row).unwrap_or(usize::MAX)
     }
 
-    /// Where rows lie, if they are there.
+    /// Returns the place of rows, if they exist.
     fn rows(
         &self,
         sequence: &Sequence,

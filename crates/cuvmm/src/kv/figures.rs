@@ -1,77 +1,100 @@
-//! What a cache holds, and how much more fits.
+//! Statistics of a cache, and how many more tokens fit.
+
+use std::fmt;
 
 use super::KvCache;
+use crate::display::Bytes;
 use crate::error::CallError;
 use crate::pool::Block;
 
-/// A cache's figures. Sizes in bytes.
+/// Statistics of a cache. Sizes are in bytes.
 ///
 /// `held = live + padding + precommitted`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct KvCacheStats {
-    /// Sequences that live.
+    /// The number of sequences.
     pub sequences: usize,
-    /// Their tokens.
+    /// The number of tokens of all sequences.
     pub tokens: u64,
-    /// What their keys and values take; those that several show, once.
+    /// The bytes of all keys and values. Shared ones count once.
     pub live: u64,
-    /// Memory that lies under the sequences; what lies under several, once.
+    /// The memory under the sequences. Shared memory counts once.
     pub held: u64,
-    /// Of that, what lies under several: what [forks](KvCache::fork) have in common.
+    /// The part of `held` that several sequences share, as [forks](KvCache::fork) do.
     pub shared: u64,
-    /// Of that, what they have beyond their tokens because memory comes in granules and extents:
-    /// the rest of the granule that a sequence ends in, and what it was given of a larger extent
-    /// that another sequence had before it.
+    /// The part of `held` after sequences' tokens that exists because memory comes in granules and
+    /// extents: the rest of a sequence's last granule, and the rest of a larger extent that another
+    /// sequence used before.
     pub padding: u64,
-    /// Of that, what was put ahead of their growth and never used; given up before anybody is
-    /// refused.
+    /// The part of `held` that was committed ahead of growth and never used. It is reclaimed before
+    /// an allocation is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// What lies ready for the next sequence, and for others who are short of memory: all that the
-    /// tenant has idle, whatever it was used for before.
+    /// The tenant's cached memory, whatever it was used for before. It serves the next sequence,
+    /// and can be reclaimed for other tenants.
     pub idle: u64,
 }
 
-/// How many tokens more fit, from three points of view.
+impl fmt::Display for KvCacheStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            sequences, tokens, ..
+        } = self;
+        let (live, held, shared) = (Bytes(self.live), Bytes(self.held), Bytes(self.shared));
+        let (precommitted, idle) = (Bytes(self.precommitted), Bytes(self.idle));
+        write!(
+            f,
+            "{sequences} sequences of {tokens} tokens: {live} live of {held} held "
+        )?;
+        write!(
+            f,
+            "({shared} shared, {precommitted} precommitted), {idle} idle"
+        )
+    }
+}
+
+/// The number of additional tokens that fit, under three assumptions.
 ///
-/// By whole granules and by the pool's limits of bytes; those of mappings and addresses are far
-/// away as a rule, and what other processes take of the device nobody knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The figures are in whole granules and consider the pool's limits in bytes. They do not consider
+/// its limits in mappings and addresses, which are rarely reached, or memory of the device that
+/// other processes take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Admission {
-    /// Without taking anything from another tenant.
+    /// If no memory is taken from other tenants.
     pub now: Fits,
-    /// When all other tenants take as much as they may: what the guarantee leaves. It can be had
-    /// once the work has passed that idle memory waits for.
+    /// If all other tenants take as much as they may: what the guarantee leaves. It is available
+    /// once the work that cached memory waits for is complete.
     pub at_worst: Fits,
-    /// With what other tenants have idle above their guarantees.
+    /// If memory that other tenants have cached above their guarantees is reclaimed.
     pub taking_back: Fits,
 }
 
-/// How many tokens fit into some memory: in one new sequence, or in those that are there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The number of tokens that fit in some memory: in one new sequence, or in all existing ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Fits {
-    /// The memory in bytes. What sequences of certain lengths take of it says
-    /// [`KvCache::memory_of`].
+    /// The memory in bytes. [`KvCache::memory_of`] gives the part that a sequence of a certain
+    /// length takes.
     pub bytes: u64,
-    /// The most tokens that one new sequence can have; zero if there may be no more sequences.
+    /// The most tokens of one new sequence. Zero if no more sequences are permitted.
     pub sequence: u64,
-    /// The most tokens that can be appended to every sequence that is there, each as far as it may
-    /// grow at all; zero if there is none.
+    /// The most tokens that can be appended to every existing sequence, each up to its largest
+    /// length. Zero if there are none.
     pub each: u64,
 }
 
-/// A sequence and what it can grow into that nobody else could have.
+/// A sequence and the memory that it alone can grow into.
 struct Kept {
     tokens: u64,
-    /// Bytes of its ranges, and how many have so much; few figures, since its ranges are alike.
+    /// Sizes of its ranges, and the number of ranges with each. There are few different sizes,
+    /// because its ranges are alike.
     ranges: Vec<(u64, u64)>,
 }
 
 impl Kept {
-    /// Takes a range into account.
+    /// Adds a range.
     fn add(&mut self, bytes: u64) {
         match self.ranges.iter_mut().find(|(has, _)| *has == bytes) {
             Some((_, count)) => *count += 1,
@@ -81,12 +104,12 @@ impl Kept {
 }
 
 impl KvCache {
-    /// The figures now. Makes no driver call.
+    /// Returns the current statistics. Makes no driver call.
     #[must_use]
     pub fn stats(&self) -> KvCacheStats {
         let idle = self.tenant.idle();
         let (mut held, mut precommitted, mut revivable) = (0, 0, 0);
-        let common = self.tenant.look_under(self.ranges(), |_, under| {
+        let common = self.tenant.for_each_slot(self.ranges(), |_, under| {
             held += under.held;
             precommitted += under.precommitted;
             revivable += under.held - under.precommitted - under.used;
@@ -106,9 +129,9 @@ impl KvCache {
         }
     }
 
-    /// How many tokens more fit. Makes no driver call but those that ask whether work has passed
-    /// (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`), and those that unmap what
-    /// [forks](Self::fork) have given up.
+    /// Returns how many more tokens fit. The only driver calls are those that query whether work is
+    /// complete (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`), and those that unmap memory
+    /// that [forks](Self::fork) have given up.
     ///
     /// # Errors
     /// [`CallError`] from the driver.
@@ -119,7 +142,7 @@ impl KvCache {
             ranges: vec![],
         });
         let mut present: Vec<Kept> = present.collect();
-        self.tenant.look_under(self.ranges(), |sequence, under| {
+        self.tenant.for_each_slot(self.ranges(), |sequence, under| {
             if let Some(kept) = present.get_mut(sequence) {
                 kept.add(under.writable);
             }
@@ -131,7 +154,7 @@ impl KvCache {
         })
     }
 
-    /// The ranges of each sequence, and the bytes of tokens that each of them has.
+    /// Returns the ranges of each sequence, and the bytes of tokens in each of them.
     fn ranges(&self) -> impl Iterator<Item = (&[Block], u64)> {
         self.sequences.iter().map(|sequence| {
             let bytes = self.geometry.bytes_of(sequence.tokens);
@@ -156,7 +179,7 @@ impl KvCache {
         }
     }
 
-    /// Memory that every sequence takes by growing.
+    /// Returns the memory that all sequences take if each grows by `more` tokens.
     fn growth_of(&self, present: &[Kept], more: u64) -> u64 {
         let most = self.geometry.shape.max_tokens;
         let growth = |kept: &Kept| -> u64 {
@@ -171,7 +194,7 @@ impl KvCache {
     }
 }
 
-/// The largest number up to `most` that fits, where a smaller one fits if a larger one does.
+/// Returns the largest number up to `most` for which `fits` is true, if `fits` is monotonic.
 fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (0, most);
     while low < high {

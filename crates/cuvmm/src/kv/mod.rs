@@ -1,33 +1,32 @@
-//! Keys and values of attention, for many sequences that grow token by token.
+//! A cache of attention keys and values, for many sequences that grow token by token.
 //!
-//! A sequence lies at addresses that are contiguous and fixed for its life: ordinary attention
-//! kernels read it by a pointer and strides, without a block table, and it grows without a copy.
-//! Its memory comes and goes in granules with its tokens, from a [`Tenant`]'s budget.
+//! A sequence occupies contiguous addresses that are fixed for its life: ordinary attention kernels
+//! read it through a pointer and strides, without a block table, and it grows without a copy. Its
+//! memory is committed and released in granules as its tokens come and go, charged to a [`Tenant`].
 //!
 //! - **[Layouts](Layout).** Token-major or layer-major; [`KvCache::tokens_per_granule`] and
-//!   [`KvCache::least_memory`] say what each costs a given model. With 32 layers, 8 heads of 128
-//!   elements of 2 bytes and granules of 2 MiB a token takes 128 KiB: token-major a sequence grows
-//!   by 16 tokens, layer-major by 1,024, and has 128 MiB at least.
-//! - **A decode step** is one call, [`append`](KvCache::append) with a batch: all or nothing. Where
-//!   all sequences have the memory it makes no driver call, and a [mapper](crate::Mapper) of the
-//!   pool places ahead what they are about to need. Without one, a layer-major sequence gets the
-//!   next granules of its ranges in turn, over the last quarter of the granules that it has, so that
-//!   no step pays for all of them.
-//! - **A sequence that is freed** leaves its memory mapped. The next one takes it over without a
-//!   driver call, in the order of the home stream; other tenants may take it back.
-//! - **A [fork](KvCache::fork)** begins with the tokens of another sequence, whose memory both show.
-//! - **[Admission](KvCache::admission)** says before a sequence is begun how much fits, now and at
-//!   worst.
+//!   [`KvCache::least_memory`] show the cost of each for a given model. With 32 layers, 8 heads of
+//!   128 elements of 2 bytes and granules of 2 MiB, a token takes 128 KiB: a token-major sequence
+//!   grows by 16 tokens at a time; a layer-major one grows by 1,024 and takes at least 128 MiB.
+//! - **A decode step** is one call, [`append`](KvCache::append) with a batch: all or nothing. If
+//!   all sequences have enough memory it makes no driver call, and a [mapper](crate::Mapper) of the
+//!   pool precommits what they need next. Without a mapper, a layer-major sequence gets the next
+//!   granules of its ranges one after another over the last quarter of its current granules, so
+//!   that no single step pays for all of them.
+//! - **A freed sequence** leaves its memory cached. The next sequence reuses it without a driver
+//!   call, ordered by the home stream; the pool can reclaim it for other tenants.
+//! - **A [fork](KvCache::fork)** starts with the tokens of another sequence and shares its memory.
+//! - **[Admission](KvCache::admission)** reports before a sequence is created how many tokens fit,
+//!   now and in the worst case.
+//! - **Sleep.** A sleeping cache keeps only its addresses: the blocks of its sequences have the
+//!   cache's [tag](KvCacheBuilder::tag), by which [`Tenant::blocks`] puts them to sleep and wakes
+//!   them. Forks that have slept no longer share memory.
 //!
-//! - **Asleep** a cache keeps its addresses and nothing else: sequences' blocks bear the cache's
-//!   [tag](KvCacheBuilder::tag), by which [`Tenant::blocks`] puts them to sleep and wakes them.
-//!   Forks that have slept share no memory any more.
+//! Blocks are allocated in whole granules, so that most appended tokens do not involve the pool.
+//! The pool's statistics count those granules as in use; [`KvCache::stats`] counts tokens.
 //!
-//! Blocks are asked for in whole granules, so that most tokens concern the cache alone; the pool's
-//! figures count those granules as in use. [`KvCache::stats`] counts tokens.
-//!
-//! # What is not here
-//! No kernel, no scheduler, no table of prefixes. What the rows hold is the caller's.
+//! # Not provided
+//! Kernels, a scheduler, and a table of prefixes. The cache does not interpret the rows.
 
 mod builder;
 mod copies;
@@ -50,7 +49,7 @@ use crate::error::{ArgumentError, BlockError, KvCacheError};
 use crate::own::Stream;
 use crate::pool::{Block, BlockBuilder, Tenant};
 
-/// What errors call the length of a sequence.
+/// The name of a sequence's length in errors.
 const TOKENS: &str = "tokens of a sequence";
 
 pub use builder::KvCacheBuilder;
@@ -59,26 +58,59 @@ pub use sequences::SequenceId;
 pub use shape::{Layout, Part, Shape};
 pub use view::{KvTensor, SequenceView};
 
-/// Grows blocks together.
+/// A method of the tenant that grows several blocks together.
 type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), BlockError>;
 
-/// What a batch asks of the pool.
+/// The consequences of a batch of appended tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Added {
-    /// So many lack room for it. One that is named again counts again.
+    /// The number of sequences that lack memory. A sequence that is named twice counts twice.
     lacking: usize,
-    /// Some will soon, and the mapper does not know of it.
+    /// A sequence will soon lack memory, and the mapper has not been notified of it.
     due: bool,
-    /// Some will soon, and have not been given memory ahead for all of their ranges.
+    /// A sequence will soon lack memory, and not all of its ranges have precommitted memory.
     near: bool,
 }
 
-/// A cache of keys and values over a tenant's memory.
+/// A cache of keys and values in a tenant's memory.
 ///
-/// Its home stream is the one that all kernels run on which read or write it; others are named with
+/// All kernels that read or write the cache run on its home stream; other streams are named with
 /// [`record_use`](Self::record_use). Dropping the cache frees all sequences.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let pool = cuvmm::Pool::builder(&device).limit(cuvmm::Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// # let stream = cuvmm::Stream::new(&device)?;
+/// use cuvmm::KvCache;
+/// use cuvmm::kv::Shape;
+///
+/// let shape = Shape {
+///     layers: 8,
+///     kv_heads: 8,
+///     head_size: 128,
+///     element_bytes: 2,
+///     max_tokens: 4096,
+///     max_sequences: 64,
+/// };
+/// let mut cache = KvCache::builder(&tenant, &stream, shape).build()?;
+/// let sequence = cache.create(700)?; // a prompt, whose rows a kernel now writes
+/// let address = cache.view(sequence)?.key(3).ok_or("no such layer")?.address();
+///
+/// cache.append(&[(sequence, 1)])?; // a decode step
+/// let keys = cache.view(sequence)?.key(3).ok_or("no such layer")?;
+/// assert_eq!(keys.shape(), [701, 8, 128]);
+/// assert_eq!(keys.address(), address); // a sequence never moves
+/// cache.free(sequence)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "paged KV")]
+#[doc(alias = "paged attention")]
 pub struct KvCache {
-    /// Freed before the tenant goes: a tenant that drains takes back what is idle with each free.
+    /// Dropped before the tenant: with each free, a draining tenant gives up the memory that became
+    /// cached.
     sequences: Sequences,
     tenant: Tenant,
     home: Stream,
@@ -87,7 +119,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Sets out to build a cache of a tenant's memory, used on `home`.
+    /// Returns a builder for a cache in a tenant's memory, used on the stream `home`.
     pub const fn builder<'a>(
         tenant: &'a Tenant,
         home: &'a Stream,
@@ -96,22 +128,23 @@ impl KvCache {
         KvCacheBuilder::new(tenant, home, shape)
     }
 
-    /// Begins a sequence of so many tokens, at least one, whose rows are to be written now. Asks
-    /// pressure hooks, and waits as its builder said.
+    /// Creates a sequence of `tokens` tokens, at least one, whose rows are to be written next.
+    /// Calls pressure hooks, and waits up to the builder's [timeout](KvCacheBuilder::timeout).
     ///
-    /// Where a sequence that was freed left enough memory this makes no driver call.
+    /// Makes no driver call if a freed sequence left enough memory.
     ///
     /// # Errors
-    /// [`KvCacheError`] when there are too many tokens or sequences, or memory is short, with the
+    /// [`KvCacheError`] if there are too many tokens or sequences, or memory is short, with the
     /// figures. Nothing has changed then.
     pub fn create(&mut self, tokens: u64) -> Result<SequenceId, KvCacheError> {
         self.create_by(tokens, |block, count| block.allocate_many(count))
     }
 
-    /// The same if that needs no waiting.
+    /// Creates a sequence like [`create`](Self::create), without waiting and without calling hooks.
     ///
     /// # Errors
-    /// As [`Self::create`].
+    /// [`KvCacheError`] in the cases of [`create`](Self::create), and if waiting or hooks would be
+    /// needed.
     pub fn try_create(&mut self, tokens: u64) -> Result<SequenceId, KvCacheError> {
         self.create_by(tokens, |block, count| block.try_allocate_many(count))
     }
@@ -145,11 +178,11 @@ impl KvCache {
         let room = self.geometry.tokens_in(size);
         let number = self.tenant.number();
         let id = self.sequences.insert(number, tokens, room, blocks)?;
-        self.foresee(|sequence| sequence.id == id);
+        self.notify_growth(|sequence| sequence.id == id);
         Ok(id)
     }
 
-    /// Whether there may be one sequence more.
+    /// Checks that one more sequence is permitted.
     fn room_for_one(&self) -> Result<(), KvCacheError> {
         let (held, limit) = (self.sequences.count(), self.geometry.shape.max_sequences);
         Ok(ArgumentError::at_most(
@@ -159,7 +192,7 @@ impl KvCache {
         )?)
     }
 
-    /// A range of a sequence.
+    /// Returns a builder for one range of a sequence.
     fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
         let Options {
             growth,
@@ -181,26 +214,28 @@ impl KvCache {
         }
     }
 
-    /// Appends tokens to sequences, whose rows are to be written now: a whole decode step in one
-    /// call, all or nothing. One that is named twice gets both. Asks pressure hooks, and waits as
-    /// the builder said.
+    /// Appends tokens to sequences, whose rows are to be written next: a whole decode step in one
+    /// call, all or nothing. A sequence that is named twice gets both amounts. Calls pressure
+    /// hooks, and waits up to the builder's [timeout](KvCacheBuilder::timeout).
     ///
-    /// A sequence that was truncated into tokens which another one [shares](Self::fork) gets memory
-    /// of its own behind its last token now, at the same addresses: for that the work that is
-    /// queued on its streams has to have passed, which is waited for as for memory. Forking at that
-    /// token instead needs no waiting, since the fork has other addresses.
+    /// A sequence that was truncated within tokens that another one [shares](Self::fork) now gets
+    /// memory of its own after its last token, at the same addresses. For that, the work queued on
+    /// its streams must be complete; the call waits for it as for memory. A fork at that token
+    /// needs no such wait, because it has other addresses.
     ///
     /// # Errors
-    /// [`KvCacheError`] says which sequence is gone, would be too long, or found no memory, with the
-    /// figures. Every sequence is as before then; memory that one got for its own stays with it.
+    /// [`KvCacheError`] names the sequence that does not exist, would be too long, or found no
+    /// memory, with the figures. Every sequence is then as before, except that memory that was
+    /// unshared stays so.
     pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         self.append_by(step, Tenant::grow_all, Tenant::unshare)
     }
 
-    /// The same if that needs no waiting.
+    /// Appends tokens like [`append`](Self::append), without waiting and without calling hooks.
     ///
     /// # Errors
-    /// As [`Self::append`].
+    /// [`KvCacheError`] in the cases of [`append`](Self::append), and if waiting or hooks would be
+    /// needed.
     pub fn try_append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         self.append_by(step, Tenant::try_grow_all, Tenant::try_unshare)
     }
@@ -225,7 +260,7 @@ impl KvCache {
         match outcome {
             Ok(added) => {
                 if added.due {
-                    self.foresee(|_| true);
+                    self.notify_growth(|_| true);
                 }
                 if added.near {
                     self.precommit();
@@ -243,7 +278,8 @@ impl KvCache {
         }
     }
 
-    /// Whether none of these sequences sleeps, whose memory would not be there for the rows.
+    /// Checks that none of these sequences is asleep, since a sleeping one has no memory for the
+    /// rows.
     fn check_awake(&self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         if !self.tenant.has_sleepers() {
             return Ok(());
@@ -263,7 +299,7 @@ impl KvCache {
         }
     }
 
-    /// Counts what is to be appended, of the first `added` of a batch if it cannot be.
+    /// Adds the tokens of a batch to the sequences. On failure, `added` entries were counted.
     fn add(
         &mut self,
         step: &[(SequenceId, u64)],
@@ -286,43 +322,43 @@ impl KvCache {
             }
             sequence.tokens = tokens;
             *added += 1;
-            outcome.lacking += usize::from(sequence.lacks_room());
+            outcome.lacking += usize::from(sequence.needs_growth());
             outcome.due |= sequence.is_due(lead);
             outcome.near |= spreads && sequence.is_near(lead, limit);
         }
         Ok(outcome)
     }
 
-    /// Gets memory for all that have more tokens than room, `lacking` at most.
+    /// Grows the ranges of all sequences that have more tokens than memory, at most `lacking`.
     fn grow(&mut self, grow: Grow, lacking: usize) -> Result<(), KvCacheError> {
         let geometry = &self.geometry;
         let mut blocks = Vec::with_capacity(lacking * geometry.ranges);
-        for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
+        for sequence in self.sequences.iter_mut().filter(|it| it.needs_growth()) {
             let Some(size) = geometry.size_for(sequence.tokens) else {
                 continue;
             };
             blocks.extend(sequence.blocks.iter_mut().map(|block| (block, size)));
         }
         grow(&self.tenant, &mut blocks).map_err(|refused| {
-            let lacking = self.sequences.iter().filter(|it| it.lacks_room());
+            let lacking = self.sequences.iter().filter(|it| it.needs_growth());
             let owners = lacking.flat_map(|it| std::iter::repeat_n(it.id, it.blocks.len()));
             KvCacheError::append(&owners.collect::<Vec<_>>(), refused)
         })?;
-        for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
+        for sequence in self.sequences.iter_mut().filter(|it| it.needs_growth()) {
             let size = sequence.blocks.first().map_or(0, Block::size);
             sequence.room = self.geometry.tokens_in(size);
-            sequence.foreseen = true;
+            sequence.growth_notified = true;
             sequence.spread_anew();
         }
         Ok(())
     }
 
-    /// Gives up the tokens of a sequence behind the first `tokens`, at least one. Makes no driver
-    /// call, unless the sequence shares memory behind them ([`fork`](Self::fork)).
+    /// Shortens a sequence to its first `tokens` tokens, at least one. Makes no driver call, unless
+    /// the sequence shares memory after them ([`fork`](Self::fork)).
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, none were to be left, or one
-    /// of its ranges sleeps. The sequence is as before then.
+    /// [`KvCacheError`] if the sequence does not exist or has fewer tokens, `tokens` is zero, or
+    /// one of its ranges is asleep. The sequence is then as before.
     pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get_mut(id)?;
         ArgumentError::not_zero(TOKENS, tokens)?;
@@ -348,22 +384,22 @@ impl KvCache {
                 false => self.geometry.tokens_in(size),
             };
             sequence.fixed = sequence.fixed.min(tokens);
-            sequence.foreseen = false;
+            sequence.growth_notified = false;
             sequence.spread_anew();
         }
         sequence.tokens = tokens;
         Ok(())
     }
 
-    /// Ends a sequence. Makes no driver call and never waits: its memory stays mapped, and the next
-    /// sequence on the home stream has it at once. One that shares memory ([`fork`](Self::fork)) is
-    /// unmapped.
+    /// Ends a sequence. Makes no driver call and never waits: its memory stays cached, and the next
+    /// sequence on the home stream can use it at once. Memory that is shared ([`fork`](Self::fork))
+    /// is unmapped.
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone, or the home stream is capturing while a
-    /// [capture guard](crate::pool::CaptureGuard) lives; it lives on then.
+    /// [`KvCacheError`] if the sequence does not exist, or the home stream is capturing while a
+    /// [capture guard](crate::pool::CaptureGuard) lives; the sequence then stays.
     pub fn free(&mut self, id: SequenceId) -> Result<(), KvCacheError> {
-        // All its blocks have one home.
+        // All its blocks have the same home stream.
         if let Some(block) = self.sequences.get(id)?.blocks.first() {
             block.may_be_freed()?;
         }
@@ -371,11 +407,11 @@ impl KvCache {
         Ok(())
     }
 
-    /// Notes that another stream uses a sequence too: its memory is handed on only after that
-    /// stream's work as well.
+    /// Records that another stream uses a sequence too: its memory is reused only after that
+    /// stream's work.
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone or the stream is another driver's.
+    /// [`KvCacheError`] if the sequence does not exist or the stream belongs to another driver.
     pub fn record_use(&self, id: SequenceId, stream: &Stream) -> Result<(), KvCacheError> {
         for block in &self.sequences.get(id)?.blocks {
             block.record_use(stream)?;
@@ -383,85 +419,85 @@ impl KvCache {
         Ok(())
     }
 
-    /// A sequence as it is now: its length, and where its keys and values are.
+    /// Returns a view of a sequence: its length, and the places of its keys and values.
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone.
+    /// [`KvCacheError`] if the sequence does not exist.
     pub fn view(&self, id: SequenceId) -> Result<SequenceView<'_>, KvCacheError> {
         let sequence = self.sequences.get(id)?;
         Ok(SequenceView::new(&self.geometry, sequence))
     }
 
-    /// All sequences as they are now.
+    /// Returns views of all sequences.
     pub fn views(&self) -> impl Iterator<Item = SequenceView<'_>> {
         let sequences = self.sequences.iter();
         sequences.map(|sequence| SequenceView::new(&self.geometry, sequence))
     }
 
-    /// How many sequences live.
+    /// Returns the number of sequences.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.sequences.count()
     }
 
-    /// Whether none does.
+    /// Returns `true` if there are no sequences.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tokens of all sequences.
+    /// Returns the number of tokens of all sequences.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.sequences.iter().map(|sequence| sequence.tokens).sum()
     }
 
-    /// What it was built to hold.
+    /// Returns the shape that it was built with.
     #[must_use]
     pub const fn shape(&self) -> Shape {
         self.geometry.shape
     }
 
-    /// How a sequence lies in memory.
+    /// Returns the layout of sequences in memory.
     #[must_use]
     pub const fn layout(&self) -> Layout {
         self.geometry.layout
     }
 
-    /// The stream it is used on.
+    /// Returns the home stream.
     #[must_use]
     pub const fn home_stream(&self) -> &Stream {
         &self.home
     }
 
-    /// Whose memory it is.
+    /// Returns the tenant whose memory it uses.
     #[must_use]
     pub const fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// What a token's keys and values take in all layers, in bytes.
+    /// Returns the bytes of a token's keys and values in all layers.
     #[must_use]
     pub const fn bytes_per_token(&self) -> u64 {
         self.geometry.token
     }
 
-    /// By how many tokens a sequence grows at least: as many as a granule of each of its ranges
-    /// holds, rounded down; zero if one token takes more than that.
+    /// Returns the number of tokens by which a sequence grows at least: those that fit in one
+    /// granule of each of its ranges, rounded down. Zero if one token takes more than that.
     #[must_use]
     pub const fn tokens_per_granule(&self) -> u64 {
         self.geometry.grain().0
     }
 
-    /// Memory that a sequence grows by at least, in bytes: a granule of each of its ranges. It has
-    /// that much at least.
+    /// Returns the bytes by which a sequence grows at least: one granule for each of its ranges. A
+    /// sequence takes at least that much.
     #[must_use]
     pub const fn least_memory(&self) -> u64 {
         self.geometry.grain().1
     }
 
-    /// Memory that a sequence of so many tokens takes, in bytes: whole granules of each of its
-    /// ranges, no precommitted memory.
+    /// Returns the bytes that a sequence of `tokens` tokens takes: whole granules of each of its
+    /// ranges, without precommitted memory.
     #[must_use]
     pub fn memory_of(&self, tokens: u64) -> u64 {
         self.geometry.memory_of(tokens)

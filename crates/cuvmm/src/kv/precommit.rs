@@ -1,46 +1,46 @@
-//! Memory for sequences that are about to outgrow what they have, before they do.
+//! Memory for sequences that are about to outgrow what they have.
 //!
-//! All ranges of a sequence end at the same token, and so do those of sequences that began alike:
-//! without more, one step would map memory for all of them. A [mapper](crate::Mapper) of the pool is
-//! told of them in time. Where there is none, a sequence of several ranges gets memory for one after
-//! the other, over the tokens that it has room for still.
+//! All ranges of a sequence end at the same token, as do those of sequences that began alike, so
+//! without precommit one step would map memory for all of them. A [mapper](crate::Mapper) of the
+//! pool is notified in time. Without a mapper, the ranges of a sequence get memory one after
+//! another, over the tokens that still fit.
 
 use super::KvCache;
 use super::sequences::Sequence;
 use super::spread::Spread;
 
 impl Sequence {
-    /// Whether ranges may be given memory ahead: it ends within `lead` tokens, which is not at
-    /// `most`.
+    /// Returns `true` if ranges may get precommitted memory: the end of the sequence's memory is
+    /// within `lead` tokens, and is not at `most`.
     pub(super) const fn is_near(&self, lead: u64, most: u64) -> bool {
         let near = self.tokens + lead > self.room && self.room < most;
         near && (self.spread.given as usize) < self.blocks.len() && !self.cut
     }
 
-    /// Its memory has changed: it is spread anew.
+    /// Restarts the spreading after the sequence's memory has changed.
     pub(super) fn spread_anew(&mut self) {
         self.spread = Spread::default();
     }
 }
 
 impl KvCache {
-    /// Tells the mapper of sequences that are about to enter a new granule: later, after they have,
-    /// the pool sees by itself how fast they grow.
-    pub(super) fn foresee(&mut self, which: impl Fn(&Sequence) -> bool) {
+    /// Notifies the mapper of sequences that are about to enter a new granule for the first time.
+    /// After that the pool observes their growth itself.
+    pub(super) fn notify_growth(&mut self, which: impl Fn(&Sequence) -> bool) {
         let lead = self.geometry.lead();
         let due = |sequence: &&mut Sequence| which(sequence) && sequence.is_due(lead);
         let due = self.sequences.iter_mut().filter(due).flat_map(|sequence| {
-            sequence.foreseen = true;
+            sequence.growth_notified = true;
             &sequence.blocks
         });
         let mut due = due.peekable();
         if due.peek().is_some() {
-            self.tenant.foresee(due);
+            self.tenant.notify_growth(due);
         }
     }
 
-    /// Gives the ranges whose turn it is memory ahead of their use. Where it cannot be had it is not
-    /// tried again before the sequences have grown, which says what is missing.
+    /// Precommits memory for the ranges whose turn it is. After a failure it is not tried again
+    /// until the sequences have grown; that growth then reports what is missing.
     pub(super) fn precommit(&mut self) {
         let (lead, most) = (self.geometry.lead(), self.geometry.shape.max_tokens);
         let mut blocks = vec![];
@@ -62,8 +62,8 @@ impl KvCache {
         }
     }
 
-    /// Whether memory is committed ahead of sequences here: they have several ranges, and no mapper
-    /// does it.
+    /// Returns `true` if this cache precommits memory itself: its sequences have several ranges,
+    /// and the pool has no mapper.
     pub(super) fn spreads(&self) -> bool {
         self.geometry.ranges > 1 && !self.tenant.has_mapper()
     }

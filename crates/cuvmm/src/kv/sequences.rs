@@ -1,4 +1,4 @@
-//! The sequences of a cache, by numbers that are never given twice.
+//! The sequences of a cache, by numbers that are never reused.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::spread::Spread;
 use crate::error::{ArgumentError, KvCacheError};
 use crate::pool::Block;
 
-/// A sequence of a cache. The number of one that was freed is no other's, in any cache of the pool.
+/// The name of a sequence. Its number is never reused, in any cache of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SequenceId {
     index: u32,
@@ -15,15 +15,15 @@ pub struct SequenceId {
 }
 
 impl SequenceId {
-    /// Its number, as errors show it.
+    /// Returns the number of the sequence, as shown in errors.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.number
     }
 
-    /// A number that lies elsewhere, modulo any other, for each of the sequences of a cache.
+    /// Returns a number whose remainder, for any modulus, spreads the sequences of a cache.
     pub(super) fn phase(self) -> u64 {
-        // Fibonacci hashing: neighbours come to lie far apart.
+        // Fibonacci hashing: consecutive indices are mapped far apart.
         u64::from(self.index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
     }
 }
@@ -38,28 +38,28 @@ impl fmt::Display for SequenceId {
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
     pub(super) tokens: u64,
-    /// Tokens that its blocks have room for without growing.
+    /// The number of tokens that fit in its blocks without growth.
     pub(super) room: u64,
-    /// The mapper knows that it grows.
-    pub(super) foreseen: bool,
-    /// What its ranges were given ahead.
+    /// The mapper was notified that it grows.
+    pub(super) growth_notified: bool,
+    /// The ranges that have precommitted memory.
     pub(super) spread: Spread,
-    /// Tokens whose rows may be another sequence's too.
+    /// The number of tokens whose rows may be shared with another sequence.
     pub(super) fixed: u64,
-    /// It was truncated into them: what it has behind its last token may be another's, and is no
-    /// room.
+    /// It was truncated within those tokens: the memory after its last token may be shared, and
+    /// must not be used.
     pub(super) cut: bool,
     /// Its ranges.
     pub(super) blocks: Vec<Block>,
 }
 
 impl Sequence {
-    /// Whether its blocks must grow for what it is to have.
-    pub(super) const fn lacks_room(&self) -> bool {
+    /// Returns `true` if its blocks must grow for its tokens.
+    pub(super) const fn needs_growth(&self) -> bool {
         self.tokens > self.room
     }
 
-    /// Refuses a number of tokens that is zero or more than it has.
+    /// Returns an error if `tokens` is zero or more than it has.
     pub(super) fn check_tokens(&self, tokens: u64) -> Result<(), KvCacheError> {
         ArgumentError::not_zero(TOKENS, tokens)?;
         match tokens <= self.tokens {
@@ -76,13 +76,14 @@ impl Sequence {
         }
     }
 
-    /// Whether its blocks must grow when `lead` tokens more have come, and nobody knows.
+    /// Returns `true` if its blocks must grow within `lead` more tokens and the mapper was not
+    /// notified.
     pub(super) const fn is_due(&self, lead: u64) -> bool {
-        !self.foreseen && self.tokens + lead > self.room
+        !self.growth_notified && self.tokens + lead > self.room
     }
 }
 
-/// All that live.
+/// All existing sequences.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     places: Vec<Option<Sequence>>,
@@ -114,7 +115,7 @@ impl Sequences {
         sequence.filter(|found| found.id == id).ok_or(gone(id))
     }
 
-    /// Takes in a new one under a number that nobody had before.
+    /// Inserts a sequence under a number that was never used.
     pub(super) fn insert(
         &mut self,
         number: u64,
@@ -142,7 +143,7 @@ impl Sequences {
                 id,
                 tokens,
                 room,
-                foreseen: false,
+                growth_notified: false,
                 spread: Spread::default(),
                 fixed: 0,
                 cut: false,

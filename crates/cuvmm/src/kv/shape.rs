@@ -1,37 +1,38 @@
-//! What a cache is to hold, and how it lies in memory.
+//! The shape of a cache, and its geometry in memory.
 
 use crate::error::ArgumentError;
 use crate::size::Granularity;
 
-/// What a cache holds: a key and a value for each layer, head and token of each sequence.
+/// The dimensions of a cache: it holds a key and a value for each layer, head and token of each
+/// sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Layers of the model.
+    /// The layers of the model.
     pub layers: u32,
-    /// Heads of keys and values in a layer.
+    /// The heads of keys and values in a layer.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// The elements of a head.
     pub head_size: u32,
-    /// Bytes of an element: 2 for half precision.
+    /// The bytes of an element, for example 2 for half precision.
     pub element_bytes: u32,
-    /// The most tokens of a sequence. Takes addresses, not memory.
+    /// The most tokens of a sequence. It determines addresses, not memory.
     pub max_tokens: u64,
-    /// The most sequences at a time.
+    /// The most sequences that exist at one time.
     pub max_sequences: u32,
 }
 
-/// How a sequence lies in memory.
+/// The layout of a sequence in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Layout {
-    /// All layers of a token lie side by side: `[token, layer, key or value, head, element]` in one
-    /// range that grows. What a kernel sees of a layer is strided. It takes the least memory: a
-    /// sequence grows by a granule at a time.
+    /// All layers of a token are adjacent: `[token, layer, key or value, head, element]` in one
+    /// growing range. The tensor of one layer is strided. This layout takes the least memory: a
+    /// sequence grows by one granule at a time.
     #[default]
     TokenMajor,
-    /// Each layer's keys and each layer's values are a contiguous tensor `[token, head, element]`,
-    /// in a range of its own that grows: what most kernels expect. A sequence grows by a granule
-    /// for each of them, and takes at least that.
+    /// The keys of each layer and the values of each layer are a contiguous tensor `[token, head,
+    /// element]` in a growing range of their own, as most kernels expect. A sequence grows by a
+    /// granule for each of these ranges, and takes at least that.
     LayerMajor,
 }
 
@@ -44,23 +45,24 @@ pub enum Part {
     Value,
 }
 
-/// A shape in bytes.
+/// A shape, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub(super) shape: Shape,
     pub(super) layout: Layout,
-    /// Bytes of one head's keys or values of one token.
+    /// The bytes of one head's keys or values of one token.
     pub(super) head: u64,
-    /// Of all heads.
+    /// The bytes of all heads' keys or values of one token in one layer.
     pub(super) row: u64,
-    /// Of all layers, keys and values.
+    /// The bytes of a token in all layers, keys and values.
     pub(super) token: u64,
-    /// Ranges of a sequence.
+    /// The number of ranges of a sequence.
     pub(super) ranges: usize,
-    /// From one token to the next in a range.
+    /// The bytes from one token to the next in a range.
     pub(super) stride: u64,
     granule: Granularity,
-    /// Ranges are asked for by bytes and not by granules: then the pool knows what is written.
+    /// Ranges are allocated by bytes instead of granules, so that the pool knows which bytes are in
+    /// use.
     exact: bool,
 }
 
@@ -82,13 +84,13 @@ impl Geometry {
         if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(ArgumentError::Zero { what: dimension });
         }
-        Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Uncountable {
+        Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Overflow {
             what: "bytes of all sequences",
             value: u64::MAX,
         })
     }
 
-    /// Nothing where 64 bits do not suffice.
+    /// Returns `None` if the sizes overflow 64 bits.
     fn sized(shape: Shape, layout: Layout, granule: Granularity, exact: bool) -> Option<Self> {
         let head = u64::from(shape.head_size).checked_mul(u64::from(shape.element_bytes))?;
         let row = head.checked_mul(u64::from(shape.kv_heads))?;
@@ -109,7 +111,7 @@ impl Geometry {
             granule,
             exact,
         };
-        // All addresses of all sequences can be counted.
+        // The addresses of all sequences must not overflow.
         let range = granule.class(geometry.size_for(shape.max_tokens)?)?;
         range
             .checked_mul(ranges)?
@@ -117,7 +119,7 @@ impl Geometry {
         Some(geometry)
     }
 
-    /// How large each range of a sequence is to be; nothing if that cannot be counted.
+    /// Returns the size of each range of a sequence, or `None` on overflow.
     pub(super) fn size_for(&self, tokens: u64) -> Option<u64> {
         let bytes = tokens.checked_mul(self.stride)?;
         match self.exact {
@@ -126,43 +128,44 @@ impl Geometry {
         }
     }
 
-    /// Bytes of so many tokens in each range of a sequence.
+    /// Returns the bytes of `tokens` tokens in each range of a sequence.
     pub(super) const fn bytes_of(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(self.stride)
     }
 
-    /// Tokens that ranges of a size have room for.
+    /// Returns the number of tokens that fit in ranges of a size.
     pub(super) const fn tokens_in(&self, size: u64) -> u64 {
         let tokens = size / self.stride;
         let most = self.shape.max_tokens;
         if tokens < most { tokens } else { most }
     }
 
-    /// Memory of each range of a sequence.
+    /// Returns the memory of each range of a sequence.
     pub(super) fn memory_of_range(&self, tokens: u64) -> u64 {
         let bytes = self.bytes_of(tokens);
         self.granule.round_up(bytes).unwrap_or(u64::MAX)
     }
 
-    /// Memory of a sequence.
+    /// Returns the memory of a sequence.
     pub(super) fn memory_of(&self, tokens: u64) -> u64 {
         self.memory_of_range(tokens)
             .saturating_mul(self.ranges as u64)
     }
 
-    /// The tokens that a granule of each range holds, and the bytes of these granules.
+    /// Returns the tokens that a granule of each range holds, and the bytes of these granules.
     pub(super) const fn grain(&self) -> (u64, u64) {
         let granule = self.granule.bytes();
         (granule / self.stride, granule * self.ranges as u64)
     }
 
-    /// So many tokens before its end a sequence's next granule should be on its way: a quarter of
-    /// what a granule holds.
+    /// Returns how many tokens before a sequence reaches its end the next granule should be on its
+    /// way: a quarter of the tokens that a granule holds.
     pub(super) const fn lead(&self) -> u64 {
         self.grain().0 / 4
     }
 
-    /// Which range a layer's keys or values are in, and where there the first token's are.
+    /// Returns the range that holds a layer's keys or values, and the offset of the first token's
+    /// in it.
     pub(super) fn place(&self, layer: u32, part: Part) -> Option<(usize, u64)> {
         if layer >= self.shape.layers {
             return None;
@@ -203,7 +206,7 @@ mod tests {
         assert_eq!(layer_major.grain(), (1024, 128 << 20));
         assert_eq!(layer_major.memory_of(1), 128 << 20);
         assert_eq!(layer_major.memory_of(1025), 256 << 20);
-        // A row that does not divide the granule.
+        // A row whose size does not divide the granule.
         let odd = Shape {
             layers: 5,
             ..LLAMA_8B
@@ -262,7 +265,7 @@ mod tests {
         ] {
             for layout in [Layout::TokenMajor, Layout::LayerMajor] {
                 let refused = geometry(huge, layout);
-                assert!(matches!(refused, Err(ArgumentError::Uncountable { .. })));
+                assert!(matches!(refused, Err(ArgumentError::Overflow { .. })));
             }
         }
     }

@@ -1,18 +1,19 @@
-//! How memory ahead of a sequence is spread over the tokens that it has room for.
+//! Spreading of precommits over the tokens that still fit in a sequence.
 
 use std::ops::Range;
 
-/// How many of a sequence's ranges were given memory ahead.
+/// The number of a sequence's ranges that have precommitted memory.
 #[derive(Debug, Default)]
 pub(super) struct Spread {
-    /// The tokens over which that is spread; zero until the sequence comes near its end.
+    /// The number of tokens over which the precommits are spread. Zero until the sequence comes
+    /// near its end.
     over: u64,
     pub(super) given: u32,
 }
 
 impl Spread {
-    /// The ranges whose turn it is, of a sequence that has room for `left` tokens more. `phase` lets
-    /// sequences that are alike take turns.
+    /// Returns the ranges whose turn it is, for a sequence in which `left` more tokens fit. `phase`
+    /// makes sequences that are alike take turns.
     pub(super) fn next(&mut self, left: u64, ranges: usize, phase: u64) -> Range<usize> {
         if self.over == 0 {
             self.over = left;
@@ -27,7 +28,7 @@ impl Spread {
         begun as usize..self.given as usize
     }
 
-    /// Nothing more is to be given.
+    /// Ends the spreading.
     pub(super) const fn end(&mut self) {
         self.given = u32::MAX;
     }

@@ -1,8 +1,8 @@
-//! What a kernel is given: where a sequence's keys and values are, borrowed from the cache, so that
-//! no sequence can grow, shrink or be freed before the borrow ends.
+//! Views for kernels: the places of a sequence's keys and values, borrowed from the cache, so that
+//! no sequence can grow, shrink or be freed during the borrow.
 //!
-//! The borrow ends when the launch has been queued, not when the kernel has run: what comes after
-//! that is ordered by the home stream.
+//! The borrow has to last until the launch is queued, not until the kernel has run: later
+//! operations are ordered by the home stream.
 
 use std::marker::PhantomData;
 
@@ -13,8 +13,8 @@ use super::shape::{Geometry, Part};
 
 /// One layer's keys or values of one sequence: `[token, head, element]`, strided.
 ///
-/// The address of a sequence's first token, and the strides, are fixed for the sequence's life: a
-/// captured graph may hold them.
+/// The address of a sequence's first token and the strides are fixed for the sequence's life, so a
+/// captured graph may contain them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvTensor<'a> {
     address: DeviceAddress,
@@ -26,31 +26,31 @@ pub struct KvTensor<'a> {
 }
 
 impl KvTensor<'_> {
-    /// The first element's address.
+    /// Returns the address of the first element.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address
     }
 
-    /// How many tokens, heads and elements of a head there are.
+    /// Returns the numbers of tokens, heads and elements of a head.
     #[must_use]
     pub const fn shape(&self) -> [u64; 3] {
         self.extents
     }
 
-    /// From one token, head and element to the next, in elements.
+    /// Returns the distances between tokens, heads and elements, in elements.
     #[must_use]
     pub fn strides(&self) -> [u64; 3] {
         self.strides.map(|bytes| bytes / self.element_bytes)
     }
 
-    /// The same in bytes.
+    /// Returns the distances between tokens, heads and elements, in bytes.
     #[must_use]
     pub const fn byte_strides(&self) -> [u64; 3] {
         self.strides
     }
 
-    /// Whether the elements lie side by side, without gaps.
+    /// Returns `true` if the elements are contiguous.
     #[must_use]
     pub const fn is_contiguous(&self) -> bool {
         let [_, heads, _] = self.extents;
@@ -59,7 +59,7 @@ impl KvTensor<'_> {
     }
 }
 
-/// A sequence as it is now.
+/// A view of a sequence in its current state.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceView<'a> {
     geometry: &'a Geometry,
@@ -71,31 +71,31 @@ impl<'a> SequenceView<'a> {
         Self { geometry, sequence }
     }
 
-    /// Which one it is.
+    /// Returns the name of the sequence.
     #[must_use]
     pub const fn id(&self) -> SequenceId {
         self.sequence.id
     }
 
-    /// How many tokens it has.
+    /// Returns the number of tokens.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.sequence.tokens
     }
 
-    /// A layer's keys; nothing if the model has no such layer.
+    /// Returns a layer's keys, or `None` if the model has no such layer.
     #[must_use]
     pub fn key(&self, layer: u32) -> Option<KvTensor<'a>> {
         self.tensor(layer, Part::Key)
     }
 
-    /// A layer's values; nothing if the model has no such layer.
+    /// Returns a layer's values, or `None` if the model has no such layer.
     #[must_use]
     pub fn value(&self, layer: u32) -> Option<KvTensor<'a>> {
         self.tensor(layer, Part::Value)
     }
 
-    /// A layer's keys or values; nothing if the model has no such layer.
+    /// Returns a layer's keys or values, or `None` if the model has no such layer.
     #[must_use]
     pub fn tensor(&self, layer: u32, part: Part) -> Option<KvTensor<'a>> {
         let geometry = self.geometry;

@@ -1,19 +1,20 @@
-//! Who may touch a mapping, and how.
+//! Access of devices and host nodes to a mapping.
 
 use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 
+use super::place::Place;
 use crate::device::Device;
 
-/// How memory may be accessed.
+/// The kinds of access to memory.
 #[doc(alias = "Right")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Access {
-    /// None.
+    /// No access.
     None,
-    /// Read only.
+    /// Read-only access.
     Read,
-    /// Read and write.
+    /// Read and write access.
     ReadWrite,
 }
 
@@ -26,7 +27,8 @@ impl Access {
         }
     }
 
-    /// The access that a driver reported; whatever grants writing counts as read and write.
+    /// Converts the access that a driver reported. Each value that allows writing counts as read
+    /// and write.
     pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
         match flags {
             AccessFlags::NONE => Self::None,
@@ -36,7 +38,7 @@ impl Access {
     }
 }
 
-/// Access given to a device or a host NUMA node.
+/// An access granted to a device or a host NUMA node.
 #[doc(alias = "Access")]
 #[derive(Clone, Debug)]
 pub struct AccessGrant {
@@ -46,22 +48,19 @@ pub struct AccessGrant {
 }
 
 impl AccessGrant {
-    /// Access for a device.
+    /// Grants access to a device (a `&Device` converts), or to the host's processors of a NUMA node
+    /// ([`Place::HostNuma`]). Only host memory can be granted to host processors.
     #[must_use]
-    pub fn device(device: &Device, access: Access) -> Self {
+    pub fn new(to: impl Into<Place>, access: Access) -> Self {
+        let place = to.into();
+        let location = place.location();
+        let device = match place {
+            Place::Device(device) => Some(device),
+            Place::HostNuma(_) => None,
+        };
         Self {
-            device: Some(device.clone()),
-            location: device.location(),
-            access,
-        }
-    }
-
-    /// Access for the processors of a host NUMA node; only host memory can be opened to them.
-    #[must_use]
-    pub const fn host_numa(node: i32, access: Access) -> Self {
-        Self {
-            device: None,
-            location: Location::host_numa(node),
+            device,
+            location,
             access,
         }
     }
@@ -70,7 +69,7 @@ impl AccessGrant {
         self.location
     }
 
-    /// The same with no more than `most`.
+    /// The grant limited to `most`.
     pub(crate) fn at_most(&self, most: Access) -> Self {
         Self {
             access: self.access.min(most),
@@ -78,7 +77,7 @@ impl AccessGrant {
         }
     }
 
-    /// The device that is named, if it is one.
+    /// The device, unless the grant is for a host node.
     pub(crate) const fn named(&self) -> Option<&Device> {
         self.device.as_ref()
     }
@@ -87,7 +86,7 @@ impl AccessGrant {
         self.access
     }
 
-    /// Whether the one named belongs to the driver of `device`.
+    /// Returns `true` if the grant is for a host node or a device of the same driver as `device`.
     pub(crate) fn same_driver(&self, device: &Device) -> bool {
         self.device
             .as_ref()

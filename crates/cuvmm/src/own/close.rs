@@ -1,10 +1,10 @@
-//! The outcome of giving something back by hand.
+//! The outcome of closing an owner explicitly.
 
 use std::fmt;
 
 use crate::error::CallError;
 
-/// An owner that could not be closed, handed back as it was.
+/// An owner that could not be closed, returned unchanged.
 pub struct CloseError<T> {
     /// The owner. Dropping it tries again.
     pub owner: T,
@@ -12,12 +12,13 @@ pub struct CloseError<T> {
     pub reason: CloseRefusal,
 }
 
-/// Why something could not be given back.
+/// Why an owner could not be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseRefusal {
-    /// Something still stands on it: a mapping on a reservation or a physical, a clone elsewhere.
-    #[error("it is still in use")]
+    /// It is still in use: by a mapping of a reservation or a physical, by a clone, or by another
+    /// holder.
+    #[error("it is still in use: drop everything that holds it first")]
     InUse,
     /// The driver refused.
     #[error(transparent)]
@@ -34,7 +35,7 @@ impl<T> fmt::Debug for CloseError<T> {
 
 impl<T> fmt::Display for CloseError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not closed: {}", self.reason)
+        write!(f, "cannot close: {}", self.reason)
     }
 }
 

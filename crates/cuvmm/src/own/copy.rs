@@ -1,11 +1,12 @@
-//! Bytes in and out of memory that is ours.
+//! Copies in and out of owned memory.
 //!
-//! `unsafe` here: the driver's copies take addresses. A [`Span`] is made only from a range that its
-//! maker keeps mapped for as long as the span lives. A copy has ended when it returns, unless the
-//! driver refused three times to wait for it: then [`CopyFailed::ended`] is false, and the caller
-//! keeps both ends. [`Span::write`] and [`Span::read`] borrow the caller's bytes and cannot keep them:
-//! there it is an error only. The driver is done with ordinary memory when the call that queues a copy
-//! returns; memory that the caller has page-locked would have to stay.
+//! `unsafe` is used because the driver's copies take addresses. A [`Span`] is made only from a
+//! range that its maker keeps mapped for as long as the span lives. A copy has ended when the call
+//! returns, unless the driver refused three times to wait for it: then [`CopyFailed::ended`] is
+//! false, and the caller keeps both ends. [`Span::write`] and [`Span::read`] borrow the caller's
+//! bytes and cannot keep them, so they only return an error. The driver has finished with pageable
+//! memory when the call that queues a copy returns; memory that the caller has page-locked would
+//! have to stay.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -17,11 +18,10 @@ use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 use crate::size::range_within;
 
-/// A copy that failed.
 #[derive(Debug)]
 pub(crate) struct CopyFailed {
     pub(crate) error: MemoryError,
-    /// Whether nothing of it runs any more, so that both its ends may be unmapped or used again.
+    /// Set if no part of it runs any more, so that both ends may be unmapped or reused.
     pub(crate) ended: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Span<'a> {
 
 impl<'a> Span<'a> {
     /// # Safety
-    /// The range stays mapped for `'a`.
+    /// The range must stay mapped for `'a`.
     pub(crate) const unsafe fn new(device: &'a Device, address: DeviceAddress, size: u64) -> Self {
         Self {
             device,
@@ -61,7 +61,7 @@ impl<'a> Span<'a> {
             .ok_or(ArgumentError::bytes(offset, size, self.size).into())
     }
 
-    /// Writes behind what the stream has queued, and returns when the bytes are there.
+    /// Writes behind the work queued on the stream, and returns when the bytes are written.
     pub(crate) fn write(
         &self,
         stream: &Stream,
@@ -74,7 +74,7 @@ impl<'a> Span<'a> {
         Ok(self.write_all(stream, [(offset, bytes)])?)
     }
 
-    /// Reads behind what the stream has queued.
+    /// Reads behind the work queued on the stream.
     pub(crate) fn read(
         &self,
         stream: &Stream,
@@ -99,8 +99,8 @@ impl<'a> Span<'a> {
             let to = self.at(stream, offset, size)?;
             self.device
                 // SAFETY: the bytes are borrowed and the range is mapped until the stream has been
-                // waited for below, the context is lost and nothing runs on it, or the caller is
-                // told that the copy has not ended.
+                // waited for below, the context is lost and runs nothing, or the caller learns from
+                // the error that the copy has not ended.
                 .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
                     driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
                 })
@@ -129,7 +129,7 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
-    /// Waits for all that was queued, also after a copy that could not be queued. If the driver
+    /// Waits for all queued copies, also after a copy that could not be queued. If the driver
     /// refuses to wait for the stream, all work of the device is waited for.
     fn waited_for(
         &self,
@@ -148,8 +148,8 @@ impl<'a> Span<'a> {
         done.map_err(|error| CopyFailed { error, ended })
     }
 
-    /// Queues a copy from another span on the stream; it may return before that is done. Whoever
-    /// asks for it keeps both in place until then.
+    /// Queues a copy from another span on the stream; may return before it is complete. The caller
+    /// keeps both ranges in place until then.
     pub(crate) fn copy_async(
         &self,
         stream: &Stream,
@@ -162,16 +162,16 @@ impl<'a> Span<'a> {
         let from = source.at(stream, from, size)?;
         let handle = stream.as_raw();
         self.device
-            // SAFETY: both ranges are mapped now, and whoever calls this unmaps neither before the
-            // stream has passed.
+            // SAFETY: both ranges are mapped now, and the caller unmaps neither before the stream's
+            // work is complete.
             .call(Call::MemcpyDtoDAsync, |driver, device| unsafe {
                 driver.copy_on_device_async(device, to, from, size, handle)
             })
             .map_err(|cause| MemoryError::range(offset, size, cause))
     }
 
-    /// Queues a fill with one byte on the stream; it may return before that is done. Whoever asks
-    /// for it puts the stream into the fence of the memory.
+    /// Queues a fill with one byte on the stream; may return before it is complete. The caller adds
+    /// the stream to the fence of the memory.
     pub(crate) fn fill_async(
         &self,
         stream: &Stream,
@@ -182,8 +182,8 @@ impl<'a> Span<'a> {
         let to = self.at(stream, offset, size)?;
         let handle = stream.as_raw();
         self.device
-            // SAFETY: the range is mapped now, and nothing in this crate unmaps memory before its
-            // fence has passed, which covers the stream.
+            // SAFETY: the range is mapped now, and this crate never unmaps memory before its fence,
+            // which covers the stream, is complete.
             .call(Call::MemsetD8Async, |driver, device| unsafe {
                 driver.fill_async(device, to, byte, size, handle)
             })

@@ -1,6 +1,6 @@
-//! A mark in the work of a stream, or of all streams of a device.
+//! Events: points in the work of a stream, or of all streams of a device.
 //!
-//! `unsafe` here: calls that take handles of events and streams, all of them alive.
+//! `unsafe` is used for calls that take handles of events and streams, all of them alive.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Call, EventFlags, EventHandle};
@@ -9,7 +9,7 @@ use super::stream::Stream;
 use crate::device::Device;
 use crate::error::CallError;
 
-/// An event without timing. Counts as passed until it is recorded.
+/// An event without timing. It counts as complete until it is recorded.
 #[doc(alias = "CUevent")]
 #[derive(Debug)]
 pub struct Event {
@@ -18,7 +18,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event (`cuEventCreate`).
+    /// Creates an event (`cuEventCreate`).
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
@@ -33,16 +33,17 @@ impl Event {
         })
     }
 
-    /// The driver's handle. It stays owned by this.
+    /// Returns the driver's handle, which stays owned by this event.
     #[must_use]
     pub const fn as_raw(&self) -> EventHandle {
         self.handle
     }
 
-    /// Covers, from now on, all work queued on the stream so far (`cuEventRecord`).
+    /// Records the event: it covers, from now on, all work queued on the stream so far
+    /// (`cuEventRecord`).
     ///
     /// # Errors
-    /// [`CallError`] when the stream is another driver's or the driver refuses.
+    /// [`CallError`] when the stream belongs to another driver or the driver refuses.
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, stream: &Stream) -> Result<(), CallError> {
         if !stream.device().same_driver(&self.device) {
@@ -56,8 +57,8 @@ impl Event {
             })
     }
 
-    /// Covers, from now on, all work queued on all streams of the device's context so far
-    /// (`cuCtxRecordEvent`, CUDA 12.5).
+    /// Records the event on the context: it covers, from now on, all work queued so far on all
+    /// streams of the device's context (`cuCtxRecordEvent`, CUDA 12.5).
     ///
     /// Breaks a capture that is running on the context.
     ///
@@ -73,10 +74,10 @@ impl Event {
             })
     }
 
-    /// Whether what it covers is done (`cuEventQuery`).
+    /// Returns `true` if the covered work is complete (`cuEventQuery`).
     ///
     /// # Errors
-    /// [`CallError`]; a fault in a kernel shows here.
+    /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "is_passed")]
     #[doc(alias = "cuEventQuery")]
     pub fn is_complete(&self) -> Result<bool, CallError> {
@@ -87,10 +88,10 @@ impl Event {
         })
     }
 
-    /// Waits until what it covers is done (`cuEventSynchronize`).
+    /// Waits until the covered work is complete (`cuEventSynchronize`).
     ///
     /// # Errors
-    /// [`CallError`]; a fault in a kernel shows here.
+    /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<(), CallError> {
         let event = self.handle;
@@ -103,10 +104,11 @@ impl Event {
 }
 
 impl Stream {
-    /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
+    /// Makes later work of this stream wait for the work that the event covers
+    /// (`cuStreamWaitEvent`).
     ///
     /// # Errors
-    /// [`CallError`] when the event is another driver's or the driver refuses.
+    /// [`CallError`] when the event belongs to another driver or the driver refuses.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<(), CallError> {
         if !event.device.same_driver(self.device()) {
@@ -124,14 +126,14 @@ impl Stream {
 impl Drop for Event {
     fn drop(&mut self) {
         let event = self.handle;
-        // SAFETY: the handle is ours, and the driver lets an event go while work still refers to
-        // its last record.
+        // SAFETY: the handle is owned here, and the driver allows destroying an event while work
+        // still refers to its last record.
         let destroyed = self
             .device
             .give_back(Call::EventDestroy, |driver, device| unsafe {
                 driver.event_destroy(device, event)
             });
-        // What belonged to a context that is lost went with it.
+        // The objects of a lost context are gone with it.
         if let (Err(error), None) = (destroyed, self.device.lost()) {
             self.device.report_drop("event", 0, error);
         }

@@ -1,10 +1,11 @@
-//! Physical memory on its way to another process, and from one.
+//! Export and import of physicals.
 //!
-//! A handle is all that travels here: size, place and identity of the device go beside it, by
-//! [`share`](crate::own) or by the caller's own means. The driver knows neither a size nor a right
-//! of what it imports: the importer can write to it, whatever it was told.
+//! Only a handle is passed: size, place and identity of the device travel beside it, through
+//! [`share`](crate::share) or the caller's own means. The driver knows neither size nor access of
+//! what it imports: an importer can write to the memory, even if only reading was intended.
 //!
-//! `unsafe` here: exporting and importing. Our handle is alive; a descriptor is borrowed for the call.
+//! `unsafe` is used to export and to import. The exported handle is alive; a descriptor is borrowed
+//! for the call.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd as _;
@@ -19,16 +20,16 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl Physical {
-    /// A handle that another process can import (`cuMemExportToShareableHandle`). A descriptor, or
-    /// 64 bytes that name the memory across nodes.
+    /// Exports a handle that another process can import (`cuMemExportToShareableHandle`): a
+    /// descriptor, or 64 bytes that name the memory across nodes.
     ///
-    /// From then on the memory is [exported](Self::is_exported) for good: it is released in the end
-    /// as any other, but never handed to anybody else by a pool. It lives on while a descriptor
-    /// or an importer has it.
+    /// From then on the memory counts as [exported](Self::is_exported) for good. It is released
+    /// like other memory, but a pool never gives it to another user. It lives on while a descriptor
+    /// or an importer holds it.
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for that
-    /// type, was imported itself, or the driver refuses.
+    /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for
+    /// that type, was imported itself, or the driver refuses.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         one_type(handle_type)?;
@@ -37,9 +38,9 @@ impl Physical {
         Ok(exported)
     }
 
-    /// Handles of several, in order: of all, or of none, and none is exported then.
+    /// Exports several physicals, in order: all, or none, and then none counts as exported.
     ///
-    /// Whoever calls sees to it that nothing becomes of the memory meanwhile: it is marked last.
+    /// The caller ensures that the memory is not reused meanwhile: it is marked last.
     pub(crate) fn export_all(
         physicals: &[&Self],
         handle_type: HandleTypes,
@@ -58,23 +59,24 @@ impl Physical {
     fn handle_as(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         let handle = self.as_raw();
         self.device()
-            // SAFETY: the handle is ours and has not been released.
+            // SAFETY: the handle is owned here and has not been released.
             .call(Call::MemExportToShareableHandle, |driver, _| unsafe {
                 driver.export(handle, handle_type, 0)
             })
             .map_err(|cause| MemoryError::Export { handle_type, cause })
     }
 
-    /// Memory that another process, or this one, exported
-    /// (`cuMemImportFromShareableHandle`). It is the same memory, not a copy, and it lives on if
-    /// its exporter does not. The handle may be closed afterwards.
+    /// Imports memory that another process, or this one, exported
+    /// (`cuMemImportFromShareableHandle`). It is the same memory, not a copy, and lives on if its
+    /// exporter does not. The handle may be closed afterwards.
     ///
-    /// `device` is the one that the memory lies on, or any for host memory. The driver does not tell
-    /// the size of what it imports, so a wrong `size` is an error only when it is mapped.
+    /// `device` must be the device of the memory, or any device for host memory. The driver does
+    /// not report the size of imported memory, so a wrong `size` is an error only when the memory
+    /// is mapped.
     ///
     /// # Errors
     /// [`MemoryError`] when the size is not whole granules, the driver refuses the handle, or the
-    /// memory lies on another device.
+    /// memory is on another device.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, MemoryError> {
         let granule = device.granule();
@@ -105,13 +107,13 @@ impl Physical {
         physical.relocated(location).ok_or(UNKNOWN.into())
     }
 
-    /// Tries on one granule whether memory of a device can be exported as a handle type: an
-    /// attribute may say yes where the driver says no.
+    /// Tries on one granule whether memory of a device can be exported as a handle type, since the
+    /// driver may refuse even if an attribute says that it is supported.
     ///
-    /// Calls `cuMemCreate`, `cuMemExportToShareableHandle`, `cuMemRelease`.
+    /// Makes `cuMemCreate`, `cuMemExportToShareableHandle` and `cuMemRelease`.
     ///
     /// # Errors
-    /// [`MemoryError`] with the reason why not.
+    /// [`MemoryError`] with the reason.
     pub fn probe_export(device: &Device, handle_type: HandleTypes) -> Result<(), MemoryError> {
         one_type(handle_type)?;
         let granule = Self::builder(device, device.granularity())
@@ -122,10 +124,10 @@ impl Physical {
     }
 }
 
-/// A handle of a kind that this library does not know.
+/// The error for a kind of handle that this library does not know.
 const UNKNOWN: ArgumentError = ArgumentError::HandleType { bits: 0 };
 
-/// A type that there is, and one of them only.
+/// Refuses anything but one handle type that exists on Linux.
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     match handle_type {
         HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
@@ -135,7 +137,7 @@ pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     }
 }
 
-/// Where the driver says that a physical lies.
+/// The location of a physical by the driver's answer.
 fn location_of(device: &Device, handle: PhysicalHandle) -> Result<Location, CallError> {
     device
         .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {

@@ -1,8 +1,9 @@
-//! Memory of the host that a device's memory is copied to and from: pinned by the driver, or the
-//! system's own.
+//! Host memory that device memory is copied to and from: pinned by the driver, or allocated from
+//! the system.
 //!
-//! `unsafe` here: the driver's pinned memory and the system's come as pointers. Each is cut once
-//! into parts that do not meet, every part has one owner, and the whole goes with the last of them.
+//! `unsafe` is used because the driver's pinned memory and the system's memory come as pointers.
+//! Each allocation is divided once into disjoint parts, every part has one owner, and the
+//! allocation is freed with the last part.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -15,7 +16,7 @@ use cuvmm_driver::{CUresult, Call, DriverError};
 use crate::device::Device;
 use crate::error::CallError;
 
-/// What the system's memory is aligned to: its pages.
+/// The alignment of the system's memory: its page size.
 const PAGE: usize = 4096;
 
 /// One allocation.
@@ -31,9 +32,9 @@ enum Origin {
     System(Layout),
 }
 
-// SAFETY: it is memory, and only its parts, which do not meet, give access to it.
+// SAFETY: it is plain memory, accessed only through its parts, which are disjoint.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above.
+// SAFETY: it is plain memory, accessed only through its parts, which are disjoint.
 unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
@@ -41,8 +42,8 @@ impl Drop for HostMemory {
         match &self.origin {
             Origin::Pinned(device) => {
                 let base = self.base.as_ptr();
-                // SAFETY: the memory is ours, and with the last part the last reference into it has
-                // gone; copies were waited for, or the parts that they may use were forgotten.
+                // SAFETY: the memory is owned here, and the last reference into it is gone with the
+                // last part. Copies were waited for, or the parts that they may use were leaked.
                 let freed = device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
                     driver.host_free(ordinal, base)
                 });
@@ -50,13 +51,13 @@ impl Drop for HostMemory {
                     device.report_drop("pinned host memory", self.size as u64, error);
                 }
             }
-            // SAFETY: it was allocated with this layout, and nobody refers to it any more.
+            // SAFETY: it was allocated with this layout, and no reference to it is left.
             Origin::System(layout) => unsafe { dealloc(self.base.as_ptr(), *layout) },
         }
     }
 }
 
-/// A part of host memory, with one owner. The memory is freed with the last part of it.
+/// A part of host memory, with one owner. The allocation is freed with its last part.
 pub(crate) struct HostPart {
     memory: Arc<HostMemory>,
     offset: usize,
@@ -64,8 +65,8 @@ pub(crate) struct HostPart {
 }
 
 impl HostPart {
-    /// `size` bytes, more than none, of pinned memory (`cuMemHostAlloc`), reachable from every
-    /// device, cut into parts of `part` bytes; the last may be smaller.
+    /// Allocates `size` bytes, more than zero, of pinned memory (`cuMemHostAlloc`), reachable from
+    /// every device, divided into parts of `part` bytes; the last may be smaller.
     pub(crate) fn pinned(
         device: &Device,
         size: usize,
@@ -80,13 +81,14 @@ impl HostPart {
         Ok(Self::cut(HostMemory { base, size, origin }, part))
     }
 
-    /// The same of the system's own memory, which reads as zero; nothing if there is not so much.
+    /// Allocates `size` bytes of the system's memory, which reads as zero, divided into parts of
+    /// `part` bytes. `None` if the system does not have as much.
     pub(crate) fn ordinary(size: usize, part: usize) -> Option<Vec<Self>> {
         let layout = Layout::from_size_align(size, PAGE).ok()?;
         if size == 0 {
             return None;
         }
-        // SAFETY: the layout is not of no bytes.
+        // SAFETY: the layout is not of zero size.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let origin = Origin::System(layout);
         Some(Self::cut(HostMemory { base, size, origin }, part))
@@ -106,40 +108,41 @@ impl HostPart {
             .collect()
     }
 
-    /// Whether a device reaches it as it is.
+    /// Returns `true` if a device can access it directly.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.memory.origin, Origin::Pinned(_))
     }
 
-    /// Its size in bytes.
     pub(crate) const fn size(&self) -> usize {
         self.size
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the part lies in the allocation, which lives, is initialised (zeroed by the
+        // SAFETY: the part is within the allocation, which lives, is initialized (zeroed by the
         // system, any bytes from the driver), and this is its only owner.
         unsafe { std::slice::from_raw_parts(self.memory.base.as_ptr().add(self.offset), self.size) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and nobody else has it while the borrow lasts.
+        // SAFETY: as in `bytes`, and the exclusive borrow of the only owner excludes other
+        // accesses.
         unsafe {
             std::slice::from_raw_parts_mut(self.memory.base.as_ptr().add(self.offset), self.size)
         }
     }
 
-    /// Has the system put memory behind it, which it does at the first touch of each page.
+    /// Makes the system back the memory, which it does at the first write to each page.
     pub(crate) fn touch(&mut self) {
         self.bytes_mut()
             .iter_mut()
             .step_by(PAGE)
-            // SAFETY: a valid, exclusive reference; volatile so that it is not left out.
+            // SAFETY: a valid, exclusive reference; volatile so that the write is not optimized
+            // out.
             .for_each(|byte| unsafe { std::ptr::from_mut(byte).write_volatile(0) });
     }
 }
 
-/// Pinned for all contexts (`CU_MEMHOSTALLOC_PORTABLE`).
+/// Pins the memory for all contexts (`CU_MEMHOSTALLOC_PORTABLE`).
 const PORTABLE: u32 = 1;
 
 impl fmt::Debug for HostPart {

@@ -1,9 +1,8 @@
-//! One allocation of managed memory: one address for the host and all devices, whose pages lie
-//! where they are wanted.
+//! Managed memory: one address for the host and all devices, whose pages migrate.
 //!
-//! Who may touch it when is not decided here: that is [`unified`](crate::unified).
+//! This module does not decide who may access it when; [`unified`](crate::unified) does.
 //!
-//! `unsafe` here: freeing the allocation and moving its pages. It is ours, and freed once.
+//! `unsafe` is used to free the allocation and to move its pages. It is owned here and freed once.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -20,13 +19,14 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// Any stream of any device may use it (`CU_MEM_ATTACH_GLOBAL`).
+/// Makes the memory accessible to any stream of any device (`CU_MEM_ATTACH_GLOBAL`).
 const GLOBAL: u32 = 1;
 
-/// Since when a place is told by its kind, and NUMA nodes from the host as a whole.
+/// The first version that reports a location by its kind, and distinguishes NUMA nodes from the
+/// host as a whole.
 const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
 
-/// A question for a place: as one number, and as kind and number.
+/// The attributes of one location: as one number, and as kind and number.
 #[derive(Clone, Copy)]
 struct PlaceAttributes {
     number: RangeAttribute,
@@ -46,11 +46,11 @@ const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
     id: RangeAttribute::LAST_PREFETCH_LOCATION_ID,
 };
 
-/// Managed memory; freed when dropped, at once.
+/// Managed memory. It is freed at once when dropped.
 ///
-/// What it holds at first is not said. The driver's call that frees it waits for the work of the
-/// device it was had from. Whoever uses it on other devices waits for that before dropping it;
-/// [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
+/// Its initial contents are unspecified. The driver call that frees it waits for the work of the
+/// device it was allocated on. A program that uses it on other devices must wait for that work
+/// before it drops the memory. [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
 #[doc(alias = "cuMemAllocManaged")]
 pub struct Managed {
     device: Device,
@@ -60,11 +60,12 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Allocates `size` bytes, any number (`cuMemAllocManaged`, for all streams of all devices).
+    /// Allocates `size` bytes, any number above zero (`cuMemAllocManaged`, for all streams of all
+    /// devices).
     ///
     /// # Errors
-    /// [`MemoryError`] when the size is zero, the device has no managed memory or the
-    /// driver refuses.
+    /// [`MemoryError`] when the size is zero, the device has no managed memory or the driver
+    /// refuses.
     #[doc(alias = "cuMemAllocManaged")]
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         if size == 0 {
@@ -94,24 +95,25 @@ impl Managed {
                 freed: false,
             })
         };
-        // A capture that another library makes on this thread bears no allocation otherwise.
+        // Without relaxed mode, a capture that another library makes on this thread refuses
+        // allocations.
         let allocated = device.relaxed(allocate).and_then(|allocated| allocated);
         allocated.map_err(refused)
     }
 
-    /// Whether a device has managed memory (attribute 83).
+    /// Returns `true` if a device has managed memory (attribute 83).
     pub(crate) fn is_supported(device: &Device) -> Result<bool, CallError> {
         has(device, device.ordinal(), DeviceAttribute::MANAGED_MEMORY)
     }
 
-    /// Whether a device works while the host touches managed memory (attribute 89).
+    /// Returns `true` if a device can work while the host accesses managed memory (attribute 89).
     pub(crate) fn is_concurrent(device: &Device) -> Result<bool, CallError> {
         let ability = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
         has(device, device.ordinal(), ability)
     }
 
-    /// A device that has managed memory and does not work while the host touches any, be it memory
-    /// that the device never uses. The given one is asked first, then the others of its driver.
+    /// A device that has managed memory and cannot work while the host accesses any, even memory
+    /// that the device never uses. Queries the given device first, then the others of its driver.
     pub(crate) fn first_unshared(device: &Device) -> Result<Option<Ordinal>, CallError> {
         let count = device.call(Call::DeviceGetCount, |driver, _| driver.device_count())?;
         let others = (0..count).map(Ordinal);
@@ -126,38 +128,38 @@ impl Managed {
         Ok(None)
     }
 
-    /// The first address, for the host and all devices.
+    /// Returns the first address, which is the same for the host and all devices.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The device it was had from.
+    /// Returns the device that it was allocated on.
     #[must_use]
     pub const fn device(&self) -> &Device {
         &self.device
     }
 
-    /// All of it, to copy in.
+    /// The whole memory, to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
-        // SAFETY: the memory is ours for the borrow.
+        // SAFETY: the memory is owned here for the borrow.
         unsafe { Span::new(&self.device, self.address, self.size) }
     }
 
-    /// The start of a range of it. Who asks has checked that it lies inside.
+    /// The start and size of a range, which the caller has checked to be inside.
     fn at(&self, range: &Range<u64>) -> (DeviceAddress, u64) {
         let start = DeviceAddress(self.address.0.saturating_add(range.start));
         (start, range.end.saturating_sub(range.start))
     }
 
-    /// Queues moving a range of bytes; it may return before they have moved. Whoever asks for it
-    /// keeps the memory until then.
+    /// Queues moving a range of bytes; may return before they have moved. The caller keeps the
+    /// memory until then.
     pub(crate) fn prefetch(
         &self,
         stream: &Stream,
@@ -168,14 +170,13 @@ impl Managed {
         let handle = stream.as_raw();
         stream
             .device()
-            // SAFETY: the range is ours now, the stream is alive, and whoever calls this frees the
-            // memory only when the stream has passed.
+            // SAFETY: the range is owned here now, the stream is alive, and the caller frees the
+            // memory only when the stream's work is complete.
             .call(Call::MemPrefetchAsync, |driver, device| unsafe {
                 driver.prefetch(device, start, size, to, handle)
             })
     }
 
-    /// Gives advice for a range of bytes.
     pub(crate) fn advise(
         &self,
         range: &Range<u64>,
@@ -191,30 +192,31 @@ impl Managed {
             given = true;
             Ok(())
         };
-        // Advice breaks a capture that another library makes on this thread otherwise.
+        // Without relaxed mode, advice breaks a capture that another library makes on this thread.
         match self.device.relaxed(give) {
-            // What failed then came after.
+            // The failure came after the call: switching the mode back.
             _ if given => Ok(()),
             outcome => outcome?,
         }
     }
 
-    /// Whether all of a range is mostly read.
+    /// Returns `true` if all of a range is advised as mostly read.
     pub(crate) fn is_read_mostly(&self, range: &Range<u64>) -> Result<bool, CallError> {
         Ok(self.ask(range, RangeAttribute::READ_MOSTLY)? != 0)
     }
 
-    /// Where all of a range should lie. The driver does not tell of a NUMA node (`docs/semantics.md`).
+    /// The preferred location of all of a range. The driver does not report a NUMA node
+    /// (`docs/semantics.md`).
     pub(crate) fn preferred(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
         self.place(range, PREFERRED)
     }
 
-    /// Where all of a range was last asked to be moved.
+    /// The location that all of a range was last prefetched to.
     pub(crate) fn last_prefetch(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
         self.place(range, LAST_PREFETCH)
     }
 
-    /// Who all of a range is kept mapped for.
+    /// The locations that all of a range is kept mapped for.
     pub(crate) fn accessed_by(&self, range: &Range<u64>) -> Result<Vec<Location>, CallError> {
         let (start, size) = self.at(range);
         self.device
@@ -251,7 +253,7 @@ impl Managed {
         }
         match LocationKind(self.ask(range, attributes.kind)?) {
             LocationKind::INVALID => Ok(None),
-            // Its number means nothing.
+            // The number is meaningless for the host.
             LocationKind::HOST => Ok(Some(Location::HOST)),
             kind => {
                 let id = self.ask(range, attributes.id)?;
@@ -260,11 +262,11 @@ impl Managed {
         }
     }
 
-    /// Frees it (`cuMemFree`), or hands it back and says why not.
+    /// Frees the memory (`cuMemFree`), or returns it with the reason.
     ///
     /// # Errors
     /// [`CloseError`] with the memory in it when the driver refuses. It always does once the
-    /// context is lost: the memory goes with that.
+    /// context is lost; the memory is freed with the context.
     #[doc(alias = "cuMemFree")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         self.free().map_err(|cause| CloseError {
@@ -273,7 +275,6 @@ impl Managed {
         })
     }
 
-    /// Frees it, once.
     pub(crate) fn free(&mut self) -> Result<(), CallError> {
         if self.freed {
             return Ok(());
@@ -282,9 +283,9 @@ impl Managed {
         let (device, freed) = (self.device.clone(), &mut self.freed);
         let free = || {
             device
-                // SAFETY: the memory is ours and is freed once: `freed` is set below, and a refused
-                // call has changed nothing. That no work uses it is the owner's duty by the type's
-                // documentation, and `UnifiedBuffer` makes sure of it.
+                // SAFETY: the memory is owned here and is freed once: `freed` is set below, and a
+                // refused call has changed nothing. The owner must ensure that no work uses it, as
+                // the type's documentation says; `UnifiedBuffer` does.
                 .give_back(Call::MemFree, |driver, device| unsafe {
                     driver.free(device, address)
                 })?;
@@ -292,13 +293,13 @@ impl Managed {
             Ok(())
         };
         match device.relaxed(free) {
-            // What failed then came after.
+            // The failure came after the call: switching the mode back.
             _ if self.freed => Ok(()),
             outcome => outcome?,
         }
     }
 
-    /// Lets it be for ever: work may still use it, and it cannot be waited for.
+    /// Leaks the memory: work may still use it, and that work cannot be waited for.
     pub(crate) fn abandon(&mut self) {
         self.freed = true;
     }
@@ -314,7 +315,7 @@ fn has(device: &Device, which: Ordinal, ability: DeviceAttribute) -> Result<bool
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // What belonged to a context that is lost went with it.
+        // The memory of a lost context is gone with it.
         if let (Err(error), None) = (self.free(), self.device.lost()) {
             self.device.report_drop("managed memory", self.size, error);
         }

@@ -1,7 +1,7 @@
-//! A physical placed in a reservation.
+//! Mappings: a physical mapped in a reservation.
 //!
-//! `unsafe` here: map, unmap and set access. Place and physical are ours and kept alive by the
-//! mapping, the place was free, and the sizes are equal by construction.
+//! `unsafe` is used to map, unmap and set access. Reservation and physical are owned here and kept
+//! alive by the mapping, the range was free, and the sizes are equal by construction.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,15 +19,16 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// A physical mapped in a reservation; unmapped when dropped, at once.
+/// A physical mapped in a reservation. It is unmapped at once when dropped.
 ///
 /// # Work of the GPU
-/// The driver unmaps memory that a kernel is using (`docs/semantics.md`). Whoever launched work
-/// on a mapping waits for it before dropping the mapping; [`Region`](crate::Region) and
-/// [`Pool`](crate::Pool) do that by themselves.
+/// The driver unmaps memory even while a kernel is using it (`docs/semantics.md`). A program that
+/// has launched work on a mapping must wait for that work before it drops the mapping.
+/// [`Region`](crate::Region) and [`Pool`](crate::Pool) do that by themselves.
 #[doc(alias = "cuMemMap")]
 pub struct Mapping {
-    /// Dropped only after the unmapping: what could not be unmapped keeps addresses and memory.
+    /// Dropped only after unmapping: a mapping that could not be unmapped keeps addresses and
+    /// memory.
     placed: ManuallyDrop<Placed>,
     mapped: bool,
 }
@@ -36,7 +37,8 @@ struct Placed {
     reserved: Arc<Reserved>,
     physical: Physical,
     address: DeviceAddress,
-    /// In the reservation it was mapped through, which may be a part of what was reserved.
+    /// The offset in the reservation that it was mapped through, which may be a part of a larger
+    /// range.
     offset: u64,
 }
 
@@ -53,15 +55,15 @@ impl Mapping {
             return Err(ArgumentError::WrongDriver { what }.into());
         }
         let size = physical.size();
-        let address = reserved.occupy(part, offset, size, physical.location())?;
+        let address = reserved.insert_range(part, offset, size, physical.location())?;
         let handle = physical.as_raw();
-        // SAFETY: the range lies in one reservation of ours, in a place just taken for it, and the
-        // handle is alive: `physical` owns it.
+        // SAFETY: the range is within one reservation owned here, at a place just occupied for it,
+        // and the handle is alive: `physical` owns it.
         let mapped = device.call(Call::MemMap, |driver, _| unsafe {
             driver.map(address, size, 0, handle, 0)
         });
         if let Err(cause) = mapped {
-            reserved.vacate(address);
+            reserved.remove_range(address);
             return Err(MemoryError::range(offset, size, cause));
         }
         let reserved = Arc::clone(reserved);
@@ -77,25 +79,25 @@ impl Mapping {
         })
     }
 
-    /// The first address.
+    /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.placed.address
     }
 
-    /// Where in the reservation it lies.
+    /// Returns the offset in the reservation.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.placed.offset
     }
 
-    /// The size in bytes: that of the physical.
+    /// Returns the size in bytes, which is that of the physical.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.placed.physical.size()
     }
 
-    /// The physical behind it.
+    /// Returns the mapped physical.
     #[must_use]
     pub fn physical(&self) -> &Physical {
         &self.placed.physical
@@ -105,9 +107,11 @@ impl Mapping {
         self.placed.reserved.device()
     }
 
-    /// Sets the access of those named; others keep theirs (`cuMemSetAccess`, one call).
+    /// Sets the access of the named devices and nodes in one call (`cuMemSetAccess`). Those not
+    /// named keep theirs.
     ///
-    /// Access for a second device costs many times that for the first: name only who asked.
+    /// Access for a second device costs many times as much as for the first, so grant only what is
+    /// needed.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed then.
@@ -123,19 +127,18 @@ impl Mapping {
         let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
         let (address, size) = (self.address(), self.size());
         self.device()
-            // SAFETY: the range is exactly this mapping. Whoever lowers a right that queued work
-            // needs makes that work fault, as the type's documentation says; no memory of ours is
-            // freed by it.
+            // SAFETY: the range is exactly this mapping. If a caller lowers access that queued work
+            // needs, that work faults, as the type's documentation says; it frees no memory.
             .call(Call::MemSetAccess, |driver, _| unsafe {
                 driver.set_access(address, size, &descs)
             })
             .map_err(|cause| MemoryError::range(0, size, cause))
     }
 
-    /// The access that somebody has (`cuMemGetAccess`).
+    /// Returns the access that a device has (`cuMemGetAccess`).
     ///
     /// # Errors
-    /// [`MemoryError`] when another driver's device is named or the driver does not answer.
+    /// [`MemoryError`] when the device belongs to another driver or the driver refuses.
     #[doc(alias = "cuMemGetAccess")]
     pub fn access_of(&self, device: &Device) -> Result<Access, MemoryError> {
         if !device.same_driver(self.device()) {
@@ -150,10 +153,10 @@ impl Mapping {
             .map_err(|cause| MemoryError::range(0, self.size(), cause))
     }
 
-    /// Writes bytes at an offset and returns when they are there.
+    /// Writes bytes at an offset and returns when they are written.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the mapping or the device has no right to write.
+    /// [`MemoryError`] when the range leaves the mapping or the device may not write.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.span()
             .write(&Stream::legacy(self.device()), offset, bytes)
@@ -162,7 +165,7 @@ impl Mapping {
     /// Reads bytes from an offset.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the mapping or the device has no right to read.
+    /// [`MemoryError`] when the range leaves the mapping or the device may not read.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.span()
             .read(&Stream::legacy(self.device()), offset, bytes)
@@ -173,8 +176,7 @@ impl Mapping {
         unsafe { Span::new(self.device(), self.address(), self.size()) }
     }
 
-    /// Unmaps it (`cuMemUnmap`) and returns the physical, or hands the mapping back and says why
-    /// not.
+    /// Unmaps the physical (`cuMemUnmap`) and returns it, or returns the mapping with the reason.
     ///
     /// # Errors
     /// [`CloseError`] with the mapping in it; it is still mapped then.
@@ -186,7 +188,7 @@ impl Mapping {
         })
     }
 
-    /// The same for those who know that nothing but the driver can refuse.
+    /// Unmaps the physical and returns it; on failure, returns the mapping with the driver's error.
     pub(crate) fn take_out(mut self) -> Result<Physical, (Self, CallError)> {
         match self.unmap() {
             Ok(()) => Ok(self.physical().clone()),
@@ -200,13 +202,13 @@ impl Mapping {
         }
         let (address, size) = (self.address(), self.size());
         self.device()
-            // SAFETY: the range is exactly this mapping. That no work uses it is the owner's duty by
-            // the type's documentation, and `Region` and `Pool` make sure of it.
+            // SAFETY: the range is exactly this mapping. The owner must ensure that no work uses
+            // it, as the type's documentation says; `Region` and `Pool` do.
             .give_back(Call::MemUnmap, |driver, _| unsafe {
                 driver.unmap(address, size)
             })?;
         self.mapped = false;
-        self.placed.reserved.vacate(address);
+        self.placed.reserved.remove_range(address);
         Ok(())
     }
 }
@@ -214,7 +216,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         match self.unmap() {
-            // SAFETY: `placed` is dropped here and nowhere else, and not used after.
+            // SAFETY: `placed` is dropped here and nowhere else, and not used afterwards.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.placed) },
             Err(error) => self.device().report_drop("mapping", self.size(), error),
         }

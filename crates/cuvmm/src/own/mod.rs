@@ -1,12 +1,14 @@
-//! One owner for each thing the driver hands out.
+//! Owners, one for each kind of object that the driver hands out.
 //!
-//! A [`Reservation`] owns addresses, a [`Physical`] owns memory, a [`Mapping`] owns the placing of
-//! one in the other, a [`Managed`], a [`Stream`] and an [`Event`] what their names say. Each keeps alive what it
-//! stands on, so they may be dropped in any order; each checks what the driver would let through
-//! (see `docs/semantics.md`) before the driver sees it.
+//! A [`Reservation`] owns addresses, a [`Physical`] owns memory, and a [`Mapping`] owns the mapping
+//! of a physical in a reservation. [`Managed`] owns managed memory, and [`Stream`] and [`Event`]
+//! own the driver's objects of these names. Each owner keeps alive what it depends on, so owners
+//! may be dropped in any order. Each checks arguments that the driver would wrongly accept (see
+//! `docs/semantics.md`) before it calls the driver.
 //!
-//! Nothing here waits for the GPU, but for what the driver does by itself when managed memory is
-//! freed: dropping a `Mapping` unmaps at once, which is right only when no work uses it. [`Region`](crate::Region) and [`Pool`](crate::Pool) see to that by themselves.
+//! Nothing here waits for the GPU, except that the driver waits by itself when managed memory is
+//! freed. Dropping a `Mapping` unmaps at once, which is correct only when no work uses it.
+//! [`Region`](crate::Region) and [`Pool`](crate::Pool) ensure that by themselves.
 
 mod access;
 mod close;
@@ -36,5 +38,5 @@ pub use stream::Stream;
 pub(crate) use copy::{CopyFailed, Span};
 pub(crate) use export::one_type;
 pub(crate) use host::HostPart;
-pub(crate) use nccl::wishes as nccl_wishes;
+pub(crate) use nccl::nccl_properties as nccl_wishes;
 pub(crate) use physical::{ExportMark, creatable_as};

@@ -1,7 +1,7 @@
-//! What memory has to be made for so that NCCL takes it as its own.
+//! Memory properties that NCCL requires to register memory like its own.
 //!
-//! NCCL itself is not known here, and nothing is registered: these are the properties that its
-//! allocator asks for, which are fixed when memory is created.
+//! This module does not call NCCL and registers nothing. It only provides the properties that
+//! NCCL's allocator uses, which are fixed when memory is created.
 
 use cuvmm_driver::HandleTypes;
 
@@ -9,11 +9,12 @@ use super::physical::{Physical, PhysicalBuilder};
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 
-/// The handle types, and whether RDMA devices are to reach the memory.
+/// The handle types, and whether RDMA devices have to reach the memory.
 ///
-/// A descriptor is the least: processes of one machine share memory by it. A name across nodes is
-/// asked for where the call gives one, since an attribute may say yes where the call says no.
-pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), MemoryError> {
+/// A descriptor is the minimum: processes of one machine share memory through it. A fabric handle
+/// is added if exporting one succeeds, since the driver may refuse even if an attribute says that
+/// it is supported.
+pub(crate) fn nccl_properties(device: &Device) -> Result<(HandleTypes, bool), MemoryError> {
     Physical::probe_export(device, HandleTypes::POSIX_FD)?;
     let fabric = match Physical::probe_export(device, HandleTypes::FABRIC) {
         Ok(()) => HandleTypes::FABRIC,
@@ -28,7 +29,7 @@ pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), MemoryError
     Ok((HandleTypes::POSIX_FD | fabric, device.has_rdma()?))
 }
 
-/// Why nothing more can be had from the device, if that is what a refusal says.
+/// The call error, if it means that the device is of no further use.
 fn lost(refused: &MemoryError) -> Option<&CallError> {
     refused
         .call()
@@ -36,15 +37,16 @@ fn lost(refused: &MemoryError) -> Option<&CallError> {
 }
 
 impl PhysicalBuilder<'_> {
-    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
-    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
-    /// Tries [exporting](Physical::probe_export) on a granule for each.
+    /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
+    /// it can be registered there: exportable as a descriptor, and across nodes and reachable by
+    /// RDMA where the device supports it. Tries [exporting](Physical::probe_export) on one granule
+    /// for each.
     ///
     /// # Errors
-    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
-    /// answer.
+    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the driver refuses a
+    /// query.
     pub fn for_nccl(self) -> Result<Self, MemoryError> {
-        let (types, rdma) = wishes(self.device())?;
+        let (types, rdma) = nccl_properties(self.device())?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }
 }

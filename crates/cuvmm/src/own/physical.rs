@@ -1,7 +1,7 @@
-//! One physical allocation.
+//! Physicals: one physical allocation each.
 //!
-//! `unsafe` here: asking for properties of a handle and releasing it. The handle is ours, and it
-//! is released once, when the last clone and the last mapping have gone.
+//! `unsafe` is used to query the properties of a handle and to release it. The handle is owned here
+//! and released once, when the last clone and the last mapping are dropped.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -16,9 +16,9 @@ use super::{CloseError, CloseRefusal, Place};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// Physical memory on a device or a host NUMA node. Reads as zero when new.
+/// Physical memory on a device or a host NUMA node. New memory reads as zero.
 ///
-/// Clones are the same memory. It is released when the last clone and the last mapping have gone.
+/// Clones are the same memory. It is released when the last clone and the last mapping are dropped.
 #[doc(alias = "cuMemCreate")]
 #[derive(Clone)]
 pub struct Physical {
@@ -30,12 +30,12 @@ struct Shared {
     handle: PhysicalHandle,
     size: u64,
     location: Location,
-    /// Whether another process may have it too.
+    /// Set once another process may hold the memory.
     exported: Arc<AtomicBool>,
     released: bool,
 }
 
-/// Says of a physical that others may have it too, and is no holder of it.
+/// The mark of an exported physical. It does not keep the physical alive.
 #[derive(Clone)]
 pub(crate) struct ExportMark(Arc<AtomicBool>);
 
@@ -49,7 +49,7 @@ impl ExportMark {
     }
 }
 
-/// Options of a physical allocation.
+/// Options of a [`Physical`].
 #[derive(Debug)]
 pub struct PhysicalBuilder<'a> {
     device: &'a Device,
@@ -58,30 +58,31 @@ pub struct PhysicalBuilder<'a> {
 }
 
 impl PhysicalBuilder<'_> {
-    /// Puts it on a host NUMA node instead of the device.
+    /// Places the memory on a host NUMA node instead of the device.
     #[must_use]
     pub const fn on_host_numa(mut self, node: i32) -> Self {
         self.props.location = Location::host_numa(node);
         self
     }
 
-    /// The handle types it may be [exported](Physical::export) as; none by default, and fixed at
-    /// creation.
+    /// Sets the handle types that the memory may be [exported](Physical::export) as; none by
+    /// default, and fixed at creation.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.props.handle_types = types;
         self
     }
 
-    /// Asks for memory that RDMA devices can reach; fixed at creation. Refused where the device says
-    /// that it has none (attribute 110): RDMA would fail later, and say less.
+    /// Requests memory that RDMA devices can reach; fixed at creation. [`create`](Self::create)
+    /// refuses it on a device without support (attribute 110), since RDMA would fail later with a
+    /// less specific error.
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
         self
     }
 
-    /// Asks for compressible memory. The driver may not grant it: see [`Physical::props`].
+    /// Requests compressible memory. The driver may not grant it: see [`Physical::props`].
     #[must_use]
     pub const fn compressed(mut self, yes: bool) -> Self {
         self.props.compression = yes as u8;
@@ -97,10 +98,10 @@ impl PhysicalBuilder<'_> {
         self
     }
 
-    /// Creates it (`cuMemCreate`).
+    /// Creates the memory (`cuMemCreate`).
     ///
     /// # Errors
-    /// [`MemoryError`] when the size is wrong or the driver has no such memory.
+    /// [`MemoryError`] when the size is invalid or the driver has no such memory.
     pub fn create(self) -> Result<Physical, MemoryError> {
         let Self {
             device,
@@ -138,12 +139,12 @@ impl Physical {
     /// Creates `size` bytes, a whole number of granules, on a device.
     ///
     /// # Errors
-    /// As [`PhysicalBuilder::create`].
+    /// Those of [`PhysicalBuilder::create`].
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).create()
     }
 
-    /// Sets out to create `size` bytes.
+    /// Returns a builder for `size` bytes.
     #[must_use]
     pub fn builder(device: &Device, size: u64) -> PhysicalBuilder<'_> {
         PhysicalBuilder {
@@ -153,7 +154,7 @@ impl Physical {
         }
     }
 
-    /// Takes a reference to what is mapped at an address of ours.
+    /// Takes a reference to the physical mapped at an address of a reservation owned here.
     pub(super) fn retained(
         device: &Device,
         address: DeviceAddress,
@@ -166,7 +167,7 @@ impl Physical {
         Ok(Self::owning(device, handle, size, location))
     }
 
-    /// Takes a reference that the driver has just counted for us.
+    /// Takes ownership of a reference that the driver has just returned.
     pub(super) fn owning(
         device: &Device,
         handle: PhysicalHandle,
@@ -186,19 +187,19 @@ impl Physical {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.size
     }
 
-    /// Where it lies.
+    /// Returns the location of the memory.
     #[must_use]
     pub fn location(&self) -> Location {
         self.shared.location
     }
 
-    /// The same as a place that more memory can be had from.
+    /// Returns the place of the memory, from which more memory can be created.
     #[must_use]
     pub fn place(&self) -> Place {
         if self.shared.location.kind == LocationKind::HOST_NUMA {
@@ -208,18 +209,18 @@ impl Physical {
         }
     }
 
-    /// Whether something else holds it: a clone or another mapping.
+    /// Returns `true` if it has another holder: a clone or another mapping.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
     }
 
-    /// Whether it was [exported](Self::export), so that another process may have it too.
+    /// Returns `true` if it was [exported](Self::export), so that another process may hold it too.
     #[must_use]
     pub fn is_exported(&self) -> bool {
         self.export_mark().is_set()
     }
 
-    /// The same memory with the place that the driver told, while nobody else has it.
+    /// Sets the location that the driver reported; `None` if the physical is shared.
     pub(super) fn relocated(mut self, location: Location) -> Option<Self> {
         Arc::get_mut(&mut self.shared)?.location = location;
         Some(self)
@@ -229,38 +230,39 @@ impl Physical {
         self.export_mark().set();
     }
 
-    /// What marks it as exported without holding it.
+    /// The export mark, which does not hold the physical.
     pub(crate) fn export_mark(&self) -> ExportMark {
         ExportMark(Arc::clone(&self.shared.exported))
     }
 
-    /// The device it was created through.
+    /// Returns the device that it was created through.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// The driver's handle. It stays owned by this.
+    /// Returns the driver's handle, which stays owned by this physical.
     #[must_use]
     pub fn as_raw(&self) -> PhysicalHandle {
         self.shared.handle
     }
 
-    /// What the driver made (`cuMemGetAllocationPropertiesFromHandle`).
+    /// Returns the properties of the memory by the driver's answer
+    /// (`cuMemGetAllocationPropertiesFromHandle`).
     ///
     /// # Errors
-    /// [`CallError`] when the driver does not answer.
+    /// [`CallError`] when the driver refuses.
     pub fn props(&self) -> Result<PhysicalProps, CallError> {
         let handle = self.shared.handle;
         self.shared
             .device
             .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {
-                // SAFETY: the handle is ours and has not been released.
+                // SAFETY: the handle is owned here and has not been released.
                 unsafe { driver.physical_props(handle) }
             })
     }
 
-    /// Releases it (`cuMemRelease`), or hands it back and says why not.
+    /// Releases the memory (`cuMemRelease`), or returns the physical with the reason.
     ///
     /// # Errors
     /// [`CloseError`] with the physical in it while clones or mappings live, or when the driver
@@ -282,7 +284,7 @@ impl Physical {
     }
 }
 
-/// Handle types that memory can be created for.
+/// Refuses handle types that memory cannot be created for.
 pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), ArgumentError> {
     let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
     if known.contains(types) {
@@ -298,8 +300,8 @@ impl Shared {
         }
         let handle = self.handle;
         self.device
-            // SAFETY: the handle is ours and is released once: `released` is set below, and a refused
-            // release has changed nothing. What is mapped lives on until it is unmapped.
+            // SAFETY: the handle is owned here and is released once: `released` is set below, and a
+            // refused release has changed nothing. Mapped memory lives on until it is unmapped.
             .give_back(Call::MemRelease, |driver, _| unsafe {
                 driver.release(handle)
             })?;

@@ -1,21 +1,21 @@
-//! Where physical memory lies.
+//! Places of physical memory.
 
 use cuvmm_driver::Location;
 
 use crate::device::Device;
 
-/// A place for physical memory.
+/// A place that physical memory can be created at.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Place {
     /// The memory of a device.
     Device(Device),
-    /// Host memory of one NUMA node, which every device and the host's processors reach.
+    /// Host memory of one NUMA node, which every device and the host's processors can reach.
     HostNuma(i32),
 }
 
 impl Place {
-    /// The place as the driver names it.
+    /// Returns the location by which the driver names the place.
     #[must_use]
     pub fn location(&self) -> Location {
         match self {
@@ -24,7 +24,7 @@ impl Place {
         }
     }
 
-    /// The device that memory here is created through: its own, or else `home`.
+    /// The device that memory here is created through: the place's own device, or else `home`.
     pub(crate) const fn through<'a>(&'a self, home: &'a Device) -> &'a Device {
         match self {
             Self::Device(device) => device,

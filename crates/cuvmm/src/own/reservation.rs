@@ -1,6 +1,6 @@
-//! A range of addresses with nothing behind it.
+//! Reservations: ranges of addresses without memory.
 //!
-//! `unsafe` here: naming the reserved range as one to copy in.
+//! `unsafe` is used to name the reserved range as one to copy in.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -16,16 +16,17 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 
-/// Addresses reserved for later use: costs no memory. Freed when it and all its mappings are gone.
+/// A reserved range of addresses, which costs no memory. It is freed when the reservation and all
+/// mappings in it are dropped.
 #[doc(alias = "cuMemAddressReserve")]
 pub struct Reservation {
     shared: Arc<Reserved>,
     part: Part,
-    /// Bytes before the part and behind it where nothing is ever mapped.
+    /// Bytes before and behind the part in which nothing is ever mapped.
     guard: u64,
 }
 
-/// Options of a reservation.
+/// Options of a [`Reservation`].
 #[derive(Debug)]
 pub struct ReservationBuilder<'a> {
     device: &'a Device,
@@ -34,7 +35,7 @@ pub struct ReservationBuilder<'a> {
 }
 
 impl ReservationBuilder<'_> {
-    /// Aligns the first address to `bytes`, a power of two; by default the granularity.
+    /// Aligns the first address to `bytes`, a power of two; to the granularity by default.
     #[must_use]
     pub const fn alignment(mut self, bytes: u64) -> Self {
         self.alignment = bytes;
@@ -44,7 +45,7 @@ impl ReservationBuilder<'_> {
     /// Reserves the range (`cuMemAddressReserve`).
     ///
     /// # Errors
-    /// [`MemoryError`] when size or alignment is wrong or the driver has no such range.
+    /// [`MemoryError`] when size or alignment is invalid or the driver has no such range.
     pub fn reserve(self) -> Result<Reservation, MemoryError> {
         let Self {
             device,
@@ -73,15 +74,15 @@ impl ReservationBuilder<'_> {
 }
 
 impl Reservation {
-    /// Reserves `size` bytes, a whole number of granules, anywhere.
+    /// Reserves `size` bytes, a whole number of granules, at any address.
     ///
     /// # Errors
-    /// As [`ReservationBuilder::reserve`].
+    /// Those of [`ReservationBuilder::reserve`].
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).reserve()
     }
 
-    /// Sets out to reserve `size` bytes.
+    /// Returns a builder for a reservation of `size` bytes.
     #[must_use]
     pub const fn builder(device: &Device, size: u64) -> ReservationBuilder<'_> {
         ReservationBuilder {
@@ -91,16 +92,17 @@ impl Reservation {
         }
     }
 
-    /// Reserves `count` ranges of `size` bytes at equal distances, each with `guard` bytes, whole
-    /// granules, on either side where nothing can be mapped: whoever runs over an end faults. The
-    /// driver has them back together, when all of them and their mappings have gone.
+    /// Reserves `count` ranges of `size` bytes at equal distances, each with `guard` bytes (whole
+    /// granules) on either side where nothing can be mapped, so that an access beyond either end
+    /// faults. The addresses are freed together, when all of the ranges and their mappings are
+    /// dropped.
     pub(crate) fn row(
         device: &Device,
         size: u64,
         guard: u64,
         count: u64,
     ) -> Result<Vec<Self>, MemoryError> {
-        let too_large = ArgumentError::Uncountable {
+        let too_large = ArgumentError::Overflow {
             what: "bytes of addresses",
             value: size,
         };
@@ -124,47 +126,51 @@ impl Reservation {
         Ok((0..count).map(part).collect())
     }
 
-    /// The first address.
+    /// Returns the first address.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.part.base
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.part.size
     }
 
-    /// Bytes of addresses that it takes up, guards included.
+    /// Bytes of addresses that it occupies, guards included.
     pub(crate) const fn addresses(&self) -> u64 {
         self.size() + 2 * self.guard
     }
 
-    /// The device it was reserved through.
+    /// Returns the device that it was reserved through.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.shared.device()
     }
 
-    /// Bytes that mappings take up.
+    /// Returns the bytes that mappings occupy.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.shared.mapped_bytes(self.part)
     }
 
-    /// Maps a whole physical at an offset (`cuMemMap`). Nobody has access yet.
+    /// Maps a whole physical at an offset (`cuMemMap`). No device has access before
+    /// [`Mapping::set_access`] grants it.
     ///
-    /// The physical may be mapped at other places too: they show the same bytes.
+    /// The physical may be mapped at other offsets and in other reservations too; all mappings show
+    /// the same bytes.
     ///
     /// # Errors
-    /// [`MemoryError`] when it does not fit, overlaps another mapping or belongs to another driver.
+    /// [`MemoryError`] when the physical does not fit, overlaps another mapping or belongs to
+    /// another driver.
     #[doc(alias = "cuMemMap")]
     pub fn map(&self, offset: u64, physical: &Physical) -> Result<Mapping, MemoryError> {
         Mapping::place(&self.shared, self.part, offset, physical)
     }
 
-    /// The same range for another thread to map in. The addresses stay reserved while it lives.
+    /// Another owner of the same range, for another thread to map in. The addresses stay reserved
+    /// while it lives.
     pub(crate) fn another(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -173,23 +179,23 @@ impl Reservation {
         }
     }
 
-    /// Gives the addresses back, in which nothing is mapped. Returns how many bytes of addresses the
-    /// driver has again: none where others that were reserved with these are still in use, and then
-    /// all of theirs too with the last.
+    /// Frees the addresses, in which nothing is mapped. Returns the bytes of addresses that the
+    /// driver has freed: 0 while others reserved in one row with these are in use; the last of a
+    /// row frees all.
     pub(crate) fn give_back(self) -> u64 {
         Arc::into_inner(self.shared).map_or(0, |whole| whole.whole().size)
     }
 
-    /// The whole range for a device to copy in. Where nothing is mapped, or without a right of the
-    /// device, the driver refuses the copy.
+    /// The whole range for a device to copy in. The driver refuses a copy where nothing is mapped
+    /// or the device has no access.
     pub(crate) fn span<'a>(&'a self, device: &'a Device) -> Span<'a> {
-        // SAFETY: addresses stay ours for the borrow. Parts without a mapping are refused by the
-        // driver at the call, which harms nothing (`docs/semantics.md`), and mappings that copies
-        // use are kept by those who call this.
+        // SAFETY: the addresses stay reserved for the borrow. The driver refuses a copy of parts
+        // without a mapping when it is called, which harms nothing (`docs/semantics.md`), and
+        // callers of this function keep the mappings that their copies use.
         unsafe { Span::new(device, self.address(), self.size()) }
     }
 
-    /// The physical mapped at an offset, which may lie inside a mapping
+    /// Returns the physical mapped at an offset, which may be inside a mapping
     /// (`cuMemRetainAllocationHandle`).
     ///
     /// # Errors
@@ -205,8 +211,7 @@ impl Reservation {
             .ok_or(missing)?
     }
 
-    /// Gives the addresses back (`cuMemAddressFree`), or hands the reservation back and says why
-    /// not.
+    /// Frees the addresses (`cuMemAddressFree`), or returns the reservation with the reason.
     ///
     /// # Errors
     /// [`CloseError`] with the reservation in it while mappings live in it, or when the driver

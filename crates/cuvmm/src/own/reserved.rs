@@ -1,8 +1,8 @@
-//! A reserved range and the places taken in it: what reservations that lie in it and their mappings
-//! share.
+//! Reserved ranges and the mappings in them, shared by the reservations over a range and their
+//! mappings.
 //!
-//! `unsafe` here: giving the range back to the driver. The range is ours, and goes only when the
-//! last reservation and mapping in it has gone.
+//! `unsafe` is used to return the range to the driver. The range is owned here, and freed only when
+//! the last reservation and mapping in it is dropped.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,16 +16,16 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
 use crate::sync::{Mutex, MutexGuard};
 
-/// What the driver reserved in one call.
+/// A range that the driver reserved in one call.
 pub(super) struct Reserved {
     device: Device,
     base: DeviceAddress,
     size: u64,
-    /// By address every mapping, those that could not be unmapped included.
+    /// Every mapping by address, including those that could not be unmapped.
     mapped: Mutex<BTreeMap<DeviceAddress, Taken>>,
 }
 
-/// A place that a mapping takes.
+/// A range that a mapping occupies.
 struct Taken {
     size: u64,
     location: Location,
@@ -39,7 +39,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The address at an offset that lies in it.
+    /// The address at an offset, if the offset is inside the part.
     fn address(self, offset: u64) -> Option<DeviceAddress> {
         if offset < self.size {
             self.base.checked_add(offset)
@@ -48,15 +48,15 @@ impl Part {
         }
     }
 
-    /// From the first address to one past the last.
+    /// The addresses, from the first to one past the last.
     fn addresses(self) -> Range<DeviceAddress> {
-        // It ends in the address space.
+        // The part ends within the address space.
         self.base..DeviceAddress(self.base.0.saturating_add(self.size))
     }
 }
 
 impl Reserved {
-    /// `size` bytes from `base` on, which the driver reserved.
+    /// Takes over `size` bytes from `base` on, which the driver has reserved.
     pub(super) fn new(device: Device, base: DeviceAddress, size: u64) -> Self {
         let mapped = Mutex::default();
         Self {
@@ -71,7 +71,6 @@ impl Reserved {
         &self.device
     }
 
-    /// All of it.
     pub(super) const fn whole(&self) -> Part {
         Part {
             base: self.base,
@@ -79,15 +78,16 @@ impl Reserved {
         }
     }
 
-    /// Bytes that mappings take in a part.
+    /// Bytes that mappings occupy in a part.
     pub(super) fn mapped_bytes(&self, part: Part) -> u64 {
         let mapped = self.lock();
         let here = mapped.range(part.addresses());
         here.map(|(_, taken)| taken.size).sum()
     }
 
-    /// Looks at what is mapped at an offset of a part: its address there, and size and location of
-    /// the memory, which stays in its place meanwhile. Nothing if nothing is mapped.
+    /// Calls `look` with the mapping at an offset of a part: the address of the offset, and the
+    /// size and location of the mapped memory, which stays mapped meanwhile. `None` if nothing is
+    /// mapped.
     pub(super) fn at<T>(
         &self,
         part: Part,
@@ -104,8 +104,8 @@ impl Reserved {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place in a part for a mapping, before the driver is asked.
-    pub(super) fn occupy(
+    /// Occupies a range of a part for a mapping, before the driver is called.
+    pub(super) fn insert_range(
         &self,
         part: Part,
         offset: u64,
@@ -121,7 +121,7 @@ impl Reserved {
         };
         let mut mapped = self.lock();
         let end = DeviceAddress(part.base.0 + range.end);
-        // What lies in the part before ends in it, as everything does.
+        // Each mapping that begins in the part also ends in it.
         if let Some((start, taken)) = mapped.range(part.base..end).next_back()
             && start.0 + taken.size > address.0
         {
@@ -135,21 +135,21 @@ impl Reserved {
         Ok(address)
     }
 
-    /// Frees a mapping's place.
-    pub(super) fn vacate(&self, address: DeviceAddress) {
+    /// Frees the range of a mapping.
+    pub(super) fn remove_range(&self, address: DeviceAddress) {
         self.lock().remove(&address);
     }
 
-    /// Gives the range back to the driver, once.
+    /// Returns the range to the driver, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
         let (base, size) = (self.base, self.size);
         if size == 0 {
             return Ok(());
         }
         self.device
-            // SAFETY: the range is ours and whole, and nothing is mapped in it: each reservation and
-            // mapping in it holds an `Arc` of this, so none is left when it can be had mutably, or
-            // that one alone.
+            // SAFETY: the range is owned here and whole, and nothing is mapped in it: each
+            // reservation and mapping in it holds an `Arc` of this value, so a mutable reference
+            // proves that none is left except the one that is freeing it.
             .give_back(Call::MemAddressFree, |driver, _| unsafe {
                 driver.free_reservation(base, size)
             })?;

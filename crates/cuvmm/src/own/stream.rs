@@ -1,7 +1,7 @@
-//! A queue of work on a device.
+//! Streams: queues of work on a device.
 //!
-//! `unsafe` here: calls that take a stream's handle. The handle is ours, or kept alive by what its
-//! owner gave with it.
+//! `unsafe` is used for calls that take a stream's handle. The handle is owned here, or kept alive
+//! by the object that was passed with it.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -14,9 +14,23 @@ use crate::deferred::defer;
 use crate::device::{Device, Events};
 use crate::error::CallError;
 
-/// A stream. Clones are the same stream; it is destroyed when the last has gone.
+/// A stream of a device. Clones are the same stream; it is destroyed when the last clone is
+/// dropped.
 ///
-/// Memory that was used on a stream keeps it alive until that use has passed.
+/// Memory that was used on a stream keeps the stream alive until that use is complete.
+///
+/// ```rust
+/// # use cuvmm::driver::auto;
+/// # use cuvmm::{Device, Event, Stream};
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// let (copies, compute) = (Stream::new(&device)?, Stream::new(&device)?);
+/// let event = Event::new(&device)?;
+/// event.record(&copies)?; // covers what `copies` has queued
+/// compute.wait(&event)?; // later work of `compute` runs behind it
+/// compute.synchronize()?;
+/// assert!(compute.is_done()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "CUstream")]
 #[derive(Clone)]
 pub struct Stream {
@@ -27,19 +41,19 @@ struct Shared {
     device: Device,
     handle: StreamHandle,
     owner: Owner,
-    /// The events behind its work.
+    /// The events recorded behind its work.
     events: Events,
 }
 
-/// Who destroys the stream.
+/// The owner of the driver's stream.
 enum Owner {
     Us,
-    /// Somebody else, who keeps it until this is dropped.
+    /// Another library, which keeps it alive until this value is dropped.
     Other(Option<Arc<dyn Any + Send + Sync>>),
 }
 
 impl Stream {
-    /// Makes a stream that takes no part in the legacy default stream's ordering
+    /// Creates a stream that takes no part in the ordering of the legacy default stream
     /// (`cuStreamCreate`).
     ///
     /// # Errors
@@ -52,24 +66,24 @@ impl Stream {
         Ok(Self::with_owner(device, handle, Owner::Us))
     }
 
-    /// The legacy default stream of the device's context.
+    /// Returns the legacy default stream of the device's context.
     #[must_use]
     pub fn legacy(device: &Device) -> Self {
         Self::with_owner(device, StreamHandle::NULL, Owner::Other(None))
     }
 
-    /// Uses a stream that belongs to somebody else. It is not destroyed here.
+    /// Wraps a stream that another library owns. It is not destroyed here.
     ///
-    /// Both handles of the legacy default stream make a stream that is equal to
+    /// Both handles of the legacy default stream give a stream that is equal to
     /// [`legacy`](Self::legacy).
     ///
     /// # Errors
     /// [`CallError::PerThreadStream`] for [`StreamHandle::PER_THREAD`]: the streams of two threads
-    /// would be equal by their handle, and one thread could not wait for the other's work.
+    /// would have the same handle and be equal, and one thread could not wait for the other's work.
     ///
     /// # Safety
-    /// `handle` is a stream of the context that the driver uses for `device`, and it stays one
-    /// until `keep_alive` is dropped.
+    /// `handle` must be a stream of the context that the driver uses for `device`, and it must stay
+    /// one until `keep_alive` is dropped.
     pub unsafe fn from_raw(
         device: &Device,
         handle: StreamHandle,
@@ -85,7 +99,7 @@ impl Stream {
     }
 
     /// The calling thread's default stream. It must not leave the thread, nor be compared with a
-    /// stream that came from another.
+    /// stream from another thread.
     #[cfg(feature = "dlpack")]
     pub(crate) fn per_thread(device: &Device) -> Self {
         Self::with_owner(device, StreamHandle::PER_THREAD, Owner::Other(None))
@@ -102,14 +116,14 @@ impl Stream {
         }
     }
 
-    /// The driver's handle. It stays owned by this.
+    /// Returns the driver's handle, which stays owned by this stream.
     #[must_use]
     pub fn as_raw(&self) -> StreamHandle {
         self.shared.handle
     }
 
-    /// What keeps a stream of somebody else alive, if it is a `T`: what was given to
-    /// [`from_raw`](Self::from_raw).
+    /// Returns the object that keeps another library's stream alive, which was given to
+    /// [`from_raw`](Self::from_raw), if it is a `T`.
     #[must_use]
     pub fn keep_alive<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         match &self.shared.owner {
@@ -118,22 +132,22 @@ impl Stream {
         }
     }
 
-    /// Whether no work can be queued on it any more: it was made here, and this is the last owner.
-    /// Of another library's stream that cannot be known.
+    /// Returns `true` if no more work can be queued on it: it was created here, and this is the
+    /// last owner. For another library's stream that cannot be known.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self.shared.owner, Owner::Us) && Arc::strong_count(&self.shared) == 1
     }
 
-    /// The device it belongs to.
+    /// Returns the device of the stream.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// Waits until all work queued so far is done (`cuStreamSynchronize`).
+    /// Waits until all work queued so far is complete (`cuStreamSynchronize`).
     ///
     /// # Errors
-    /// [`CallError`]; a fault in a kernel shows here.
+    /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), CallError> {
         let handle = self.shared.handle;
@@ -147,10 +161,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether all work queued so far is done (`cuStreamQuery`).
+    /// Returns `true` if all work queued so far is complete (`cuStreamQuery`).
     ///
     /// # Errors
-    /// [`CallError`]; a fault in a kernel shows here.
+    /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool, CallError> {
         let handle = self.shared.handle;
@@ -162,8 +176,8 @@ impl Stream {
             })
     }
 
-    /// Waits until all work queued so far is done, in relaxed capture mode. What the driver refuses is
-    /// tried once more, so that one refusal leaves no work of which nothing is known.
+    /// Waits until all work queued so far is complete, in relaxed capture mode. Tries twice, so
+    /// that one refusal by the driver does not leave work in an unknown state.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
         let wait = || self.device().relaxed(|| self.synchronize())?;
         wait().or_else(|error| {
@@ -172,16 +186,16 @@ impl Stream {
         })
     }
 
-    /// The events behind its work.
+    /// The events recorded behind its work.
     pub(crate) fn events(&self) -> &Events {
         &self.shared.events
     }
 
-    /// Whether the stream records its work into a graph instead of running it
+    /// Returns `true` if the stream records its work into a graph instead of running it
     /// (`cuStreamIsCapturing`).
     ///
     /// # Errors
-    /// [`CallError`] when the driver does not answer.
+    /// [`CallError`] when the driver refuses.
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool, CallError> {
         let handle = self.shared.handle;
@@ -214,13 +228,13 @@ impl Drop for Shared {
             return;
         }
         let handle = self.handle;
-        // SAFETY: the handle is ours and this is the last owner.
+        // SAFETY: the handle is owned here and this is the last owner.
         let destroyed = self
             .device
             .give_back(Call::StreamDestroy, |driver, device| unsafe {
                 driver.stream_destroy(device, handle)
             });
-        // What belonged to a context that is lost went with it.
+        // The objects of a lost context are gone with it.
         if let (Err(error), None) = (destroyed, self.device.lost()) {
             self.device.report_drop("stream", 0, error);
         }

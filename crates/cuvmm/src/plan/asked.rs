@@ -1,4 +1,4 @@
-//! Which bytes of a range the steps of a plan have asked for.
+//! The bytes of a range that the steps of a plan have requested.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use rangemap::RangeSet;
 
 use crate::size::Granularity;
 
-/// Ranges, and how many bytes they have together: counted as they change, so that a plan of many
-/// steps does not go through all of them after each.
+/// Ranges with their total size, which is updated with each change, so that a plan of many steps
+/// does not walk all ranges after each step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counted {
     runs: RangeSet<u64>,
@@ -39,13 +39,12 @@ impl Counted {
     }
 }
 
-/// Bytes asked for. Every run of them begins at a granule, so that the granules they lie in are
-/// theirs alone.
+/// The requested bytes. Every run of them begins at a granule, so that no two runs share a granule.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     granule: Granularity,
     exact: Counted,
-    /// The granules of those bytes.
+    /// The whole granules of those bytes.
     whole: Counted,
 }
 
@@ -64,7 +63,7 @@ impl Asked {
         self.exact.add(range);
     }
 
-    /// Takes whole granules out.
+    /// Removes whole granules.
     pub(super) fn remove(&mut self, range: Range<u64>) {
         self.exact.remove(range.clone());
         self.whole.remove(range);
@@ -74,23 +73,23 @@ impl Asked {
         self.exact.bytes()
     }
 
-    /// One past the last byte.
+    /// Returns the offset after the last byte.
     pub(super) fn end(&self) -> u64 {
         self.exact.runs.last().map_or(0, |run| run.end)
     }
 
-    /// How many bytes there are from the first on without a hole.
+    /// Returns the number of bytes from the first byte on without a hole.
     pub(super) fn prefix(&self) -> u64 {
         let first = self.exact.runs.first().filter(|run| run.start == 0);
         first.map_or(0, |run| run.end)
     }
 
-    /// The bytes of the granules that it lies in.
+    /// Returns the bytes of all granules that contain requested bytes.
     pub(super) const fn covered(&self) -> u64 {
         self.whole.bytes()
     }
 
-    /// Whether all granules of a range are its own.
+    /// Returns `true` if all granules of a range contain requested bytes.
     pub(super) fn covers(&self, range: &Range<u64>) -> bool {
         self.whole.runs.gaps(range).next().is_none()
     }

@@ -1,5 +1,5 @@
-//! Whether a plan can be meant as it is: names, sizes, places. Makes no driver call. What comes out
-//! are acts with nothing left to decide.
+//! The check of a plan: names, sizes, ranges. Makes no driver call. The result is a list of acts in
+//! which everything is resolved.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError, PlanError, PlanProblem};
 use crate::size::range_within;
 
-/// A step with sizes rounded and places found.
+/// A step with its sizes rounded and its ranges resolved.
 #[derive(Debug)]
 pub(super) enum Act<'a> {
-    /// Addresses to map in, or to commit in.
+    /// Reserves addresses, to map in or to commit in.
     Reserve {
         name: &'a str,
         size: u64,
@@ -65,7 +65,7 @@ pub(super) enum Act<'a> {
 }
 
 impl<'a> Act<'a> {
-    /// The name whose memory, mappings or addresses it changes.
+    /// Returns the name whose memory, mappings or addresses it changes.
     pub(super) const fn changes(&self) -> Option<&'a str> {
         match *self {
             Self::Reserve { name, .. }
@@ -82,7 +82,7 @@ impl<'a> Act<'a> {
     }
 }
 
-/// Goes through the steps.
+/// Checks all steps.
 pub(super) fn check<'a>(
     steps: &'a [Step],
     devices: &'a [Device],
@@ -267,7 +267,7 @@ impl<'a> Check<'a> {
     }
 
     fn grow(&mut self, within: &'a str, to: u64, by: u64) -> Result<Act<'a>, PlanError> {
-        self.things.not_zero(by, "what is asked for at a time")?;
+        self.things.not_zero(by, "bytes of each request")?;
         let step = self.things.step;
         self.things.range(within, 0, to)?;
         let asked = self.things.committed(within)?.asked;

@@ -1,27 +1,27 @@
-//! The time that a plan's steps are measured by.
+//! The clock that times a plan's steps.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::thread;
 
-/// A clock to time steps with: the wall's for a real run; for a stand-in, whatever it counts its
-/// calls' costs on.
+/// A clock that times steps: wall time for a run on a GPU; for a model driver, the clock that its
+/// calls' costs advance.
 pub trait Clock {
-    /// The time since some fixed moment.
+    /// Returns the time since a fixed instant.
     fn now(&self) -> Duration;
 
-    /// Lets so much time pass.
+    /// Lets `time` pass.
     fn wait(&self, time: Duration);
 }
 
-/// Time as it passes here.
+/// A clock of wall time.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     begun: Instant,
 }
 
 impl WallClock {
-    /// A clock that begins now.
+    /// Creates a clock that starts now.
     #[must_use]
     pub fn new() -> Self {
         Self {

@@ -1,13 +1,13 @@
-//! Operations on memory gone through in advance: which driver calls they make, how long those
-//! take, what is wasted, and which is the first that would fail.
+//! Plans: programs of memory operations that are tried before they are run for real.
 //!
-//! A [`Plan`] is steps on named things. [`Plan::check`] finds what cannot be meant, without a
-//! driver call. [`Plan::run`] does the steps with the library's own types on whatever driver the
-//! devices have, times them by a [`Clock`], and gives everything back. On a stand-in that counts
-//! what a GPU's calls would cost, that is an expectation; on the GPU it is the measurement to
-//! compare it with.
+//! A [`Plan`] is a list of steps on named memory. [`Plan::check`] finds invalid steps without a
+//! driver call. [`Plan::run`] carries out the steps with this library's types on the driver of the
+//! given devices, times them by a [`Clock`], and releases everything. The [`Report`] says which
+//! driver calls each step made, how long it took, how much memory was wasted, and which step failed
+//! first. On a model driver, which counts what a GPU's calls would cost, the report is a
+//! prediction; on a GPU it is a measurement to compare with.
 //!
-//! No budget and no tenants here, and no data: a plan moves no bytes.
+//! Plans have no budget and no tenants, and copy no data.
 
 mod asked;
 mod check;
@@ -27,23 +27,43 @@ pub use clock::{Clock, WallClock};
 pub use report::{CallsMade, Ending, Failure, InUse, Peak, Report, StepReport};
 pub use step::Step;
 
-/// Steps to be done one after the other.
+/// A list of steps that are carried out one after another.
 ///
-/// The methods named like steps add the usual form of each, on the first device; [`step`](Self::step)
-/// adds any.
+/// The methods that are named like steps add the usual form of each, on the first device;
+/// [`step`](Self::step) adds any step.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use cuvmm::driver::Call;
+/// use cuvmm::driver::model::ModelDriver;
+/// use cuvmm::plan::WallClock;
+/// use cuvmm::{Device, Plan};
+///
+/// let plan = Plan::new()
+///     .reserve("buffer", 64 << 30)
+///     .grow("buffer", 1 << 30, 2 << 20) // to 1 GiB, requested by 2 MiB at a time
+///     .release("buffer");
+/// let devices = [Device::open(Arc::new(ModelDriver::default()), 0)?];
+/// plan.check(&devices)?;
+/// let report = plan.run(&devices, &WallClock::new())?;
+/// assert!(report.is_done());
+/// println!("{:?} calls of cuMemCreate", report.calls().get(&Call::MemCreate));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     steps: Vec<Step>,
 }
 
 impl Plan {
-    /// A plan of no steps.
+    /// Creates a plan without steps.
     #[must_use]
     pub const fn new() -> Self {
         Self { steps: Vec::new() }
     }
 
-    /// The steps, in order.
+    /// Returns the steps in order.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
@@ -56,21 +76,21 @@ impl Plan {
         self
     }
 
-    /// Reserves addresses on the first device.
+    /// Adds a step that reserves addresses on the first device.
     #[must_use]
     pub fn reserve(self, name: impl Into<String>, size: u64) -> Self {
         let (name, device) = (name.into(), 0);
         self.step(Step::Reserve { name, size, device })
     }
 
-    /// Creates physical memory on the first device.
+    /// Adds a step that creates physical memory on the first device.
     #[must_use]
     pub fn create(self, name: impl Into<String>, size: u64) -> Self {
         let (name, device) = (name.into(), 0);
         self.step(Step::Create { name, size, device })
     }
 
-    /// Maps a physical, for its own device.
+    /// Adds a step that maps a physical, with access for its own device.
     #[must_use]
     pub fn map(self, physical: impl Into<String>, within: impl Into<String>, offset: u64) -> Self {
         self.step(Step::Map {
@@ -81,7 +101,7 @@ impl Plan {
         })
     }
 
-    /// Commits behind what was asked for.
+    /// Adds a step that commits memory after everything requested so far.
     #[must_use]
     pub fn commit(self, within: impl Into<String>, size: u64) -> Self {
         self.step(Step::Commit {
@@ -91,14 +111,14 @@ impl Plan {
         })
     }
 
-    /// Grows to so many bytes, `by` at a time.
+    /// Adds a step that grows to `to` bytes, requested `by` bytes at a time.
     #[must_use]
     pub fn grow(self, within: impl Into<String>, to: u64, by: u64) -> Self {
         let within = within.into();
         self.step(Step::Grow { within, to, by })
     }
 
-    /// Stripes over devices, for the first of them.
+    /// Adds a step that stripes memory over devices, with access for the first of them.
     #[must_use]
     pub fn stripe(self, name: impl Into<String>, size: u64, unit: u64, devices: &[usize]) -> Self {
         self.step(Step::Stripe {
@@ -110,21 +130,21 @@ impl Plan {
         })
     }
 
-    /// Gives back what a name stands for.
+    /// Adds a step that releases the memory or addresses of a name.
     #[must_use]
     pub fn release(self, name: impl Into<String>) -> Self {
         self.step(Step::Release { name: name.into() })
     }
 
-    /// Lets time pass.
+    /// Adds a step that lets time pass.
     #[must_use]
     pub fn wait(self, time: Duration) -> Self {
         self.step(Step::Wait { time })
     }
 
-    /// Finds what cannot be meant: names that stand for nothing or for something else, sizes of
-    /// zero, places that are taken or not there. Makes no driver call. Whether the memory is there
-    /// only [`run`](Self::run) tells.
+    /// Checks the plan: finds names that are unknown or of the wrong kind, sizes of zero, and
+    /// ranges that are occupied or do not exist. Makes no driver call. Only [`run`](Self::run)
+    /// shows if there is enough memory.
     ///
     /// # Errors
     /// [`PlanError`], which names the step.
@@ -132,11 +152,12 @@ impl Plan {
         check::check(&self.steps, devices).map(drop)
     }
 
-    /// Does the steps one after the other until one fails, and gives everything back, also then.
-    /// Nothing else should use the devices meanwhile if the times are to mean something.
+    /// Carries out the steps one after another until one fails, and then releases everything. For
+    /// meaningful times, nothing else should use the devices meanwhile.
     ///
     /// # Errors
-    /// [`PlanError`] before anything is done. A step that fails is part of the report.
+    /// [`PlanError`] if the plan is invalid; nothing was done then. A step that fails is part of
+    /// the report.
     pub fn run(&self, devices: &[Device], clock: &dyn Clock) -> Result<Report, PlanError> {
         let acts = check::check(&self.steps, devices)?;
         Ok(run::run(&acts, devices, clock))

@@ -1,40 +1,44 @@
-//! What a plan took, step by step.
+//! The report of a plan's run, step by step.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use cuvmm_driver::Call;
+use serde::Serializer;
 
+use crate::display::{Bytes, Table};
 use crate::error::Error;
 use crate::own::CloseRefusal;
 
-/// What is held at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The memory, mappings and addresses that are held at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct InUse {
-    /// Bytes of memory that steps asked for.
+    /// The bytes of memory that steps requested.
     pub asked: u64,
-    /// Bytes beside them because memory comes in whole granules.
+    /// The bytes in addition to `asked` because memory comes in whole granules.
     pub padding: u64,
-    /// Bytes committed ahead of growth.
+    /// The bytes that were committed ahead of growth.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// Bytes that were withdrawn and stay because the rest of their extent is in use.
+    /// The bytes that were decommitted but are still there, because the rest of their extent is in
+    /// use.
     pub kept: u64,
-    /// Mappings.
+    /// The number of mappings.
     pub mappings: u64,
-    /// Bytes of addresses.
+    /// The bytes of addresses.
     pub addresses: u64,
 }
 
 impl InUse {
-    /// Bytes of physical memory.
+    /// Returns the bytes of physical memory.
     #[must_use]
     pub const fn memory(&self) -> u64 {
         self.asked + self.padding + self.precommitted + self.kept
     }
 
-    /// The sum once a part of it has changed from `before` to `after`.
+    /// Returns the sum after one part of it has changed from `before` to `after`.
     pub(super) const fn changed(self, before: &Self, after: &Self) -> Self {
         Self {
             asked: self.asked - before.asked + after.asked,
@@ -47,17 +51,17 @@ impl InUse {
     }
 }
 
-/// The most of each that was held at the end of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The maximum of each figure at the end of any step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Peak {
-    /// Bytes of physical memory.
+    /// The bytes of physical memory.
     pub memory: u64,
-    /// Bytes of it that nobody had asked for.
+    /// The bytes of physical memory that no step requested.
     pub waste: u64,
-    /// Mappings.
+    /// The number of mappings.
     pub mappings: u64,
-    /// Bytes of addresses.
+    /// The bytes of addresses.
     pub addresses: u64,
 }
 
@@ -70,75 +74,81 @@ impl Peak {
     }
 }
 
-/// Driver calls by kind, failed ones included.
+/// Numbers of driver calls by function, including failed ones.
 pub type CallsMade = BTreeMap<Call, u64>;
 
-/// What one step took.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The report of one step.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// Which step, from 1.
+    /// The number of the step, from 1.
     pub step: usize,
-    /// The driver calls it made.
+    /// The driver calls that it made.
+    #[serde(serialize_with = "by_name")]
     pub calls: CallsMade,
-    /// The time it took, by the clock of the run.
+    /// The time that it took, by the clock of the run.
+    #[serde(rename = "time_ns", serialize_with = "nanoseconds")]
     pub time: Duration,
-    /// What is held after it.
+    /// The figures after it.
     pub in_use: InUse,
 }
 
-/// The step that failed.
-#[derive(Debug)]
+/// A step that failed.
+#[derive(Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Failure {
-    /// What it had done by then. Growth stops where there is no more; all else has changed
-    /// nothing.
+    /// The report of the step up to its failure. A growth keeps what it had committed; any other
+    /// step has changed nothing.
     pub reached: StepReport,
-    /// Why.
+    /// The reason.
+    #[serde(serialize_with = "as_text")]
     pub error: Error,
 }
 
-/// Giving everything back at the end.
-#[derive(Clone, Debug)]
+/// The release of everything at the end.
+#[derive(Clone, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Ending {
-    /// The driver calls it made.
+    /// The driver calls that it made.
+    #[serde(serialize_with = "by_name")]
     pub calls: CallsMade,
-    /// The time it took.
+    /// The time that it took.
+    #[serde(rename = "time_ns", serialize_with = "nanoseconds")]
     pub time: Duration,
-    /// Why something could not be given back; the device's
-    /// [drop failures](crate::Device::drop_failures) count what is left.
+    /// The reason why something could not be released. The device's [drop
+    /// failures](crate::Device::drop_failures) count what remains.
+    #[serde(serialize_with = "as_text_if_any")]
     pub refusal: Option<CloseRefusal>,
 }
 
-/// What a plan took.
-#[derive(Debug)]
+/// The report of a plan's run.
+#[derive(Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The steps that were done, in order.
+    /// The completed steps, in order.
     pub steps: Vec<StepReport>,
-    /// The step that failed, if one did: none behind it was tried.
+    /// The step that failed, if any. No later step was tried.
     pub failure: Option<Failure>,
-    /// The most that was held.
+    /// The maximum that was held.
     pub peak: Peak,
-    /// The end, which is not counted into the totals.
+    /// The release at the end, which the totals do not include.
     pub ending: Ending,
 }
 
 impl Report {
-    /// Whether every step was done.
+    /// Returns `true` if every step was completed.
     #[must_use]
     pub const fn is_done(&self) -> bool {
         self.failure.is_none()
     }
 
-    /// The time of all steps, waits left out. A step that failed counts with what it took.
+    /// Returns the time of all steps, including a failed one, without waits.
     #[must_use]
     pub fn time(&self) -> Duration {
         self.begun().map(|step| step.time).sum()
     }
 
-    /// The driver calls of all steps.
+    /// Returns the driver calls of all steps.
     #[must_use]
     pub fn calls(&self) -> CallsMade {
         let mut all = CallsMade::new();
@@ -151,5 +161,70 @@ impl Report {
     fn begun(&self) -> impl Iterator<Item = &StepReport> {
         let failed = self.failure.as_ref().map(|failure| &failure.reached);
         self.steps.iter().chain(failed)
+    }
+}
+
+/// Shows a line for each step that was begun, the peak, and the error that ended the run, if one did.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(["step", "calls", "time", "memory", "mappings", "addresses"]);
+        for step in self.begun() {
+            let InUse {
+                mappings,
+                addresses,
+                ..
+            } = step.in_use;
+            table.row([
+                step.step.to_string(),
+                step.calls.values().sum::<u64>().to_string(),
+                format!("{:.1} us", step.time.as_nanos() as f64 / 1e3),
+                Bytes(step.in_use.memory()).to_string(),
+                mappings.to_string(),
+                Bytes(addresses).to_string(),
+            ]);
+        }
+        writeln!(f, "{table}")?;
+        let Peak {
+            memory,
+            waste,
+            mappings,
+            addresses,
+        } = self.peak;
+        let (memory, waste, addresses) = (Bytes(memory), Bytes(waste), Bytes(addresses));
+        write!(
+            f,
+            "at most {memory} of memory ({waste} of it not requested), "
+        )?;
+        write!(f, "{mappings} mappings, {addresses} of addresses")?;
+        match &self.failure {
+            Some(failure) => write!(
+                f,
+                "\nstep {} failed: {}",
+                failure.reached.step, failure.error
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+fn by_name<S: Serializer>(calls: &CallsMade, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(calls.iter().map(|(call, count)| (call.name(), count)))
+}
+
+fn nanoseconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn as_text<S: Serializer>(error: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(error)
+}
+
+fn as_text_if_any<S: Serializer>(
+    refusal: &Option<CloseRefusal>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match refusal {
+        Some(refusal) => serializer.collect_str(refusal),
+        None => serializer.serialize_none(),
     }
 }

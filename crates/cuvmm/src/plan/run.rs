@@ -1,4 +1,5 @@
-//! Steps done with the library's own types, timed and counted, and undone at the end.
+//! The run of a plan: its steps are carried out with the library's types, timed and counted, and
+//! everything is released at the end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::error::{ArgumentError, Error, PlanError, PlanProblem};
 use crate::own::{Access, AccessGrant, CloseRefusal, Mapping, Physical, Reservation};
 use crate::region::Region;
 
-/// Does the acts on devices, and gives everything back.
+/// Carries out the acts on the devices, and releases everything.
 pub(super) fn run(acts: &[Act<'_>], devices: &[Device], clock: &dyn Clock) -> Report {
     let devices = counted_together(devices);
     let mut run = Run {
@@ -69,20 +70,21 @@ pub(super) fn run(acts: &[Act<'_>], devices: &[Device], clock: &dyn Clock) -> Re
     }
 }
 
-/// What steps have made, by name.
+/// The state of a run.
 struct Run<'a> {
     devices: &'a [Device],
     clock: &'a dyn Clock,
     made: BTreeMap<&'a str, Made>,
-    /// What all of it holds, kept up to date step by step: no step looks at what others made.
+    /// The total that is held, updated with each step, so that no step has to visit everything that
+    /// was made.
     in_use: InUse,
 }
 
-/// What a name stands for.
+/// The object that a name stands for.
 enum Made {
     /// Addresses with mappings in them, by offset.
     Addresses {
-        // In the order in which they are to go.
+        // Dropped in this order.
         mappings: BTreeMap<u64, Mapping>,
         reservation: Reservation,
     },
@@ -93,19 +95,19 @@ enum Made {
     },
 }
 
-/// A region, and what was asked for in it.
+/// A region, and the bytes that were requested in it.
 struct RegionRun {
     region: Region,
     asked: Asked,
     committed: Counted,
-    /// How far growth has committed from the first byte on.
+    /// The end of the memory that growth has committed from the first byte on.
     grown: u64,
 }
 
 impl<'a> Run<'a> {
-    /// Does something and says what it took.
+    /// Runs `act`, and returns its calls and its time.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, CallsMade, Duration) {
-        // One device's counters are those of all.
+        // All devices share the counters of one.
         let counters = self.devices.first();
         let before = counters.map(Device::calls);
         let begun = self.clock.now();
@@ -232,7 +234,7 @@ impl<'a> Run<'a> {
     fn access(&self, step: usize, devices: &[usize]) -> Result<Vec<AccessGrant>, PlanError> {
         let one = |&device: &usize| {
             let device = self.device(step, device)?;
-            Ok(AccessGrant::device(device, Access::ReadWrite))
+            Ok(AccessGrant::new(device, Access::ReadWrite))
         };
         devices.iter().map(one).collect()
     }
@@ -244,14 +246,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is held under the name that an act changes.
+    /// Returns what the name holds that an act changes.
     fn held_by(&self, act: &Act<'_>) -> InUse {
         let made = act.changes().and_then(|name| self.made.get(name));
         made.map(Made::in_use).unwrap_or_default()
     }
 
-    /// Gives everything back: what is mapped first, then what was mapped. Says why the first thing
-    /// that could not be given back was not.
+    /// Releases everything: mappings first, then physicals. Returns the reason of the first
+    /// failure.
     fn end(&mut self) -> Option<CloseRefusal> {
         let made = std::mem::take(&mut self.made).into_values();
         let (physicals, others): (Vec<_>, Vec<_>) =
@@ -274,7 +276,7 @@ impl RegionRun {
         }
     }
 
-    /// Grows as whoever asks for `by` bytes at a time makes it grow.
+    /// Grows as a container does that requests `by` bytes at a time.
     fn grow(&mut self, to: u64, by: u64) -> Result<(), Error> {
         let granule = self.region.device().granule();
         let whole = |bytes: u64| granule.round_up(bytes).unwrap_or(self.region.size());
@@ -284,7 +286,7 @@ impl RegionRun {
             held = held.max(self.grown);
         }
         while held < to {
-            // What is asked for until then fits in what there is.
+            // All requests up to this size fit in the memory that is there.
             let fits = (held - has) / by;
             let need = by.saturating_mul(fits + 1).saturating_add(has).min(to);
             let need = granule.round_up(need).unwrap_or(self.region.size());
@@ -299,7 +301,7 @@ impl RegionRun {
 
     fn decommit(&mut self, range: Range<u64>) -> Result<(), Error> {
         let mut end = range.end;
-        // With the last of what was asked for goes what lies ahead of it.
+        // Memory that is precommitted after the last requested byte is released with it.
         if self.asked.end() <= range.end {
             end = end.max(self.grown);
             self.grown = self.grown.min(range.start);
@@ -345,7 +347,7 @@ impl Made {
         }
     }
 
-    /// Gives it back; what cannot be is tried once more, and then counted as a drop that failed.
+    /// Releases it. A failed release is tried once more, and then counted as a failed drop.
     fn close(self) -> Result<(), CloseRefusal> {
         match self {
             Self::Addresses {
@@ -368,8 +370,8 @@ impl Made {
     }
 }
 
-/// The devices with counters of their own, which all of them share: what a step calls is read at
-/// once, however many devices there are.
+/// Returns the devices with counters of their own, which all of them share: the calls of a step are
+/// read from one set of counters, however many devices there are.
 fn counted_together(devices: &[Device]) -> Vec<Device> {
     let counters = devices.first().map(Device::with_own_counters);
     let counters = counters.iter();
@@ -378,7 +380,7 @@ fn counted_together(devices: &[Device]) -> Vec<Device> {
         .collect()
 }
 
-/// What a check has found to be there: kept as an error so that nothing here can panic.
+/// Returns the error for a name that the check found to exist: an error instead of a panic.
 fn unknown(step: usize, name: &str) -> Error {
     PlanError::new(step, Some(name), PlanProblem::UnknownName).into()
 }

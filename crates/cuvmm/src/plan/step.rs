@@ -1,103 +1,105 @@
-//! One operation of a plan, and how it is written down.
+//! The steps of a plan.
 
 use std::time::Duration;
 
-/// One operation. Sizes and offsets are in bytes; sizes are rounded up to whole granules, offsets
-/// must be whole granules. Devices are places in the list that the plan is run on.
+/// One step of a plan. Sizes and offsets are in bytes; sizes are rounded up to whole granules, and
+/// offsets must be whole granules. Devices are indices into the list that the plan is run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
     /// Reserves addresses (`cuMemAddressReserve`). Later steps either commit and grow in them, as
-    /// in a [`Region`](crate::Region), or map physicals there.
+    /// in a [`Region`](crate::Region), or map physicals in them.
     Reserve {
-        /// A name of its own.
+        /// A new name.
         name: String,
-        /// Bytes of addresses.
+        /// The bytes of addresses.
         size: u64,
-        /// The device they are for.
+        /// The device that the addresses are for.
         device: usize,
     },
     /// Creates physical memory (`cuMemCreate`).
     Create {
-        /// A name of its own.
+        /// A new name.
         name: String,
-        /// Its bytes.
+        /// The size in bytes.
         size: u64,
-        /// The device it lies on.
+        /// The device that the memory is on.
         device: usize,
     },
-    /// Maps a physical and gives access (`cuMemMap`, `cuMemSetAccess`).
+    /// Maps a physical and sets access (`cuMemMap`, `cuMemSetAccess`).
     Map {
-        /// The physical.
+        /// The name of the physical.
         physical: String,
-        /// The addresses.
+        /// The name of the addresses.
         within: String,
-        /// Where in them.
+        /// The offset in the addresses.
         offset: u64,
-        /// The devices that may read and write there; none means the physical's own. Each device
-        /// beyond the physical's own is dear.
+        /// The devices that may read and write; an empty list means the physical's own device.
+        /// Access for other devices is expensive.
         access: Vec<usize>,
     },
-    /// Unmaps what begins at an offset (`cuMemUnmap`).
+    /// Unmaps the mapping at an offset (`cuMemUnmap`).
     Unmap {
-        /// The addresses.
+        /// The name of the addresses.
         within: String,
-        /// Where the mapping begins.
+        /// The offset of the mapping.
         offset: u64,
     },
-    /// Puts memory behind a range (`cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each
-    /// extent); what has memory already keeps it.
+    /// Commits memory to a range (`cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each extent).
+    /// Parts that have memory keep it.
     Commit {
-        /// The addresses.
+        /// The name of the addresses.
         within: String,
-        /// Where the range begins; by default behind all that was asked for.
+        /// The start of the range. The default is after everything requested so far.
         offset: Option<u64>,
-        /// Its bytes.
+        /// The size of the range in bytes.
         size: u64,
     },
-    /// Grows from the first byte on, asked for little by little as a
-    /// [`DeviceVec`](crate::DeviceVec) is: memory comes ahead, as much again up to 16 MiB, and then
-    /// up to an eighth.
+    /// Grows from the first byte on in small requests, as a [`DeviceVec`](crate::DeviceVec) does:
+    /// memory is precommitted, as much again up to 16 MiB, and then up to an eighth.
     Grow {
-        /// The addresses.
+        /// The name of the addresses.
         within: String,
-        /// Bytes in the end.
+        /// The size at the end, in bytes.
         to: u64,
-        /// How many bytes are asked for at a time.
+        /// The bytes that each request adds.
         by: u64,
     },
-    /// Withdraws a range that nothing uses any more, and gives its whole extents back
-    /// (`cuMemUnmap` and `cuMemRelease` for each). What lay ahead of it goes too.
+    /// Decommits a range that is no longer used, and releases its whole extents (`cuMemUnmap` and
+    /// `cuMemRelease` for each). Memory that was precommitted after the range is released too.
     Decommit {
-        /// The addresses.
+        /// The name of the addresses.
         within: String,
-        /// Where the range begins.
+        /// The start of the range.
         offset: u64,
-        /// Its bytes.
+        /// The size of the range in bytes.
         size: u64,
     },
-    /// Addresses whose memory lies on several devices in turn: one physical for each stripe, all
-    /// mapped side by side.
+    /// Reserves a range whose memory alternates between devices: one physical for each stripe,
+    /// mapped next to each other.
     Stripe {
-        /// A name of its own.
+        /// A new name.
         name: String,
-        /// Bytes in all; the last stripe may be shorter.
+        /// The total bytes. The last stripe may be shorter.
         size: u64,
-        /// Bytes of a stripe, a whole number of every device's granules.
+        /// The bytes of a stripe, a multiple of every device's granule.
         unit: u64,
         /// The devices, in the order of the stripes.
         devices: Vec<usize>,
-        /// The devices that may read and write everywhere; none means the first of `devices`.
+        /// The devices that may read and write the whole range; an empty list means the first of
+        /// `devices`.
         access: Vec<usize>,
     },
-    /// Gives back what a name stands for, with all that is mapped in it. The name is free again.
+    /// Releases the memory or addresses of a name, with everything that is mapped in it. The name
+    /// can be used again.
     Release {
         /// The name.
         name: String,
     },
-    /// Lets time pass: half a second later a create is truly cold.
+    /// Lets time pass. For example, a creation half a second after the last release measures the
+    /// cold path of the driver.
     Wait {
-        /// How long.
+        /// The time to wait.
         time: Duration,
     },
 }

@@ -1,12 +1,12 @@
-//! Memory that lies on several devices in turn, in one range of addresses.
+//! One range of addresses whose memory alternates between several devices.
 
 use crate::device::Device;
 use crate::error::Error;
 use crate::own::{Access, Place};
 use crate::region::{Layout, Region};
 
-/// A region of the first device that has access, open to the others, with memory everywhere: `unit`
-/// bytes on each of the devices in turn. All or nothing.
+/// Creates a region of the device `home` that is open to `guests` and fully committed: `unit` bytes
+/// on each of `devices` in turn. All or nothing.
 pub(super) fn striped(
     home: &Device,
     guests: &[&Device],

@@ -1,4 +1,4 @@
-//! What names stand for while a plan is checked, and what steps need of them.
+//! The objects that names stand for while a plan is checked.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,12 +8,12 @@ use crate::device::Device;
 use crate::error::{ArgumentError, PlanError, PlanProblem};
 use crate::size::{Granularity, range_within};
 
-/// What a name stands for.
+/// The kind of object that a name stands for.
 pub(super) enum Thing<'a> {
     Addresses {
         size: u64,
         device: usize,
-        /// The act that reserves them.
+        /// The index of the act that reserves them.
         act: usize,
         used: Use<'a>,
     },
@@ -25,7 +25,7 @@ pub(super) enum Thing<'a> {
     Striped,
 }
 
-/// How addresses are used: which it is shows only later.
+/// The use of addresses, which only later steps determine.
 pub(super) enum Use<'a> {
     None,
     Mapped(Places<'a>),
@@ -50,20 +50,20 @@ pub(super) const TO_MAP_IN: &str = "a range to map in";
 pub(super) const TO_COMMIT_IN: &str = "a range to commit in";
 pub(super) const A_PHYSICAL: &str = "physical memory";
 
-/// Size and physical of what is mapped, by offset.
+/// The size and name of each mapped physical, by offset.
 pub(super) type Places<'a> = BTreeMap<u64, (u64, &'a str)>;
 
 /// All names at one step.
 pub(super) struct Things<'a> {
     devices: &'a [Device],
-    /// The step that asks, from 1.
+    /// The number of the step that is being checked, from 1.
     pub(super) step: usize,
     by_name: BTreeMap<&'a str, Thing<'a>>,
-    /// The acts whose addresses have turned out to be mapped in.
+    /// The acts whose addresses later steps map physicals in.
     pub(super) by_hand: Vec<usize>,
 }
 
-/// Addresses that are committed in.
+/// Addresses to commit in.
 pub(super) struct Committable<'c> {
     pub(super) size: u64,
     pub(super) granule: Granularity,
@@ -84,7 +84,7 @@ impl<'a> Things<'a> {
         self.by_name.remove(name)
     }
 
-    /// Counts a physical's mappings up or down.
+    /// Increments or decrements the number of a physical's mappings.
     pub(super) fn count_mapping(&mut self, physical: &str, more: bool) {
         if let Some(Thing::Physical { mappings, .. }) = self.by_name.get_mut(physical) {
             *mappings = if more { *mappings + 1 } else { *mappings - 1 };
@@ -99,7 +99,7 @@ impl<'a> Things<'a> {
         Ok(self.device(device)?.granule())
     }
 
-    /// What is wrong with the step that is looked at, and with what it names.
+    /// Creates an error about the current step and a name in it.
     pub(super) fn refuse(&self, name: Option<&str>, problem: impl Into<PlanProblem>) -> PlanError {
         PlanError::new(self.step, name, problem)
     }
@@ -108,14 +108,14 @@ impl<'a> Things<'a> {
         ArgumentError::not_zero(what, number).map_err(|error| self.refuse(None, error))
     }
 
-    /// A size in whole granules of a device.
+    /// Rounds a size up to whole granules of a device.
     pub(super) fn rounded(&self, size: u64, device: usize) -> Result<u64, PlanError> {
         let granule = self.granule(device)?;
         self.not_zero(size, "the size")?;
         granule.round_up(size).ok_or_else(|| {
             self.refuse(
                 None,
-                ArgumentError::Uncountable {
+                ArgumentError::Overflow {
                     what: "bytes",
                     value: size,
                 },
@@ -144,7 +144,7 @@ impl<'a> Things<'a> {
         self.refuse(Some(name), PlanProblem::WrongKind { is, needed })
     }
 
-    /// The places taken in addresses that are mapped in, and their size.
+    /// Returns the size of addresses to map in, and the ranges that are occupied.
     pub(super) fn mapped(&mut self, name: &str) -> Result<(u64, &mut Places<'a>), PlanError> {
         let fits = |used: &Use<'_>| !matches!(used, Use::Committed(_));
         let (act, size) = self.addresses(name, fits, TO_MAP_IN)?;
@@ -162,7 +162,7 @@ impl<'a> Things<'a> {
         }
     }
 
-    /// Addresses that are committed in.
+    /// Returns addresses to commit in.
     pub(super) fn committed(&mut self, name: &str) -> Result<Committable<'_>, PlanError> {
         let fits = |used: &Use<'_>| !matches!(used, Use::Mapped(_));
         let (_, size) = self.addresses(name, fits, TO_COMMIT_IN)?;
@@ -184,7 +184,7 @@ impl<'a> Things<'a> {
         }
     }
 
-    /// The act that reserves addresses, and their size.
+    /// Returns the index of the act that reserves addresses, and their size.
     pub(super) fn addresses(
         &self,
         name: &str,
@@ -212,7 +212,7 @@ impl<'a> Things<'a> {
             .map_err(|error| self.refuse(Some(name), error))
     }
 
-    /// The whole granules of a range in addresses that are committed in.
+    /// Returns the whole granules of a range in addresses to commit in.
     pub(super) fn range(
         &mut self,
         name: &str,
@@ -227,7 +227,7 @@ impl<'a> Things<'a> {
         let whole = whole.ok_or_else(|| {
             self.refuse(
                 None,
-                ArgumentError::Uncountable {
+                ArgumentError::Overflow {
                     what: "bytes",
                     value: size,
                 },
@@ -238,7 +238,7 @@ impl<'a> Things<'a> {
     }
 }
 
-/// The device of a number that a step names.
+/// Returns the device at an index that a step names.
 pub(super) fn device_of(
     devices: &[Device],
     step: usize,

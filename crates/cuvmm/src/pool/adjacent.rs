@@ -1,11 +1,12 @@
-//! Blocks side by side: so many of a kind at equal distances, so that together they are one tensor
+//! Blocks side by side: several equal blocks at equal distances, which together are one tensor
 //! whose rows grow in place.
 //!
-//! Each has a slot of its own in a [row](super::rows) that is reserved at once. It grows, shrinks, is
-//! freed and taken from like any other, and its memory never reaches into its neighbour's addresses.
-//! A row that has come free serves the next blocks that are wanted so, with what memory it still
-//! has; its slots serve single blocks too. The driver has the addresses again when the last slot has
-//! gone: until then they count against the pool's limit, without being a tenant's.
+//! Each block has a slot of its own in a [row](super::rows) that is reserved at once. It grows,
+//! shrinks, is freed and gives memory like any other block, and its memory never reaches into its
+//! neighbor's addresses. A row whose slots are free serves the next blocks that are allocated side
+//! by side, with the memory that it still has; its slots serve single blocks too. The driver gets
+//! the addresses back when the last slot of the row is gone: until then they count against the
+//! pool's limit without being a tenant's.
 
 use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
@@ -21,30 +22,31 @@ use super::wanted::Wanted;
 use crate::error::{ArgumentError, BlockError};
 use crate::own::Stream;
 
-/// How well part of a row serves, the best first: whether memory is lacking, whether a fence has to
-/// pass, how long the row is that it is cut from, and how much more or less memory there is.
+/// How well part of a row serves, the best first: whether memory is lacking, whether a fence must
+/// become complete, the length of the row that the part is cut from, and the bytes of memory too
+/// few or too many.
 type Rank = (bool, bool, usize, u64);
 
-/// How several blocks of a kind lie.
+/// How several equal blocks are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// Wherever there is a place for each.
+    /// Each wherever there is a place for it.
     Anywhere,
     /// Side by side.
     Adjacent,
 }
 
-/// Slots side by side that blocks are put in, in their places and pinned.
+/// Slots side by side that blocks are put in. They are in their places and pinned.
 struct Lot {
     /// One for each slot, in the order of their addresses.
     changes: Vec<Change>,
     needs: Needs,
-    /// The slots were opened for it.
+    /// `true` if the slots were opened for these blocks.
     new: bool,
 }
 
 impl Core {
-    /// Places for `count` blocks of a kind: all of them, or everything is as before.
+    /// Makes places for `count` equal blocks: all of them or none.
     pub(super) fn allocate_many(
         &self,
         tenant: TenantId,
@@ -54,8 +56,8 @@ impl Core {
     ) -> Result<Vec<BlockPlace>, BlockError> {
         let each = self.device.granule().round_up(wanted.size);
         let bytes = each.unwrap_or(u64::MAX).saturating_mul(count as u64);
-        let snug = Wanted {
-            snug: true,
+        let exact_extents = Wanted {
+            exact_extents: true,
             ..wanted.clone()
         };
         self.request(tenant, bytes, wait, |state| {
@@ -64,14 +66,16 @@ impl Core {
                 Placement::Adjacent => self.line_up(state, tenant, wanted, count),
             };
             match place(state, wanted) {
-                // What is left over behind each of them may be what the last one lacks.
-                (state, Err(error)) if count > 1 && error.is_shortage() => place(state, &snug),
+                // The memory left over behind each block may be what the last block lacks.
+                (state, Err(error)) if count > 1 && error.is_shortage() => {
+                    place(state, &exact_extents)
+                }
                 attempted => attempted,
             }
         })
     }
 
-    /// Places for `count` blocks, wherever there is one.
+    /// Makes places for `count` blocks, each wherever there is one: all of them or none.
     fn scatter<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -96,7 +100,7 @@ impl Core {
         (state, outcome.map(|()| places))
     }
 
-    /// Places for `count` blocks side by side: all of them, or everything is as before.
+    /// Makes places for `count` blocks side by side: all of them or none.
     pub(super) fn line_up<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -131,7 +135,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Finds or reserves slots side by side for this number of blocks, and pins them.
+    /// Finds or reserves slots side by side for `count` blocks, and pins them.
     fn find_lot(
         &mut self,
         id: TenantId,
@@ -140,7 +144,8 @@ impl Locked<'_> {
     ) -> Result<Lot, BlockError> {
         let needs = self.needs_apart(id, wanted)?;
         self.purge_some();
-        // A stream cache hands out single blocks: what lies there is to be had for this only from the pool.
+        // A stream cache hands out single blocks: their slots are available here only after a
+        // sweep.
         self.sweep(id);
         let row = self.pick_row(id, &needs, wanted.home, count);
         let new = row.is_none();
@@ -179,17 +184,19 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Notes that new slots lie side by side, or gives their addresses back if they are of no use.
+    /// Notes that new slots are side by side, or gives their addresses back if they are of no use.
     fn keep_row(&mut self, id: TenantId, places: &[BlockPlace]) {
-        // Memory without a block is just being zeroed, and stays where it is until that has passed.
+        // Memory without a block is being zeroed, and stays in place until that is complete.
         let slots = || places.iter().filter_map(|place| self.slot(place.slot));
-        // Another operation may have dropped a slot without a block, and its number may be another slot's.
+        // Another operation may have dropped a slot without a block, and its number may be another
+        // slot's.
         let lie = slots().map(|slot| slot.space.address());
         if !lie.eq(places.iter().map(|place| place.address)) {
             return;
         }
         if slots().all(Slot::is_bare) {
-            // All of them at once: the lock is let go between those that are given back.
+            // All slots are taken first, since the lock is released between those that are given
+            // back.
             let take = |place: &BlockPlace| self.take_out(place.slot);
             let slots: Vec<_> = places.iter().filter_map(take).collect();
             slots.into_iter().for_each(|slot| self.drop_slot(slot));
@@ -201,22 +208,22 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// What blocks need that lie at the distance which is wanted.
+    /// Returns what blocks at the requested distance require of their slots.
     fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
-        ArgumentError::not_zero("bytes that blocks lie apart", wanted.stride)?;
+        ArgumentError::not_zero("bytes of a stride multiple", wanted.stride)?;
         let mut needs = self.needs(id, wanted)?;
         let guards = self.guard().saturating_mul(2);
         let granule = self.device.granule();
         needs.class.size = granule
             .class_apart(wanted.capacity, guards, wanted.stride)
-            .ok_or(ArgumentError::Uncountable {
+            .ok_or(ArgumentError::Overflow {
                 what: BYTES,
                 value: wanted.capacity,
             })?;
         Ok(needs)
     }
 
-    /// The vacant part of a row that serves best, ordered before the work of `home`.
+    /// Returns the vacant part of a row that serves best, ordered before the work of `home`.
     fn pick_row(
         &mut self,
         id: TenantId,
@@ -246,7 +253,8 @@ impl State {
     }
 }
 
-/// Nothing if one of the slots cannot be had, or would strand too much.
+/// Ranks part of a row. Returns `None` if one of its slots cannot be used, or would strand too
+/// much.
 fn rank(
     tenancy: &Tenancy,
     needs: &Needs,

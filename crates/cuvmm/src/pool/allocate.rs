@@ -1,8 +1,9 @@
-//! Allocating: the best idle slot or a new one, furnished; or nothing.
+//! Allocation: takes the best idle slot or a new one, and places memory under it; on failure
+//! nothing changes.
 
 use super::budget::{Amount, TenantId};
 use super::change::Change;
-use super::commit::{Fit, Furnished};
+use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::ids::BYTES;
 use super::ids::{BlockPlace, SlotId};
@@ -10,28 +11,28 @@ use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
 use super::wait::{Attempt, Wait};
-use super::wanted::{Grain, Wanted};
+use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::own::Stream;
 use crate::region::Uses;
 
-/// Idle slots looked at for the best one.
+/// The number of idle slots that are compared to find the best one.
 pub(super) const CANDIDATES: usize = 8;
 
-/// A block that takes over idle memory strands at most this part of its size, or a granule: what
-/// lies behind it in the extent that its end falls into.
+/// The part of its size that a block may strand when it takes over idle memory, or a granule if
+/// that is more: the memory behind it in the extent that its end is in.
 const STRANDED_PART: u64 = 8;
 
-/// What a block asks of its slot. Bytes.
+/// The requirements of a block on its slot. Sizes in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
     pub(super) class: Class,
-    /// What it uses, in whole granules.
+    /// The block's size in whole granules.
     pub(super) used: u64,
-    /// What it may grow to, in whole granules.
+    /// The block's capacity in whole granules.
     most: u64,
-    /// What it may strand at most.
+    /// The most that the block may strand.
     pub(super) strands: u64,
 }
 
@@ -65,8 +66,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes a place for a block in a slot that stays out, so that what it took can still be told
-    /// from what was there.
+    /// Makes a place for a block in a slot that stays out, so that the memory it got can still be
+    /// distinguished from the memory that was there.
     pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
@@ -80,9 +81,9 @@ impl Locked<'_> {
             Some(slot) => slot,
             None => {
                 // Without memory no addresses are reserved.
-                self.make_room(id, needs.used)?;
+                self.reclaim_for(id, needs.used)?;
                 let opened = self.open_slots(id, needs.class, 1)?.next();
-                opened.ok_or(ArgumentError::Uncountable {
+                opened.ok_or(ArgumentError::Overflow {
                     what: BYTES,
                     value: wanted.capacity,
                 })?
@@ -105,8 +106,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes the slot that serves best of those that can be reused, if there is one: out of its place
-    /// if the lock may be let go for it.
+    /// Takes the reusable slot that serves best, if there is one. The slot is out if the lock may
+    /// have to be released for it.
     fn find_slot(
         &mut self,
         id: TenantId,
@@ -118,33 +119,33 @@ impl Locked<'_> {
             let slot = state.slot(id);
             slot.is_none_or(|slot| slot.space.bytes() < needs.used)
         };
-        // What was freed a moment ago may have all that is wanted.
+        // A block that was just freed may have all the memory needed.
         if picked.is_none_or(|picked| lacks(self, picked)) && self.sweep(id) {
             picked = self.pick(id, needs, home);
         }
         let picked = picked?;
-        // The usual case makes no driver call that the lock is let go for.
+        // The usual case makes no driver call that the lock is released for.
         match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
             true => self.take_slot(picked),
             false => self.take_out(picked),
         }
     }
 
-    /// Puts a block in a slot that is out, and memory under it; or the slot is as before.
+    /// Puts a block in a slot that is out, and memory under it. On failure the slot is as before.
     #[inline(always)]
     pub(super) fn move_in(
         &mut self,
         slot: &mut Slot,
         wanted: &Wanted<'_>,
         needs: &Needs,
-    ) -> Result<Furnished, BlockError> {
+    ) -> Result<PlacedMemory, BlockError> {
         let &Wanted {
             size, home, zeroed, ..
         } = wanted;
         let used = needs.used;
-        // Of a new slot nothing is used again.
+        // A new slot has no memory to use again.
         self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
-        let given = self.furnish(slot, &Fit::new(used, home, zeroed))?;
+        let given = self.place_memory(slot, &Fit::new(used, home, zeroed))?;
         let noted = slot.space.note_writer(0, used, slot.id.tenant.0);
         slot.touched = self.tick();
         slot.block = Some(Occupant {
@@ -176,7 +177,7 @@ impl Locked<'_> {
         })
     }
 
-    /// Addresses for new slots side by side, which are out.
+    /// Reserves addresses for new slots side by side, which are out.
     pub(super) fn open_slots(
         &mut self,
         id: TenantId,
@@ -188,7 +189,7 @@ impl Locked<'_> {
         let addresses = each.saturating_mul(count);
         self.make_address_room(addresses);
         self.check_addresses(addresses)?;
-        // From here on the tenant is not empty, and cannot be forgotten.
+        // From here on the tenant is not empty, and cannot be removed.
         let flight = self.flight();
         let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
         let ids = (0..count).map(|_| SlotId {
@@ -210,7 +211,7 @@ impl Locked<'_> {
             }
             Err(error) => {
                 self.budget.refund(charge);
-                ids.into_iter().rev().for_each(|id| self.vacate(id));
+                ids.into_iter().rev().for_each(|id| self.remove_range(id));
                 Err(error.into())
             }
         }
@@ -218,14 +219,14 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// What a block asks of its slot, if it may be at all.
+    /// Returns what a block requires of its slot, if its options are valid.
     #[inline(always)]
     pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
         let &Wanted { size, capacity, .. } = wanted;
         ArgumentError::not_zero(BYTES, size)?;
         ArgumentError::at_most(BYTES, size, capacity)?;
         let granule = self.device.granule();
-        let too_large = ArgumentError::Uncountable {
+        let too_large = ArgumentError::Overflow {
             what: BYTES,
             value: capacity,
         };
@@ -245,7 +246,7 @@ impl State {
             largest: self.largest_extent(wanted.grain)?,
         };
         self.check_usable(id)?;
-        let strands = match wanted.snug {
+        let strands = match wanted.exact_extents {
             true => 0,
             false => granule.bytes().max(used / STRANDED_PART),
         };
@@ -257,8 +258,8 @@ impl State {
         })
     }
 
-    /// The largest extent under a block.
-    fn largest_extent(&self, grain: Grain) -> Result<u64, BlockError> {
+    /// Returns the largest extent under a block.
+    fn largest_extent(&self, grain: ExtentOptions) -> Result<u64, BlockError> {
         let pools = self.policy.largest_extent;
         let granule = self.device.granule();
         match grain.largest {
@@ -271,21 +272,21 @@ impl State {
         }
     }
 
-    /// How a block grows. In a hardened pool nothing lies behind a block's end.
-    fn growth(&self, grain: Grain) -> Growth {
+    /// Returns how a block grows. In a hardened pool nothing is mapped behind a block's end.
+    fn growth(&self, grain: ExtentOptions) -> Growth {
         match &self.hardening {
             Some(_) => Growth::Exact,
             None => grain.growth.unwrap_or(self.policy.growth),
         }
     }
 
-    /// The idle slot of a class that serves best, ordered before the work of `home`: one in which a
-    /// block strands no more than it may.
+    /// Returns the idle slot of the class that serves best, ordered before the work of `home`: one
+    /// in which the block strands no more than it may.
     fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
         let tenancy = self.tenants.get(&id)?;
-        // Too little memory is worse than a fence, and a fence is worse than too much memory. Where
-        // that is the same, rows stay whole: what differs does so by whole granules.
+        // Too little memory is worse than an incomplete fence, and that is worse than too much
+        // memory. Among equals rows are kept whole; all other differences are whole granules.
         let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
         let fitting = tenancy
             .reusable(needs.class)
@@ -310,8 +311,8 @@ impl State {
         None
     }
 
-    /// Whether what a slot's fence covers comes before the work of `home`, or can be ordered so now.
-    /// A slot for which the driver fails is passed over.
+    /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
+    /// can be ordered so now. A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
         let tenancy = self.tenants.get_mut(&id.tenant);
@@ -331,7 +332,7 @@ impl State {
         let ready = ordered
             .and_then(|ordered| Ok(ordered || Self::poll(capturing, needs, &mut slot.fence)?));
         ready.unwrap_or_else(|error| {
-            tracing::debug!(%error, "a fence could not be asked: the slot is passed over");
+            tracing::debug!(%error, "a fence could not be polled: the slot is passed over");
             false
         })
     }

@@ -1,10 +1,10 @@
-//! What is always true of a pool's state while its lock is free, checked in debug builds at the end
-//! of each locked section, and wherever one lets the lock go.
+//! The invariants of a pool's state, checked in debug builds at the end of each locked section, and
+//! wherever a section releases the lock.
 
 use super::slot::Freed;
 use super::state::State;
 
-/// With more slots than these only some sections are checked: the first, the second, the fourth and
+/// With more slots than this only some sections are checked: the first, the second, the fourth and
 /// so on.
 const MOST_SLOTS: usize = 64;
 
@@ -25,7 +25,7 @@ impl State {
         }
     }
 
-    /// Each tenant is charged for what its slots and its share table have, and no more.
+    /// Checks that each tenant is charged for exactly the memory of its slots and its share table.
     fn audit_charges(&self) {
         for (&id, tenancy) in &self.tenants {
             let parts = tenancy.figures().map(|(figures, _)| {
@@ -46,7 +46,7 @@ impl State {
         debug_assert!(held == self.budget.held(), "accounts add up to {held}");
     }
 
-    /// A slot is listed for what it can give and for what it can serve.
+    /// Checks that each slot is listed for what it can give and for what it can serve.
     fn audit_lists(&self) {
         for (id, tenancy) in &self.tenants {
             let keeps_nothing = self.hardening.is_some() || !tenancy.registered;
@@ -78,7 +78,7 @@ impl State {
         }
     }
 
-    /// What came from the driver is somewhere.
+    /// Checks that all memory from the driver is accounted for.
     fn audit_sources(&self) {
         let slots = self.tenants.values().flat_map(|tenancy| {
             let indices = tenancy.indices();

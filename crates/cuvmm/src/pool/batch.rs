@@ -1,4 +1,4 @@
-//! Several blocks in one call and under one lock: all of them, or everything is as before.
+//! Operations on several blocks in one call and under one lock, which change all blocks or none.
 
 use super::block::Block;
 use super::core::Core;
@@ -8,29 +8,30 @@ use super::unshare;
 use super::wait::Wait;
 use crate::error::BlockError;
 
-/// A block to grow or shrink, and to how many bytes.
+/// A block, and the size in bytes to grow or shrink it to.
 type Step = (BlockPlace, u64);
 
 impl Tenant {
-    /// Grows several of the tenant's blocks in place, to the size given with each, in one call: all
-    /// of them or none. Asks pressure hooks, and waits as long as the most patient of the blocks
-    /// may.
+    /// Grows several of the tenant's blocks in place, each to the size given with it, in one call:
+    /// all of them or none. If memory is short, calls pressure hooks, and waits for at most the
+    /// longest timeout of the blocks.
     ///
-    /// Where every block has memory ahead of its use this makes no driver call, and takes a tenth
-    /// of a microsecond a block.
+    /// If every block has enough precommitted memory, this makes no driver call and takes about 0.1
+    /// us for each block.
     ///
     /// # Errors
-    /// [`BlockError`] says which block could not grow, with the figures. Every block is as before
-    /// then. Memory that was another tenant's and is just being zeroed stays with its block as
-    /// precommitted memory until that has passed, and a block that has shrunk into what it
-    /// [shares](Block::fork) may have memory of its own there by then, with the same bytes.
+    /// [`BlockError`] names the block that could not grow, with the figures. Every block is then as
+    /// before. Memory of another tenant that is just being zeroed stays with its block as
+    /// precommitted memory until that is complete. A block that had shrunk into memory that it
+    /// [shares](Block::fork) may have memory of its own there, with the same bytes.
     pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.grow_blocks(blocks, |blocks| {
             Wait::of_any(blocks.iter().map(|(block, _)| block.patience()))
         })
     }
 
-    /// The same if that needs no waiting.
+    /// Grows several of the tenant's blocks in place, all of them or none, if that needs no
+    /// waiting. See [`grow_all`](Self::grow_all).
     ///
     /// # Errors
     /// As [`Self::grow_all`].
@@ -38,7 +39,8 @@ impl Tenant {
         self.grow_blocks(blocks, |_| Wait::Never)
     }
 
-    /// The first of some groups of the tenant's blocks in which one sleeps or is being moved.
+    /// Returns the index of the first group of the tenant's blocks in which a block sleeps or is
+    /// being moved.
     pub(crate) fn first_asleep<'a>(
         &self,
         groups: impl IntoIterator<Item = &'a [Block]>,
@@ -48,19 +50,20 @@ impl Tenant {
         groups.into_iter().position(asleep)
     }
 
-    /// Gives up the ends of several of the tenant's blocks, down to the size given with each, under
-    /// one lock: all of them or none.
+    /// Shrinks several of the tenant's blocks, each to the size given with it, under one lock: all
+    /// of them or none.
     pub(crate) fn shrink_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.core().shrink(&steps(blocks))?;
         note(blocks);
         Ok(())
     }
 
-    /// Tells the mapper, if there is one, that blocks are about to outgrow what they have.
-    pub(crate) fn foresee<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
+    /// Notifies the mapper, if there is one, that blocks are about to outgrow the memory that they
+    /// have.
+    pub(crate) fn notify_growth<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
         let mut state = self.core().lock();
         for block in blocks {
-            state.ask_precommit(block.place().slot);
+            state.request_precommit(block.place().slot);
         }
         Core::let_go(state);
     }
@@ -72,7 +75,7 @@ impl Tenant {
     ) -> Result<(), BlockError> {
         let strange = |(block, _): &(&mut Block, u64)| !self.has(block);
         if let Some(index) = blocks.iter().position(strange) {
-            return Err(BlockError::NotOurs { index });
+            return Err(BlockError::WrongTenant { index });
         }
         let steps = steps(blocks);
         let core = self.core();
@@ -101,15 +104,16 @@ fn note(blocks: &mut [(&mut Block, u64)]) {
 }
 
 impl Tenant {
-    /// Makes the memory of several of the tenant's blocks their own, from the byte on that is given
-    /// with each. Asks pressure hooks, and waits as long as the most patient of the blocks may. What
-    /// was made private stays so when another one is refused: every block shows the same bytes.
+    /// Gives several of the tenant's blocks memory of their own instead of shared memory, each from
+    /// the given offset on. If memory is short, calls pressure hooks, and waits for at most the
+    /// longest timeout of the blocks. If one block is refused, those that were unshared before stay
+    /// so: every block shows the same bytes.
     pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         let wait = Wait::of_any(blocks.iter().map(|(block, _)| block.patience()));
         self.unshare_blocks(blocks, wait)
     }
 
-    /// The same if that needs no waiting.
+    /// Unshares the memory of several of the tenant's blocks if that needs no waiting.
     pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         self.unshare_blocks(blocks, Wait::Never)
     }

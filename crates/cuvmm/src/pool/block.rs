@@ -1,7 +1,7 @@
 //! Memory that a tenant has allocated.
 //!
-//! `unsafe` here: naming the block's own memory as a range to copy in, and taking what a block
-//! holds out of it when it is dropped.
+//! `unsafe` here: naming the block's own memory as a range to copy in, and taking a block's
+//! contents out of it when it is dropped.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -24,22 +24,49 @@ use crate::error::{ArgumentError, BlockError, CallError, HandedBack, MemoryError
 use crate::own::{Access, Span, Stream};
 use crate::region::{Extent, Registration};
 
-/// Memory of a tenant, at an address that is fixed for life. Freed when dropped.
+/// Memory of a tenant at an address that is fixed for life. The block grows and shrinks in place.
+/// It is freed when dropped.
 ///
-/// Dropping makes no driver call and never waits: the memory stays mapped, stays charged to the
-/// tenant, and is handed on only after the work that may use it. In a
-/// [hardened pool](super#hardened-pools) it does not wait either, but fills the memory and unmaps
-/// what has passed; so does, without the filling, a block that was [exported](Self::export).
+/// Dropping a block makes no driver call and never waits: the memory stays mapped and charged to
+/// the tenant, and is reused only after the work that may use it. In a [hardened
+/// pool](super#hardened-pools) a drop does not wait either, but fills the memory and unmaps memory
+/// whose fence is complete. A drop unmaps, without filling, if the block was
+/// [exported](Self::export).
+///
+/// # Examples
+/// ```rust
+/// use cuvmm::Stream;
+/// # use cuvmm::{Device, Limit, Pool};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = Device::open(opened.driver, 0)?;
+/// # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// let stream = Stream::new(&device)?;
+/// let mut block = tenant.block(2 << 20).capacity(32 << 20).home_stream(&stream).allocate()?;
+/// let address = block.address();
+/// block.write(0, b"keys")?;
+///
+/// block.grow_to(16 << 20)?; // in place: no copy, no new address
+/// assert_eq!(block.address(), address);
+/// let mut bytes = [0; 4];
+/// block.read(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"keys");
+/// drop(block); // no driver call; cached for the next block on `stream`
+/// # Ok(())
+/// # }
+/// ```
 pub struct Block {
     held: ManuallyDrop<Held>,
-    /// Whether only the home stream used it, no lease was taken on it, and no zeros are owed in
-    /// it: then the next block of its shape can have it as it is.
+    /// `true` while only the home stream used the block, no lease was taken on it, and no zeros are
+    /// owed in it: the next block of its shape can then take it over as it is.
     plain: AtomicBool,
     wait: Option<Duration>,
 }
 
 impl Block {
-    /// `plain`: no zeros are owed in it.
+    /// `plain`: no zeros are owed in the block.
     #[inline]
     pub(super) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
         Self {
@@ -57,22 +84,24 @@ impl Block {
         &self.held.place
     }
 
-    /// How long it may wait for memory.
+    /// Returns how long the block may wait for memory.
     pub(super) const fn patience(&self) -> Option<Duration> {
         self.wait
     }
 
-    /// The pool has grown or shrunk it.
+    /// Notes the size that the pool has grown or shrunk the block to.
     pub(super) fn has_size(&mut self, size: u64) {
         self.held.size = size;
     }
 
-    /// When it is dropped its slot is looked at: what is special about it is not kept for the next block.
+    /// Keeps the block out of the stream caches: when it is dropped, its slot is freed the long
+    /// way.
     pub(super) fn goes_in_no_cache(&self) {
         self.plain.store(false, Ordering::Relaxed);
     }
 
-    /// A block at another place that shares memory with this one: neither goes in a stream cache.
+    /// Makes a block at another place that shares memory with this one. Neither goes to a stream
+    /// cache.
     pub(super) fn forked(&self, place: BlockPlace, size: u64) -> Self {
         self.goes_in_no_cache();
         let held = Held {
@@ -83,46 +112,51 @@ impl Block {
         Self::new(held, false, self.wait)
     }
 
-    /// Whether it is of a pool.
+    /// Returns `true` if the block belongs to the pool of `core`.
     pub(super) fn is_of(&self, core: &Arc<Core>) -> bool {
         Arc::ptr_eq(self.core(), core)
     }
 
-    /// The first address.
+    /// Returns the block's first address. It never changes.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.place().address
     }
 
-    /// The device it lies on.
+    /// Returns the device of the block's memory.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core().device
     }
 
-    /// The size in bytes, as asked for.
+    /// Returns the size in bytes, as requested.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.held.size
     }
 
-    /// What it may grow to, in bytes.
+    /// Returns the size that the block may grow to, in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.place().capacity
     }
 
-    /// The stream it was allocated on.
+    /// Returns the stream that the block was allocated on, if it has a home stream.
     #[must_use]
     pub fn home_stream(&self) -> Option<&Stream> {
         self.held.home.as_ref()
     }
 
-    /// Grows in place, asking pressure hooks and waiting as its builder said.
+    /// Grows the block in place to `size` bytes: at least its size, at most its capacity. If memory
+    /// is short, calls pressure hooks and waits for at most the
+    /// [timeout](super::BlockBuilder::timeout). Within memory that is precommitted or was just
+    /// given up, growth makes no driver call; otherwise it makes `cuMemCreate`, `cuMemMap` and
+    /// `cuMemSetAccess` for each new extent.
     ///
     /// # Errors
-    /// [`BlockError`] with the figures; the block is as before then, except that one which has
-    /// shrunk into what it [shares](Self::fork) may have memory of its own there, with the same bytes.
+    /// [`BlockError`], with the figures. The block is then as before, except that a block which had
+    /// shrunk into memory that it [shares](Self::fork) may have memory of its own there, with the
+    /// same bytes.
     pub fn grow_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.core()
             .grow(self.place(), size, || Wait::of(self.wait))?;
@@ -130,8 +164,9 @@ impl Block {
         Ok(())
     }
 
-    /// Grows in place if that needs no waiting. Where a mapper is just placing the block's next
-    /// extent it returns behind those driver calls, instead of making its own beside them.
+    /// Grows the block in place to `size` bytes if that needs no waiting, and calls no hook. While
+    /// a mapper is placing the block's next extent, the call waits for those driver calls instead
+    /// of making its own.
     ///
     /// # Errors
     /// As [`Self::grow_to`].
@@ -141,41 +176,41 @@ impl Block {
         Ok(())
     }
 
-    /// Gives up the end of the block. Makes no driver call; growing again before somebody else
-    /// needs the memory revives it with what it held. (A [hardened pool](super#hardened-pools)
-    /// fills and unmaps it as a block that is dropped, and any pool unmaps what the block
-    /// [shares](Self::fork).)
+    /// Shrinks the block to `size` bytes. Makes no driver call. If the block grows again before the
+    /// memory is reclaimed, it gets the memory back with its old contents. (A [hardened
+    /// pool](super#hardened-pools) fills and unmaps the memory as it does for a dropped block, and
+    /// any pool unmaps memory that the block [shares](Self::fork).)
     ///
     /// # Errors
-    /// [`BlockError`] when `size` is zero or more than the block has.
+    /// [`BlockError`] when `size` is zero or more than the block's size.
     pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.core().shrink(&[(*self.place(), size)])?;
         self.held.size = size;
         Ok(())
     }
 
-    /// Notes that another stream uses the block too: the memory is handed on only after that
-    /// stream's work as well. A block without a home stream waits for all streams anyway.
+    /// Records that another stream uses the block too: the memory is reused only after that
+    /// stream's work as well. A block without a home stream waits for all streams in any case.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] when the stream is another driver's.
+    /// [`CallError::WrongDriver`] when the stream belongs to another driver.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);
         state.record_use(self.place().slot, stream)
     }
 
-    /// Notes that work which is on no stream of this library uses the block too: that of another
-    /// library which was given the address, say. The memory is handed on only after all work of
-    /// the device that is queued when it is freed.
+    /// Records that work which is on no stream of this library uses the block too, such as that of
+    /// another library which was given the address. The memory is reused only after all work of the
+    /// device that is queued when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);
         state.record_use_anywhere(self.place().slot);
     }
 
-    /// The streams whose work may use the block, the home first; nothing where that is all work of
-    /// the device.
+    /// Returns the streams whose work may use the block, the home stream first. Returns `None` if
+    /// any work of the device may use it.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core()
@@ -183,18 +218,18 @@ impl Block {
             .streams(self.place().slot)
     }
 
-    /// Keeps what lies under the block in place: while the lease lives, nothing under the block is
-    /// unmapped or handed on, whatever becomes of the block. It asks nothing;
-    /// [`lease_for`](Self::lease_for) says whether the block may be used.
+    /// Takes a lease on the block. While it lives, no memory under the block is unmapped or reused,
+    /// even if the block is dropped. Does not check whether the block may be used;
+    /// [`lease_for`](Self::lease_for) does.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.plain.store(false, Ordering::Relaxed);
         Lease::new(Arc::clone(self.core()), self.held.place, self.size())
     }
 
-    /// A [lease](Self::lease) with the exact list of the extents under the block, those behind its
-    /// end included, for registering the memory with a NIC or with NCCL. What the block grows by
-    /// later is not in it.
+    /// Takes a [lease](Self::lease) with the exact list of the extents under the block, including
+    /// those behind its end, for registering the memory with a NIC or with NCCL. The list does not
+    /// contain what the block grows by later.
     ///
     /// # Errors
     /// [`MemoryError`] when the block sleeps or has lost memory, when the context is lost, and in a
@@ -203,7 +238,7 @@ impl Block {
         Ok(self.lease_for(Access::Read)?.registered())
     }
 
-    /// A lease for a use of a range that lies in the block.
+    /// Takes a lease for a use of a range of the block.
     pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Lease, MemoryError> {
         if !matches!(wanted, Use::Copy(_)) {
             self.plain.store(false, Ordering::Relaxed);
@@ -212,39 +247,40 @@ impl Block {
         self.core().admit(of, wanted, range)
     }
 
-    /// Every extent under the block, those behind its end included, in order: what whoever
-    /// registers memory must register. It is exact while a [`Lease`] lives and the block does not
-    /// grow.
+    /// Returns every extent under the block in order, including those behind its end: the memory
+    /// that a registration of the block must cover. The list stays exact while a [`Lease`] lives
+    /// and the block does not grow.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.core().extents(self.place())
     }
 
-    /// Writes bytes behind what the home stream (or the legacy default stream) has queued, and
-    /// returns when they are there.
+    /// Writes `bytes` at `offset` behind the work queued on the home stream (or on the legacy
+    /// default stream), and returns when they are written (`cuMemcpyHtoDAsync`, waited for).
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the block or begins where it is
-    /// [read only](Self::read_only), when the block sleeps, or while a capture guard lives.
+    /// [`MemoryError`] when the range exceeds the block or begins where it is [read
+    /// only](Self::read_only), when the block sleeps, or while a capture guard lives.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let (stream, _lease) = self.copied(Access::ReadWrite, offset, bytes.len() as u64)?;
         self.span().write(&stream, offset, bytes)
     }
 
-    /// Reads bytes behind what the home stream (or the legacy default stream) has queued.
+    /// Reads bytes at `offset` behind the work queued on the home stream (or on the legacy default
+    /// stream), and returns when they are read (`cuMemcpyDtoHAsync`, waited for).
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the block or the block sleeps, or while a capture guard
-    /// lives.
+    /// [`MemoryError`] when the range exceeds the block, when the block sleeps, or while a capture
+    /// guard lives.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (stream, _lease) = self.copied(Access::Read, offset, bytes.len() as u64)?;
         self.span().read(&stream, offset, bytes)
     }
 
-    /// Frees the block as dropping it does, but not while its home stream is capturing.
+    /// Frees the block as dropping it does, unless its home stream is capturing.
     ///
     /// # Errors
-    /// [`HandedBack`] with the block in it.
+    /// [`HandedBack`], which contains the block, while the home stream is capturing.
     #[allow(clippy::result_large_err, reason = "the block is handed back as it is")]
     pub fn free(self) -> Result<(), HandedBack<Self, MemoryError>> {
         match self.may_be_freed() {
@@ -253,9 +289,10 @@ impl Block {
         }
     }
 
-    /// Whether [`Self::free`] would free it now.
+    /// Checks whether [`Self::free`] would free the block now.
     pub(crate) fn may_be_freed(&self) -> Result<(), MemoryError> {
-        // Asked only while a guard says that there are captures: the usual free asks nobody.
+        // The stream is queried only while a guard says that there are captures, so the usual free
+        // makes no driver call.
         if !self.core().is_capturing() {
             return Ok(());
         }
@@ -265,28 +302,30 @@ impl Block {
         }
     }
 
-    /// Whether the block [sleeps](super::Tenant::blocks): its addresses are kept and nothing is
-    /// mapped there, so that a kernel that touches them faults. True too while another thread is
-    /// putting it to sleep or waking it.
+    /// Returns `true` if the block [sleeps](super::Tenant::blocks): its addresses are kept and
+    /// nothing is mapped there, so a kernel that accesses them faults. Also `true` while another
+    /// thread is putting the block to sleep or waking it.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        // Asks no lock where none of the tenant's does.
+        // Takes the lock only if a block of the tenant may be asleep, which is when the stream
+        // caches are bypassed.
         self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
     }
 
-    /// Whether a capture guard of its pool lives.
+    /// Returns `true` while a capture guard of the pool lives.
     #[cfg(feature = "dlpack")]
     pub(crate) fn is_capturing(&self) -> bool {
         self.core().is_capturing()
     }
 
     fn span(&self) -> Span<'_> {
-        // SAFETY: the memory of a block stays mapped while the block lives, which the borrow sees
-        // to: taking back takes only what lies behind its end.
+        // SAFETY: the memory of a block stays mapped while the block lives, which the borrow
+        // ensures: reclaim takes only memory behind the block's end.
         unsafe { Span::new(&self.core().device, self.address(), self.size()) }
     }
 
-    /// The stream that a copy runs on, and what keeps the memory in place until it has ended.
+    /// Returns the stream that a copy runs on, and a lease that keeps the memory in place until the
+    /// copy has ended.
     fn copied(
         &self,
         access: Access,
@@ -304,18 +343,20 @@ impl Block {
 }
 
 impl Block {
-    /// A [lease](Self::lease) for a use of the whole block with this access: nothing puts the block
-    /// to sleep or moves it between the check and the lease.
+    /// Takes a [lease](Self::lease) for a use of the whole block with `access`. Checks the block
+    /// and takes the lease in one step, so that the block cannot be put to sleep or moved in
+    /// between.
     ///
     /// # Errors
-    /// [`MemoryError`] when the block sleeps, is to be written and shares memory with
-    /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
+    /// [`MemoryError`] when the block sleeps or has lost memory, when `access` includes writing and
+    /// the block shares memory with [forks](Self::fork), when the context is lost, and in a forked
+    /// child.
     pub fn lease_for(&self, access: Access) -> Result<Lease, MemoryError> {
         self.admit(Use::Lend(access), 0..self.size())
     }
 
-    /// Whether the whole block may be used with this access now. Nothing keeps it so but a lease:
-    /// [`lease_for`](Self::lease_for) asks the same and takes one.
+    /// Checks whether the whole block may be used with `access` now. Only a lease keeps the answer
+    /// valid: [`lease_for`](Self::lease_for) makes this check and takes one.
     ///
     /// # Errors
     /// As [`lease_for`](Self::lease_for).
@@ -333,7 +374,7 @@ impl Drop for Block {
         // SAFETY: `held` is taken here and nowhere else, and not used after.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         let core = &held.owner.core;
-        // A forked child owns nothing, and the lock may have been held when it was forked.
+        // A forked child owns nothing, and another thread may have held the lock at the fork.
         if core.device.forked().is_some() {
             return;
         }

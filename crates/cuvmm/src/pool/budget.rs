@@ -1,8 +1,8 @@
-//! Who is charged for what: bytes, mappings and addresses, against the limits.
+//! The accounts of a pool and its tenants: bytes, mappings and addresses, charged against limits.
 //!
-//! Pure figures, no driver. Charges come before the first driver call of an operation and refunds
-//! after the last. The rule of guarantees: nobody is charged beyond the limit minus the sum, over
-//! all others, of what is missing to their guarantee.
+//! This module has only figures; it makes no driver calls. An operation charges before its first
+//! driver call and refunds after its last. The rule of guarantees: no tenant is charged beyond the
+//! limit minus the sum, over all other tenants, of the bytes that are missing to their guarantees.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TenantId(pub(crate) u64);
 
-/// The pool's limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) bytes: u64,
@@ -18,7 +17,7 @@ pub(crate) struct Limits {
     pub(crate) addresses: u64,
 }
 
-/// So much of each.
+/// An amount of bytes, mappings and addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -52,8 +51,8 @@ impl Amount {
     }
 }
 
-/// What was charged and is not there yet. It is [kept](Self::keep) when it is, or
-/// [refunded](Budget::refund).
+/// An amount that was charged for resources that do not exist yet. It is [kept](Self::keep) once
+/// they exist, or [refunded](Budget::refund).
 #[must_use = "a charge that is neither kept nor refunded stays for ever"]
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -62,7 +61,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// What it was made for is there.
+    /// Ends the charge: the resources that it was made for exist now.
     pub(crate) fn keep(mut self) {
         self.of = Amount::default();
     }
@@ -77,7 +76,7 @@ impl Drop for Charge {
     }
 }
 
-/// What one tenant may have and has. Bytes.
+/// The terms and holdings of one tenant. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) guarantee: u64,
@@ -98,23 +97,25 @@ impl Account {
     }
 }
 
-/// All accounts of a pool. Every question but that of a new guarantee is answered without going
-/// through the accounts.
+/// All accounts of a pool, with their totals, so that charges and the usual queries do not iterate
+/// over the accounts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
     accounts: BTreeMap<TenantId, Account>,
     held: u64,
-    /// What tenants hold or can always have, whichever is more, of each.
+    /// The sum over all tenants of their guarantee or what they hold, whichever is more.
     claimed: u64,
     mappings: u64,
     addresses: u64,
-    /// Bytes had from the driver: held by tenants, in the free list, in flight, quarantined.
+    /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
+    /// quarantined.
     obtained: u64,
-    /// Bytes that went back to the driver, ever.
+    /// All bytes that ever went back to the driver.
     given_back: u64,
     peak: u64,
-    /// Out of use for good: charged to nobody, and to everybody.
+    /// Bytes out of use for good. They are charged to no tenant and reduce what all of them can
+    /// have.
     quarantined: u64,
 }
 
@@ -138,7 +139,7 @@ impl Budget {
         self.limits
     }
 
-    /// Bytes charged to tenants.
+    /// Returns the bytes charged to tenants.
     pub(crate) const fn held(&self) -> u64 {
         self.held
     }
@@ -177,8 +178,9 @@ impl Budget {
             .map(|(&tenant, &account)| (tenant, account))
     }
 
-    /// Bytes that a tenant, new or not, can be guaranteed: what the guarantees of others leave of
-    /// the limit, and what they cannot give back (as `kept` says of each) beyond their guarantees.
+    /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less the
+    /// guarantees of other tenants, and less what they cannot give back beyond their guarantees
+    /// (`kept` returns what a tenant cannot give back).
     pub(crate) fn guaranteeable(
         &self,
         tenant: Option<TenantId>,
@@ -208,12 +210,12 @@ impl Budget {
         self.limits.bytes = bytes;
     }
 
-    /// Bytes that the pool has beyond its limit, since that was lowered.
+    /// Returns the bytes that the pool holds beyond a limit that was lowered.
     pub(crate) const fn excess(&self) -> u64 {
         self.obtained.saturating_sub(self.limits.bytes)
     }
 
-    /// The guarantees of all tenants.
+    /// Returns the sum of all guarantees.
     pub(crate) fn guaranteed(&self) -> u64 {
         self.accounts
             .values()
@@ -229,12 +231,13 @@ impl Budget {
         self.change(tenant, |account| account.limit = bytes);
     }
 
-    /// What a tenant is never charged beyond: its own limit, or the pool's.
+    /// Returns the bytes that a tenant is never charged beyond: its own limit or the pool's,
+    /// whichever is less.
     pub(crate) fn limit_of(&self, tenant: TenantId) -> u64 {
         self.account(tenant).limit.min(self.limits.bytes)
     }
 
-    /// Changes an account, and what all accounts add up to with it.
+    /// Changes an account, and updates the totals over all accounts.
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account)) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             let before = (account.claim(), account.held);
@@ -250,7 +253,7 @@ impl Budget {
         self.change(tenant, |account| account.guarantee = 0);
     }
 
-    /// Forgets a tenant that holds nothing.
+    /// Removes a tenant's account, and all that it holds with it.
     pub(crate) fn close(&mut self, tenant: TenantId) {
         self.change(tenant, |account| {
             account.guarantee = 0;
@@ -259,25 +262,26 @@ impl Budget {
         self.accounts.remove(&tenant);
     }
 
-    /// What is kept for the guarantees of all others.
+    /// Returns the bytes that are kept for the guarantees of all other tenants.
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
         self.claimed - self.held - self.account(tenant).missing_to_guarantee()
     }
 
-    /// Whether more is claimed than there is. A guarantee can be given while others still hold
-    /// idle memory beyond what it leaves them, which is taken back when somebody wants it.
+    /// Returns `true` if more is claimed than there is. A guarantee can be given while other
+    /// tenants still hold idle memory beyond what it leaves them; that memory is reclaimed when it
+    /// is needed.
     pub(crate) const fn is_overdrawn(&self) -> bool {
         self.claimed + self.quarantined > self.limits.bytes
     }
 
-    /// Bytes that a tenant holds beyond its own limit, since that was lowered.
+    /// Returns the bytes that a tenant holds beyond its own limit, after that was lowered.
     pub(crate) fn excess_of(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
         account.held.saturating_sub(account.limit)
     }
 
-    /// Bytes that others must give back before a tenant may have `kept` bytes in use, which it is
-    /// charged for already. Nothing below its guarantee.
+    /// Returns the bytes that other tenants must give back before a tenant may have `kept` bytes in
+    /// use, which it is charged for already. Returns 0 up to the tenant's guarantee.
     pub(crate) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
         let account = self.account(tenant);
         if kept <= account.guarantee {
@@ -289,19 +293,23 @@ impl Budget {
             .saturating_sub(self.limits.bytes)
     }
 
-    /// Bytes a tenant can be charged now without anything being taken back.
+    /// Returns the bytes that a tenant can be charged now without a reclaim.
     pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
-        let pool = self.limits.bytes.saturating_sub(self.spoken_for(tenant));
+        let pool = self
+            .limits
+            .bytes
+            .saturating_sub(self.unavailable_to(tenant));
         pool.min(account.limit.saturating_sub(account.held))
     }
 
-    /// The same once the tenant has given back `own` bytes and others `theirs`.
+    /// Returns the bytes that a tenant can be charged after it has given back `own` bytes and other
+    /// tenants `theirs`.
     pub(crate) fn available_after(&self, tenant: TenantId, own: u64, theirs: u64) -> u64 {
         let account = self.account(tenant);
         let gained = own.saturating_add(theirs);
-        let spoken_for = self.spoken_for(tenant).saturating_sub(gained);
-        let pool = self.limits.bytes.saturating_sub(spoken_for);
+        let unavailable_to = self.unavailable_to(tenant).saturating_sub(gained);
+        let pool = self.limits.bytes.saturating_sub(unavailable_to);
         pool.min(
             account
                 .limit
@@ -310,8 +318,8 @@ impl Budget {
         )
     }
 
-    /// Bytes that must be taken back before a tenant can be charged `bytes` more: so many from
-    /// itself, for its own limit, and so many in all.
+    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: those
+    /// from the tenant itself, for its own limit, and those in all.
     pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {
         let account = self.account(tenant);
         let own = account
@@ -319,20 +327,22 @@ impl Budget {
             .saturating_add(bytes)
             .saturating_sub(account.limit);
         let all = self
-            .spoken_for(tenant)
+            .unavailable_to(tenant)
             .saturating_add(bytes)
             .saturating_sub(self.limits.bytes);
         (own, all.max(own))
     }
 
-    /// Bytes that are missing still once the tenant has given back `own` bytes and others `theirs`.
+    /// Returns the bytes that are still missing after the tenant has given back `own` bytes and
+    /// other tenants `theirs`.
     pub(crate) fn missing_after(&self, tenant: TenantId, bytes: u64, own: u64, theirs: u64) -> u64 {
         let (of_own, all) = self.missing(tenant, bytes);
         let all = all.saturating_sub(own.saturating_add(theirs));
         all.max(of_own.saturating_sub(own))
     }
 
-    /// Bytes a tenant could be charged in all if every tenant held no more than its guarantee.
+    /// Returns the bytes that a tenant could be charged in all if every other tenant held no more
+    /// than its guarantee.
     pub(crate) fn most_for(&self, tenant: TenantId) -> u64 {
         let others = self.accounts().filter(|&(other, _)| other != tenant);
         let guarantees: u64 = others.map(|(_, account)| account.guarantee).sum();
@@ -341,18 +351,20 @@ impl Budget {
         pool.saturating_sub(guarantees).min(alone)
     }
 
-    /// Bytes a tenant could be charged in all if it were alone: a guarantee ends with its tenant.
+    /// Returns the bytes that a tenant could be charged in all if it were alone: the guarantees of
+    /// other tenants end with these tenants.
     pub(crate) fn most_alone(&self, tenant: TenantId) -> u64 {
         let pool = self.limits.bytes.saturating_sub(self.quarantined);
         pool.min(self.account(tenant).limit)
     }
 
-    /// What is held by anybody, kept for the guarantees of others, or out of use.
-    fn spoken_for(&self, tenant: TenantId) -> u64 {
+    /// Returns the bytes that are held by tenants, kept for the guarantees of other tenants, or
+    /// quarantined.
+    fn unavailable_to(&self, tenant: TenantId) -> u64 {
         self.held + self.quarantined + self.guaranteed_to_others(tenant)
     }
 
-    /// Bytes that may still be created by the driver.
+    /// Returns the bytes that the driver may still create.
     pub(crate) const fn creatable(&self) -> u64 {
         self.limits.bytes.saturating_sub(self.obtained)
     }
@@ -365,8 +377,8 @@ impl Budget {
         self.limits.addresses.saturating_sub(self.addresses)
     }
 
-    /// Charges a tenant, as far as [`Self::available_to`] allows. Without a tenant it counts mappings
-    /// and addresses against the limits, which an operation uses itself.
+    /// Charges a tenant, at most what [`Self::available_to`] allows. Without a tenant, counts
+    /// mappings and addresses that an operation uses itself against the limits.
     pub(crate) fn charge(&mut self, tenant: Option<TenantId>, of: Amount) -> Charge {
         if let Some(tenant) = tenant {
             debug_assert!(
@@ -386,7 +398,7 @@ impl Budget {
         Charge { tenant, of }
     }
 
-    /// Takes back a charge for what did not come to be.
+    /// Refunds a charge for resources that were not created.
     pub(crate) fn refund(&mut self, mut charge: Charge) {
         let of = std::mem::take(&mut charge.of);
         match charge.tenant {
@@ -395,7 +407,7 @@ impl Budget {
         }
     }
 
-    /// A tenant has something no more that it was charged for.
+    /// Ends a tenant's charge for resources that it no longer has.
     pub(crate) fn give_up(&mut self, tenant: TenantId, of: Amount) {
         self.change(tenant, |account| {
             account.held -= of.bytes;
@@ -410,35 +422,35 @@ impl Budget {
         self.addresses -= of.addresses;
     }
 
-    /// Addresses of a tenant are nobody's from now on, and still reserved.
+    /// Ends a tenant's charge for addresses that stay reserved and now belong to no tenant.
     pub(crate) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.addresses -= bytes;
         }
     }
 
-    /// Addresses that were nobody's went back to the driver.
+    /// Subtracts addresses of no tenant that went back to the driver.
     pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
         self.addresses -= bytes;
     }
 
-    /// Bytes came from the driver.
+    /// Counts bytes that came from the driver, or are about to.
     pub(crate) const fn created(&mut self, bytes: u64) {
         self.obtained += bytes;
     }
 
-    /// Bytes went back to the driver.
+    /// Counts bytes that went back to the driver.
     pub(crate) const fn released(&mut self, bytes: u64) {
         self.obtained -= bytes;
         self.given_back += bytes;
     }
 
-    /// Bytes that were to come from the driver did not.
+    /// Subtracts bytes that were counted as created and then were not.
     pub(crate) const fn not_created(&mut self, bytes: u64) {
         self.obtained -= bytes;
     }
 
-    /// Bytes, mapped or not, are out of use from now on. They stay obtained.
+    /// Counts bytes and mappings as quarantined. The bytes, mapped or not, stay obtained.
     pub(crate) const fn quarantine(&mut self, bytes: u64, mappings: u64) {
         self.quarantined += bytes;
         self.mappings += mappings;
@@ -546,7 +558,7 @@ mod tests {
         budget.give_up(A, Amount::addresses(100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
-        // Out of use: nobody's, and still reserved.
+        // Addresses out of use: they belong to no tenant, and are still reserved.
         budget.disown_addresses(B, 150);
         assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 400));
         budget.refund_disowned(100);

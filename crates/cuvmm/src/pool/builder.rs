@@ -1,4 +1,4 @@
-//! What a block is to be like, and the ways to allocate such blocks: one, several, side by side.
+//! The options of a block, and the ways to allocate blocks: one, several, or side by side.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use super::block::Block;
 use super::ids::BlockPlace;
 use super::stream_cache::{Held, Owner, Shape};
 use super::wait::Wait;
-use super::wanted::{Grain, Wanted};
+use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::own::Stream;
 
-/// Options of a block.
+/// A builder of blocks, made by [`Tenant::block`](super::Tenant::block).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
 pub struct BlockBuilder<'a> {
@@ -30,11 +30,11 @@ impl<'a> BlockBuilder<'a> {
             home: None,
             tag: None,
             zeroed: false,
-            grain: Grain {
+            grain: ExtentOptions {
                 growth: None,
                 largest: None,
             },
-            snug: false,
+            exact_extents: false,
             stride: 1,
         };
         Self::of(owner, wanted)
@@ -48,131 +48,149 @@ impl<'a> BlockBuilder<'a> {
         }
     }
 
-    /// How large the block may grow, in bytes; by default its size. Takes addresses, not memory.
+    /// Sets how large the block may grow, in bytes: at least its size, which is the default. Takes
+    /// addresses, not memory.
     pub const fn capacity(mut self, bytes: u64) -> Self {
         self.wanted.capacity = bytes;
         self
     }
 
-    /// The stream the block is used on. Dropping the block frees it there: whoever allocates next
-    /// on that stream has the memory at once, and nobody else before the stream's work has passed.
+    /// Sets the stream that the block is used on. A block that is dropped is freed on that stream:
+    /// the next allocation on it can use the memory at once, and any other only when the stream's
+    /// work is complete.
     ///
-    /// Without a home stream the memory waits for all work of the device. Asking for that breaks a
-    /// capture on any stream of the context, whoever makes it, unless a
-    /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
-    /// context that captures (`cuCtxRecordEvent`). A [hardened pool](super#hardened-pools) asks as
-    /// soon as such a block is dropped, and so does any where the block was
-    /// [exported](Block::export); others ask when somebody wants the memory.
+    /// Without a home stream the memory waits for all work of the device. Marking that work
+    /// (`cuCtxRecordEvent`) breaks every graph capture on the context, also one by another library,
+    /// unless a [capture guard](super::Pool::capture_guard) lives meanwhile. A [hardened
+    /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does
+    /// any pool if the block was [exported](Block::export); otherwise the pool marks it when the
+    /// memory is requested.
+    ///
+    /// A stream of another device makes the allocation fail.
+    #[doc(alias = "stream-ordered")]
     pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
         self.wanted.home = Some(stream);
         self
     }
 
-    /// A word that the statistics show beside the block.
+    /// Sets a tag for the block. [`TenantStats::tags`](super::TenantStats::tags) shows the bytes in
+    /// use by tag.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.wanted.tag = Some(tag.into());
         self
     }
 
-    /// Whether the block, and whatever it grows by, reads as zero. Growing over what was given up a
-    /// moment ago then waits for the work that may still write there: behind it on the home
-    /// stream; without one, growing is refused until that has passed. Without it a block may show
-    /// what the same tenant wrote before; never what another tenant wrote, unless the pool says
-    /// [`Scrub::Never`](super::Scrub::Never).
+    /// Sets whether the block, and the memory that it grows by, reads as zero; `false` by default.
+    ///
+    /// Growing again over memory that the block has just given up must then wait for the work that
+    /// may still write there. On the home stream the zeros are written behind that work; without a
+    /// home stream the growth is refused until the work is complete. A block that is not zeroed may
+    /// show what its own tenant wrote before. It never shows what another tenant wrote, unless the
+    /// pool is set to [`Scrub::Never`](super::Scrub::Never).
     pub const fn zeroed(mut self, yes: bool) -> Self {
         self.wanted.zeroed = yes;
         self
     }
 
-    /// How much memory the block gets at once when it outgrows what it has, instead of what
-    /// [the pool says](super::PoolBuilder::growth). In a [hardened pool](super#hardened-pools) it
-    /// is [exact](Growth::Exact) all the same.
+    /// Sets how much memory the block gets at once when it outgrows the memory that it has, instead
+    /// of [the pool's setting](super::PoolBuilder::growth). In a [hardened
+    /// pool](super#hardened-pools) growth is always [exact](Growth::Exact).
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.wanted.grain.growth = Some(growth);
         self
     }
 
-    /// The largest extent that may lie under the block, in bytes: a power of two granules. More
-    /// than [the pool's](super::PoolBuilder::largest_extent) is the same as the pool's, which is
-    /// the default. Small extents cost more driver calls and strand less.
+    /// Sets the largest extent under the block, in bytes: a granule times a power of two. The
+    /// default and the maximum is [the pool's](super::PoolBuilder::largest_extent); larger values
+    /// mean the pool's. Small extents cost more driver calls and strand less memory.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
         self
     }
 
-    /// Has blocks that are allocated [side by side](Self::allocate_adjacent) lie a multiple of so many
-    /// bytes apart, so that rows of elements of that size are one tensor of them. By default that is
-    /// the elements whose size is a power of two, up to a granule. Others take more addresses: up to
-    /// twice the capacity and twice the least number of granules that is a multiple.
+    /// Makes the distance between blocks that are allocated [side by side](Self::allocate_adjacent)
+    /// a multiple of `bytes`, so that rows of elements of that size form one tensor. At least 1.
+    /// Without it the distance is a multiple of every power of two up to a granule. Other multiples
+    /// take more addresses: up to twice the capacity and twice the smallest multiple that is a
+    /// whole number of granules.
     #[doc(alias = "pitch")]
     pub const fn stride_multiple(mut self, bytes: u64) -> Self {
         self.wanted.stride = bytes;
         self
     }
 
-    /// How long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use to
-    /// come free. By default they do not wait, but still ask pressure hooks.
+    /// Sets how long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use
+    /// to become free. By default they do not wait, but still call pressure hooks.
     #[doc(alias = "deadline")]
     pub const fn timeout(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
 
-    /// Allocates, asking other tenants' pressure hooks and waiting for at most the [timeout](Self::timeout) if memory
-    /// is short. A request that no giving back could serve is refused at once: one above the
-    /// tenant's own limit, or above what the guarantees of other tenants leave of the pool's.
+    /// Allocates the block. If memory is short, calls pressure hooks and waits for at most the
+    /// [timeout](Self::timeout). A request that no reclaim could serve is refused at once: one
+    /// above the tenant's own limit, or above what the guarantees of other tenants leave of the
+    /// pool's limit.
+    ///
+    /// Makes the driver calls of [`try_allocate`](Self::try_allocate). In a
+    /// [hook](super::TenantBuilder::on_pressure) it calls no hooks and does not wait.
     ///
     /// # Errors
-    /// [`BlockError`] with the figures; every block is as before then.
+    /// [`BlockError`], with the figures, when memory, mappings or addresses are short; when the
+    /// size is zero or above the capacity, an extent or stride is out of range, or the home stream
+    /// is another device's; when the tenant is unregistered; and when a driver call fails. Every
+    /// block is then as before.
     pub fn allocate(self) -> Result<Block, BlockError> {
         self.one(|builder| Wait::of(builder.wait))
     }
 
-    /// Allocates if that needs no waiting: neither for the GPU's work nor for anybody's memory.
-    /// (Without a home stream a scrub of memory that changes tenant is waited for, about 0.25 ms a
-    /// GiB; with one it is ordered on that stream.)
+    /// Allocates the block if that needs no waiting, neither for the GPU's work nor for memory, and
+    /// calls no hook. (Without a home stream it waits for the scrub of memory that changes tenants,
+    /// about 0.25 ms for each GiB; with a home stream the scrub is ordered on that stream.)
     ///
-    /// Cached memory of the home stream: no driver call. Otherwise per extent `cuMemCreate` (or
-    /// `cuMemUnmap` where it was idle), `cuMemMap` and `cuMemSetAccess`.
+    /// Cached memory of the home stream takes no driver call. Otherwise each extent takes
+    /// `cuMemCreate` (or `cuMemUnmap` if it was idle elsewhere), `cuMemMap` and `cuMemSetAccess`,
+    /// and a new slot `cuMemAddressReserve`.
     ///
     /// # Errors
-    /// [`BlockError`] with the figures; every block is as before then.
+    /// As [`allocate`](Self::allocate).
     pub fn try_allocate(self) -> Result<Block, BlockError> {
         self.one(|_| Wait::Never)
     }
 
-    /// Allocates so many blocks that are all like this one, in one go: all of them or none.
+    /// Allocates `count` blocks with these options in one operation: all of them or none.
     ///
     /// # Errors
-    /// As [`Self::allocate`], and [`ArgumentError::TooLarge`] where they are more than the device has
-    /// memory for.
+    /// As [`Self::allocate`], and [`ArgumentError::TooLarge`] when they need more memory than the
+    /// device has.
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of(self.wait);
         self.many(count, wait)
     }
 
-    /// The same if that needs no waiting.
+    /// Allocates `count` blocks with these options, all of them or none, if that needs no waiting.
     ///
     /// # Errors
-    /// As [`Self::try_allocate`].
+    /// As [`Self::allocate_many`].
     pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.many(count, Wait::Never)
     }
 
-    /// Allocates so many blocks that are all like this one and lie side by side, all of them or none:
-    /// from one to the next it is always equally far, so that they are the rows of one strided
-    /// tensor, each of which grows in place. [`Tenant::grow_all`](super::Tenant::grow_all) grows
-    /// them together.
+    /// Allocates `count` blocks with these options side by side, all of them or none. The distance
+    /// from each block to the next is constant, so the blocks are the rows of one strided tensor,
+    /// and each row grows in place. [`Tenant::grow_all`](super::Tenant::grow_all) grows them
+    /// together.
     ///
-    /// The distance is that of the first two addresses: the capacity, rounded up to a power of two
-    /// granules or to what makes it a [multiple](Self::stride_multiple), and in a
-    /// [hardened pool](super#hardened-pools) two guards. Between a block's end and
-    /// the next block nothing of another is ever mapped.
+    /// The distance is the difference of the first two addresses: the capacity, rounded up to a
+    /// granule times a power of two, or to a [multiple](Self::stride_multiple), plus two guards in
+    /// a [hardened pool](super#hardened-pools). Between a block's end and the next block no memory
+    /// of another block is ever mapped.
     ///
-    /// Each is a block like any other. Where as many lay side by side that are gone, and nobody has
-    /// their places, these have them, with the memory that is still there. One reservation
-    /// (`cuMemAddressReserve`) else: the driver has its addresses again when all of the blocks have
-    /// gone and somebody wants them.
+    /// Each block is otherwise an ordinary block. If `count` blocks that were side by side have
+    /// been freed and their places are unused, the new blocks take over these places with the
+    /// memory that is still mapped there. Otherwise the call makes one reservation
+    /// (`cuMemAddressReserve`). Its addresses go back to the driver when all of its blocks have
+    /// been freed and addresses are needed.
     ///
     /// # Errors
     /// As [`Self::allocate`].
@@ -181,10 +199,11 @@ impl<'a> BlockBuilder<'a> {
         self.adjacent(count, wait)
     }
 
-    /// The same if that needs no waiting.
+    /// Allocates `count` blocks with these options side by side, all of them or none, if that needs
+    /// no waiting. See [`allocate_adjacent`](Self::allocate_adjacent).
     ///
     /// # Errors
-    /// As [`Self::try_allocate`].
+    /// As [`Self::allocate`].
     pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.adjacent(count, Wait::Never)
     }
@@ -193,12 +212,13 @@ impl<'a> BlockBuilder<'a> {
         (self.owner, self.wanted)
     }
 
-    /// A block of the same shape that was freed on the home stream a moment ago.
+    /// Returns a block of this shape that was freed on the home stream, if the stream cache has
+    /// one.
     pub(super) fn stream_cached_block(&self) -> Option<Block> {
         self.stream_cached().map(|held| self.block(held))
     }
 
-    /// The block at a place that was made for it.
+    /// Returns the block at a place that was made for it.
     pub(super) fn block_at(&self, place: BlockPlace) -> Block {
         self.block(self.held(place))
     }
@@ -237,7 +257,8 @@ impl<'a> BlockBuilder<'a> {
             };
             let mut made = make(missing);
             if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
-                // Taken apart, what lay in the stream cache may go further.
+                // Freed to the pool, the memory of the stream cache's blocks may serve more of the
+                // request.
                 blocks.clear();
                 made = make(count);
             }
@@ -246,8 +267,8 @@ impl<'a> BlockBuilder<'a> {
         Ok(blocks)
     }
 
-    /// Refuses a number of blocks that no memory could hold, so that all that is made for each of
-    /// them is bounded.
+    /// Refuses a number of blocks that the device's memory could not hold, which bounds all that is
+    /// made for each of them.
     fn check_count(&self, count: usize) -> Result<(), BlockError> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());
@@ -269,7 +290,7 @@ impl<'a> BlockBuilder<'a> {
         places.into_iter().map(|place| self.block_at(place))
     }
 
-    /// A block of the same shape that was freed on the home stream a moment ago.
+    /// Takes a block of this shape that was freed on the home stream out of the stream cache.
     #[inline]
     fn stream_cached(&self) -> Option<Held> {
         let Wanted {

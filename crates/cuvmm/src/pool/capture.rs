@@ -1,19 +1,20 @@
-//! While somebody captures a CUDA graph on the pool's context.
+//! Guards for the time in which a CUDA graph is captured on the pool's context.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::core::Core;
 
-/// While it lives, no thread of the pool queries, synchronises or records on the context, since
-/// each of these can break a capture.
+/// A guard that keeps the pool from breaking graph captures. While it lives, no thread of the pool
+/// queries, synchronizes or records on the context, since each of these can break a capture.
 ///
-/// Cached memory of the home stream and fresh memory can still be allocated. Whatever would need a
-/// fence or a scrub is refused with the figures of pending frees, [`Block::free`](super::Block::free) on
-/// a capturing home stream hands the block back, and copies that wait are refused.
+/// Cached memory of the home stream and new memory can still be allocated. An allocation that would
+/// need a fence or a scrub is refused with the figures of memory pending free,
+/// [`Block::free`](super::Block::free) on a capturing home stream hands the block back, and copies
+/// that wait are refused.
 ///
-/// Without a guard the pool still leaves captures of others alone, as long as no block without a
-/// home stream is pending free: marking all work of a context breaks every capture on it.
+/// Without a guard the pool still leaves the captures of other libraries alone, as long as no block
+/// without a home stream is pending free: marking all work of a context breaks every capture on it.
 ///
 /// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
 pub struct CaptureGuard {
@@ -24,7 +25,8 @@ impl CaptureGuard {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
         state.capturing += 1;
-        // What is in flight may ask the driver still; what begins from here on knows of the guard.
+        // Operations in flight may still query the driver; operations that begin from here on see
+        // the guard.
         let flights = state.flights.live();
         while state.flights.has_any(&flights) || state.synchronising > 0 {
             state = state.wait(&core.settled, None);

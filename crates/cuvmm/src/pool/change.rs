@@ -1,33 +1,33 @@
-//! What one operation does to several blocks, and how each is undone when another cannot be had.
+//! The changes that one operation makes to several blocks, and how each is undone when another
+//! fails.
 //!
-//! What each took is kept apart until all have succeeded. Meanwhile the slots are in their places and
-//! *pinned*: other operations may take what is idle behind a block, and none
-//! moves it.
+//! The changes are kept apart until all have succeeded. Meanwhile the slots are in their places and
+//! *pinned*: other operations may take idle memory behind a block, and none moves the block.
 
-use super::commit::Furnished;
+use super::commit::PlacedMemory;
 use super::core::{Core, Locked};
 use super::ids::BlockPlace;
 use super::slot::Slot;
 use super::state::State;
 use crate::region::Fence;
 
-/// A block that was grown or put in a slot, and what it was before.
+/// A block that was grown or put in a slot, and its state before that.
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) place: BlockPlace,
-    /// What the block was. Nothing if there was none.
+    /// The block's sizes before, or `None` if there was no block.
     before: Option<Sizes>,
-    /// When the slot had been used last.
+    /// The time of the slot's last use before.
     touched: u64,
-    /// Whether a lease lived, whose holder may have been told what the block was given.
+    /// `true` if a lease lived. Its holder may have seen the memory that the block was given.
     leased: bool,
-    /// Whether the slot was opened for it and goes with it.
+    /// `true` if the slot was opened for the block and goes with it.
     pub(super) new: bool,
-    /// Nothing if it took what was there.
-    pub(super) given: Option<Furnished>,
+    /// The memory placed for it, or `None` if it took memory that was there.
+    pub(super) given: Option<PlacedMemory>,
 }
 
-/// How much a block uses, in bytes.
+/// How much memory a block uses, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     requested: u64,
@@ -37,7 +37,7 @@ struct Sizes {
 }
 
 impl Change {
-    /// Of a slot that nothing was done to yet.
+    /// Makes the record of a slot that has not been changed yet.
     pub(super) fn of(slot: &Slot, place: BlockPlace) -> Self {
         let before = slot.block.as_ref().map(|block| Sizes {
             requested: block.requested,
@@ -57,8 +57,8 @@ impl Change {
 }
 
 impl Core {
-    /// Ends an operation that changed several blocks: all have succeeded, or everything becomes what
-    /// it was.
+    /// Ends an operation that changed several blocks: settles all changes, or undoes all of them,
+    /// the last one first.
     pub(super) fn conclude<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -66,7 +66,7 @@ impl Core {
         succeeded: bool,
     ) -> Locked<'a> {
         for change in changes.into_iter().rev() {
-            // The mapper may go on placing behind a block that has grown.
+            // The mapper may go on placing memory behind a block that has grown.
             let size = if succeeded { 0 } else { u64::MAX };
             state = self.await_slots(state, std::iter::once((change.place.slot, size)));
             match succeeded {
@@ -88,19 +88,19 @@ impl Locked<'_> {
         if let Some(given) = change.given {
             slot.space.settle(given.begun);
             if change.before.is_some() {
-                self.ask_precommit(id);
+                self.request_precommit(id);
             }
         }
     }
 
-    /// Makes a slot, which is in its place, what it was.
+    /// Undoes the change of a slot that is in its place.
     fn undo(&mut self, change: Change) {
         if let Some(slot) = self.take_out(change.place.slot) {
             self.undo_out(slot, &change);
         }
     }
 
-    /// Makes a slot, which is out, what it was. Memory that is being written to on the block's home
+    /// Undoes the change of a slot that is out. Memory that is being written to on the block's home
     /// stream stays.
     pub(super) fn undo_out(&mut self, mut slot: Box<Slot>, change: &Change) {
         slot.pinned = false;
@@ -109,7 +109,7 @@ impl Locked<'_> {
             (Some(before), Some(block)) => {
                 block.requested = before.requested;
                 block.used = before.used;
-                // What was exported meanwhile may be written to.
+                // Exported memory may have been written to meanwhile.
                 if !slot.exported {
                     block.ever = before.ever;
                     block.reach = before.reach;
@@ -122,11 +122,11 @@ impl Locked<'_> {
             let mut written = given.filled;
             if written {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
-                // With a new slot nothing else waits for it.
+                // Nothing else uses a new slot, so it can go as soon as its fence is complete.
                 written = !(change.new && self.has_passed(&mut slot));
             }
             if !written && !change.leased {
-                // Where a lease may have been asked what is there it stays, as precommitted memory.
+                // If a lease may have returned the extents, they stay as precommitted memory.
                 self.uncommit(&mut slot, given.begun, &Fence::complete());
             }
             if change.new && !written {
@@ -156,7 +156,7 @@ mod tests {
     use crate::pool::{Block, Growth, Limit, Pool, Tenant};
     use crate::region::rig::{G, Rig, rig};
 
-    /// A pool with an extent in each of its granules, whose blocks grow by what they ask for.
+    /// Returns a pool in which each granule has an extent of its own, and blocks grow exactly.
     fn pool(rig: &Rig, granules: u64) -> Pool {
         let builder = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
         let builder = builder.largest_extent(G).growth(Growth::Exact);
@@ -167,7 +167,7 @@ mod tests {
         pool.tenant(name).register().unwrap()
     }
 
-    /// A block of a granule that can grow to four.
+    /// Returns a block of a granule that can grow to four.
     fn small(tenant: &Tenant) -> Block {
         tenant.block(G).capacity(4 * G).try_allocate().unwrap()
     }
@@ -213,8 +213,8 @@ mod tests {
         );
     }
 
-    /// Grows a block that has shrunk, and another that cannot grow; returns what the slot of the first
-    /// has then. It was two granules, of which the block used one.
+    /// Grows a block that has shrunk together with a block that cannot grow; returns the state of
+    /// the first block's slot afterwards. The slot had two granules, of which the block used one.
     fn grow_in_vain(pool: &Pool, me: &Tenant, between: impl FnOnce(&Block)) -> (u64, [u64; 4]) {
         let (mut one, mut other) = (small(me), small(me));
         one.try_grow_to(2 * G - 7).unwrap();
@@ -280,7 +280,7 @@ mod tests {
         pool.core.lock().slot_mut(place.slot).unwrap().exported = false;
     }
 
-    /// Leaves memory idle that is to be zeroed before another tenant has it.
+    /// Leaves memory idle that must be zeroed before another tenant uses it.
     fn leave_idle(rig: &Rig, tenant: &Tenant, granules: u64) {
         let stream = Stream::new(&rig.device).unwrap();
         drop(tenant.allocate_on(&stream, granules * G).unwrap());
@@ -311,7 +311,8 @@ mod tests {
         }
     }
 
-    /// Allocates two blocks of two granules on a stream where there is memory for one, which is zeroed.
+    /// Allocates two blocks of two granules on a stream while there is memory for one, which is
+    /// zeroed.
     fn allocate_in_vain(rig: &Rig, home: &Stream) -> (Pool, [Tenant; 2]) {
         let pool = pool(rig, 3);
         let tenants = ["me", "other"].map(|name| tenant(&pool, name));

@@ -1,4 +1,4 @@
-//! Putting memory under a slot: charge, gather, place, scrub; or nothing.
+//! Placing memory under a slot: charge, gather, place, scrub. On failure nothing changes.
 
 use super::budget::{Amount, TenantId};
 use super::core::Locked;
@@ -12,32 +12,32 @@ use crate::region::{Fence, LastWriter};
 #[cfg(doc)]
 use crate::region::Space;
 
-/// What memory a block is to find in its slot.
+/// The memory that a block needs in its slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit<'a> {
-    /// Up to where the block uses memory.
+    /// The offset up to which the block uses memory.
     pub(crate) to: u64,
-    /// Up to where there shall be memory: more than it uses is precommitted.
+    /// The offset up to which there must be memory: the memory beyond `to` is precommitted.
     pub(crate) end: u64,
-    /// The stream it is used on.
+    /// The stream that the memory is used on.
     pub(crate) home: Option<&'a Stream>,
-    /// Whether new memory must read as zero.
+    /// `true` if new memory must read as zero.
     pub(crate) zeroed: bool,
-    /// The part of the memory that is there already which must read as zero.
+    /// The part of the memory that is there already and must read as zero.
     pub(crate) zeros: Option<(u64, u64)>,
 }
 
-/// What a slot was given.
+/// The memory that a slot was given.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Furnished {
-    /// Up to where there was memory before.
+pub(crate) struct PlacedMemory {
+    /// The offset up to which there was memory before.
     pub(crate) begun: u64,
-    /// Whether the home stream has been told to zero some of what is there now.
+    /// `true` if work is queued on the home stream that zeroes some of the memory.
     pub(crate) filled: bool,
 }
 
 impl<'a> Fit<'a> {
-    /// For the first `used` bytes of a slot and no more.
+    /// Makes the requirements for memory under the first `used` bytes of a slot and no more.
     pub(crate) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
         Self {
             to: used,
@@ -48,39 +48,40 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Whether what it takes may be taken from others: precommitted memory is made of what nobody has.
+    /// Returns `true` if memory may be taken from other tenants for it. Precommitted memory is made
+    /// only of memory that no tenant holds.
     const fn claims(&self) -> bool {
         self.end == self.to
     }
 }
 
 impl Locked<'_> {
-    /// Gets a slot, which is out, ready for a block: memory where it is to be, no other
-    /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
-    /// for what is quarantined. What it placed is [fresh](Space::settle) until the operation has
-    /// succeeded as a whole.
-    pub(crate) fn furnish(
+    /// Prepares a slot, which is out, for a block: places memory as far as needed, removes the data
+    /// of other tenants, and writes zeros where they are owed. On failure the slot is as before,
+    /// except for quarantined memory. The memory that it placed is [fresh](Space::settle) until the
+    /// whole operation has succeeded.
+    pub(crate) fn place_memory(
         &mut self,
         slot: &mut Slot,
         fit: &Fit<'_>,
-    ) -> Result<Furnished, BlockError> {
+    ) -> Result<PlacedMemory, BlockError> {
         let begun = slot.space.bytes();
         if fit.end > begun {
             self.commit(slot, begun, fit.end - begun, fit.claims())?;
         }
-        match self.cleanse(slot, begun, fit) {
-            Ok(filled) => Ok(Furnished { begun, filled }),
+        match self.scrub_stale(slot, begun, fit) {
+            Ok(filled) => Ok(PlacedMemory { begun, filled }),
             Err(Unfinished { error, running }) => {
                 self.uncommit(slot, begun, &running);
-                // What lay there before may be written to as well.
+                // Work may also be writing to the memory that was there before.
                 slot.fence.merge(running);
                 Err(error)
             }
         }
     }
 
-    /// Charges for, gathers and places `bytes` from an offset on in a slot that is out, where nothing
-    /// is.
+    /// Charges for, gathers and places `bytes` from an offset on in a slot that is out. Nothing may
+    /// be mapped there.
     pub(super) fn commit(
         &mut self,
         slot: &mut Slot,
@@ -89,7 +90,7 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<(), BlockError> {
         Self::check_free(slot, begun, bytes)?;
-        self.make_room(slot.id.tenant, bytes)?;
+        self.reclaim_for(slot.id.tenant, bytes)?;
         let charge = self.charge_for(slot.id, bytes);
         let placed = self.place(slot, begun, bytes, claims);
         match placed {
@@ -99,8 +100,8 @@ impl Locked<'_> {
         placed
     }
 
-    /// Refuses to place something where something lies: what could not be unmapped, or what is left
-    /// behind memory that was lost.
+    /// Refuses to place memory where something is mapped: a mapping that could not be unmapped, or
+    /// what is left behind memory that was lost.
     pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = begun + bytes;
         let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
@@ -142,7 +143,7 @@ impl Locked<'_> {
         Err(self.not_placed(id, bytes, failed.error))
     }
 
-    /// Why `bytes` could not be placed for a tenant.
+    /// Returns the error for `bytes` that could not be placed for a tenant.
     pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: MemoryError) -> BlockError {
         match error.call() {
             Some(cause) if cause.is_out_of_memory() => BlockError::DriverOutOfMemory {
@@ -176,11 +177,11 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Zeroes what another tenant wrote to in the memory behind `begun`, and whatever was written
-    /// to where a block wants zeros; ordered before the new owner's work. In a pool that overwrites
-    /// what is freed also what it could not overwrite, unless a stream captures. Whether that is
-    /// still going on, on the home stream.
-    pub(super) fn cleanse(
+    /// Zeroes the memory behind `begun` that another tenant wrote to, and all written memory if the
+    /// block must read as zero, ordered before the new owner's work. In a pool that overwrites
+    /// freed memory, also zeroes memory that could not be overwritten, unless a stream captures.
+    /// Returns `true` if the zeroing is still queued on the home stream.
+    pub(super) fn scrub_stale(
         &mut self,
         slot: &mut Slot,
         begun: u64,
@@ -193,7 +194,7 @@ impl Locked<'_> {
         let mut must = false;
         let revived = fit.zeros.map_or((0, 0), |(from, to)| (from, to.min(begun)));
         let placed = (begun, slot.space.bytes());
-        let mut soiled: Option<(u64, u64)> = None;
+        let mut to_scrub: Option<(u64, u64)> = None;
         for (from, to) in [revived, placed] {
             if from >= to {
                 continue;
@@ -202,15 +203,15 @@ impl Locked<'_> {
                 let owed = owed(last_writer);
                 if owed || (overwrites && !last_writer.blank) {
                     must |= owed;
-                    let start = soiled.map_or(offset, |(start, _)| start);
-                    soiled = Some((start, offset + size));
+                    let start = to_scrub.map_or(offset, |(start, _)| start);
+                    to_scrub = Some((start, offset + size));
                 }
             }
         }
-        let Some((start, end)) = soiled else {
+        let Some((start, end)) = to_scrub else {
             return Ok(false);
         };
-        // A fill on a stream that captures would become part of the graph, and not run now.
+        // A fill on a stream that captures would become part of the graph instead of running now.
         if self.capturing > 0 || is_capturing(fit.home)? {
             if !must {
                 return Ok(false);

@@ -1,9 +1,9 @@
-//! Making few large extents of many small ones, at the same addresses.
+//! Compaction: replacing many small extents by few large ones at the same addresses.
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
-//! block the bytes are copied to new extents, which then take the place of the old ones; idle
-//! memory that lies in small extents goes back to the pool. What is free is merged by giving small
-//! physicals to the driver, which makes large ones of them when they are wanted.
+//! block the bytes are copied to new extents, which then replace the old ones. Idle memory in small
+//! extents goes back to the pool. Free memory is merged by giving small physicals to the driver,
+//! which can make large ones of them later.
 
 use std::ops::Range;
 
@@ -14,15 +14,15 @@ use super::slot::Slot;
 use super::state::State;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::{Access, Stream};
-use crate::region::{Extent, Fence, Footing, LastWriter, NotReplaced, Unmapped};
+use crate::region::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 
-/// What a compaction has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The progress and result of a compaction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Compaction {
     /// Steps made: each moves at most the pool's largest extent.
     pub steps: u64,
-    /// Extents mapped when it began.
+    /// Extents mapped when the compaction began.
     pub extents_before: u64,
     /// Extents mapped now.
     pub extents_after: u64,
@@ -31,25 +31,24 @@ pub struct Compaction {
     /// Bytes of small physicals given to the driver.
     pub released: u64,
     /// Runs that were left because a lease lives, work is still running on them, or the mapper is
-    /// at it.
+    /// working on them.
     pub in_use: u64,
-    /// Runs that were left because there was no room for the copy.
-    pub no_room: u64,
-    /// Runs that were left because their block was exported: whoever imported it would keep the
-    /// memory that the block leaves.
+    /// Runs that were left because the limits had no space for the copy.
+    pub no_space: u64,
+    /// Runs that were left because their block was exported: importers would keep the old memory.
     pub exported: u64,
-    /// Whether it was stopped before it had seen everything.
+    /// `true` if the compaction was stopped before it had visited all extents.
     pub stopped: bool,
 }
 
-/// Where a compaction stands: the slot, and how much of it has been seen.
+/// The position of a compaction: the slot, and the offset up to which it has been visited.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     slot: SlotId,
     offset: u64,
 }
 
-/// Extents side by side that fewer could replace.
+/// Adjacent extents that fewer extents can replace.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) offset: u64,
@@ -57,20 +56,21 @@ pub(super) struct Run {
     extents: Vec<Extent>,
     /// The largest extent that may replace them.
     largest: u64,
-    /// The slot's fence covers the work that counts. Otherwise what is queued by now counts.
+    /// `true` if the slot's fence covers the work that counts. Otherwise all work queued by now
+    /// counts.
     pub(super) fenced: bool,
 }
 
-/// What came of a run.
+/// The result of moving a run.
 pub(super) enum Moved {
     Copied(u64),
     InUse,
-    NoRoom(BlockError),
+    NoSpace(BlockError),
     Exported,
 }
 
 impl Run {
-    /// Where it ends.
+    /// Returns the offset of the run's end.
     pub(super) const fn end(&self) -> u64 {
         self.offset + self.size
     }
@@ -110,7 +110,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Does one step from the cursor on; false when there is none left.
+    /// Makes one step from the cursor on; returns `false` if none is left.
     fn compact_step(
         &mut self,
         cursor: &mut Cursor,
@@ -132,7 +132,7 @@ impl Locked<'_> {
                     return Ok(true);
                 }
                 Moved::InUse => report.in_use += 1,
-                Moved::NoRoom(_) => report.no_room += 1,
+                Moved::NoSpace(_) => report.no_space += 1,
                 Moved::Exported => report.exported += 1,
             }
         }
@@ -140,7 +140,7 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// The next run from the cursor on, which then points to its slot.
+    /// Returns the next run from the cursor on, and moves the cursor to its slot.
     fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
         let begun = *cursor;
         let tenants = self.tenants.range(begun.slot.tenant..);
@@ -162,7 +162,7 @@ impl State {
         })
     }
 
-    /// Whether memory may be copied to other places now.
+    /// Checks whether memory may be copied to other places now.
     pub(super) fn may_compact(&self) -> Result<(), BlockError> {
         if self.capturing > 0 {
             return Err(MemoryError::Capturing.into());
@@ -173,8 +173,8 @@ impl State {
         }
     }
 
-    /// The first run of extents that lie in a range of a slot and may give way to some of at most
-    /// `largest` bytes, as long as may be.
+    /// Returns the first run of extents in a range of a slot that extents of at most `largest`
+    /// bytes can replace. The run is as long as possible.
     pub(super) fn run_of(&self, slot: &Slot, within: Range<u64>, largest: u64) -> Option<Run> {
         let granule = self.device.granule();
         let from = within.start.max(slot.bound());
@@ -209,8 +209,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Copies the bytes of a run to fewer extents, which take its place, or takes it back where the slot,
-    /// which is out, has no block.
+    /// Copies the bytes of a run to fewer extents, which replace it. If the slot, which is out, has
+    /// no block, reclaims the run instead.
     pub(super) fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
@@ -222,7 +222,7 @@ impl Locked<'_> {
             slot.fence_work();
         }
         if let Err(error) = slot.fence.poll() {
-            tracing::debug!(%error, "a fence could not be asked: the block stays where it is");
+            tracing::debug!(%error, "a fence could not be polled: the block stays in place");
         }
         if !slot.is_unused() {
             return Ok(Moved::InUse);
@@ -234,16 +234,17 @@ impl Locked<'_> {
         let stream = self.scrubber()?;
         let physicals = match self.gather_for(slot, run) {
             Ok(physicals) => physicals,
-            Err(error) if error.is_shortage() => return Ok(Moved::NoRoom(error)),
+            Err(error) if error.is_shortage() => return Ok(Moved::NoSpace(error)),
             Err(error) => return Err(error),
         };
         let count = physicals.len() as u64;
         self.return_resting_for(run.size);
-        if let Err(error) = self.room_for_copy(slot, run, count) {
+        if let Err(error) = self.check_copy_fits(slot, run, count) {
             self.put_back(physicals);
-            return Ok(Moved::NoRoom(error));
+            return Ok(Moved::NoSpace(error));
         }
-        // The copy's own mappings and addresses are charged to no tenant, and count against the limits.
+        // The copy's own mappings and addresses are charged to no tenant, and count against the
+        // limits.
         let own = Amount {
             mappings: count,
             addresses: run.size,
@@ -255,8 +256,8 @@ impl Locked<'_> {
         replaced.map(|()| Moved::Copied(run.size))
     }
 
-    /// Memory for the bytes of a run. Where it would not be in fewer physicals, the small ones that are
-    /// free are given to the driver first, which makes large ones of them.
+    /// Gathers memory for the bytes of a run. If that has no fewer physicals than the run, first
+    /// gives the small free physicals to the driver, which makes large ones of them.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
         let physicals = self.gather(tenant, run.size, run.largest, false)?;
@@ -268,10 +269,10 @@ impl Locked<'_> {
         self.gather(tenant, run.size, run.largest, false)
     }
 
-    /// Whether a number of extents may be mapped beside a run, and are fewer than it has.
-    fn room_for_copy(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
+    /// Checks that `count` extents can be mapped beside a run, and that the run has more.
+    fn check_copy_fits(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
         if count >= run.extents.len() as u64 {
-            // Memory is there, in small physicals.
+            // There is enough memory, but in small physicals.
             let shortage = self.shortage(slot.id.tenant, run.size, 0);
             return Err(BlockError::OutOfMemory(shortage));
         }
@@ -279,7 +280,7 @@ impl Locked<'_> {
         self.check_addresses(run.size)
     }
 
-    /// Puts other memory with the same bytes where a run lies.
+    /// Replaces the memory of a run by other memory with the same bytes.
     fn replace_run(
         &mut self,
         slot: &mut Slot,
@@ -292,7 +293,8 @@ impl Locked<'_> {
         let new = physicals.into_iter().map(|mut unmapped| {
             let offset = at;
             at += unmapped.size();
-            // Another tenant may have written to it before, and if the copy fails so may this one.
+            // Another tenant may have written to the memory before, and if the copy fails this
+            // tenant may have too.
             let writer = unmapped
                 .last_writer
                 .get_or_insert(LastWriter { by, blank: false });
@@ -322,7 +324,8 @@ impl Locked<'_> {
             Err(failed) => failed,
         };
         if failed.running {
-            // Neither what the copy writes to nor what it reads goes before it.
+            // Neither the memory that the copy writes nor the memory that it reads may be unmapped
+            // before it ends.
             slot.fence.merge(Fence::stream(stream.clone()));
         }
         self.put_back(failed.physicals);
@@ -341,8 +344,9 @@ impl Locked<'_> {
         })
     }
 
-    /// Books what other memory in a slot, which is out, made of it.
-    fn rebook(&mut self, slot: &mut Slot, before: Footing) {
+    /// Accounts for the difference between a slot's memory before and after a replacement. The slot
+    /// is out.
+    fn rebook(&mut self, slot: &mut Slot, before: SpaceCounts) {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
         self.budget.give_up(
             tenant,
@@ -357,12 +361,13 @@ impl Locked<'_> {
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);
-        // What is stuck at the copy's own addresses does not concern the block.
+        // Memory that is stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
         self.renew(slot);
     }
 
-    /// Gives free physicals that are smaller than the largest extent to the driver.
+    /// Gives free physicals that are smaller than the largest extent to the driver; returns their
+    /// bytes.
     pub(super) fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
         let largest = self.policy.largest_extent;

@@ -1,17 +1,18 @@
-//! A pool's state while a thread has its lock, and what happens when the lock is let go.
+//! The lock of a pool: what a thread may do while it holds the lock, and what happens when the lock
+//! is released.
 //!
-//! Three rules are kept here for every locked section. What belongs to users is dropped and called
-//! behind the section's end (see [`crate::deferred`]). A forked child never waits for the lock: a
-//! thread that the child does not have may have held it at the fork. The child finds the state of a
-//! pool without tenants instead. And no page table is changed under the lock: an operation makes
-//! such driver calls in [`Locked::unlocked`].
+//! Every locked section keeps three rules. Code and values of users are called and dropped after
+//! the section's end (see [`crate::deferred`]). A forked child never waits for the lock, since a
+//! thread that the child does not have may have held it at the fork; the child sees the state of a
+//! pool without tenants instead. No page table is changed under the lock: an operation makes such
+//! driver calls in [`Locked::unlocked`].
 //!
-//! An operation that has done so is *in flight* until it ends. What it works on is its own
-//! meanwhile: slots that it took [out](super::tenancy) of their places, physicals that it took from
-//! the free list, quotas of memory to be created, and what it has charged. Whatever else it knew of
-//! the state may have changed. Methods of [`State`] never let the lock go; methods of `Locked` may.
+//! An operation that has made such calls is *in flight* until it ends. It owns what it works on:
+//! slots that it took [out](super::tenancy) of their places, physicals that it took from the free
+//! list, quotas of memory to be created, and its charges. All else that it knew of the state may
+//! have changed. Methods of [`State`] never release the lock; methods of `Locked` may.
 //!
-//! `unsafe` here: letting go of a lock whose guard is a field, and locking it again.
+//! `unsafe` here: releasing a lock whose guard is a field, and locking it again.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -36,27 +37,28 @@ use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 pub(crate) struct Core {
     pub(crate) device: Device,
     pub(super) state: Mutex<State>,
-    /// What a forked child finds: the state of a pool without tenants. Nothing locks it here.
-    pub(super) childs: Mutex<State>,
-    /// Told when memory becomes idle.
+    /// The state that a forked child sees: that of a pool without tenants. Never locked in this
+    /// process.
+    pub(super) after_fork: Mutex<State>,
+    /// Notified when memory becomes idle.
     pub(super) freed: Condvar,
-    /// Those who wait for that.
+    /// The number of threads and futures that wait for memory.
     pub(super) waiting: AtomicUsize,
-    /// Told when an operation that was in flight has ended, and when the mapper has placed something.
+    /// Notified when an operation in flight has ended, and when the mapper has placed memory.
     pub(super) settled: Condvar,
-    /// Held by whoever asks the driver what is free, and creates then.
+    /// Held while a thread queries the driver's free memory and then creates memory.
     pub(super) creating: Mutex<()>,
-    /// Does what operations put off until slots are in their places, when an operation ends. It uses
-    /// files that use this one, so the pool's builder passes it.
+    /// Does, at the end of an operation, the work that operations put off until slots are in their
+    /// places. The function uses modules that use this one, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
-    /// How to call the pool's mapper, if it was built with one.
+    /// Wakes the pool's mapper, if the pool was built with one.
     pub(super) waker: OnceLock<Waker>,
 }
 
-/// The lock on a pool's state. When it is dropped the operation ends: the lock is let go, then the
-/// section ends, and then what was put off is run.
+/// The lock on a pool's state. Dropping it ends the operation: the lock is released, then the
+/// section ends, and then deferred user code runs.
 pub(crate) struct Locked<'a> {
-    /// Always there, except while [`Self::unlocked`] runs.
+    /// Always set, except while [`Self::unlocked`] runs.
     state: ManuallyDrop<MutexGuard<'a, State>>,
     /// The operation's number, if it is in flight.
     flight: Option<NonZeroU64>,
@@ -66,7 +68,7 @@ pub(crate) struct Locked<'a> {
 
 impl Core {
     pub(crate) fn new(device: Device, state: State, finish: fn(&mut Locked<'_>)) -> Self {
-        let childs = State::new(
+        let after_fork = State::new(
             device.clone(),
             state.policy,
             Budget::new(state.budget.limits()),
@@ -74,7 +76,7 @@ impl Core {
         Self {
             device,
             state: Mutex::new(state),
-            childs: Mutex::new(childs),
+            after_fork: Mutex::new(after_fork),
             freed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             settled: Condvar::new(),
@@ -84,8 +86,8 @@ impl Core {
         }
     }
 
-    /// Locks the state. A panic elsewhere leaves counters that are right for what was done until
-    /// then.
+    /// Locks the state. Poisoning is ignored: after a panic the counters are right for what was
+    /// done before it.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked {
@@ -100,12 +102,12 @@ impl Core {
     fn guard(&self) -> MutexGuard<'_, State> {
         let state = match self.device.is_forked() {
             false => &self.state,
-            true => &self.childs,
+            true => &self.after_fork,
         };
         state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state. What operations put off is left to the next operation, so that a look
+    /// Looks at the state. Work that operations put off is left to the next operation, so this
     /// makes no driver call that changes anything.
     pub(super) fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let section = Section::enter();
@@ -117,27 +119,28 @@ impl Core {
         seen
     }
 
-    /// Memory became idle: those who wait may try again.
+    /// Announces that memory became idle, so that waiting requests try again.
     pub(crate) fn announce(&self) {
         self.tell(1);
     }
 
-    /// Has those who wait try again: threads themselves, and the mapper for futures, on whose own
-    /// thread that is next anyway. `news` is 0 where an operation has ended that only had out what may
-    /// be idle now.
-    fn tell(&self, news: u64) {
+    /// Makes waiting requests try again: wakes the waiting threads and, for futures, the mapper,
+    /// unless the calling thread is the mapper's, which serves the queue next anyway. `freed_count` is 0
+    /// if an operation has ended that only had slots out whose memory may be idle now.
+    fn tell(&self, freed_count: u64) {
         if !self.is_awaited() {
             return;
         }
         let here = thread::current().id();
         let mapper = self.waker.get().filter(|mapper| mapper.thread() != here);
-        // Under the lock, so that no thread which has just looked begins to wait after this. No
-        // operation: what others put off is not done here, by a thread that may be unwinding.
+        // Under the lock, so that a thread that has just looked cannot begin to wait after this.
+        // This is not an operation: work that others put off must not be done here, by a thread
+        // that may be unwinding.
         let mapper = self.look(|state| {
-            state.news += news;
+            state.freed_count += freed_count;
             state.told += 1;
             let mapper = mapper.filter(|_| !state.queue.is_empty());
-            state.queue.stirred |= mapper.is_some();
+            state.queue.memory_freed |= mapper.is_some();
             mapper
         });
         self.freed.notify_all();
@@ -146,18 +149,18 @@ impl Core {
         }
     }
 
-    /// Whether a mapper looks after the pool. Takes no lock.
+    /// Returns `true` if the pool has a mapper that runs. Takes no lock.
     pub(crate) fn has_mapper(&self) -> bool {
         self.waker.get().is_some_and(|waker| !waker.is_dead())
     }
 
-    /// Whether somebody waits for memory. One who begins to wait just now sweeps the stream caches and
-    /// tries once more after having said so.
+    /// Returns `true` if a request waits for memory. A request that is just beginning to wait
+    /// counts itself first, and then sweeps the stream caches and tries once more.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Lets the lock go, and wakes the mapper if an operation asked for that.
+    /// Releases the lock, and wakes the mapper if an operation called it.
     pub(super) fn let_go(mut state: Locked<'_>) {
         let waker = state.take_urgency();
         drop(state);
@@ -166,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Locks, once no operation has a slot.
+    /// Locks the state once no operation has the slot out.
     pub(super) fn lock_with(&self, id: SlotId) -> Locked<'_> {
         let mut state = self.lock();
         while state.is_out(id) {
@@ -175,8 +178,9 @@ impl Core {
         state
     }
 
-    /// Waits until no operation has any of some slots, and the mapper has placed what they want if it
-    /// is just placing that: each is to have this number of bytes. Whoever calls has no slot out.
+    /// Waits until no operation has any of the slots out, and the mapper has placed memory that
+    /// they need and that it is just placing. `wanted` has the number of bytes that each slot is to
+    /// have. The caller must have no slot out.
     pub(super) fn await_slots<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -192,12 +196,12 @@ impl Core {
         state
     }
 
-    /// The same with one slot, until neither an operation nor the mapper is at it.
+    /// Waits until neither an operation nor the mapper works on the slot.
     pub(super) fn await_slot<'a>(&'a self, state: Locked<'a>, id: SlotId) -> Locked<'a> {
         self.await_slots(state, std::iter::once((id, u64::MAX)))
     }
 
-    /// Whether a capture guard lives.
+    /// Returns `true` while a capture guard lives.
     pub(crate) fn is_capturing(&self) -> bool {
         self.lock().capturing > 0
     }
@@ -208,7 +212,7 @@ impl<'a> Locked<'a> {
         self.core
     }
 
-    /// The number under which the operation takes slots out. From here on it is in flight.
+    /// Returns the number under which the operation takes slots out. From here on it is in flight.
     pub(super) fn flight(&mut self) -> NonZeroU64 {
         if let Some(flight) = self.flight {
             return flight;
@@ -218,8 +222,8 @@ impl<'a> Locked<'a> {
         flight
     }
 
-    /// Works on a slot that is out meanwhile, so that the lock may be let go. Nothing if there is no
-    /// such slot, or if another operation has it.
+    /// Works on a slot that is out meanwhile, so that the lock may be released. Returns `None` if
+    /// there is no such slot, or if another operation has it.
     pub(super) fn with_slot_out<T>(
         &mut self,
         id: SlotId,
@@ -231,8 +235,8 @@ impl<'a> Locked<'a> {
         Some(done)
     }
 
-    /// Takes a slot out, for an operation that lets the lock go. What is known of its memory is
-    /// brought up to date.
+    /// Takes a slot out, for an operation that releases the lock, and brings the last writers of
+    /// its memory up to date.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let flight = self.flight();
         let tenancy = self.state.tenants.get_mut(&id.tenant)?;
@@ -241,12 +245,12 @@ impl<'a> Locked<'a> {
         Some(slot)
     }
 
-    /// Whether another operation is in flight, which may give memory back when it ends.
-    pub(super) fn has_company(&self) -> bool {
+    /// Returns `true` if another operation is in flight, which may give memory back when it ends.
+    pub(super) fn others_in_flight(&self) -> bool {
         self.state.flights.count() > usize::from(self.flight.is_some())
     }
 
-    /// Lets the lock go while `run` runs: for driver calls, and for waiting for the GPU.
+    /// Releases the lock while `run` runs, for driver calls and for waiting for the GPU.
     pub(super) fn unlocked<T>(&mut self, run: impl FnOnce() -> T) -> T {
         /// Locks again, also if `run` panics.
         struct Again<'b, 'a>(&'b mut Locked<'a>);
@@ -260,22 +264,22 @@ impl<'a> Locked<'a> {
         self.flight();
         audit(self);
         let _unlocked = self.section.unlocked();
-        // SAFETY: `again` puts another guard in its place before `self` can be used or dropped.
+        // SAFETY: `_again` puts another guard in its place before `self` can be used or dropped.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         let _again = Again(self);
         run()
     }
 
-    /// Ends the operation, and lets the lock go until `told` is notified, at most for `longest`. May
-    /// end sooner.
+    /// Ends the operation, and releases the lock until `told` is notified, at most for `longest`.
+    /// May return sooner.
     pub(super) fn wait(mut self, told: &Condvar, longest: Option<Duration>) -> Self {
         let core = self.core;
         if self.land() {
             core.settled.notify_all();
         }
         audit(&mut self);
-        if deferred::is_stocked() {
-            // Those who wait for memory may wait for just that.
+        if deferred::has_deferred_work() {
+            // Threads that wait for memory may be waiting for just the work that was deferred.
             drop(self);
             return core.lock();
         }
@@ -300,14 +304,14 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Ends an operation that was in flight, or finds something put off until slots are in their
-    /// places: does that, lets the lock go, and tells those who wait.
+    /// Ends an operation that was in flight, or that finds work put off until slots are in their
+    /// places: does that work, releases the lock, and notifies waiting threads.
     ///
     /// # Safety
     /// `self` is being dropped: the state is not used again.
     #[cold]
     unsafe fn end(&mut self) {
-        if self.state.has_behind && !std::thread::panicking() {
+        if self.state.has_deferred && !std::thread::panicking() {
             (self.core.finish)(self);
         }
         self.land();
@@ -323,23 +327,23 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Ends the flight; false if there was none.
+    /// Ends the flight; returns `false` if there was none.
     fn land(&mut self) -> bool {
         let Some(flight) = self.flight.take() else {
             return false;
         };
         self.state.flights.end(flight);
         self.state.free_late();
-        self.state.remind_mapper();
+        self.state.request_free_target();
         if std::thread::panicking() {
-            // Nobody waits for what the operation had taken out.
+            // No thread must wait for slots that the operation had taken out.
             self.state.lose(flight);
         }
         true
     }
 }
 
-/// Checks in debug builds that all is right before the lock is let go.
+/// Checks in debug builds that the state is consistent before the lock is released.
 #[inline]
 fn audit(state: &mut State) {
     #[cfg(debug_assertions)]
@@ -347,7 +351,7 @@ fn audit(state: &mut State) {
         let taken = state.tenants.values().any(Tenancy::has_taken);
         debug_assert!(
             !taken || std::thread::panicking(),
-            "a slot is taken while the lock is let go"
+            "a slot is taken while the lock is released"
         );
         state.audit();
     }
@@ -358,17 +362,18 @@ fn audit(state: &mut State) {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.flight.is_some() || self.state.has_behind {
+        if self.flight.is_some() || self.state.has_deferred {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }
-        /// Lets the lock go, also if the audit finds something.
+        /// Releases the lock, also if the audit panics.
         struct LetGo<'b, 'a>(&'b mut Locked<'a>);
 
         impl Drop for LetGo<'_, '_> {
             #[inline]
             fn drop(&mut self) {
-                // SAFETY: the guard is there, and is not used after this: its owner is being dropped.
+                // SAFETY: the guard is there, and is not used after this: its owner is being
+                // dropped.
                 unsafe { ManuallyDrop::drop(&mut self.0.state) };
             }
         }

@@ -1,17 +1,19 @@
-//! Memory of a block that others have too: handed out under a lease, and nobody else's afterwards.
+//! Memory of blocks that is exported to other processes: handed out under a lease, and never
+//! reused.
 //!
-//! Whoever imported memory can write to it for as long as it likes, whatever it was promised. So
-//! what was exported serves its block and no other: it goes in no stream cache, into no free list, under no
-//! other block, and is not moved by a compaction. Growing over what it shrank from, the block has
-//! the same memory again. When it is gone, its slot is [purged](super::purge): unmapped once its
-//! fence has passed, and what was exported is released.
+//! A process that imported memory can write to it for as long as it likes. So exported memory
+//! serves its block and no other: it goes to no stream cache, to no free list and under no other
+//! block, and a compaction does not move it. When the block grows again over memory that it gave up
+//! by shrinking, it gets the same memory. When the block is gone, its slot is
+//! [purged](super::purge): unmapped once its fence is complete, and the exported memory is
+//! released.
 //!
-//! The mark is the physical's own ([`Physical::is_exported`]), and [`State::keep`] obeys it, where
-//! memory comes free. A slot is marked besides, before there is a handle, so that nobody has to
-//! look through the extents of slots of which nothing was ever exported.
+//! The mark is the physical's own ([`Physical::is_exported`]). [`State::keep`] obeys it when memory
+//! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
+//! without exports need not be searched.
 //!
-//! What becomes of a handle is not seen here: the pool does not know who has imported what, nor
-//! when it is let go.
+//! This module does not track handles: the pool does not know which process has imported memory,
+//! nor when it lets go of it.
 
 use std::fmt;
 
@@ -26,12 +28,12 @@ use crate::error::{MemoryError, ShareError};
 use crate::own::{Physical, one_type};
 use crate::region::Extent;
 
-/// Handles of the memory under a block, for others to import, and a [`Lease`] that keeps that
-/// memory under the block's addresses.
+/// Handles of the memory under a block for other processes to import, and a [`Lease`] that keeps
+/// that memory under the block's addresses.
 ///
-/// While it lives, or the lease that is taken [out of it](Self::into_parts), everything under the
-/// block stays where it is, even if the block is dropped: what is imported from the handles is what
-/// the block shows. Without it the memory stays for as long as the block uses it.
+/// While this value lives, or the lease from [`into_parts`](Self::into_parts), all memory under the
+/// block stays in place, even if the block is dropped: the memory imported from the handles is the
+/// memory that the block shows. Without it the memory stays as long as the block uses it.
 #[must_use = "the block's memory stays where it is while this lives"]
 pub struct ExportedBlock {
     handles: Vec<(Extent, Exported)>,
@@ -39,20 +41,21 @@ pub struct ExportedBlock {
 }
 
 impl ExportedBlock {
-    /// The extents in order and a handle for each, to be imported with the extent's size. The last
-    /// may reach beyond the block's end, where something may lie that the tenant left there.
+    /// Returns the extents in order with a handle for each, to be imported with the extent's size.
+    /// The last extent may reach beyond the block's end, where it may hold data that the tenant
+    /// left there.
     #[must_use]
     pub fn handles(&self) -> &[(Extent, Exported)] {
         &self.handles
     }
 
-    /// What keeps the memory under the block.
+    /// Returns the lease that keeps the memory under the block.
     #[must_use]
     pub const fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// The same taken apart.
+    /// Returns the handles and the lease separately.
     #[must_use]
     pub fn into_parts(self) -> (Vec<(Extent, Exported)>, Lease) {
         (self.handles, self.lease)
@@ -68,15 +71,15 @@ impl fmt::Debug for ExportedBlock {
     }
 }
 
-/// The memory under a block, and the lease that keeps it there. The memory is let go first: what
-/// somebody still holds when its block has gone cannot be given back.
+/// The memory under a block, and the lease that keeps it there. The physicals have to be dropped
+/// before the lease: memory that is still held here when its block is gone cannot be given back.
 pub(crate) struct Parts {
     list: Vec<(Extent, Physical)>,
     lease: Lease,
 }
 
 impl Parts {
-    /// A handle for each extent; each time new ones. All or none.
+    /// Makes a new handle for each extent: all of them or none.
     pub(crate) fn export(
         &self,
         handle_type: HandleTypes,
@@ -90,8 +93,8 @@ impl Parts {
         Ok(extents.zip(handles).collect())
     }
 
-    /// The memory, which counts as exported from here on, and what keeps it in place: that is to be
-    /// let go after it.
+    /// Marks the memory as exported, and returns it with the lease that keeps it in place. The
+    /// lease has to be dropped after the memory.
     pub(crate) fn promise(self) -> (Vec<(Extent, Physical)>, Lease) {
         for (_, physical) in &self.list {
             physical.mark_exported();
@@ -102,7 +105,7 @@ impl Parts {
         (self.list, self.lease)
     }
 
-    /// Lets the memory go and keeps it in place.
+    /// Drops the physicals and returns the lease.
     pub(crate) fn into_lease(self) -> Lease {
         drop(self.list);
         self.lease
@@ -110,26 +113,26 @@ impl Parts {
 }
 
 impl Block {
-    /// Handles of the memory under the block, one for each extent
-    /// (`cuMemExportToShareableHandle`), for another process to import: [`Physical::import`] with
-    /// the extent's size.
+    /// Exports the memory under the block: makes one handle for each extent
+    /// (`cuMemExportToShareableHandle`) for another process to import with [`Physical::import`] and
+    /// the extent's size. The pool must have been built
+    /// [`shareable`](super::PoolBuilder::shareable) for the handle type.
     ///
-    /// Whoever has a handle can write to the memory for good, so that it is nobody else's from then
-    /// on: when the block is gone, and the work that may use it has passed, its memory is unmapped
-    /// and released, by the drop itself, by the operations that come after, or by the mapper's
-    /// thread if there is one. It is not overwritten, neither by a scrub nor in a hardened pool. The
-    /// driver has it back when nobody who imported it has it any more;
-    /// [`PoolStats::exported`](super::PoolStats::exported) counts it until it is released.
+    /// A process that has a handle can write to the memory for good, so the memory is never reused.
+    /// When the block is gone and the work that may use it is complete, the memory is unmapped and
+    /// released: by the drop itself, by later operations, or by the mapper's thread if there is
+    /// one. It is not overwritten, neither by a scrub nor in a hardened pool. The driver gets it
+    /// back when no importer has it any more; [`PoolStats::exported`](super::PoolStats::exported)
+    /// counts it until it is released.
     ///
-    /// The block itself is used as before, and grows and shrinks. What it gives up by shrinking it
-    /// has again when it grows, with what the other side wrote there, or zeros if it was to be
-    /// [zeroed](super::BlockBuilder::zeroed). What it grows by is exported by exporting it again.
-    ///
-    /// The pool must have been built [`shareable`](super::PoolBuilder::shareable) for that type.
+    /// The block can be used, grown and shrunk as before. If it grows again over memory that it
+    /// gave up by shrinking, it gets the same memory, with the bytes that importers wrote there, or
+    /// zeros if the block is [zeroed](super::BlockBuilder::zeroed). Memory that the block grows by
+    /// is exported by another call.
     ///
     /// # Errors
-    /// [`MemoryError`] when the pool's memory is not shareable so, the block sleeps or shares
-    /// memory with [forks](Self::fork), or the driver refuses. Nothing is exported then.
+    /// [`MemoryError`] when the pool's memory is not shareable as this type, the block sleeps or
+    /// shares memory with [forks](Self::fork), or the driver refuses. Nothing is exported then.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<ExportedBlock, MemoryError> {
         one_type(handle_type)?;
@@ -148,8 +151,8 @@ impl Block {
         Ok(ExportedBlock { handles, lease })
     }
 
-    /// The memory under the block, about to be exported. From here on it is as good as exported;
-    /// if nothing was when the last lease has ended, all is as before.
+    /// Returns the memory under the block, about to be exported. From here on it is treated as
+    /// exported. If nothing was exported when the last lease ends, the block is as before.
     pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
         let list = lease
@@ -159,15 +162,15 @@ impl Block {
         Ok(Parts { list, lease })
     }
 
-    /// Whether nothing but the block itself may write to it.
+    /// Checks that only the block itself may write to its memory.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         let state = self.core().lock_with(self.place().slot);
         Ok(state.check_unlent(self.place(), 0)?)
     }
 
-    /// Waits for what writes to it, and lets nobody write any more to the extents that it has: for
-    /// good, since they were exported, and serve no other block. The offer of its [parts](Self::parts)
-    /// holds the only lease.
+    /// Waits for work that writes to the block, and makes its extents read-only for every device.
+    /// This is permanent: the extents were exported and serve no other block. The offer of the
+    /// block's [parts](Self::parts) holds the only lease.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         let core = self.core();
         core.device.settle()?;
@@ -176,7 +179,7 @@ impl Block {
 }
 
 impl State {
-    /// The extents that a leased block uses, with their memory.
+    /// Returns the extents that a leased block uses, with their memory.
     fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
         let Some(slot) = self.slot(place.slot) else {
             return Vec::new();

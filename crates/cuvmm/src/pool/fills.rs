@@ -1,5 +1,5 @@
-//! Fills and copies: behind what a home stream has queued, or on a stream of the pool's own that is
-//! waited for.
+//! Fills and copies, which run behind the work queued on a home stream, or on a stream of the pool
+//! that is waited for.
 
 use super::core::Locked;
 use super::slot::Slot;
@@ -11,12 +11,12 @@ use crate::region::{Fence, WaitError, wait_for};
 #[derive(Debug)]
 pub(super) struct Unfinished {
     pub(super) error: BlockError,
-    /// What of it may still be running: nothing, if this has passed.
+    /// Covers the part of it that may still be running; complete if nothing is.
     pub(super) running: Fence,
 }
 
 impl Unfinished {
-    /// What is left of work on a stream that could not be waited for.
+    /// Makes the error for work on a stream that could not be waited for.
     pub(super) fn of(failed: WaitError, stream: Stream) -> Self {
         Self {
             error: failed.error.into(),
@@ -38,8 +38,8 @@ impl<E: Into<BlockError>> From<E> for Unfinished {
 }
 
 impl Locked<'_> {
-    /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One
-    /// fill, so that one that fails leaves nothing running.
+    /// Fills a range with zeros on the home stream, or on the pool's scrub stream, which is waited
+    /// for. Makes one fill, so that a failure leaves nothing running.
     pub(super) fn zero(
         &mut self,
         slot: &Slot,
@@ -59,10 +59,10 @@ impl Locked<'_> {
         waited.map_err(|failed| Unfinished::of(failed, stream))
     }
 
-    /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
-    /// of that other one's block has queued, or waits for the copy. Both are out. The first is not
-    /// unmapped before that has passed; where the wait failed, [`Unfinished::running`] has to keep
-    /// the other one too.
+    /// Copies bytes at an offset of one slot to the same offset of another, behind the work queued
+    /// on `home`, or on the pool's scrub stream, which is waited for. Both slots are out. The
+    /// source's memory is not unmapped before the copy is complete. If the wait fails,
+    /// [`Unfinished::running`] has to keep the target too.
     pub(super) fn copy_between(
         &mut self,
         source: &mut Slot,

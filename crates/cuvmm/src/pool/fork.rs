@@ -1,18 +1,18 @@
-//! Blocks that begin with the bytes of others: whole extents are mapped a second time, to be read
-//! only, and what is left of the prefix is copied on the device.
+//! Forks: blocks that begin with the bytes of other blocks. Whole extents of the prefix are mapped
+//! a second time, read-only, and the rest of the prefix is copied on the device.
 //!
-//! The other block goes on reading and writing at its own addresses; that kernels of neither write
-//! before the point of the fork any more is their user's promise. From then on the memory is
-//! [shared](super::shared). What was exported is not shared but copied.
+//! The other block goes on reading and writing at its own addresses. The user promises that kernels
+//! no longer write to the prefix through either block. From then on the memory is
+//! [shared](super::shared). Exported memory is not shared but copied.
 //!
-//! Forks of blocks that lie side by side lie side by side.
+//! Forks of blocks that are side by side are side by side.
 
 use std::collections::BTreeMap;
 
 use super::block::Block;
 use super::budget::Amount;
 use super::change::Change;
-use super::commit::{Fit, Furnished};
+use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::fills::{Unfinished, is_capturing};
 use super::ids::BYTES;
@@ -26,32 +26,33 @@ use crate::error::{ArgumentError, BlockError, MemoryError};
 use crate::own::{Access, Physical};
 use crate::region::{LastWriter, Unmapped, Uses};
 
-/// What a fork is to have.
+/// The sizes of a fork.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
-    /// So many bytes are the other block's; no more than that has.
+    /// The bytes that are the other block's: at most its size.
     pub(crate) bytes: u64,
-    /// So many there are; no fewer, and no more than the other block has.
+    /// The size of the fork: at least `bytes`, at most the other block's capacity.
     pub(crate) size: u64,
 }
 
 /// The slots of the blocks that are forked, while they are out.
 type Sources = BTreeMap<SlotId, Box<Slot>>;
 
-/// A block that was forked, whose slot is out.
+/// A fork that has been made, whose slot is out.
 #[derive(Debug)]
 struct Forked {
     slot: Box<Slot>,
-    /// How to undo it.
+    /// How to undo the fork.
     change: Change,
     /// The slot of the other block.
     from: SlotId,
-    /// Up to where they share memory.
+    /// The offset up to which both blocks share memory.
     shared: u64,
 }
 
 impl Forked {
-    /// The home stream, or one that its fence names, has been told to write to its own memory.
+    /// Notes whether a stream has work queued that writes to the fork's own memory: the home
+    /// stream, or a stream that its fence names.
     const fn note_written(&mut self, written: bool) {
         if let Some(given) = &mut self.change.given {
             given.filled |= written;
@@ -60,34 +61,39 @@ impl Forked {
 }
 
 impl Tenant {
-    /// A block of `size` bytes for each of several of the tenant's, which begins with its first
-    /// `bytes` bytes: all of them or none. Asks pressure hooks, and waits as long as the most patient
-    /// of the blocks may; not for work on the GPU.
+    /// Forks several of the tenant's blocks: makes a block of `size` bytes for each, which begins
+    /// with its first `bytes` bytes, all of them or none. `bytes` is at least 1 and at most `size`
+    /// and each block's size; `size` is at most each block's capacity. If memory is short, calls
+    /// pressure hooks, and waits for at most the longest timeout of the blocks. Does not wait for
+    /// work on the GPU.
     ///
-    /// A fork has new addresses (`cuMemAddressReserve`). Whole extents of the prefix are mapped there
-    /// a second time, to be read only: `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and no
-    /// memory; they are charged once, as [`shared`](super::TenantStats::shared), and go with the last
-    /// block that shows them. What is left of the prefix is copied behind what the home stream has
-    /// queued (`cuMemcpyDtoDAsync`), so that a block which is to be forked wants [small
-    /// extents](super::BlockBuilder::largest_extent). Where there is no home stream the copy is made
-    /// at once, and ordered behind nothing: what writes to the prefix has to have passed. What was
-    /// exported is copied as well.
+    /// A fork has new addresses (`cuMemAddressReserve`). Whole extents of the prefix are mapped
+    /// there a second time, read-only: `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and
+    /// no memory. They are charged once, as [`shared`](super::TenantStats::shared), until the last
+    /// block that maps them is gone. The rest of the prefix is copied behind the work queued on the
+    /// home stream (`cuMemcpyDtoDAsync`), so blocks that are to be forked should have [small
+    /// extents](super::BlockBuilder::largest_extent). Without a home stream the copy is made at
+    /// once and ordered behind nothing: work that writes to the prefix must be complete. Exported
+    /// memory is copied as well.
     ///
-    /// A fork has its block's capacity, home stream, tag, growth and timeout, and is one like any
-    /// other: it grows and shrinks, is forked, sleeps and is dropped, in any order with the others. Forks
-    /// of blocks that were [allocated side by side](super::BlockBuilder::allocate_adjacent), given in
-    /// their order, lie side by side as well.
+    /// A fork has its block's capacity, home stream, tag, growth and timeout. It is an ordinary
+    /// block: it grows and shrinks, is forked, sleeps and is dropped, in any order with the others.
+    /// Forks of blocks that were [allocated side by side](super::BlockBuilder::allocate_adjacent),
+    /// given in their order, are side by side as well.
     ///
-    /// What several blocks show is written by none of them: [`Block::read_only`] says how much that
-    /// is. A kernel that writes there in a fork loses the context; one that writes there in the
-    /// block which was forked changes what the forks read. A block that shrinks to less has memory of
-    /// its own behind that when it grows again, which it does not while a lease or work that is
-    /// queued may use what was there ([`BlockError::SharedInUse`]). What shows shared memory goes
-    /// in no stream cache: when it is dropped it is unmapped, once its work has passed.
+    /// Memory that several blocks share must not be written through any of them:
+    /// [`Block::read_only`] returns how many bytes that is. A kernel that writes there in a fork
+    /// loses the context; one that writes there in the forked block changes what the forks read. A
+    /// block that shrinks into the shared prefix gets memory of its own there when it grows again.
+    /// That growth is refused while a lease, or queued work, may use the shared memory
+    /// ([`BlockError::SharedInUse`]). Blocks with shared memory go to no stream cache: when one is
+    /// dropped it is unmapped, once its work is complete.
     ///
     /// # Errors
-    /// [`BlockError`] says why a block cannot be forked so, or how memory is short, with the figures. Every block is as before then. What a copy is just writing to when another one fails
-    /// stays charged until that has passed.
+    /// [`BlockError`] when a size is out of its range; when a block is another tenant's or sleeps;
+    /// when memory is short, with the figures; when bytes would have to be copied while a capture
+    /// is running; and when a driver call fails. Every block is then as before. If one copy fails,
+    /// memory that other copies are writing to stays charged until they are complete.
     #[doc(alias("cuMemMap", "copy-on-write", "prefix sharing"))]
     pub fn fork_all(
         &self,
@@ -99,7 +105,8 @@ impl Tenant {
         self.fork_blocks(blocks, prefix)
     }
 
-    /// The same if that needs no waiting.
+    /// Forks several of the tenant's blocks, all of them or none, if that needs no waiting. See
+    /// [`fork_all`](Self::fork_all).
     ///
     /// # Errors
     /// As [`Self::fork_all`].
@@ -113,15 +120,15 @@ impl Tenant {
         self.try_fork_blocks(blocks, prefix)
     }
 
-    /// What blocks of this tenant are to be forked with.
+    /// Checks that the blocks are this tenant's and can be forked with these sizes.
     fn prefix_of(&self, blocks: &[&Block], bytes: u64, size: u64) -> Result<Prefix, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
-            Some(index) => Err(BlockError::NotOurs { index }),
+            Some(index) => Err(BlockError::WrongTenant { index }),
             None => Prefix::of(blocks, bytes, size),
         }
     }
 
-    /// [`Self::fork_all`] of blocks of this tenant that can be forked so.
+    /// Forks blocks of this tenant with sizes that were checked; see [`Self::fork_all`].
     pub(crate) fn fork_blocks(
         &self,
         blocks: &[&Block],
@@ -131,7 +138,7 @@ impl Tenant {
         fork(self.core(), blocks, prefix, wait)
     }
 
-    /// The same if that needs no waiting.
+    /// Forks blocks of this tenant with sizes that were checked, if that needs no waiting.
     pub(crate) fn try_fork_blocks(
         &self,
         blocks: &[&Block],
@@ -169,8 +176,9 @@ fn fork(
 }
 
 impl Block {
-    /// A block of `size` bytes that begins with the first `bytes` bytes of this one, and shares the
-    /// memory of those as far as they fill whole extents. See [`Tenant::fork_all`].
+    /// Forks the block: makes a block of `size` bytes that begins with the first `bytes` bytes of
+    /// this one and shares their memory as far as they fill whole extents. See
+    /// [`Tenant::fork_all`].
     ///
     /// # Errors
     /// As [`Tenant::fork_all`].
@@ -179,7 +187,7 @@ impl Block {
         self.fork_one(bytes, size, Wait::of(self.patience()))
     }
 
-    /// The same if that needs no waiting.
+    /// Forks the block if that needs no waiting. See [`Tenant::fork_all`].
     ///
     /// # Errors
     /// As [`Tenant::fork_all`].
@@ -193,10 +201,11 @@ impl Block {
         made.into_iter().next().ok_or_else(gone)
     }
 
-    /// How many of its first bytes must not be written: those that it shows together with its
-    /// [forks](Self::fork), or with what it is a fork of. A fork that is the last to show them may
-    /// not write them either; a block that was forked may, once all its forks have gone. Unless it
-    /// has shrunk since, what lies behind is its own.
+    /// Returns how many of the block's first bytes must not be written: those that it shares with
+    /// its [forks](Self::fork), or with the block that it is a fork of. A fork may not write them
+    /// even if it is the last block that maps them. A forked block may write them again once all
+    /// its forks are gone. Memory behind them is the block's own, unless the block has shrunk
+    /// since.
     #[must_use]
     pub fn read_only(&self) -> u64 {
         let state = self.core().lock_with(self.place().slot);
@@ -220,7 +229,7 @@ impl Prefix {
 }
 
 impl Core {
-    /// How much memory forks need beside what they share, in whole granules.
+    /// Returns how much memory the forks need besides shared memory, in whole granules.
     fn bytes_of_forks(&self, blocks: &[BlockPlace], prefix: Prefix) -> u64 {
         let size = self.device.granule().round_up(prefix.size);
         let wanted = blocks.iter().map(|block| (block.slot, 0));
@@ -262,7 +271,8 @@ impl Locked<'_> {
         outcome
     }
 
-    /// First all memory, then all copies: as long as none is running, all can be undone at once.
+    /// Makes all forks. First places all memory, then queues all copies: while no copy runs, all of
+    /// it can be undone at once.
     fn fork_each(
         &mut self,
         blocks: &[BlockPlace],
@@ -282,7 +292,7 @@ impl Locked<'_> {
             .try_for_each(|forked| self.copy_rest(forked, prefix.bytes, sources))
     }
 
-    /// Forks blocks that lie side by side, at least one, side by side.
+    /// Forks blocks that are side by side, at least one. The forks are side by side too.
     fn fork_run(
         &mut self,
         blocks: &[BlockPlace],
@@ -314,8 +324,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Makes a new slot a block with the memory for a prefix of another. If that fails the slot is
-    /// gone.
+    /// Makes a new slot a block with the memory for a prefix of another block. If that fails the
+    /// slot is gone.
     fn fork(
         &mut self,
         block: &BlockPlace,
@@ -328,7 +338,7 @@ impl Locked<'_> {
         let source = sources.get_mut(&block.slot).ok_or_else(gone);
         let lent = source.and_then(|source| self.lend(source, &mut slot, prefix));
         let filled = lent.as_ref().is_ok_and(|given| given.filled);
-        change.given = Some(Furnished { begun: 0, filled });
+        change.given = Some(PlacedMemory { begun: 0, filled });
         match lent {
             Ok(given) => Ok(Forked {
                 slot,
@@ -343,8 +353,8 @@ impl Locked<'_> {
         }
     }
 
-    /// What a fork of so many bytes takes in whole granules, if the block can be forked.
-    fn room_for_fork(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
+    /// Returns the size of a fork in whole granules, if the block can be forked.
+    fn fork_size(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
         let block = source.block.as_ref().ok_or_else(gone)?;
         if !source.sleep_state.is_awake() {
             let size = block.requested;
@@ -352,7 +362,7 @@ impl Locked<'_> {
         }
         let used = self.device.granule().round_up(size);
         used.ok_or(
-            ArgumentError::Uncountable {
+            ArgumentError::Overflow {
                 what: BYTES,
                 value: size,
             }
@@ -360,15 +370,15 @@ impl Locked<'_> {
         )
     }
 
-    /// Puts whole extents of another slot's prefix under a new one, memory of its own behind them, and
-    /// a block in it.
+    /// Maps whole extents of another slot's prefix in a new slot, places memory of its own behind
+    /// them, and puts a block in the slot.
     fn lend(
         &mut self,
         source: &mut Slot,
         slot: &mut Slot,
         prefix: Prefix,
-    ) -> Result<Furnished, BlockError> {
-        let used = self.room_for_fork(source, prefix.size)?;
+    ) -> Result<PlacedMemory, BlockError> {
+        let used = self.fork_size(source, prefix.size)?;
         let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
@@ -388,7 +398,7 @@ impl Locked<'_> {
             Ok(()) => charge.keep(),
             Err(failed) => {
                 self.budget.refund(charge);
-                // What is stuck shows memory that the other slot has.
+                // The stuck mappings refer to memory that the other slot holds.
                 self.budget.quarantine(0, slot.space.stuck_count());
                 return Err(self.not_placed(id, shared, failed.error));
             }
@@ -397,11 +407,11 @@ impl Locked<'_> {
         slot.merged = source.merged;
         let other = source.block.as_ref().ok_or_else(gone)?;
         let fit = Fit {
-            // What is shared is to stay as it is.
+            // Shared memory keeps its contents.
             zeros: None,
             ..Fit::new(used, other.home.as_ref(), other.zeroed)
         };
-        let given = self.furnish(slot, &fit)?;
+        let given = self.place_memory(slot, &fit)?;
         slot.block = Some(Occupant {
             requested: prefix.size,
             ever: prefix.size,
@@ -419,7 +429,7 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Copies what of a prefix is not shared.
+    /// Copies the part of a prefix that is not shared.
     fn copy_rest(
         &mut self,
         forked: &mut Forked,
@@ -435,7 +445,7 @@ impl Locked<'_> {
         let outcome = is_capturing(home.as_ref())
             .map_err(Unfinished::from)
             .and_then(|capturing| match capturing || self.capturing > 0 {
-                // It would become part of the graph, and not run now.
+                // The copy would become part of the graph instead of running now.
                 true => Err(BlockError::Capturing(self.shortage(id, rest, 0)).into()),
                 false => {
                     let range = (forked.shared, rest);
@@ -457,8 +467,9 @@ impl Locked<'_> {
     }
 }
 
-/// How many blocks, of which there is a first, lie side by side in their order, with so many bytes of
-/// guards between two. Their addresses tell: of their row other slots may have gone.
+/// Returns how many of the blocks, starting with `first`, are side by side in the given order, with
+/// `guards` bytes of guards between two of them. Decides by their addresses, since other slots of
+/// their row may be gone.
 fn side_by_side(
     first: &BlockPlace,
     blocks: &[BlockPlace],
@@ -475,7 +486,7 @@ fn side_by_side(
     1 + blocks.windows(2).take_while(next).count()
 }
 
-/// The memory of the extents that lie in the first `bytes` of a slot and may be shown elsewhere.
+/// Returns the memory of the whole extents in the first `bytes` bytes of a slot that may be shared.
 fn whole_parts(slot: &Slot, bytes: u64) -> Vec<Physical> {
     let parts = slot.space.parts_in(0, bytes);
     parts

@@ -1,4 +1,4 @@
-//! Physical memory that the pool has and nobody holds, by size and by who wrote to it last.
+//! The free list: unmapped physical memory that the pool holds, by size and last writer.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(crate) struct FreeList {
     bytes: u64,
 }
 
-/// Physicals of one size, by who wrote to them last. None of the lists is empty.
+/// Physicals of one size, by their last writers. None of the lists is empty.
 #[derive(Debug, Default)]
 struct Physicals {
     by_writer: BTreeMap<Option<u64>, Vec<Unmapped>>,
@@ -25,8 +25,8 @@ impl Physicals {
         self.count += 1;
     }
 
-    /// One that `own` wrote to, or nobody; without these, one that somebody else wrote to, if that
-    /// may be had.
+    /// Takes a physical that `own` wrote to last, or that was never written; without these, and if
+    /// `foreign` allows it, one that another tenant wrote to.
     fn take(&mut self, own: Option<u64>, foreign: bool) -> Option<Unmapped> {
         let has = |writer: &Option<u64>| self.by_writer.contains_key(writer);
         let as_it_is = [own, None].into_iter().find(has);
@@ -58,7 +58,8 @@ impl FreeList {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Only [`State::keep`](super::state::State::keep) does, which knows what may be kept.
+    /// Adds a physical. Only [`State::keep`](super::state::State::keep) calls this, which checks
+    /// that it may be kept.
     pub(crate) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;
         self.bytes += unmapped.size();
@@ -68,8 +69,8 @@ impl FreeList {
             .add(unmapped);
     }
 
-    /// A physical of exactly `size`: one that nobody wrote to, or nobody but `own`, if there is one.
-    /// Without `scrub`, only such a one.
+    /// Takes a physical of exactly `size`, preferring one that was never written or that `own`
+    /// wrote to last. Takes one of another tenant, which must be scrubbed, only with `scrub`.
     pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
         let physicals = self.by_size.get_mut(&size)?;
         let unmapped = physicals.take(own, scrub)?;
@@ -80,7 +81,7 @@ impl FreeList {
         Some(unmapped)
     }
 
-    /// The largest physical of at most `size`, as [`Self::take`].
+    /// Takes the largest physical of at most `size`, as [`Self::take`] does.
     pub(crate) fn take_within(
         &mut self,
         size: u64,
@@ -97,8 +98,8 @@ impl FreeList {
         }
     }
 
-    /// How many physicals make up `bytes`, the largest that fit first; as good as endless if they do
-    /// not suffice.
+    /// Returns how many physicals make up `bytes`, counting the largest that fit first, or
+    /// `u64::MAX` if they do not suffice.
     pub(crate) fn unmapped_for(&self, bytes: u64) -> u64 {
         let mut left = bytes;
         let mut count = 0;
@@ -110,25 +111,25 @@ impl FreeList {
         if left == 0 { count } else { u64::MAX }
     }
 
-    /// The largest physical, whoever wrote to it, to be given back to the driver.
+    /// Takes the largest physical of any writer, to be released.
     pub(crate) fn take_largest(&mut self) -> Option<Unmapped> {
         let size = self.largest();
         self.take(size, None, true)
     }
 
-    /// The smallest physical, to be given back.
+    /// Takes the smallest physical, to be released.
     pub(crate) fn take_smallest(&mut self) -> Option<Unmapped> {
         let (&size, _) = self.by_size.first_key_value()?;
         self.take(size, None, true)
     }
 
-    /// The smallest physical that is smaller than `size`, to be given back.
+    /// Takes the smallest physical if it is smaller than `size`, to be released.
     pub(crate) fn take_below(&mut self, size: u64) -> Option<Unmapped> {
         let (&smallest, _) = self.by_size.first_key_value()?;
         (smallest < size).then(|| self.take(smallest, None, true))?
     }
 
-    /// The smallest physical larger than `size`, to be given back.
+    /// Takes the smallest physical larger than `size`, to be released.
     pub(crate) fn take_smallest_above(&mut self, size: u64) -> Option<Unmapped> {
         let (&size, _) = self.by_size.range(size.checked_add(1)?..).next()?;
         self.take(size, None, true)
@@ -145,7 +146,7 @@ mod tests {
     const A: Option<u64> = Some(1);
     const B: Option<u64> = Some(2);
 
-    /// A list of physicals with these sizes in granules and last writers.
+    /// Returns a list of physicals with these sizes in granules and last writers.
     fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
         let mut list = FreeList::new();
         for &(granules, by) in of {
@@ -156,7 +157,7 @@ mod tests {
         list
     }
 
-    /// How many granules a physical has, and who wrote to it last.
+    /// Returns the size of a physical in granules and its last writer.
     fn seen(unmapped: Option<Unmapped>) -> Option<(u64, Option<u64>)> {
         let unmapped = unmapped?;
         assert!(!unmapped.fresh, "no running operation created it");

@@ -1,5 +1,6 @@
-//! What blocks give up, and the leases that put it off: booked here, without a driver call but the
-//! fills of a [hardened](super::hardened) pool, and looked after [later](super::purge).
+//! Accounting for memory that blocks give up, and of the leases that delay it. Makes no driver call
+//! except the fills of a [hardened](super::hardened) pool; the memory is unmapped
+//! [later](super::purge).
 
 use super::budget::TenantId;
 use super::ids::BYTES;
@@ -13,7 +14,7 @@ use crate::own::Stream;
 use crate::region::Fence;
 
 impl State {
-    /// Why a block cannot shrink to a size, if it cannot.
+    /// Checks that a block can shrink to a size.
     pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
         ArgumentError::not_zero(BYTES, wanted)?;
         let Some(slot) = self.slot(id) else {
@@ -43,13 +44,13 @@ impl State {
         });
     }
 
-    /// Takes what lies behind the first `size` bytes, `used` in whole granules, from a block.
+    /// Takes the memory behind the first `size` bytes, `used` in whole granules, from a block.
     fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) {
         let Some(block) = &mut slot.block else {
             return;
         };
         let used = used.unwrap_or(block.used);
-        // What comes back as zeros is zeroed behind the work that may still write there.
+        // Memory that must come back as zeros is zeroed behind the work that may still write there.
         let blanked = block.zeroed && size < block.requested;
         block.requested = size;
         if used < block.used || blanked {
@@ -64,7 +65,7 @@ impl State {
 
     pub(super) fn free_at(&mut self, id: SlotId, now: u64) {
         let slept = self.with_slot(id, |state, slot| {
-            if let Some(block) = slot.vacate() {
+            if let Some(block) = slot.remove_range() {
                 state.queue.abandon_growth(id);
                 state.overwrite(slot, block.home.as_ref(), 0);
             }
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// Frees for good what a tenant's blocks left in stream caches; whether there was anything.
+    /// Frees the blocks in a tenant's stream caches; returns `true` if there were any.
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
         let freed = match self.tenants.get(&id) {
             Some(tenancy) => tenancy.unswept.sweep(),
@@ -99,8 +100,8 @@ impl State {
         self.free_all(&freed);
     }
 
-    /// The same for one who has just said that it waits: nothing comes in a stream cache after this that
-    /// it is not told of.
+    /// Frees the blocks in all stream caches for a request that has just counted itself as waiting:
+    /// from here on every freed block is announced to it.
     pub(crate) fn sweep_each(&mut self) {
         let tenants = self.tenants.values();
         let freed: Vec<FreedBlock> = tenants
@@ -109,13 +110,14 @@ impl State {
         self.free_all(&freed);
     }
 
-    /// Frees blocks for good. Those whose slots are out are freed when an operation ends.
+    /// Frees blocks that left the stream caches. Those whose slots are out are freed when an
+    /// operation ends.
     pub(super) fn free_all(&mut self, freed: &[FreedBlock]) {
         for freed in freed {
             match self.is_out(freed.slot) {
                 true => {
                     self.to_free.push(*freed);
-                    self.has_behind = true;
+                    self.has_deferred = true;
                 }
                 false => self.free_at(freed.slot, freed.at),
             }
@@ -134,12 +136,12 @@ impl State {
         self.with_slot(id, |_, slot| slot.leases += 1);
     }
 
-    /// Ends a lease; whether memory may have come free by it.
+    /// Ends a lease; returns `true` if memory may have become free by it.
     pub(super) fn end_lease_at(&mut self, id: SlotId) -> bool {
         let given = self.with_slot(id, |state, slot| {
             slot.end_lease();
             if slot.leases == 0 && slot.exported {
-                // It was only meant to be, or the driver refused.
+                // An export was only planned, or the driver refused it.
                 slot.exported = slot.space.exported().next().is_some();
             }
             if slot.block.is_none() {
@@ -150,7 +152,7 @@ impl State {
         given == Some(true)
     }
 
-    /// Notes that a stream uses the block, or used it while a lease kept it.
+    /// Records that a stream uses the block, or uses memory that a lease keeps.
     pub(crate) fn record_use(&mut self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
         self.device.own_process()?;
         if !stream.device().same_driver(&self.device) {
@@ -163,35 +165,36 @@ impl State {
         Ok(())
     }
 
-    /// Notes that work on streams nobody can name uses the block, or used it while a lease kept it.
+    /// Records that work on unknown streams uses the block, or uses memory that a lease keeps.
     pub(crate) fn record_use_anywhere(&mut self, id: SlotId) {
         if let Some(slot) = self.slot_mut(id) {
             slot.record_use_anywhere();
         }
     }
 
-    /// The streams whose work may use the memory of a block, or of one that a lease kept; nothing
-    /// where that may be any.
+    /// Returns the streams whose work may use the memory of a block, or `None` if any stream may
+    /// use it or the block is gone.
     pub(crate) fn streams(&self, id: SlotId) -> Option<Vec<Stream>> {
         let slot = self.slot(id)?;
         slot.block.as_ref()?.streams()
     }
 
-    /// Bytes that a tenant, new or not, can be guaranteed.
+    /// Returns the bytes that a tenant, new or registered, can be guaranteed.
     pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
         self.budget.guaranteeable(tenant, |id| self.kept_by(id))
     }
 
-    /// What memory that is given up is filled with.
+    /// Returns the byte that memory is filled with when it is given up, in a hardened pool that
+    /// fills.
     pub(crate) fn fill(&self) -> Option<u8> {
         self.hardening.as_ref()?.fill
     }
 
-    /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
-    /// up, behind the work of its home stream. Not what others show too, nor if another stream or a
-    /// lease may still use it, nor if it was exported, since whoever imported it may still read it,
-    /// nor while the stream captures: the fill would become part of the graph.
+    /// Overwrites the memory behind the first `from` bytes of a slot, which a block has just given
+    /// up, behind the work of its home stream. Does nothing if other slots map the memory; if
+    /// another stream or a lease may still use it; if it was exported, since importers may still
+    /// read it; and while the stream captures, since the fill would become part of the graph.
     pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
         let (Some(byte), Some(home)) = (self.fill(), home) else {
             return;
@@ -207,9 +210,9 @@ impl State {
                 slot.fence.merge(Fence::stream(home.clone()));
                 slot.space.blank(from);
             }
-            Err(error) => tracing::debug!(%error, "what a block gave up was not overwritten"),
+            Err(error) => tracing::debug!(%error, "freed memory was not overwritten"),
         }
-        // If the block grows over it again, that is noted anew.
+        // If the block grows over the memory again, its writer is marked again.
         if let Some(block) = &mut slot.block {
             block.noted = block.noted.min(from);
         }

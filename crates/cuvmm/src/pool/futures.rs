@@ -1,32 +1,35 @@
-//! Waiting for memory as a future, which any executor polls.
+//! Futures that wait for memory, for any executor.
 //!
-//! A future that finds too little memory waits in the pool's queue until it is dropped, and the
-//! [mapper](crate::Mapper) of the pool serves the queue: on its thread it attempts what is asked for
-//! and asks the fences. So a poll makes no driver call, waits for nothing and calls no hook, and
-//! without a mapper a future is an error. [`BlockBuilder::timeout`] is not looked at: drop the future
-//! to wait no longer, as every executor's own timeout does. A future that has completed is
-//! `Pending` for ever if it is polled again.
+//! A future that finds too little memory waits in the pool's queue until it is dropped. The pool's
+//! [mapper](crate::Mapper) serves the queue: its thread makes the attempts and polls the fences. So
+//! a poll makes no driver call, waits for nothing and calls no hook. Without a mapper a future
+//! fails. [`BlockBuilder::timeout`] has no effect; to stop waiting, drop the future, as the
+//! timeouts of executors do. A completed future that is polled again stays `Pending` for ever.
 //!
-//! **First come, first served among those that fit.** Each time memory comes free the queue is gone
-//! through from the front, and each request has its turn. One that does not fit keeps its place, and
-//! those after it have their turns: but one of the same tenant that asks for as much or more is not
-//! attempted, unless it has a home stream of its own, on which it may reuse what others may not yet.
-//! `allocate` and `grow_to`, with and without a timeout, do not queue: they take what is there when
-//! they ask. While any future waits, blocks that are freed skip the
-//! [cache of their stream](super::BlockBuilder::home_stream), so that those who wait can have them.
+//! **Order.** Requests are served first come, first served among those that fit. Each time memory
+//! becomes free, the mapper attempts every request from the front of the queue. A request that does
+//! not fit keeps its place, and those behind it are attempted too. A later request of the same
+//! tenant for as much memory or more is not attempted, unless it has a home stream of its own, on
+//! which it may reuse memory that others may not use yet. `allocate` and `grow_to`, with and
+//! without a timeout, do not queue: they take what is there when they are called. While a future
+//! waits, freed blocks skip the [stream caches](super::BlockBuilder::home_stream), so that waiting
+//! requests can have them.
 //!
 //! **Hooks.** [Pressure hooks](super::TenantBuilder::on_pressure) are called for a future as for a
-//! thread that waits, each once, in its first turn, with a deadline that is far away: on the mapper's
-//! thread. What they give goes to the first request that it is enough for. Wakers are called there too, and should do no more
-//! than schedule their task. Both hold up all pools of the device that the mapper serves, and so does
-//! the device itself on drivers before CUDA 12.5, where only waiting for it tells that the work on
-//! blocks without a home stream has passed. What panics in either is logged, and the mapper goes on.
-//! In a hook nothing waits: a future that is polled there first is as the `try_` form of its method,
-//! driver calls included, and one that was polled before may wait for the very hook.
+//! thread that waits: each once, at the first attempt, with a deadline far in the future, on the
+//! mapper's thread. The memory that they free is given to the first request that it is enough for.
+//! Wakers are called on that thread too, and should only schedule their task. A slow hook or waker
+//! delays all pools of the device that the mapper serves. So does the device itself on drivers
+//! before CUDA 12.5, where only synchronizing with it shows that work on blocks without a home
+//! stream is complete. A panic in a hook or waker is logged, and the mapper goes on. A future that
+//! is polled first in a hook behaves like the `try_` form of its method, driver calls included. A
+//! future that was polled before must not be waited for in a hook, since it may be waiting for that
+//! hook.
 //!
-//! **Dropping a future** takes its request back. What was granted and not taken goes back to the pool.
-//! One that is leaked (`mem::forget`) is granted and never freed, as a leaked block is. A future keeps
-//! the pool from being closed, and not its tenant from being unregistered.
+//! **Dropping.** Dropping a future withdraws its request, and memory that was granted and not taken
+//! goes back to the pool. A leaked future (`mem::forget`) is granted and its memory never freed, as
+//! with a leaked block. A future prevents its pool from being closed; it does not prevent its
+//! tenant from being unregistered.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,12 +41,12 @@
 //! let mapper = Mapper::start(&device)?;
 //! let pool = Pool::builder(&device).limit(Limit::Bytes(16 << 20)).mapper(&mapper).build()?;
 //! let model = pool.tenant("model").register()?;
-//! // Any executor will do.
+//! // Any executor works.
 //! let runtime = tokio::runtime::Builder::new_current_thread().build()?;
 //! runtime.block_on(async {
 //!     let first = model.allocate_async(12 << 20).await?;
 //!     let request = async {
-//!         let block = model.allocate_async(8 << 20).await?; // there are 4 MiB left: waits
+//!         let block = model.allocate_async(8 << 20).await?; // 4 MiB are left: waits
 //!         block.write(0, b"served")?;
 //!         Ok::<_, cuvmm::Error>(block)
 //!     };
@@ -68,24 +71,24 @@ use super::ids::BlockPlace;
 use super::queue::{Answer, Want};
 use super::stream_cache::Owner;
 use super::tenant::Tenant;
-use super::wanted::Wish;
+use super::wanted::OwnedOptions;
 use crate::deferred::is_in_hook;
 use crate::error::BlockError;
 use crate::own::Stream;
 
-/// A request as its future has it.
+/// The state of a future's request.
 #[derive(Clone, Copy, Debug)]
 enum Request {
-    /// Not made yet.
+    /// Not queued yet.
     New,
-    /// In the queue, under its number.
+    /// In the queue, with its number.
     Queued(u64),
-    /// Answered.
+    /// Answered or withdrawn.
     Ended,
 }
 
 impl Request {
-    /// Looks for its answer; makes it first, as `want` says.
+    /// Polls for the answer. The first poll queues the request that `want` returns.
     fn poll(
         &mut self,
         core: &Core,
@@ -110,7 +113,7 @@ impl Request {
         polled
     }
 
-    /// Takes it back; returns the answer, if there is one that the future has not seen.
+    /// Withdraws the request. Returns its answer if there is one that the future has not seen.
     fn withdraw(&mut self, core: &Core) -> Option<Answer> {
         match std::mem::replace(self, Self::Ended) {
             Self::Queued(number) => core.withdraw_request(number),
@@ -119,12 +122,12 @@ impl Request {
     }
 }
 
-/// A block that is to be allocated: see [`BlockBuilder::allocate_async`].
+/// A future that allocates a block; returned by [`BlockBuilder::allocate_async`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AllocateFuture {
     owner: Arc<Owner>,
-    wish: Arc<Wish>,
+    wish: Arc<OwnedOptions>,
     request: Request,
 }
 
@@ -135,7 +138,7 @@ impl Future for AllocateFuture {
         let this = &mut *self;
         let core = &this.owner.core;
         let builder = BlockBuilder::of(&this.owner, this.wish.wanted());
-        // Those who wait for memory come before those who find some at once.
+        // Requests that wait come before requests that would find memory at once.
         if matches!(this.request, Request::New)
             && core.has_mapper()
             && !core.is_awaited()
@@ -167,7 +170,7 @@ impl Drop for AllocateFuture {
     }
 }
 
-/// A block that is to grow: see [`Block::grow_to_async`].
+/// A future that grows a block; returned by [`Block::grow_to_async`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct GrowFuture<'a> {
@@ -207,14 +210,14 @@ impl Drop for GrowFuture<'_> {
         if let Some(Ok(_)) = self.request.withdraw(&core) {
             let before = (*self.block.place(), self.block.size());
             if let Err(error) = core.shrink(&[before]) {
-                tracing::debug!(%error, "a block keeps what it was granted and did not take");
+                tracing::debug!(%error, "a block keeps the growth of a dropped future");
                 self.block.has_size(self.size);
             }
         }
     }
 }
 
-/// News of memory that came free: see [`Pool::freed`].
+/// A future that completes when memory becomes free; returned by [`Pool::freed`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct FreedFuture {
@@ -231,7 +234,7 @@ impl Future for FreedFuture {
         if let Some(refused) = this.refused.take() {
             return Poll::Ready(Err(refused));
         }
-        let want = || Want::News(0, 0);
+        let want = || Want::Notification(0, 0);
         let polled = this
             .request
             .poll(&this.core, TenantId(u64::MAX), context, want);
@@ -246,13 +249,13 @@ impl Drop for FreedFuture {
 }
 
 impl Pool {
-    /// Waits until memory of the pool comes free: a block or a lease has ended, a block has shrunk, a
-    /// limit was raised, or work has passed that memory was pending for. It listens from this call on, so
-    /// what is attempted between the call and the `await` misses nothing. Others may have the memory
-    /// first; and memory that was pending and is reused meanwhile may count as having passed. One that is
-    /// only held has the mapper ask fences all the while.
+    /// Waits until memory of the pool becomes free: a block or lease has ended, a block has shrunk,
+    /// a limit was raised, or work that memory was pending for is complete. It listens from this
+    /// call on, so an attempt between the call and the `await` misses nothing. Another request may
+    /// take the memory first, and pending memory that is reused meanwhile may count as freed. While
+    /// the future lives, polled or not, the mapper polls fences.
     ///
-    /// For the usual wait there are [`Tenant::allocate_async`] and [`Block::grow_to_async`].
+    /// [`Tenant::allocate_async`] and [`Block::grow_to_async`] serve the usual wait.
     ///
     /// # Errors
     /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends;
@@ -272,7 +275,7 @@ impl Pool {
 }
 
 impl Tenant {
-    /// Allocates a block, and [waits for memory](self) as a future does.
+    /// Allocates a block of `size` bytes in a future that [waits for memory](self).
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate_async`].
@@ -280,7 +283,8 @@ impl Tenant {
         self.block(size).allocate_async()
     }
 
-    /// Allocates a block whose home stream is `stream`, and waits for memory as a future does.
+    /// Allocates a block of `size` bytes whose home stream is `stream` in a future that waits for
+    /// memory.
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate_async`].
@@ -290,36 +294,38 @@ impl Tenant {
 }
 
 impl BlockBuilder<'_> {
-    /// Allocates, and waits as a future does until there is memory.
+    /// Allocates the block in a future that [waits for memory](super::futures).
     ///
-    /// While no other waits, cached memory of the home stream comes with the first poll. Otherwise the
-    /// mapper's thread makes the calls of [`try_allocate`](Self::try_allocate).
+    /// While no other request waits, the first poll returns a cached block of the home stream if
+    /// there is one. Otherwise the mapper's thread makes the driver calls of
+    /// [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors
-    /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends, and what
-    /// [`allocate`](Self::allocate) says of requests that no waiting can serve.
+    /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends, and the errors of
+    /// [`allocate`](Self::allocate) for requests that no waiting can serve.
     pub fn allocate_async(self) -> AllocateFuture {
         let (owner, wanted) = self.into_parts();
         AllocateFuture {
             owner: Arc::clone(owner),
-            wish: Arc::new(Wish::of(&wanted)),
+            wish: Arc::new(OwnedOptions::of(&wanted)),
             request: Request::New,
         }
     }
 }
 
 impl Block {
-    /// Grows in place, and waits as a future does until there is memory.
+    /// Grows the block in place in a future that [waits for memory](super::futures).
     ///
-    /// While no other waits, what lies behind the block's end already comes with the first poll. Otherwise
-    /// the mapper's thread makes the calls of [`try_grow_to`](Self::try_grow_to). A future that is
-    /// dropped leaves the block with the size and the bytes that it had; what it
-    /// [shared](Self::fork) where it was to grow may be its own by then. One that was granted and is
-    /// dropped while the block sleeps leaves it grown.
+    /// While no other request waits, the first poll grows the block into memory that is already
+    /// behind its end. Otherwise the mapper's thread makes the driver calls of
+    /// [`try_grow_to`](Self::try_grow_to). A future that is dropped leaves the block with its size
+    /// and bytes; memory that was [shared](Self::fork) where the block was to grow may be its own
+    /// by then. If the growth was granted and the future is dropped while the block sleeps, the
+    /// block stays grown.
     ///
     /// # Errors
-    /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends, and what
-    /// [`grow_to`](Self::grow_to) says of requests that no waiting can serve.
+    /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends, and the errors of
+    /// [`grow_to`](Self::grow_to) for requests that no waiting can serve.
     pub const fn grow_to_async(&mut self, size: u64) -> GrowFuture<'_> {
         GrowFuture {
             block: self,
@@ -330,7 +336,7 @@ impl Block {
 }
 
 impl Core {
-    /// Grows a block into what it has, unless others wait for memory.
+    /// Grows a block into memory that it already has, unless another request waits for memory.
     fn grows_at_once(&self, place: &BlockPlace, size: u64) -> bool {
         let mut state = self.lock();
         let grown = !self.is_awaited() && state.grow_within(place, size);

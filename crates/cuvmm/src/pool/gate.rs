@@ -1,12 +1,13 @@
-//! The one gate for the memory of a block: copies, leases for a right, registrations, dma-bufs,
-//! tensors and slices for other libraries, handles for other processes, and publications.
+//! The check that every use of a block's memory passes: copies, leases with an access,
+//! registrations, dma-bufs, tensors and slices for other libraries, handles for other processes,
+//! and publications.
 //!
-//! It checks all that stands against a use and counts the lease in one locked section, so that
-//! nothing puts the block to sleep, moves it or exports it between the check and the lease. While
-//! the lease lives, what was checked stays so, with one exception: a [fork](super::fork) that is
-//! made later shares the memory, and [`Block::fork`](super::Block::fork) says who must not write then.
+//! One locked section checks everything that prevents a use and counts the lease, so that the block
+//! cannot be put to sleep, moved or exported between the check and the lease. While the lease lives
+//! the result of the check stays valid, with one exception: a [fork](super::fork) made later shares
+//! the memory, and [`Block::fork`](super::Block::fork) says who must not write then.
 //!
-//! Nothing is handed out here, and no byte is copied.
+//! This module hands out no memory and copies no byte.
 
 use std::ops::Range;
 
@@ -17,14 +18,14 @@ use super::state::State;
 use crate::error::{MemoryError, ShareError};
 use crate::own::Access;
 
-/// What the memory of a block is wanted for.
+/// The purpose that the memory of a block is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// A copy with this access, which is waited for.
     Copy(Access),
-    /// A use with this access through the block's addresses, for as long as the lease lives.
+    /// A use with this access through the block's addresses, as long as the lease lives.
     Lend(Access),
-    /// The memory itself goes to another process or device, which can write to it for good.
+    /// The memory itself is given to another process or device, which can write to it for good.
     Export,
 }
 
@@ -50,7 +51,7 @@ impl State {
         if wanted == Use::Export
             && let Some(slot) = self.slot_mut(place.slot)
         {
-            // If nothing is exported before the last lease ends, that end takes it back.
+            // If nothing is exported before the last lease ends, the end of that lease resets this.
             slot.exported = true;
         }
         Ok(())
@@ -84,7 +85,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks that a block is leased by none but its `own` leases: what others hold may write.
+    /// Checks that a block has no leases besides the caller's `own`: their holders may write.
     pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
         let slot = self.slot(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
@@ -95,8 +96,8 @@ impl State {
 }
 
 impl State {
-    /// Notes that whatever was exported of a leased block may be written to up to the end of its
-    /// extents: a block that wants zeros has to zero what it grows over there.
+    /// Notes that exported memory of a leased block may be written up to the end of its extents: a
+    /// block that must read as zero has to zero the memory that it grows over there.
     pub(super) fn note_export(&mut self, place: &BlockPlace) {
         let Some(slot) = self.slot_mut(place.slot) else {
             return;
@@ -125,12 +126,12 @@ impl Locked<'_> {
 }
 
 impl Slot {
-    /// Whether there is memory under all of a range.
+    /// Returns `true` if there is memory under all of a range.
     fn has(&self, range: &Range<u64>) -> bool {
         if range.is_empty() {
             return true;
         }
-        // Memory lies in a slot as a prefix, unless a roll-back failed.
+        // Memory is a prefix of a slot, unless a roll-back failed.
         if !self.broken {
             return range.end <= self.space.bytes();
         }

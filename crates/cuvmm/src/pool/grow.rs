@@ -1,11 +1,11 @@
-//! Growing in place: into memory that is there, or in steps ahead of the block's use.
+//! Growth in place: into memory that is there, or by steps ahead of the block's use.
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use super::budget::TenantId;
 use super::change::Change;
-use super::commit::{Fit, Furnished};
+use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::fills::is_capturing;
 use super::ids::BYTES;
@@ -22,9 +22,9 @@ use crate::growth::Steps;
 use crate::own::Stream;
 
 impl Slot {
-    /// Whether its block can grow to `size` bytes, `used` in whole granules, and needs nothing for
-    /// that.
-    pub(super) fn has_room(&self, capacity: u64, size: u64, used: u64) -> bool {
+    /// Returns `true` if the block can grow to `size` bytes, `used` in whole granules, without a
+    /// fence, zeros or more memory.
+    pub(super) fn fits_now(&self, capacity: u64, size: u64, used: u64) -> bool {
         let Some(block) = &self.block else {
             return false;
         };
@@ -33,11 +33,11 @@ impl Slot {
         let owed = block.used < block.reach && used > block.used;
         self.sleep_state.is_awake()
             && grows
-            && !self.is_cut()
+            && !self.is_truncated()
             && !(block.zeroed && (owed || !block.stale(size).is_empty()))
     }
 
-    /// Grows its block, which has room for that.
+    /// Grows the block within its memory; [`fits_now`](Self::fits_now) has returned `true`.
     pub(super) fn grow_within(&mut self, size: u64, used: u64, precommit: Option<&mut Precommit>) {
         let (id, bytes) = (self.id, self.space.bytes());
         let Some(block) = &mut self.block else {
@@ -52,24 +52,25 @@ impl Slot {
     }
 }
 
-/// A block to grow, and to how many bytes.
+/// A block, and the size in bytes to grow it to.
 type Step = (BlockPlace, u64);
 
-/// What growing from where a slot stands asks for.
+/// The needs of a block that grows from its current size.
 struct Need {
     from: u64,
     to: u64,
     zeroed: bool,
     home: Option<Stream>,
     steps: Steps,
-    /// Up to where memory may have been written to.
+    /// The offset up to which memory may have been written to.
     reach: u64,
     most: u64,
 }
 
 impl State {
-    /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
-    /// charge. False, and nothing has changed, if that is not so; growing whatever it takes tells why.
+    /// Grows a block into memory that is there already and that needs no fence, no zeros and no
+    /// charge. Otherwise changes nothing and returns `false`; the full growth then finds the
+    /// reason.
     pub(crate) fn grow_within(&mut self, place: &BlockPlace, size: u64) -> bool {
         let granule = self.device.granule();
         let (Some((tenancy, precommit)), Some(used)) =
@@ -78,7 +79,7 @@ impl State {
             return false;
         };
         match tenancy.slot_mut(place.slot.index) {
-            Some(slot) if slot.has_room(place.capacity, size, used) => {
+            Some(slot) if slot.fits_now(place.capacity, size, used) => {
                 slot.grow_within(size, used, precommit);
                 true
             }
@@ -86,9 +87,9 @@ impl State {
         }
     }
 
-    /// The same for several blocks of a tenant: all of them or none. Looks at all before it changes
-    /// one, so that nothing has to be undone, and does little with each: what lies far away in memory
-    /// is on its way for several at a time.
+    /// Grows several blocks of a tenant within their memory: all of them or none. Checks all blocks
+    /// before it changes one, so that nothing has to be undone. Does little with each block, so
+    /// that the memory accesses of several blocks overlap.
     pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
         let granule = self.device.granule();
         let Some((tenancy, mut precommit)) = self.growing(id) else {
@@ -96,7 +97,7 @@ impl State {
         };
         let fits = |(place, size): &(BlockPlace, u64)| {
             let slot = tenancy.slot(place.slot.index).zip(granule.round_up(*size));
-            slot.is_some_and(|(slot, used)| slot.has_room(place.capacity, *size, used))
+            slot.is_some_and(|(slot, used)| slot.fits_now(place.capacity, *size, used))
         };
         if !steps.iter().all(fits) {
             return false;
@@ -112,7 +113,7 @@ impl State {
         true
     }
 
-    /// A tenant whose blocks may grow over what they have now.
+    /// Returns a tenant whose blocks may grow within their memory now.
     pub(super) fn growing(
         &mut self,
         id: TenantId,
@@ -128,16 +129,17 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Grows the block of a slot that is out. What it took can still be told from what was there.
+    /// Grows the block of a slot that is out. The memory it gets can still be distinguished from
+    /// the memory that was there.
     pub(super) fn grow_slot(
         &mut self,
         slot: &mut Slot,
         capacity: u64,
         size: u64,
-    ) -> Result<Furnished, BlockError> {
+    ) -> Result<PlacedMemory, BlockError> {
         ArgumentError::at_most(BYTES, size, capacity)?;
         let Some(used) = self.device.granule().round_up(size) else {
-            return Err(ArgumentError::Uncountable {
+            return Err(ArgumentError::Overflow {
                 what: BYTES,
                 value: size,
             }
@@ -159,13 +161,13 @@ impl Locked<'_> {
         self.grow_clean(slot, size, used)
     }
 
-    /// Grows a block that has nothing to hide within the granules that it has.
+    /// Grows a block that has no old bytes to hide within its granules.
     fn grow_clean(
         &mut self,
         slot: &mut Slot,
         size: u64,
         used: u64,
-    ) -> Result<Furnished, BlockError> {
+    ) -> Result<PlacedMemory, BlockError> {
         let bytes = slot.space.bytes();
         let Some(block) = &mut slot.block else {
             return Err(gone());
@@ -173,7 +175,7 @@ impl Locked<'_> {
         if used <= block.used {
             block.requested = size;
             block.ever = block.ever.max(size);
-            return Ok(Furnished {
+            return Ok(PlacedMemory {
                 begun: bytes,
                 filled: false,
             });
@@ -192,7 +194,7 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Zeroes what a block would show of what it gave up, behind the work that may still write there.
+    /// Zeroes the old bytes that a block would show, behind the work that may still write there.
     fn blank(&mut self, slot: &mut Slot, stale: Range<u64>) -> Result<(), BlockError> {
         let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
@@ -211,7 +213,7 @@ impl Locked<'_> {
 
     /// Gets memory under the first `to` bytes of a block's slot, which is out, and precommitted
     /// memory behind them if there is enough for that.
-    fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<Furnished, BlockError> {
+    fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<PlacedMemory, BlockError> {
         let Some(block) = &slot.block else {
             return Err(gone());
         };
@@ -224,8 +226,8 @@ impl Locked<'_> {
             reach: block.reach.max(block.used),
             most: block.most,
         };
-        // What was given up a moment ago may still be written to by work that was queued before:
-        // zeros must come after that.
+        // Memory that was just given up may still be written to by work that was queued before: the
+        // zeros must come after that work.
         if step.zeroed && step.from < step.reach {
             self.settle_before(slot, step.home.as_ref(), to - step.from)?;
         }
@@ -235,21 +237,21 @@ impl Locked<'_> {
             zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
-        match self.furnish(slot, &Fit { end, ..fit }) {
-            // It was more than was asked for: without it there may be enough.
-            Err(error) if end > to && error.is_shortage() => self.furnish(slot, &fit),
+        match self.place_memory(slot, &Fit { end, ..fit }) {
+            // The attempt included precommitted memory: without it there may be enough.
+            Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit),
             outcome => outcome,
         }
     }
 
-    /// Where a block's memory, `begun` bytes, is to end.
+    /// Returns where the memory of a block, `begun` bytes now, is to end.
     fn end_of(&self, id: TenantId, begun: u64, need: &Need) -> u64 {
         let to = need.to;
         if begun >= to {
             return begun;
         }
         let wished = need.steps.end(to, begun, to, need.most);
-        // Precommitted memory is made of what nobody else has.
+        // Precommitted memory is made only of memory that no tenant holds.
         if wished > to && wished - begun <= self.budget.available_to(id) {
             wished
         } else {
@@ -257,8 +259,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes sure that what the fence of a slot covers comes before what is done next: on the home
-    /// stream by events, elsewhere only if it has passed.
+    /// Makes sure that the work covered by a slot's fence comes before the next work: on the home
+    /// stream by events, without one only if the fence is complete.
     fn settle_before(
         &mut self,
         slot: &mut Slot,
@@ -285,7 +287,6 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Grows one block.
     pub(super) fn grow(
         &self,
         place: &BlockPlace,
@@ -302,7 +303,7 @@ impl Core {
         grown.map_err(|refused| refused.cause)
     }
 
-    /// Grows blocks that have not all room for that.
+    /// Grows blocks that do not all have the memory for it.
     pub(super) fn grow_all(
         &self,
         tenant: TenantId,
@@ -312,8 +313,8 @@ impl Core {
         self.grow_claimed(tenant, steps, wait, |_| true)
     }
 
-    /// Grows blocks that have not all room for that. Where `claims` says in the end that the growth is
-    /// wanted no more, it is undone.
+    /// Grows blocks that do not all have the memory for it. If `claims` returns `false` at the end,
+    /// the growth is undone.
     pub(super) fn grow_claimed(
         &self,
         tenant: TenantId,
@@ -335,7 +336,8 @@ impl Core {
         grown.map_err(|cause| Refused { index, cause })
     }
 
-    /// Grows blocks, first all those that have what they need; `failed` is told which could not.
+    /// Grows blocks, those that have the memory first. Sets `failed` to the index of the block that
+    /// could not grow.
     fn attempt_to_grow<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -355,7 +357,8 @@ impl Core {
         }
         let mut outcome = Ok(());
         for (index, step) in lacking {
-            // Another operation may take what lies behind its end meanwhile, and the mapper place more.
+            // Meanwhile another operation may take memory behind its end, and the mapper may place
+            // more.
             state = self.await_slots(state, std::iter::once((step.0.slot, step.1)));
             match state.step_far(step) {
                 Ok(change) => changes.push(change),
@@ -375,7 +378,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Grows a block into what is there; nothing if that is not enough.
+    /// Grows a block into memory that is there, or returns `None` if that is not enough.
     fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
         let change = Change::of(self.slot(place.slot)?, *place);
         if !self.grow_within(place, *size) {
@@ -385,7 +388,7 @@ impl Locked<'_> {
         Some(change)
     }
 
-    /// Grows a block, whose slot is in its place, whatever it takes.
+    /// Grows a block, whose slot is in its place, by all available means.
     fn step_far(&mut self, (place, size): &Step) -> Result<Change, BlockError> {
         let grown = self.with_slot_out(place.slot, |state, slot| {
             let mut change = Change::of(slot, *place);

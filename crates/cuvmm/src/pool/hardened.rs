@@ -1,20 +1,20 @@
-//! A pool in which a late user faults instead of corrupting somebody else's memory.
+//! Hardened pools: late accesses to freed memory fault instead of corrupting other blocks.
 //!
-//! Each block has addresses of its own with guards on either side. What it gives up is overwritten
-//! at once where its home stream alone used it, and unmapped as soon as its fence has passed: not
-//! kept cached. Its addresses then [rest](super::resting). Nothing here waits: a slot whose fence has
-//! not passed is looked at again by later operations, a few at a time, and by the mapper's thread
-//! if there is one.
+//! Each block has addresses of its own with guards on either side. Memory that it gives up is
+//! overwritten at once if only its home stream used it, and unmapped as soon as its fence is
+//! complete instead of being kept cached. Its addresses then [rest](super::resting). Nothing here
+//! waits: a slot whose fence is not complete is checked again by later operations, a few at a time,
+//! and by the mapper's thread if there is one.
 //!
-//! Where memory could not be overwritten as it was given up, it is zeroed when it is placed again
+//! Memory that could not be overwritten when it was given up is zeroed when it is placed again
 //! ([`commit`](super::commit)), so that a new block never shows what an earlier one held.
 
 use super::resting::Resting;
 use crate::error::ArgumentError;
 use crate::size::Granularity;
 
-/// How a pool makes use after free and running over an end fault; see
-/// [the pool's documentation](super#hardened-pools).
+/// The parameters of a hardened pool, in which use after free and accesses past a block's end
+/// fault; see [the pool's documentation](super#hardened-pools).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pool is hardened by `PoolBuilder::hardened`"]
 pub struct Hardened {
@@ -25,11 +25,12 @@ pub struct Hardened {
 }
 
 impl Hardened {
-    /// A granule of guard on either side, freed memory filled with 0xDF, and addresses that rest
-    /// until 1024 more blocks are gone or 1 TiB of addresses rests.
+    /// Returns the default parameters: a granule of guard on either side, freed memory filled with
+    /// 0xDF, and addresses that rest until 1024 more blocks have been freed or 1 TiB of addresses
+    /// rests.
     pub const fn new() -> Self {
         Self {
-            // Any is rounded up to a granule.
+            // Rounded up to a granule.
             guard: 1,
             fill: Some(0xDF),
             rest_blocks: 1024,
@@ -37,37 +38,39 @@ impl Hardened {
         }
     }
 
-    /// Bytes of addresses before each block and behind it where nothing is ever mapped, rounded up
-    /// to whole granules; a granule by default, and none for 0. They cost no memory, and count
-    /// against the pool's limit of addresses.
+    /// Sets the bytes of addresses before and behind each block where nothing is ever mapped. They
+    /// are rounded up to whole granules; the default is a granule, and 0 means no guards. Guards
+    /// take no memory, and count against the pool's address limit: two guards and a granule have to
+    /// fit in it.
     pub const fn guard(mut self, bytes: u64) -> Self {
         self.guard = bytes;
         self
     }
 
-    /// The byte that memory is filled with as a block gives it up (`cuMemsetD8Async` on its home
-    /// stream); 0xDF by default, which makes large negative numbers of most types and never a
-    /// plausible address. `None` leaves what was there, as a plain pool does.
+    /// Sets the byte that memory is filled with when a block gives it up (`cuMemsetD8Async` on its
+    /// home stream). The default 0xDF makes large negative numbers of most types and never a
+    /// plausible address. With `None` the old contents stay, as in a plain pool.
     pub const fn fill(mut self, byte: Option<u8>) -> Self {
         self.fill = byte;
         self
     }
 
-    /// How many blocks that are gone keep their addresses: those of a block rest until so many
-    /// others have come to rest after it; 1024 by default. With 0 none rest.
+    /// Sets how many freed blocks keep their addresses reserved: a block's addresses rest until
+    /// `blocks` others have come to rest after it. The default is 1024; with 0 no addresses rest.
     pub const fn rest_blocks(mut self, blocks: u64) -> Self {
         self.rest_blocks = blocks;
         self
     }
 
-    /// How many bytes of addresses rest at most, guards included; 1 TiB by default. Where the limit
-    /// of addresses is short they make way sooner.
+    /// Sets how many bytes of addresses rest at most, including guards; 1 TiB by default. They are
+    /// released earlier when the address limit is short.
     pub const fn rest_addresses(mut self, bytes: u64) -> Self {
         self.rest_addresses = bytes;
         self
     }
 
-    /// With guards in whole granules, if these and a granule between them fit in `addresses`.
+    /// Rounds the guards up to whole granules, and fails unless two of them and a granule fit in
+    /// `addresses`.
     pub(super) fn checked(
         mut self,
         granule: Granularity,
@@ -87,7 +90,7 @@ impl Default for Hardened {
     }
 }
 
-/// What a hardened pool knows besides.
+/// The state that only a hardened pool has.
 #[derive(Debug)]
 pub(crate) struct Hardening {
     pub(super) guard: u64,

@@ -1,4 +1,5 @@
-//! How much more a tenant can have, and what its blocks hold now: for whoever decides what to begin.
+//! The memory that a tenant can still get, and the memory that its blocks hold now, for admission
+//! decisions.
 
 use std::collections::BTreeMap;
 
@@ -11,49 +12,52 @@ use super::slot::Slot;
 use super::tenant::Tenant;
 use crate::error::CallError;
 
-/// How many bytes more a tenant can have in use, as far as the pool's limits say.
+/// The bytes that a tenant can have in use beyond what it uses now, as far as the pool's limits
+/// allow.
 ///
-/// Idle memory counts as far as its fences have passed and it comes in whole extents. What lies
-/// behind the bytes of a block in one extent with them does not: it is that block's to grow into.
-/// That the driver has so much when other processes use the device too, nobody can promise.
+/// Idle memory counts if its fence is complete and it comes in whole extents. Memory in one extent
+/// with a block's bytes, behind its end, does not count: only that block can grow into it. The
+/// figures do not guarantee that the driver has the memory when other processes use the device too.
 #[doc(alias = "Room")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Headroom {
-    /// Without taking anything from another tenant: what nobody has, and what the tenant itself has
-    /// idle or as precommitted memory.
+    /// Bytes that the tenant can get without taking memory from another tenant: memory that no
+    /// tenant holds, and its own idle and precommitted memory.
     pub now: u64,
-    /// When everybody else takes what they may: what the guarantee leaves beside memory in use. It
-    /// can be had once the work has passed that idle memory waits for.
+    /// Bytes that the tenant can get when all other tenants take as much as they may: its guarantee
+    /// less its memory in use. It becomes available when the work that idle memory waits for is
+    /// complete.
     pub at_worst: u64,
-    /// With what other tenants have idle or as precommitted memory above their guarantees.
+    /// Bytes that the tenant can get when the idle and precommitted memory of other tenants above
+    /// their guarantees is reclaimed too.
     pub taking_back: u64,
 }
 
-/// What lies under a block. Bytes.
+/// The memory under a block. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    /// What it uses, in whole granules, without what it shares with others.
+    /// Memory that the block uses, in whole granules, without shared memory.
     pub(crate) used: u64,
-    /// All that is there for it and for nobody else before somebody is short of memory.
+    /// Memory that the block alone can use until memory is short.
     pub(crate) held: u64,
-    /// Of that, what was put ahead of its growth.
+    /// The part of `held` that was precommitted.
     pub(crate) precommitted: u64,
-    /// Up to where it may be written in what it has. What lies behind it in one extent is nobody
-    /// else's in any case; what it shares would have to be replaced.
+    /// The offset up to which the block may be written within its memory. Memory behind its end in
+    /// the same extent is only the block's in any case; shared memory would have to be replaced.
     pub(crate) writable: u64,
 }
 
-/// What several blocks have in common. Bytes.
+/// Memory that several blocks have in common. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Common {
-    /// Memory that is shared, counted once.
+    /// Shared memory, counted once.
     pub(crate) held: u64,
-    /// What the blocks' own bytes come to more than once.
+    /// Bytes of the blocks that are counted more than once.
     pub(crate) repeated: u64,
 }
 
-/// How many bytes of an extent blocks have.
+/// How many bytes of an extent several blocks use.
 #[derive(Default)]
 struct Uses {
     size: u64,
@@ -62,12 +66,12 @@ struct Uses {
 }
 
 impl Tenant {
-    /// How much more memory its blocks could have now. Makes no driver call but those that ask
-    /// whether work has passed (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`), and those that
-    /// unmap what [forked sequences](crate::KvCache::fork) have given up.
+    /// Returns how much more memory the tenant's blocks can have now. The only driver calls are
+    /// those that poll fences (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`) and those that
+    /// unmap what [forked sequences](crate::KvCache::fork) have given up (`cuMemUnmap`).
     ///
     /// # Errors
-    /// [`CallError`] from the driver.
+    /// [`CallError`] in a forked child.
     #[doc(alias = "room")]
     pub fn headroom(&self) -> Result<Headroom, CallError> {
         let owner = self.owner();
@@ -75,10 +79,10 @@ impl Tenant {
         Ok(owner.core.lock().headroom(owner.tenant))
     }
 
-    /// Looks at what lies under groups of this tenant's blocks. With each group comes how many bytes of
-    /// each of its blocks count. `see` is called for each block with the number of its group, and what
-    /// all blocks have in common is returned. The lock is let go between groups.
-    pub(crate) fn look_under<'a>(
+    /// Visits the memory under groups of this tenant's blocks. Each group comes with the number of
+    /// bytes that count of each of its blocks. Calls `see` for each block with the index of its
+    /// group, and returns what all blocks have in common. The lock is released between groups.
+    pub(crate) fn for_each_slot<'a>(
         &self,
         groups: impl IntoIterator<Item = (&'a [Block], u64)>,
         mut see: impl FnMut(usize, Footprint),
@@ -87,7 +91,7 @@ impl Tenant {
         for (group, (blocks, bytes)) in groups.into_iter().enumerate() {
             let owner = self.owner();
             let mut state = owner.core.lock();
-            if state.has_company() {
+            if state.others_in_flight() {
                 let places = blocks.iter().map(|block| (block.place().slot, 0));
                 state = owner.core.await_slots(state, places);
             }
@@ -99,7 +103,7 @@ impl Tenant {
                     continue;
                 };
                 see(group, slot.footprint(bytes));
-                // Most share nothing, and are not asked for parts.
+                // Most blocks share nothing, and their extents need no look.
                 if slot.shared == 0 {
                     continue;
                 }
@@ -123,7 +127,7 @@ impl Slot {
     fn footprint(&self, bytes: u64) -> Footprint {
         let (shared, taken) = (self.shared, self.taken());
         let (kept, precommitted) = (taken + self.stranded(), self.precommitted());
-        // What is stranded may be precommitted.
+        // Stranded memory may be precommitted.
         let reach = (taken + self.idle()).min(kept);
         let replaced = (shared > bytes).then(|| self.space.bounds_around(bytes));
         Footprint {

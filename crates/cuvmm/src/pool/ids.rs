@@ -4,17 +4,18 @@ use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
 
-/// What errors call the size of a block.
+/// The name of a block's size in errors.
 pub(super) const BYTES: &str = "bytes of a block";
 
-/// Which slot: its tenant, and its number there. When a slot goes, another may get its number.
+/// Names a slot: its tenant, and its number within the tenant. When a slot is dropped, another slot
+/// may get its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlotId {
     pub(crate) tenant: TenantId,
     pub(crate) index: usize,
 }
 
-/// Where a block is.
+/// The place of a block: its slot, first address and capacity in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockPlace {
     pub(crate) slot: SlotId,

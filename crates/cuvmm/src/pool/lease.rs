@@ -1,4 +1,4 @@
-//! What keeps the memory of a block in place.
+//! Leases, which keep the memory of a block in place.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,16 +10,42 @@ use super::ids::BlockPlace;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{Access, ExportMark, Stream};
-use crate::region::{Extent, Keeper, Registration};
+use crate::region::{Extent, Registration, RegistrationOwner};
 
-/// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
-/// block: a batch that is still being prepared, or another library that has registered the memory,
-/// holds one. A block that [sleeps](crate::sleep) has nothing that a lease could keep: one that was
-/// taken then keeps the memory from when the block is awake. [`Block::lease_for`](super::Block::lease_for) is an error there.
+/// Keeps the memory of a block in place. While a lease lives, no memory under its block is unmapped
+/// or reused, even if the block is dropped. Take one for a batch that is still being prepared, or
+/// for memory that another library has registered.
 ///
-/// When the last lease ends, memory that was freed meanwhile becomes pending free. A lease that was used
-/// on streams other than the block's home stream says so by [`record_use`](Self::record_use)
-/// before it ends.
+/// When the last lease ends, memory that was freed meanwhile becomes pending free. If a lease was
+/// used on streams other than the block's home stream, record them with
+/// [`record_use`](Self::record_use) before it ends.
+///
+/// While a block [sleeps](crate::sleep) nothing is mapped under it. A lease that is taken then
+/// keeps the memory from the moment the block is awake;
+/// [`Block::lease_for`](super::Block::lease_for) fails for such a block.
+///
+/// # Examples
+/// ```rust
+/// # use cuvmm::{Device, Limit, Pool, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = Device::open(opened.driver, 0)?;
+/// # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// let stream = Stream::new(&device)?;
+/// let block = tenant.allocate_on(&stream, 8 << 20)?;
+/// let lease = block.lease();
+/// drop(block); // freed, but kept mapped and charged
+/// assert_eq!(tenant.stats().leased, 8 << 20);
+///
+/// let other = Stream::new(&device)?;
+/// lease.record_use(&other)?; // launch kernels that use `lease.address()` on `other`
+/// drop(lease); // the memory is reused after the work of both streams
+/// assert_eq!(tenant.stats().leased, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "pin")]
 pub struct Lease {
     core: Arc<Core>,
     place: BlockPlace,
@@ -32,18 +58,18 @@ impl Lease {
         Self { core, place, size }
     }
 
-    /// A lease that has been counted already.
+    /// Makes a lease that has been counted already.
     pub(super) const fn counted(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
         Self { core, place, size }
     }
 
-    /// The device that the memory lies on.
+    /// Returns the device of the memory.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
 
-    /// The block's size in bytes when the lease was taken.
+    /// Returns the size in bytes that the block had when the lease was taken.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -57,49 +83,50 @@ impl Lease {
         &self.place
     }
 
-    /// The block's first address.
+    /// Returns the block's first address.
     #[must_use]
     pub const fn address(&self) -> cuvmm_driver::DeviceAddress {
         self.place.address
     }
 
-    /// Notes that a stream uses the memory: it is handed on only after that stream's work.
+    /// Records that a stream uses the memory: it is reused only after that stream's work.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] when the stream is another driver's.
+    /// [`CallError::WrongDriver`] when the stream belongs to another driver.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.core
             .lock_with(self.place.slot)
             .record_use(self.place.slot, stream)
     }
 
-    /// The lease as a [`Registration`], for registering the memory with a NIC or with NCCL: the list
-    /// of the extents that are there now. What the block grows by later needs another.
+    /// Turns the lease into a [`Registration`] for registering the memory with a NIC or with NCCL:
+    /// the list of the extents under the block now. Memory that the block grows by later needs
+    /// another registration.
     ///
     /// # Errors
     /// [`MemoryError`] when the block sleeps or has lost memory, when the context is lost, and in a
-    /// forked child. The lease ends then.
+    /// forked child. The lease then ends.
     pub fn register(self) -> Result<Registration, MemoryError> {
         let kept = self.admit(Use::Lend(Access::Read), 0..self.size)?;
         Ok(kept.registered())
     }
 
-    /// The extents under a lease that the gate has let through, as a registration.
+    /// Makes a registration of the extents under a lease that was [admitted](super::gate).
     pub(super) fn registered(self) -> Registration {
         let extents = self.core.marked_extents(&self.place);
         let device = self.core.device.clone();
         Registration::new(device, extents, Arc::new(self))
     }
 
-    /// Notes that work which is on no stream of this library uses the memory: it is handed on only
+    /// Records that work which is on no stream of this library uses the memory: it is reused only
     /// after all work of the device that is queued when the last lease ends.
     pub fn record_use_anywhere(&self) {
         let mut state = self.core.lock_with(self.place.slot);
         state.record_use_anywhere(self.place.slot);
     }
 
-    /// The streams whose work may use the memory, the block's home first; nothing where that is all
-    /// work of the device, or the block has been freed.
+    /// Returns the streams whose work may use the memory, the block's home stream first. Returns
+    /// `None` if any work of the device may use it, or the block has been freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core
@@ -107,13 +134,13 @@ impl Lease {
             .streams(self.place.slot)
     }
 
-    /// Whether a capture guard of its pool lives.
+    /// Returns `true` while a capture guard of the pool lives.
     #[cfg(feature = "dlpack")]
     pub(crate) fn is_capturing(&self) -> bool {
         self.core.is_capturing()
     }
 
-    /// Every extent that the lease keeps in place, in order.
+    /// Returns every extent that the lease keeps in place, in order.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.core.extents(&self.place)
@@ -121,7 +148,8 @@ impl Lease {
 }
 
 impl Core {
-    /// A lease for a use of a range of a block, or of what an earlier lease kept of one.
+    /// Takes a lease for a use of a range of a block, or of the memory of a block that an earlier
+    /// lease keeps.
     pub(super) fn admit(
         self: &Arc<Self>,
         (place, size): (BlockPlace, u64),
@@ -133,14 +161,15 @@ impl Core {
         Ok(Lease::counted(Arc::clone(self), place, size))
     }
 
-    /// Every extent of the slot that a block is or was in, in order.
+    /// Returns every extent of the slot that a block is or was in, in order.
     pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
         let state = self.lock_with(place.slot);
         let slot = state.slot(place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
-    /// The same, each with what marks its memory as exported.
+    /// Returns every extent of the slot that a block is or was in, in order, each with its export
+    /// mark.
     pub(crate) fn marked_extents(&self, place: &BlockPlace) -> Vec<(Extent, ExportMark)> {
         let state = self.lock_with(place.slot);
         let slot = state.slot(place.slot);
@@ -151,16 +180,16 @@ impl Core {
 }
 
 impl Lease {
-    /// Another lease, for a use of a range of the memory.
+    /// Takes another lease, for a use of a range of the memory.
     pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, MemoryError> {
         let of = (*self.place(), self.size());
         self.core().admit(of, wanted, range)
     }
 }
 
-impl Keeper for Lease {
+impl RegistrationOwner for Lease {
     fn close(&self) -> Result<(), CallError> {
-        // It ends when it is dropped, and nothing is given back to the driver by that.
+        // The lease ends when it is dropped, which gives nothing back to the driver.
         Ok(())
     }
 
@@ -169,7 +198,7 @@ impl Keeper for Lease {
     }
 
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
-        // This lease keeps the mark that the gate makes.
+        // This lease keeps the export mark that admission sets.
         drop(self.admit(Use::Export, range.clone())?);
         Ok(())
     }

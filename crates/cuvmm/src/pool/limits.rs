@@ -1,8 +1,8 @@
 //! Limits, guarantees and priorities that change while the pool runs.
 //!
-//! A limit that is lowered holds at once for whatever is charged next. What is held beyond it is
-//! taken back: what is idle by the call itself, the rest [as it comes
-//! free](Locked::keep_to_limits). No block loses memory that it uses.
+//! A lowered limit applies at once to every new charge. Memory held beyond it is reclaimed: idle
+//! memory by the call itself, the rest [when it becomes free](Locked::keep_to_limits). No block
+//! loses memory that it uses.
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
@@ -13,37 +13,38 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::region::Urgency;
 
-/// What an error calls a guarantee that the tenant's own limit does not allow.
+/// The name, in errors, of a guarantee that the tenant's own limit does not allow.
 const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
 
-/// How much physical memory a pool may hold. What it has released counts no more, even if a process
-/// that imported it still has it, which only the driver knows.
+/// How much physical memory a pool may hold. Released memory does not count, even while another
+/// process that imported it still has it, which only the driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// At most this number of bytes, rounded down to whole granules.
+    /// At most this number of bytes, rounded down to whole granules: at least a granule, at most
+    /// the device's memory.
     Bytes(u64),
-    /// As much as there is, as long as this number of bytes stays free on the device. Asked of the driver
-    /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too. What the pool
-    /// holds idle is not given back when other programs leave less free.
+    /// All memory of the device except this number of bytes, which stay free. The pool queries the
+    /// driver before each creation (`cuMemGetInfo`, about 3 us), since other programs allocate too.
+    /// Idle memory of the pool is not given back when other programs leave less free.
     LeaveFree(u64),
 }
 
-/// What came of a new limit. Bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of a new limit. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LimitChange {
-    /// The limit, in whole granules for a pool.
+    /// The limit; for a pool in whole granules.
     pub limit: u64,
-    /// What was taken back at once.
+    /// Memory that the call reclaimed.
     pub taken_back: u64,
-    /// What is held beyond the limit still: in use, leased, guaranteed to a tenant, in one extent
-    /// with memory in use, out of use after a failure of the driver, or waiting for work.
+    /// Memory still held beyond the limit: in use, leased, guaranteed to a tenant, in one extent
+    /// with memory in use, quarantined after a failure of the driver, or pending free.
     pub excess: u64,
 }
 
 impl Limit {
-    /// The limit in bytes, in whole granules, and how much it leaves free.
+    /// Returns the limit in bytes, in whole granules, and the bytes to leave free.
     pub(super) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
         let (granule, total) = (device.granule(), device.total_memory());
         let (limit, leave_free) = match self {
@@ -80,7 +81,7 @@ impl Core {
         let outcome = state.after_limit();
         self.changed(state);
         outcome?;
-        // The end of the operation may have taken back more.
+        // The end of the operation may have reclaimed more.
         Ok(self.look(|state| LimitChange {
             limit: bytes,
             taken_back: state.budget.given_back() - before,
@@ -130,7 +131,8 @@ impl Core {
         Ok(())
     }
 
-    /// A limit or guarantee was changed, which may leave more for requests that wait: they try again.
+    /// Ends an operation that changed a limit or guarantee. The change may leave more for waiting
+    /// requests, so they try again.
     fn changed(&self, state: Locked<'_>) {
         Self::let_go(state);
         self.announce();
@@ -138,7 +140,7 @@ impl Core {
 }
 
 impl State {
-    /// Whether a tenant, new or not, whose own limit is given, can be given a guarantee.
+    /// Checks whether a tenant with the given limit, new or registered, can be given a guarantee.
     pub(super) fn check_guarantee(
         &mut self,
         tenant: Option<TenantId>,
@@ -171,7 +173,7 @@ impl State {
         }
     }
 
-    /// The tenants that hold more than their limits.
+    /// Returns the tenants that hold more than their limits.
     fn beyond(&self) -> Vec<TenantId> {
         let ids = self.tenants.keys().copied();
         ids.filter(|&id| self.budget.excess_of(id) > 0).collect()
@@ -179,25 +181,26 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// A limit was changed: takes back what can be taken back, and notes whether that was all.
+    /// Reclaims what can be reclaimed after a limit was changed, and notes whether a limit is still
+    /// exceeded.
     fn after_limit(&mut self) -> Result<(), CallError> {
         self.note_lowered();
         if !self.lowered {
             return Ok(());
         }
-        // Blocks that are freed from here on come to the pool.
+        // From here on freed blocks go to the pool instead of the stream caches.
         self.sweep_each();
         let outcome = self.take_excess();
         self.note_lowered();
-        // What waits for work now is the mapper's to look after, if no operation comes by.
+        // The mapper reclaims what is pending free, if no operation does so before.
         if let Some(precommit) = &mut self.precommit {
             precommit.call(Urgency::Soon);
         }
         outcome
     }
 
-    /// Notes whether a limit is exceeded. As long as one is, what is freed does not go to stream
-    /// caches, but to the pool.
+    /// Notes whether a limit is exceeded. While one is, freed blocks go to the pool instead of the
+    /// stream caches.
     fn note_lowered(&mut self) {
         let state: &mut State = self;
         state.lowered = state.budget.excess() > 0;
@@ -209,14 +212,14 @@ impl Locked<'_> {
         ids.for_each(|&id| self.update_bypass(id));
     }
 
-    /// Takes back what is held beyond limits that were lowered, as far as it has come free: when a
-    /// request ends, or an operation that put back a slot with something to give.
+    /// Reclaims memory beyond limits that were lowered, as far as it is free. Called when a request
+    /// ends, and when an operation ends that put back a slot with memory to give.
     pub(super) fn keep_to_limits(&mut self) {
         if !self.lowered || self.device.forked().is_some() || self.device.lost().is_some() {
             return;
         }
         if let Err(error) = self.take_excess() {
-            tracing::warn!(%error, "memory beyond a limit stays for now");
+            tracing::warn!(%error, "memory beyond a limit could not be reclaimed for now");
         }
         self.note_lowered();
     }

@@ -1,6 +1,7 @@
-//! When a pool's mapper is called: for blocks that run low, and for memory that is to be kept ready.
+//! The calls to a pool's mapper: for blocks that run low on precommitted memory, and for memory
+//! that is to be kept ready.
 //!
-//! The mapper's thread is woken when the lock is let go.
+//! The mapper's thread is woken when the lock is released.
 
 use super::ids::SlotId;
 use super::pace::Precommit;
@@ -9,7 +10,8 @@ use super::state::State;
 use crate::region::{Urgency, Waker};
 
 impl Precommit {
-    /// Notes a block that runs low on precommitted memory in a slot that has `bytes` of memory.
+    /// Queues a block that runs low on precommitted memory for the mapper. Its slot has `bytes` of
+    /// memory.
     pub(crate) fn look_at(&mut self, slot: SlotId, block: &mut Occupant, bytes: u64) {
         let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
         if low && !block.pace.called && !self.waker.is_dead() {
@@ -21,8 +23,8 @@ impl Precommit {
 }
 
 impl State {
-    /// Calls the mapper, when the lock is let go, if a block's precommitted memory runs low.
-    pub(crate) fn ask_precommit(&mut self, id: SlotId) {
+    /// Calls the mapper, when the lock is released, if a block's precommitted memory runs low.
+    pub(crate) fn request_precommit(&mut self, id: SlotId) {
         let tenancy = self.tenants.get_mut(&id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return;
@@ -33,8 +35,9 @@ impl State {
         }
     }
 
-    /// Calls the mapper, when the lock is let go, if blocks run low whose slots were out when it came.
-    pub(crate) fn remind_mapper(&mut self) {
+    /// Calls the mapper, when the lock is released, if blocks run low whose slots were out when it
+    /// came.
+    pub(crate) fn request_free_target(&mut self) {
         if let Some(precommit) = &mut self.precommit
             && !precommit.growing.is_empty()
         {
@@ -46,13 +49,14 @@ impl State {
         self.precommit.as_mut()?.take_urgency()
     }
 
-    /// Whether a block that wants to use `size` bytes must wait for what the mapper is placing.
+    /// Returns `true` if a block that is to use `size` bytes must wait for memory that the mapper
+    /// is placing.
     pub(crate) fn waits_for_mapper(&self, id: SlotId, size: u64) -> bool {
         self.slot(id)
             .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 
-    /// Bytes that are to be ready and are not, and that could be.
+    /// Returns the bytes of the free target that are neither free nor creatable.
     pub(super) fn lacks_free(&self) -> u64 {
         let free_target = self
             .precommit
@@ -61,10 +65,10 @@ impl State {
         free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
     }
 
-    /// Calls the mapper, when the lock is let go, if there is work behind. What has come free beyond
-    /// a limit is taken back when the operation ends.
-    pub(crate) fn look_behind(&mut self) {
-        self.has_behind |= self.lowered;
+    /// Calls the mapper, when the lock is released, if memory must be made ready. Memory beyond a
+    /// limit that has become free is reclaimed when the operation ends.
+    pub(crate) fn run_deferred(&mut self) {
+        self.has_deferred |= self.lowered;
         let lacks = self.lacks_free() > 0;
         if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
             precommit.call(Urgency::Soon);

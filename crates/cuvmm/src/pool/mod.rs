@@ -1,73 +1,83 @@
 //! One device's memory under a hard limit, shared by tenants.
 //!
-//! A [`Pool`] never holds more than its limit. [`Tenant`]s allocate [`Block`]s from it, whose
-//! addresses are fixed for life and which grow and shrink in place. Freed memory stays mapped, and
-//! whoever frees and allocates on one stream makes no driver call. When another tenant needs
-//! memory, idle memory is taken back from whoever holds it: never below a guarantee, never before
-//! the GPU work that may use it has passed, never while a [`Lease`] lives, and scrubbed on its way.
+//! A [`Pool`] never holds more than its limit. [`Tenant`]s allocate [`Block`]s from it. A block's
+//! address is fixed for life, and the block grows and shrinks in place. Freed memory stays mapped,
+//! so freeing and allocating on one stream makes no driver call. When another tenant needs memory,
+//! the pool reclaims idle memory from the tenants that hold it. It never takes a tenant below its
+//! guarantee, never takes memory before the GPU work that may use it is complete, never takes
+//! memory under a live [`Lease`], and scrubs memory that changes tenants.
 //!
 //! # Limits that change
 //! [`Pool::set_limit`], [`Tenant::set_limit`] and [`Tenant::set_guarantee`] change the terms while
-//! the pool runs. A limit that is lowered holds at once for whatever is charged next. Idle memory
-//! beyond it, above guarantees, is taken back by the call; what is in use is not touched, and is taken back as it comes
-//! free. The guarantees of all tenants together are never more than the pool's limit: a limit below
-//! them is refused. Memory in use beyond a lowered limit may leave a tenant less than its guarantee
-//! until it has come free.
+//! the pool runs. A lowered limit applies at once to every new charge. The call reclaims idle
+//! memory beyond the limit and above guarantees; memory in use is not touched, and is reclaimed
+//! when it becomes free. The guarantees of all tenants together never exceed the pool's limit: a
+//! limit below them is refused. While memory in use exceeds a lowered limit, a tenant may have less
+//! than its guarantee.
 //!
 //! # Hardened pools
-//! A kernel that uses a block after it was dropped, or runs over its end, usually finds memory
-//! there: the next block's, whose bytes it changes. In a pool that was built
-//! [`hardened`](PoolBuilder::hardened) it faults instead, as far as the driver's page tables can
-//! tell. A copy is refused at the call (`CUDA_ERROR_INVALID_VALUE`) and harms nothing; a kernel
-//! loses the context, and so shows itself at the next synchronisation. [`Hardened`] sets how much.
+//! A kernel that uses a block after it was dropped, or that runs past its end, usually finds mapped
+//! memory there, such as the next block, and changes its bytes. In a pool that was built
+//! [`hardened`](PoolBuilder::hardened) it faults instead, as far as the driver's page tables allow.
+//! A copy is refused at the call (`CUDA_ERROR_INVALID_VALUE`) and does no harm; a kernel loses the
+//! context, which the next synchronization reports. [`Hardened`] sets the parameters.
 //!
-//! - **Guards.** Before each block's addresses and behind its capacity lie addresses where nothing
-//!   is ever mapped; between its end and its capacity nothing is mapped either, since growth takes
-//!   [no more than it needs](Growth::Exact).
-//! - **No reuse in place.** What a block gives up, by being dropped or shrunk, is filled with a
-//!   pattern behind its home stream's work, and unmapped when its fence has passed. It is asked for
-//!   at that moment, then by each later operation that allocates, grows, shrinks or frees (a few
-//!   blocks at a time), by the mapper's thread if there is one, and by [`Pool::trim`]. A lease and
-//!   queued work put it off as ever, and until it is unmapped a late user meets the pattern.
-//! - **Rest.** The addresses of a block that is gone stay reserved, with nothing behind them, until
-//!   so many others are gone after it. Then the driver has them back and may give them to the next
-//!   block. They count against the pool's limit of addresses and give way when it is short:
+//! - **Guards.** Before each block's addresses and behind its capacity are addresses where nothing
+//!   is ever mapped. Between the block's end and its capacity nothing is mapped either, since
+//!   growth takes [no more than it needs](Growth::Exact).
+//! - **No reuse in place.** Memory that a block gives up, by being dropped or shrunk, is filled
+//!   with a pattern behind its home stream's work, and unmapped when its fence is complete. The
+//!   fence is polled at that moment, then by each later operation that allocates, grows, shrinks or
+//!   frees (a few blocks at a time), by the mapper's thread if there is one, and by [`Pool::trim`].
+//!   Leases and queued work delay the unmapping as usual; until then a late user finds the pattern.
+//! - **Rest.** The addresses of a freed block stay reserved with nothing mapped until a [set
+//!   number](Hardened::rest_blocks) of other blocks have been freed after it. Then the driver gets
+//!   them back and may reuse them for the next block. Resting addresses count against the pool's
+//!   address limit, and are released early when that limit is short:
 //!   [`PoolStats::resting_addresses`].
-//! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern, and as
-//!   zero if another tenant wrote to it last or zeros were asked for. Where several streams used a
-//!   block, or it had no home stream, it cannot be filled as it is given up: it reads as zero
-//!   later. What was [exported](Block::export) is not filled but released, what
-//!   [forks](crate::KvCache::fork) share is not filled while another shows it, and a block that
-//!   shrank and grows over it at once finds what was there. While a capture guard lives the tenant's own old bytes may show. With
-//!   [`fill(None)`](Hardened::fill) all is as in a plain pool.
+//! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern. It reads
+//!   as zero if another tenant wrote to it last or if zeros were requested. Memory of a block that
+//!   several streams used, or that had no home stream, cannot be filled when it is given up: it
+//!   reads as zero later. [Exported](Block::export) memory is released instead of filled. Memory
+//!   that [forks](crate::KvCache::fork) share is not filled while another block maps it. A block
+//!   that shrinks and at once grows again finds its old bytes. While a capture guard lives, the
+//!   tenant's own old bytes may show. With [`fill(None)`](Hardened::fill) contents are as in a
+//!   plain pool.
 //!
-//! What is not caught: whatever stays within the block's last granule (2 MiB on today's GPUs) or
-//! jumps over a guard into another block; a late user between the drop and the unmapping, which
-//! meets the pattern or, if it writes, nobody; one that comes after the addresses have rested; and
-//! what lies behind a shrunk block's end in one extent with bytes in use
-//! ([`PoolStats::stranded`]): an extent is mapped or not as a whole, and
-//! [`largest_extent`](PoolBuilder::largest_extent) bounds it.
+//! These are not caught: an access that stays within the block's last granule (2 MiB on today's
+//! GPUs) or that jumps over a guard into another block; a late access between the drop and the
+//! unmapping, which reads the pattern, or writes to memory that no block uses; an access after the
+//! addresses have rested; and an access behind a shrunk block's end within an extent that still
+//! holds bytes in use ([`PoolStats::stranded`]). An extent is mapped or unmapped as a whole;
+//! [`largest_extent`](PoolBuilder::largest_extent) bounds its size.
 //!
-//! What it costs: each allocation reserves and maps, each free fills and unmaps, about 50 us a
-//! block of 2 MiB where a plain pool takes less than one (`cuvmm bench`, rows `hardened_...`).
-//! Nothing is warm, so memory that was freed is not to be had again before the work that was queued
-//! on it has passed, even on its own stream; and nothing idle stays with a tenant, whose guarantee
-//! is kept by the budget alone.
+//! The cost: each allocation reserves and maps, and each free fills and unmaps, about 50 us for a
+//! block of 2 MiB, which takes less than 1 us in a plain pool (`cuvmm-bench run`, rows
+//! `hardened_...`).
+//! No freed memory is kept cached, so it cannot be reused before the work queued on it is complete,
+//! even on its own stream. No idle memory stays with a tenant; its guarantee is kept by the budget
+//! alone.
 //!
 //! # Threads
-//! All of it may be used by any number of threads. The pool's lock is held for less than the driver
-//! takes for one mapping: while a thread maps, unmaps, creates, releases or waits for the GPU, others
-//! allocate cached memory, free, and take leases. A call waits for another thread's driver calls only
-//! where it needs the very block, or the memory, that the other one works on; that holds for the
-//! `try_` methods too.
+//! All types may be used by any number of threads. The pool's lock is held for less time than one
+//! mapping takes in the driver: while a thread maps, unmaps, creates, releases or waits for the
+//! GPU, other threads can allocate cached memory, free blocks and take leases. A call, including a
+//! `try_` method, waits for another thread's driver calls only if it needs the block or the memory
+//! that the other thread works on.
+//!
+//! # Hooks
+//! [`TenantBuilder::on_pressure`] and [`TenantBuilder::on_shortage`] install functions that the
+//! pool calls when memory is short. See [`on_pressure`](TenantBuilder::on_pressure) for what a hook
+//! may call.
 //!
 //! # Futures
-//! [`Tenant::allocate_async`] and [`Block::grow_to_async`] wait as [futures] that any executor polls,
-//! and hold no thread meanwhile. The pool needs a [mapper](PoolBuilder::mapper) for them.
+//! [`Tenant::allocate_async`] and [`Block::grow_to_async`] return [futures] that any executor can
+//! poll; no thread waits for them. The pool needs a [mapper](PoolBuilder::mapper) for them.
 //!
-//! # What is not here
-//! No driver is named here, nothing is rounded here ([`size`](crate) does), and no thread waits but in
-//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a timeout, and at the end of the pool.
+//! # Scope
+//! This module names no driver and rounds no sizes ([`size`](crate) does). A thread waits for
+//! memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and [`Block::grow_to`],
+//! and at the end of the pool.
 
 mod adjacent;
 mod allocate;
@@ -158,7 +168,7 @@ pub use hardened::Hardened;
 pub use headroom::Headroom;
 pub use lease::Lease;
 pub use limits::{Limit, LimitChange};
-pub(crate) use moving::{Choice, MovingBlock};
+pub(crate) use moving::{Choice, TransitioningBlock};
 pub use pressure::{Pressure, PressureHook};
 pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
@@ -167,13 +177,15 @@ pub use tenant::{Tenant, TenantBuilder};
 pub(crate) use wait::after;
 pub(crate) use wake::ToWake;
 
-/// Mappings a pool may hold by default. The driver's own ceiling is about 524,000 a device.
+/// The default limit of mappings in a pool. The driver's own limit is about 524,000 for each
+/// device.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 500_000;
 
-/// Addresses a pool may reserve by default: 64 TiB. The driver has about 128 TiB in all.
+/// The default limit of reserved addresses in a pool, in bytes: 64 TiB. The driver has about 128
+/// TiB in all.
 pub const DEFAULT_ADDRESS_LIMIT: u64 = 1 << 46;
 
-/// Options of a pool.
+/// A builder of a [`Pool`], made by [`Pool::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is built before `build`"]
 pub struct PoolBuilder<'a> {
@@ -188,85 +200,91 @@ pub struct PoolBuilder<'a> {
 }
 
 impl<'a> PoolBuilder<'a> {
-    /// How much memory the pool may hold; by default it leaves 1 GiB free, or a
-    /// sixteenth of a device with less than 16 GiB.
+    /// Sets how much memory the pool may hold. By default the pool leaves 1 GiB of the device free,
+    /// or a sixteenth of a device with less than 16 GiB.
     pub const fn limit(mut self, limit: Limit) -> Self {
         self.limit = limit;
         self
     }
 
-    /// How many extents may be mapped at once.
+    /// Sets how many extents the pool may have mapped at once: at least 1, by default
+    /// [`DEFAULT_MAPPING_LIMIT`].
     pub const fn mapping_limit(mut self, mappings: u64) -> Self {
         self.mappings = mappings;
         self
     }
 
-    /// How many bytes of addresses may be reserved at once.
+    /// Sets how many bytes of addresses the pool may reserve at once: at least a granule, by
+    /// default [`DEFAULT_ADDRESS_LIMIT`].
     pub const fn address_limit(mut self, bytes: u64) -> Self {
         self.addresses = bytes;
         self
     }
 
-    /// The largest extent in bytes, a power of two granules; 1 GiB by default. It is also a promise:
-    /// of what a block gives up by shrinking, less than one such extent stays stranded with it. A
-    /// small one costs more driver calls, about 50 us for each extent mapped.
+    /// Sets the largest extent in bytes, a granule times a power of two; 1 GiB by default. It also
+    /// bounds stranding: less than one such extent of the memory that a block gives up by shrinking
+    /// stays with the block. Small extents cost more driver calls, about 50 us for each extent
+    /// mapped.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.policy.largest_extent = bytes;
         self
     }
 
-    /// The handle types the memory may be [exported](Block::export) as; none by default, and fixed
-    /// at creation. What was exported is never reused: it is released.
+    /// Sets the handle types that the memory may be [exported](Block::export) as; none by default.
+    /// They are fixed when memory is created. Exported memory is never reused: it is released.
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.policy.shareable(types);
         self
     }
 
-    /// Asks for memory that RDMA devices can reach; fixed at creation. Refused where the device says
-    /// that it has none (attribute 110).
+    /// Requests memory that RDMA devices can reach (`gpuDirectRDMACapable`), fixed when memory is
+    /// created. [`build`](Self::build) fails if the device does not support it (device attribute
+    /// 110).
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.policy.props.rdma_capable = yes;
         self
     }
 
-    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
-    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
-    /// Tries [exporting](crate::Physical::probe_export) on a granule for each.
+    /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
+    /// it can be registered with NCCL: exportable as a file descriptor and, where the device
+    /// supports them, as a fabric handle for other nodes and reachable by RDMA devices. Tests each
+    /// by [exporting](crate::Physical::probe_export) one granule.
     ///
     /// # Errors
-    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// [`MemoryError`] when memory cannot be exported as a file descriptor, or the device does not
     /// answer.
     pub fn for_nccl(self) -> Result<Self, MemoryError> {
         let (types, rdma) = nccl_wishes(self.device)?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }
 
-    /// When memory is zeroed on its way between tenants.
+    /// Sets when memory is zeroed on its way from one tenant to another.
     pub const fn scrub(mut self, scrub: Scrub) -> Self {
         self.policy.scrub = scrub;
         self
     }
 
-    /// How much memory a block that outgrows what it has gets at once; an eighth of its size by
-    /// default.
+    /// Sets how much memory a block gets at once when it outgrows the memory that it has; an eighth
+    /// of its size by default.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.policy.growth = growth;
         self
     }
 
-    /// The thread that maps ahead of this pool's growing blocks and unmaps behind. It must be the
-    /// same device's. The pool works without one, and goes on when the mapper ends.
+    /// Sets the thread that maps memory ahead of growing blocks and unmaps memory behind them. It
+    /// must be a mapper of the same device. The pool works without a mapper, and goes on working
+    /// when the mapper ends.
     ///
-    /// Driver calls made by the mapper's thread are counted apart from then on
-    /// ([`Device::mapper_calls`]) for this device handle.
+    /// From then on, driver calls made by the mapper's thread for this device handle are counted
+    /// separately ([`Device::mapper_calls`]).
     pub const fn mapper(mut self, mapper: &'a Mapper) -> Self {
         self.mapper = Some(mapper);
         self
     }
 
-    /// How many bytes of the limit the mapper keeps unmapped and ready, taking idle memory above
-    /// guarantees back before anybody asks for it; 0 by default. Without a mapper nothing is kept
-    /// ready.
+    /// Sets how many bytes of the limit the mapper keeps unmapped and ready, reclaiming idle memory
+    /// above guarantees ahead of requests; 0 by default, at most the pool's limit. Without a mapper
+    /// no memory is kept ready.
     #[doc(alias = "ready")]
     #[doc(alias = "watermark")]
     pub const fn free_target(mut self, bytes: u64) -> Self {
@@ -274,8 +292,9 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// Makes users that come late or run over an end fault, [at a price](self#hardened-pools); off
-    /// by default. Growth is [exact](Growth::Exact) then, whatever was said about it.
+    /// Makes late accesses and accesses past a block's end fault, [at a cost](self#hardened-pools);
+    /// off by default. Growth is then [exact](Growth::Exact), whatever [`growth`](Self::growth)
+    /// sets.
     pub const fn hardened(mut self, hardened: Hardened) -> Self {
         self.hardened = Some(hardened);
         self
@@ -284,7 +303,9 @@ impl<'a> PoolBuilder<'a> {
     /// Builds the pool. Takes no memory yet.
     ///
     /// # Errors
-    /// [`PoolError`] when a limit cannot be, or no memory can be made for a handle type.
+    /// [`PoolError`] when a limit is out of its range, the mapper is another device's, the device
+    /// does not support RDMA though it was requested, or memory cannot be created for a handle
+    /// type.
     pub fn build(self) -> Result<Pool, PoolError> {
         let Self {
             device,
@@ -315,7 +336,8 @@ impl<'a> PoolBuilder<'a> {
             .map(|it| it.checked(granule, addresses))
             .transpose()?;
         if hardened.is_some() {
-            // Precommitted memory is mapped memory behind a block's end.
+            // Precommitted memory would be mapped behind a block's end, where accesses have to
+            // fault.
             policy.growth = Growth::Exact;
         }
         let budget = Budget::new(Limits {
@@ -326,7 +348,7 @@ impl<'a> PoolBuilder<'a> {
         let mut state = State::new(device.clone(), policy, budget);
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), state, |state| {
-            state.finish_behind();
+            state.finish_deferred();
             state.keep_to_limits();
         }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
@@ -336,17 +358,38 @@ impl<'a> PoolBuilder<'a> {
     }
 }
 
-/// One device's physical memory under a limit. Clones are the same pool.
+/// One device's physical memory under a hard limit, shared by tenants. Clones are handles to one
+/// pool.
 ///
-/// It ends when the last clone, tenant, block and lease have gone; that end waits for the device
-/// if memory is still pending free.
+/// The pool ends when the last clone, tenant, block and lease are dropped. That drop waits for the
+/// device if memory is still pending free.
+///
+/// # Examples
+/// ```rust
+/// use cuvmm::{Device, Limit, Pool};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// let device = Device::open(opened.driver, 0)?;
+/// let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// let chat = pool.tenant("chat").guarantee(16 << 20).register()?;
+/// let code = pool.tenant("code").register()?;
+///
+/// let block = chat.allocate(40 << 20)?;
+/// let refused = code.allocate(40 << 20).unwrap_err();
+/// assert!(refused.is_out_of_memory()); // 24 MiB are left of the limit
+/// assert_eq!(pool.stats().in_use, 40 << 20);
+/// # drop(block);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     core: Arc<Core>,
 }
 
 impl Pool {
-    /// Sets out to build a pool on a device.
+    /// Returns a builder of a pool on `device`.
     pub fn builder(device: &Device) -> PoolBuilder<'_> {
         PoolBuilder {
             device,
@@ -360,7 +403,7 @@ impl Pool {
         }
     }
 
-    /// The device it lies on.
+    /// Returns the device of the pool's memory.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
@@ -368,82 +411,85 @@ impl Pool {
 
     /// Changes how much physical memory the pool may hold.
     ///
-    /// Where it holds more, idle memory above guarantees goes back to the driver, as
-    /// [`trim`](Self::trim) does that.
-    /// Of what is left the result says how much it is. Nothing more is charged until the pool holds
-    /// less than the limit, and what blocks give up goes to the driver as its work
-    /// passes: when memory is next allocated, grown or freed, and by the mapper. Until then a tenant can be
-    /// refused below its guarantee.
+    /// If the pool holds more, idle memory above guarantees is given back to the driver, as by
+    /// [`trim`](Self::trim). The result says how much the pool still holds beyond the limit.
+    /// Nothing more is charged until the pool holds less than the limit. Memory that blocks give up
+    /// is given back to the driver once its work is complete: by later calls that allocate, grow or
+    /// free, and by the mapper. Until then a tenant can be refused memory below its guarantee.
     ///
-    /// Never waits and calls no hook: to have memory come free, ask the tenants.
+    /// Never waits for the GPU or for memory, and calls no hook; tenants that are to free memory
+    /// have to be notified by the program.
     ///
     /// # Errors
-    /// [`PoolError`] with the figures when the limit is less than a granule, than the guarantees of
-    /// the tenants, or than what the mapper keeps ready, or more than the device has: nothing has
-    /// changed. Where the driver fails the new limit stands.
+    /// [`PoolError`], with the figures, when the limit is less than a granule, than the guarantees
+    /// of the tenants, or than the [free target](PoolBuilder::free_target), or more than the
+    /// device's memory: nothing has changed. If a driver call fails, the new limit applies all the
+    /// same.
     #[doc(alias = "quota")]
     pub fn set_limit(&self, limit: Limit) -> Result<LimitChange, PoolError> {
         self.core.set_limit(limit)
     }
 
-    /// The tenants that are registered, in the order in which that was done.
+    /// Returns the registered tenants, in the order of their registration.
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.core.tenants()
     }
 
-    /// The tenant that is registered under a name.
+    /// Returns the tenant that is registered under `name`, if any.
     #[must_use]
     pub fn find_tenant(&self, name: &str) -> Option<Tenant> {
         let mut tenants = self.tenants().into_iter();
         tenants.find(|tenant| tenant.name() == name)
     }
 
-    /// Sets out to register a tenant.
+    /// Returns a builder of a tenant. The name must be unique among the registered tenants.
     pub fn tenant(&self, name: impl Into<String>) -> TenantBuilder<'_> {
         TenantBuilder::new(&self.core, name.into())
     }
 
-    /// The figures now. Makes no driver call. A forked child, which has no part in the pool, sees
-    /// one without tenants and memory.
+    /// Returns the current figures. Makes no driver call. A forked child process sees a pool
+    /// without tenants and memory.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.core.look(State::stats)
     }
 
-    /// Driver calls by kind, made through the device handle that the pool was built on: give the
-    /// pool a handle [with its own counters](Device::with_own_counters) to count the pool alone.
+    /// Returns the driver calls by kind that were made through the device handle that the pool was
+    /// built on. To count the calls of the pool alone, build it on a handle [with its own
+    /// counters](Device::with_own_counters).
     #[must_use]
     pub fn calls(&self) -> CallCounts {
         self.core.device.calls()
     }
 
-    /// Gives idle memory back to the driver, as far as its fences have passed, until the pool
-    /// holds at most `keep` bytes or nothing idle is left. What a tenant is guaranteed stays with
-    /// it, in whole extents. Returns the bytes given back; never waits.
+    /// Gives idle memory whose fences are complete back to the driver (`cuMemUnmap`,
+    /// `cuMemRelease`) until the pool holds at most `keep` bytes or no idle memory is left. Memory
+    /// up to a tenant's guarantee stays with the tenant, in whole extents. Returns the bytes given
+    /// back. Never waits for the GPU.
     ///
     /// # Errors
-    /// [`CallError`] from the driver; what was given back until then stays given back.
+    /// [`CallError`] from the driver; memory given back before the failure stays given back.
     pub fn trim(&self, keep: u64) -> Result<u64, CallError> {
         self.core.device.own_process()?;
         self.core.lock().trim(keep)
     }
 
-    /// Makes few large extents of many small ones, at the same addresses, and gives what is free in
-    /// small physicals to the driver. Works in steps, each of which moves at most the largest extent
-    /// and asks `go_on` then with what was done so far: false ends it.
+    /// Replaces many small extents by few large ones at the same addresses, and gives free memory
+    /// in small physicals back to the driver. Works in steps that each move at most one largest
+    /// extent. After each step it calls `go_on` with the progress so far, and ends when that
+    /// returns `false`.
     ///
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
-    /// takes the place of the original. It needs room within the limit for one run at a time.
+    /// replaces the original. The limit must have space for the copy of one run at a time.
     ///
-    /// Blocks that have a [`Lease`], work queued on their streams, or memory that was
-    /// [exported](Block::export) stay as they are. What is not
-    /// queued yet when a block is looked at cannot be seen: while this runs, launch work only on
-    /// blocks with a lease. Reading and writing blocks by [`Block::read`] and [`Block::write`] is
-    /// safe meanwhile.
+    /// Blocks that have a [`Lease`], work queued on their streams, or [exported](Block::export)
+    /// memory are left as they are. Work that is queued after a block was checked cannot be seen:
+    /// while this runs, launch work only on blocks with a lease. [`Block::read`] and
+    /// [`Block::write`] are safe meanwhile.
     ///
     /// # Errors
-    /// [`BlockError`]; what was done until then stays.
+    /// [`BlockError`]; what was done before the failure stays done.
     pub fn compact(
         &self,
         go_on: impl FnMut(&Compaction) -> bool,
@@ -452,21 +498,23 @@ impl Pool {
         self.core.compact(go_on)
     }
 
-    /// Keeps the pool from doing anything that could break a capture on its context. Waits for the
-    /// driver calls that other threads are making for the pool.
+    /// Returns a guard. While it lives, the pool makes no driver call that could break a graph
+    /// capture on its context. Waits for the driver calls that other threads are making for the
+    /// pool.
     #[must_use]
     pub fn capture_guard(&self) -> CaptureGuard {
         CaptureGuard::new(Arc::clone(&self.core))
     }
 
-    /// Ends the pool: waits for the device if memory is pending free, and gives everything back, what
-    /// was quarantined included.
+    /// Ends the pool: waits for the device if memory is pending free, and gives all memory and
+    /// addresses back to the driver, including quarantined memory (`cuMemUnmap`, `cuMemRelease`,
+    /// `cuMemAddressFree`).
     ///
     /// # Errors
-    /// [`CloseError`] with the pool in it while clones, tenants, blocks or leases live, or when
-    /// the driver refuses.
+    /// [`CloseError`], which contains the pool, while clones, tenants, blocks or leases live, or
+    /// when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        // While the mapper's thread is at it, it holds the core too.
+        // While the mapper's thread works for the pool, it holds the core too.
         let mapper = self.core.detach();
         if Arc::get_mut(&mut self.core).is_none() {
             if let Some(mapper) = mapper {

@@ -1,10 +1,12 @@
-//! Blocks whose memory is away: their addresses stay, nothing is mapped there, nothing is charged.
+//! Blocks that are put to sleep or woken. A sleeping block keeps its addresses; nothing is mapped
+//! there, and nothing is charged.
 //!
-//! [Falling asleep](super::sleep) and [waking](super::wake) go in steps, between which the lock is let
-//! go. A block that somebody is moving bears a lease of theirs, so that nobody else touches what is
-//! under it, and what of it is charged and not in its slot is counted with the slot.
+//! [Falling asleep](super::sleep) and [waking](super::wake) take several steps, between which the
+//! lock is released. A block that an operation moves has a lease of that operation, so that no
+//! other operation touches its memory. Memory of the block that is charged and not in its slot is
+//! counted with the slot.
 //!
-//! What becomes of the contents meanwhile is not decided here, and no byte is copied here.
+//! This module does not decide what becomes of the contents, and copies no byte.
 //!
 //! `unsafe` here: naming a moving block's memory as a range to copy in.
 #![allow(unsafe_code)]
@@ -24,20 +26,21 @@ use super::tenant::Tenant;
 use crate::error::CallError;
 use crate::own::Span;
 
-/// A block that is being put to sleep or woken, and what keeps others from it.
+/// A block that is being put to sleep or woken, and the lease that keeps other operations from it.
 #[derive(Debug)]
-pub(crate) struct MovingBlock {
+pub(crate) struct TransitioningBlock {
     pub(super) lease: Lease,
-    /// Bytes that it was asked to have.
+    /// The block's size in bytes, as requested.
     pub(super) bytes: u64,
-    /// The same in whole granules.
+    /// The block's size in whole granules.
     pub(super) used: u64,
 }
 
-/// A chosen block's place, bytes and bytes in whole granules.
+/// A chosen block's place, its size in bytes, and its size in whole granules.
 pub(super) type Chosen = (BlockPlace, u64, u64);
 
-/// Blocks to be put to sleep or woken: those with one of these tags, or all.
+/// Selects the blocks to be put to sleep or woken: those with one of these tags, or all if there
+/// are none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice<'a>(pub(crate) &'a [Arc<str>]);
 
@@ -47,13 +50,13 @@ impl Choice<'_> {
         block.is_some_and(|block| self.takes_tagged(block.tag.as_ref()))
     }
 
-    /// Whether it takes a block with this tag.
+    /// Returns `true` if blocks with this tag are selected.
     fn takes_tagged(&self, tag: Option<&Arc<str>>) -> bool {
         self.0.is_empty() || tag.is_some_and(|tag| self.0.contains(tag))
     }
 }
 
-/// How many blocks something is so of, and their bytes.
+/// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) blocks: u64,
@@ -68,12 +71,13 @@ impl Tally {
 }
 
 impl Tenant {
-    /// Whether any of its blocks may sleep, or may be moving. Asks no lock.
+    /// Returns `true` if a block of the tenant may be asleep or moving. Takes no lock.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.owner().stream_caches.is_bypassed()
     }
 
-    /// Takes back what of its memory is idle; gives it to the driver if that is wished.
+    /// Reclaims the tenant's idle memory; with `release`, gives it to the driver. Returns the
+    /// bytes.
     pub(crate) fn give_up_cached(&self, release: bool) -> Result<u64, CallError> {
         let owner = self.owner();
         let mut state = owner.core.lock();
@@ -88,39 +92,39 @@ impl Tenant {
     }
 }
 
-impl MovingBlock {
-    /// Of a block whose lease has been counted.
+impl TransitioningBlock {
+    /// Makes a moving block of a block whose lease has been counted.
     pub(super) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
         let lease = Lease::counted(Arc::clone(core), place, bytes);
         Self { lease, bytes, used }
     }
 
-    /// Locks the pool, once no operation has the block's slot.
+    /// Locks the pool once no operation has the block's slot.
     pub(super) fn lock(&self) -> Locked<'_> {
         self.lease.core().lock_with(self.lease.place().slot)
     }
 
-    /// Where it lies.
     pub(super) const fn place(&self) -> &BlockPlace {
         self.lease.place()
     }
 
-    /// The block's size in whole granules.
+    /// Returns the block's size in whole granules.
     pub(crate) const fn used(&self) -> u64 {
         self.used
     }
 
-    /// What is mapped there is for the device to copy in.
+    /// Returns the block's mapped memory as a range for the device to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
-        // SAFETY: what is mapped under a moving block is unmapped by nobody but whoever moves it,
-        // who has waited for the copies before, or quarantines what they may write and keeps what
-        // they may read; and where nothing is mapped the driver refuses a copy, which harms nothing.
+        // SAFETY: memory under a moving block is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or quarantines what they may write and keeps
+        // what they may read. Where nothing is mapped the driver refuses a copy, which harms
+        // nothing.
         unsafe { Span::new(self.lease.device(), self.lease.address(), self.bytes) }
     }
 }
 
 impl Core {
-    /// Waits until the operations have ended that have slots of chosen blocks.
+    /// Waits until the operations that have slots of chosen blocks have ended.
     pub(super) fn await_choice<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -136,7 +140,8 @@ impl Core {
 }
 
 impl State {
-    /// The chosen blocks whose slots are out: the operation that has each, and what it counts for.
+    /// Returns the chosen blocks whose slots are out: the operation that has each slot, and its
+    /// figures.
     fn out_of<'a>(
         &'a self,
         id: TenantId,
@@ -148,7 +153,8 @@ impl State {
             .map(|(flight, _, figures)| (flight, figures))
     }
 
-    /// Those of them that operations have begun to work on since: all, or those that are not awake.
+    /// Counts the chosen blocks whose slots are out: all of them, or without `awake` only those
+    /// that are not awake.
     pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>, awake: bool) -> Tally {
         let out = self.out_of(id, choice);
         let counted = out.filter(|(_, figures)| awake || figures.sleeps);
@@ -158,7 +164,7 @@ impl State {
         })
     }
 
-    /// Whether the context is there, and this process's.
+    /// Checks that the context is usable and belongs to this process.
     pub(super) fn check_alive(&self) -> Result<(), CallError> {
         if let Some(error) = self.device.lost() {
             return Err(CallError::ContextLost(error));
@@ -166,7 +172,7 @@ impl State {
         self.device.forked().map_or(Ok(()), Err)
     }
 
-    /// The chosen slots of a tenant.
+    /// Returns the chosen slots of a tenant whose sleep state satisfies `of`.
     pub(super) fn choose(
         &self,
         id: TenantId,
@@ -181,7 +187,7 @@ impl State {
         slots.filter(chosen).map(|slot| slot.id).collect()
     }
 
-    /// Marks a slot, and counts the lease of whoever moves its block.
+    /// Marks a slot, and counts the lease of the operation that moves its block.
     pub(super) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
         let chosen = self.with_slot(id, |_, slot| {
             slot.leases += 1;

@@ -1,4 +1,4 @@
-//! How fast blocks grow, and who is told when one runs out of precommitted memory.
+//! How fast blocks grow, and the call to the mapper when one runs out of precommitted memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::ids::SlotId;
 use crate::region::{Urgency, Waker};
 
-/// The mapper is called when a block has less precommitted memory than it uses up in so long.
+/// The mapper is called when a block has less precommitted memory than it uses up in this time.
 const LEAD: Duration = Duration::from_millis(20);
 
-/// What a pool has for its mapper.
+/// A pool's state for its mapper.
 #[derive(Debug)]
 pub(crate) struct Precommit {
     pub(crate) waker: Waker,
-    /// The number by which the waker knows the pool.
+    /// The number by which the waker identifies the pool.
     pub(crate) attached: u64,
     /// Blocks whose precommitted memory runs out.
     pub(crate) growing: VecDeque<SlotId>,
@@ -23,17 +23,17 @@ pub(crate) struct Precommit {
     pub(crate) free_target: u64,
 }
 
-/// How fast a block grows, and how much precommitted memory it should have at least.
+/// How fast a block grows, and the precommitted memory that it should have at least.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// When the mapper looked last, and how much the block used then.
+    /// The time of the mapper's last look, and the bytes that the block used then.
     seen: Option<(Instant, u64)>,
-    /// The mapper is called when the precommitted memory falls below.
+    /// The mapper is called when the precommitted memory falls below this.
     pub(crate) low: u64,
-    /// The mapper knows of it.
+    /// `true` if the block is queued for the mapper.
     pub(crate) called: bool,
-    /// Whether it uses up what the mapper places at once sooner than in [`LEAD`].
-    hurries: bool,
+    /// `true` if the block uses up what the mapper places at once in less than [`LEAD`].
+    is_fast: bool,
 }
 
 impl Default for Pace {
@@ -42,28 +42,28 @@ impl Default for Pace {
             seen: None,
             low: u64::MAX,
             called: false,
-            hurries: false,
+            is_fast: false,
         }
     }
 }
 
 impl Pace {
-    /// Learns how fast the block grows that uses so much, and is to get `step` bytes at once.
+    /// Updates the pace of a block that uses `used` bytes and is to get `step` bytes at once.
     pub(crate) fn learn(&mut self, used: u64, step: u64) {
         let precommit = self.look(used);
         self.low = precommit.clamp(step / 2, step);
-        self.hurries = precommit > step;
+        self.is_fast = precommit > step;
     }
 
-    /// How soon the mapper is to come.
+    /// Returns how soon the mapper has to come.
     pub(crate) const fn wake(&self) -> Urgency {
-        match self.hurries {
+        match self.is_fast {
             true => Urgency::Now,
             false => Urgency::Soon,
         }
     }
 
-    /// Bytes that the block uses up in [`LEAD`], going by what it did since the last look.
+    /// Returns the bytes that the block uses up in [`LEAD`] at its pace since the last look.
     fn look(&mut self, used: u64) -> u64 {
         let now = Instant::now();
         let before = self.seen.replace((now, used));
@@ -77,7 +77,7 @@ impl Pace {
 }
 
 impl Precommit {
-    /// For a waker that does not know the pool yet.
+    /// Makes the state for a waker that does not know the pool yet.
     pub(crate) const fn new(waker: Waker, free_target: u64) -> Self {
         Self {
             waker,
@@ -88,12 +88,12 @@ impl Precommit {
         }
     }
 
-    /// Has the mapper called when the lock is let go.
+    /// Schedules a wake-up of the mapper for when the lock is released.
     pub(crate) fn call(&mut self, urgency: Urgency) {
         self.urgency = self.urgency.max(Some(urgency));
     }
 
-    /// The waker, if the mapper is to be woken.
+    /// Returns the waker and the urgency if the mapper is to be woken.
     pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
         let urgency = self.urgency.take()?;
         Some((self.waker.clone(), urgency))

@@ -1,9 +1,10 @@
-//! What the mapper's thread does for a pool: memory ahead of blocks that grow, and memory taken
-//! back before somebody has to wait for that.
+//! The work of the mapper's thread for a pool: it places memory ahead of blocks that grow, and
+//! reclaims memory before a request has to wait for that.
 //!
-//! Placing ahead goes in three steps. Under the lock the memory is charged and the slot is marked
-//! as busy; without the lock the driver maps; under the lock again the extent is taken in. So the
-//! block grows into its precommitted memory all the while, and only one that has used all of it waits.
+//! Memory is placed ahead in three steps. Under the lock it is charged and the slot is marked as
+//! busy; without the lock the driver maps it; under the lock again the extent is added to the slot.
+//! So the block grows into its precommitted memory all the while, and only a block that has used
+//! all of it waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,11 @@ use crate::growth::Steps;
 use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// How often the mapper looks after what unregistered tenants left, until its fences have passed.
+/// How often the mapper checks the memory of unregistered tenants until its fences are complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// How often it looks for memory to keep ready, or beyond a limit that was lowered, while there is
-/// none to be had.
+/// How often the mapper looks for memory to keep ready, or beyond a limit that was lowered, while
+/// none is available.
 const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
 
 /// An extent to be placed without the lock.
@@ -37,7 +38,7 @@ struct Job {
 }
 
 impl State {
-    /// The next extent to be placed ahead: charged, and its slot marked.
+    /// Returns the next extent to be placed ahead: charged, with its slot marked.
     fn begin_precommit(&mut self) -> Option<Job> {
         loop {
             let mut growing = self.precommit.as_ref()?.growing.iter().copied();
@@ -101,9 +102,9 @@ impl State {
         })
     }
 
-    /// When to look again for memory that will be taken back once its fences have passed.
+    /// Returns when to look again for memory that can be reclaimed once its fences are complete.
     fn look_again(&self) -> Option<Duration> {
-        // Of a context that is lost nothing is taken back.
+        // Nothing is reclaimed on a lost context.
         if self.device.lost().is_some() {
             return None;
         }
@@ -115,14 +116,14 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes in what was placed, or books back what was not.
+    /// Adds the placed extent to its slot, or refunds what was not placed.
     fn finish_precommit(
         &mut self,
         (id, size, charge): (SlotId, u64, Charge),
         outcome: Result<Placed, Failure>,
     ) {
         let Some(mut slot) = self.take_slot(id) else {
-            // Lost to a panic: what was placed behind its block stays there for good.
+            // Lost to a panic: memory placed behind its block stays there for good.
             self.budget.refund(charge);
             match outcome {
                 Err(Failure::Create(_)) => self.budget.not_created(size),
@@ -144,7 +145,7 @@ impl Locked<'_> {
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
-                        tracing::debug!(%error, size, "nothing could be created ahead");
+                        tracing::debug!(%error, size, "no memory could be created ahead of growth");
                     }
                     Failure::Place(failed) => {
                         let PlaceFailure {
@@ -152,7 +153,7 @@ impl Locked<'_> {
                             physicals,
                             stuck,
                         } = *failed;
-                        tracing::debug!(%error, size, "nothing could be placed ahead");
+                        tracing::debug!(%error, size, "no memory could be placed ahead of growth");
                         let count = stuck.len() as u64;
                         let bytes = slot.space.keep_stuck(stuck);
                         self.set_aside(&mut slot, bytes, count);
@@ -164,22 +165,22 @@ impl Locked<'_> {
         // The block may be gone by now.
         self.put_slot(slot);
         self.put_back(back);
-        // What failed is tried again when the block grows, not at once and for ever.
+        // A failed placement is tried again when the block grows, not at once and without end.
         if placed {
-            self.ask_precommit(id);
+            self.request_precommit(id);
         }
     }
 
-    /// Purges a few slots, and takes back one extent that nobody has asked for yet. Whether
-    /// there may be more.
-    fn unmap_behind(&mut self) -> bool {
+    /// Purges a few slots, and reclaims one extent ahead of requests if the free target lacks
+    /// memory. Returns `true` if there may be more to do.
+    fn unmap_ahead(&mut self) -> bool {
         let purged = self.purge_some() + self.purge_draining() > 0;
         self.keep_to_limits();
         let lacking = self.lacks_free().min(self.policy.largest_extent);
         if lacking == 0 {
             return purged;
         }
-        // Nobody in particular asks, so everybody's guarantee counts.
+        // No tenant makes the request, so every tenant's guarantee counts.
         match self.take_back_any(TenantId(u64::MAX), lacking) {
             Ok(got) => purged || got > 0,
             Err(error) => {
@@ -190,7 +191,7 @@ impl Locked<'_> {
     }
 }
 
-/// Why nothing was placed.
+/// The reason why an extent was not placed.
 enum Failure {
     Create(MemoryError),
     Place(Box<PlaceFailure>),
@@ -219,28 +220,29 @@ impl Core {
     /// Attaches a mapper to the pool.
     pub(crate) fn attach(core: &Arc<Self>, waker: Waker, free_target: u64) {
         core.device.count_apart(waker.thread());
-        // After a refused `close` it is there already: a pool has one mapper in its life.
+        // After a refused `close` it is set already: a pool has one mapper in its life.
         core.waker.get_or_init(|| waker.clone());
         Self::reattach(core, Precommit::new(waker, free_target));
     }
 
-    /// Attaches the mapper again that was [detached](Self::detach).
+    /// Attaches the mapper that was [detached](Self::detach) again.
     pub(crate) fn reattach(core: &Arc<Self>, mut precommit: Precommit) {
         let weak = Arc::downgrade(core);
         precommit.attached = precommit.waker.attach(weak);
         let mut state = core.lock();
         state.precommit = Some(precommit);
-        state.remind_mapper();
+        state.request_free_target();
         let queued = !state.queue.is_empty();
         Self::let_go(state);
         if !core.has_mapper() {
-            core.dismiss_queue();
+            core.fail_queue();
         } else if queued {
             core.call_mapper();
         }
     }
 
-    /// Ends that, once the mapper's thread is out of it; returns what to attach again.
+    /// Detaches the mapper, waiting until its thread has left the pool. Returns what attaches it
+    /// again.
     pub(crate) fn detach(&self) -> Option<Precommit> {
         let precommit = self.lock().precommit.take()?;
         precommit.waker.detach(precommit.attached);
@@ -261,13 +263,13 @@ impl MapperWork for Core {
             let (begun, outcome) = job.carry_out(self, &policy);
             let mut state = self.lock_with(slot);
             state.finish_precommit(begun, outcome);
-            // Before what users gave is dropped, which may take its time.
+            // Before values of users are dropped, which may take time.
             self.settled.notify_all();
             drop(state);
         }
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();
-            let more = state.unmap_behind();
+            let more = state.unmap_ahead();
             drop(state);
             if !more {
                 break;
@@ -280,6 +282,6 @@ impl MapperWork for Core {
     }
 
     fn ended(&self) {
-        self.dismiss_queue();
+        self.fail_queue();
     }
 }

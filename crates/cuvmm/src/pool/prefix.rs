@@ -1,9 +1,9 @@
-//! Few large extents under the first bytes of blocks that are to be forked.
+//! Compaction of the first bytes of blocks that are to be forked into few large extents.
 //!
-//! A fork maps each extent of the prefix again, about 25 us each however large it is. Of a block that
-//! grew by small extents one copy makes large ones, which each fork then maps. The price is paid where a
-//! fork is cut: an extent is mapped whole or not at all, so what lies before the cut in its extent is
-//! copied.
+//! A fork maps each extent of the prefix again, about 25 us for an extent of any size. For a block
+//! that grew by small extents, one copy makes large ones, which each fork then maps. In return,
+//! cutting a fork costs more: an extent is mapped whole or not at all, so the bytes before the cut
+//! in its extent are copied.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -19,41 +19,43 @@ use super::wait::{Attempt, after};
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 
 impl Tenant {
-    /// Makes few large extents of the whole extents in the first `bytes` bytes of several of the
-    /// tenant's blocks, at the same addresses, so that each fork of that prefix has few to map. Returns
-    /// the bytes copied: none where fewer extents are not to be had.
+    /// Replaces the whole extents in the first `bytes` bytes of several of the tenant's blocks by
+    /// few large ones at the same addresses, so that forks of that prefix have few extents to map.
+    /// Returns the bytes copied: 0 if fewer extents are not possible.
     ///
     /// Bytes are copied on the device (`cuMemcpyDtoDAsync`, waited for) to extents of at most the
-    /// pool's [largest](super::PoolBuilder::largest_extent), one after the other; the old ones are the
-    /// pool's then. It needs room within the limit for one at a time, and takes none back from others:
-    /// where memory is short it fails. What is [shared](super::TenantStats::shared) already stays as it
-    /// is, so that this comes before the first fork.
+    /// pool's [largest](super::PoolBuilder::largest_extent), one after the other; the old extents
+    /// go back to the pool. The limit must have space for one new extent at a time. No memory is
+    /// reclaimed for it: the call fails if memory is short. Memory that is
+    /// [shared](super::TenantStats::shared) already stays as it is, so call this before the first
+    /// fork.
     ///
-    /// Waits as long as the most patient of the blocks may for the work that is queued on them when it
-    /// is called. Work that is launched meanwhile must keep off them.
+    /// Waits for the work that was queued on the blocks before the call, for at most the longest
+    /// timeout of the blocks. Work that is launched meanwhile must not use the blocks.
     ///
-    /// A fork that is truncated into a large extent, and grows again, copies what lies before the cut in
-    /// that extent. Memory of a block that has larger extents than it was [built
-    /// with](super::BlockBuilder::largest_extent) is not kept for another block, but unmapped when it
-    /// is freed.
+    /// A fork that is truncated within a large extent, and then grows, copies the bytes before the
+    /// cut in that extent. When a block is freed, memory in extents larger than the block was
+    /// [built with](super::BlockBuilder::largest_extent) is unmapped instead of being kept for
+    /// another block.
     ///
     /// # Errors
-    /// [`BlockError`]: work has not passed ([`MemoryError::InUse`]), a lease lives or the block has lost
-    /// memory ([`CallError::InUse`], without waiting), memory is short, with the figures, a block sleeps,
-    /// was exported or is another tenant's, a capture is running, or the driver refuses. What was done
-    /// until then stays; every block has its bytes unless it is [`Lost`](BlockError::Lost).
+    /// [`BlockError`] when work is not complete ([`MemoryError::InUse`]); when a lease lives or the
+    /// block has lost memory ([`CallError::InUse`], without waiting); when memory is short, with
+    /// the figures; when a block sleeps, was exported or is another tenant's; when a capture is
+    /// running; and when the driver refuses. What was done before stays done. Every block keeps its
+    /// bytes unless the error is [`Lost`](BlockError::Lost).
     #[doc(alias = "cuMemMap")]
     pub fn compact_prefix(&self, blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
-            Some(index) => Err(BlockError::NotOurs { index }),
+            Some(index) => Err(BlockError::WrongTenant { index }),
             None => compact_prefix(blocks, bytes),
         }
     }
 }
 
 impl Block {
-    /// Makes few large extents of those under its first `bytes` bytes, so that each
-    /// [fork](Self::fork) of them has few to map. See [`Tenant::compact_prefix`].
+    /// Replaces the extents under the block's first `bytes` bytes by few large ones, so that
+    /// [forks](Self::fork) of them have few to map. See [`Tenant::compact_prefix`].
     ///
     /// # Errors
     /// As [`Tenant::compact_prefix`].
@@ -62,7 +64,7 @@ impl Block {
     }
 }
 
-/// Makes few large extents of those under the first bytes of blocks of one tenant.
+/// Compacts the first bytes of blocks of one tenant.
 fn compact_prefix(blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
     for block in blocks {
         ArgumentError::at_most(BYTES, bytes, block.size())?;
@@ -77,10 +79,10 @@ fn compact_prefix(blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
     core.compact_prefix(&places, bytes, timeout.map(after))
 }
 
-/// How far one call has come.
+/// The progress of one call.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The fences cover the work that was queued when it began.
+    /// `true` if the fences cover the work that was queued when the call began.
     fenced: Cell<bool>,
     /// Bytes copied so far.
     copied: Cell<u64>,
@@ -125,7 +127,7 @@ impl Core {
         for block in blocks {
             let mut from = 0;
             loop {
-                // The mapper may be placing something behind the block.
+                // The mapper may be placing memory behind the block.
                 state = self.await_slot(state, block.slot);
                 match state.compact_next(block.slot, from, bytes, progress) {
                     Ok(Some(end)) => from = end,
@@ -139,7 +141,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes large extents of the next ones in a range of a slot; returns where they end.
+    /// Replaces the next run of extents in a range of a slot by large ones; returns the run's end.
     fn compact_next(
         &mut self,
         id: SlotId,
@@ -165,7 +167,7 @@ impl Locked<'_> {
         match moved.ok_or_else(gone)?? {
             Moved::Copied(bytes) => {
                 progress.copied.set(progress.copied.get() + bytes);
-                // They are wanted as large ones for the next.
+                // The next run needs them as large ones.
                 self.release_small_free();
                 Ok(Some(run.end()))
             }
@@ -173,7 +175,7 @@ impl Locked<'_> {
                 let device = self.device.location();
                 Err(MemoryError::InUse { device }.into())
             }
-            Moved::NoRoom(error) => Err(error),
+            Moved::NoSpace(error) => Err(error),
             Moved::Exported => {
                 let (offset, size) = (run.offset, run.size);
                 Err(MemoryError::Exported { offset, size }.into())

@@ -1,26 +1,28 @@
-//! What a tenant is asked when memory is short.
+//! Requests to give memory back, made to tenants when memory is short.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A request to give memory back, made to a tenant under pressure.
+/// A request to give memory back, passed to a tenant's hook. See
+/// [`TenantBuilder::on_pressure`](super::TenantBuilder::on_pressure) for what a hook may call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Pressure {
-    /// The tenant that needs memory.
+    /// The name of the tenant that needs memory.
     pub wanted_by: String,
-    /// Bytes of memory that are missing when the hook is called: whole granules, beyond what is
-    /// free and what can be taken back without a hook. Giving back less helps only together with
-    /// other tenants; memory counts as far as the tenant then holds its guarantee, and once the
-    /// work that uses it has passed. 0 where something else is missing.
+    /// The bytes of memory that are missing when the hook is called: whole granules, beyond what is
+    /// free and what can be reclaimed without a hook. Giving back less helps only together with
+    /// other tenants. Memory counts as given back down to the tenant's guarantee, and once the work
+    /// that uses it is complete. 0 if something else is missing.
     pub bytes: u64,
-    /// Mappings that are missing: extents to be unmapped.
+    /// The number of mappings that are missing: extents to be unmapped.
     pub mappings: u64,
-    /// Bytes of addresses that are missing.
+    /// The bytes of addresses that are missing.
     pub addresses: u64,
-    /// Until when giving back helps; `None` when the one who asks will not wait.
+    /// The time until which giving back helps; `None` if the request does not wait. A
+    /// [future](super::futures) has a deadline a century away.
     pub deadline: Option<Instant>,
 }
 
-/// What a tenant installs to be asked for memory.
+/// A function that a tenant installs to be called when memory is short.
 pub type PressureHook = Arc<dyn Fn(&Pressure) + Send + Sync>;

@@ -1,12 +1,13 @@
-//! What a pool does not keep cached: all that it gives up when it is hardened, which is overwritten,
-//! unmapped once its fence has passed, and its addresses put to rest; and in any pool what tenants
-//! have that were unregistered, what is left of a block that was [exported](super::exported), and
-//! what a block gives up of memory that [others show too](super::shared).
+//! Purging: unmapping memory that is not kept cached. In a hardened pool that is all memory that
+//! blocks give up: it is overwritten, unmapped once its fence is complete, and its addresses rest.
+//! In any pool it is the memory of unregistered tenants, what is left of a block that was
+//! [exported](super::exported), and memory that a block gives up and [other slots map
+//! too](super::shared).
 //!
-//! Nothing here waits: a slot whose fence has not passed is looked at again by later operations, a
-//! few at a time, and by the mapper's thread if there is one. What tenants leave that were
-//! unregistered delays nobody else: it is looked at when an operation has put back a slot of such a
-//! tenant, by the mapper, and by whoever lacks memory.
+//! Nothing here waits: a slot whose fence is not complete is checked again by later operations, a
+//! few at a time, and by the mapper's thread if there is one. Memory of unregistered tenants delays
+//! no other tenant: it is checked when an operation has put back a slot of such a tenant, by the
+//! mapper, and by requests that lack memory.
 
 use std::collections::VecDeque;
 
@@ -19,16 +20,17 @@ use super::tenancy::Tenancy;
 use crate::error::{CallError, MemoryError};
 use crate::region::{Round, Space, Urgency};
 
-/// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
+/// The number of slots that one operation checks. A free adds one slot, so that operations catch up
+/// with complete fences.
 const LOOKS: usize = 8;
 
 impl State {
-    /// Bytes of guard on either side of a slot.
+    /// Returns the bytes of guard on either side of a slot.
     pub(crate) fn guard(&self) -> u64 {
         self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
     }
 
-    /// Blocks that are gone and whose addresses rest, and the bytes of those.
+    /// Returns the number of freed blocks whose addresses rest, and the bytes of these addresses.
     pub(crate) fn resting(&self) -> (u64, u64) {
         let hardening = self.hardening.as_ref();
         hardening.map_or((0, 0), |hardened| {
@@ -36,7 +38,7 @@ impl State {
         })
     }
 
-    /// Has everything looked after that a tenant which begins to drain does not use.
+    /// Lists all unused memory of a tenant that begins to drain.
     pub(super) fn list_all(&mut self, id: TenantId) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -46,11 +48,11 @@ impl State {
         }
     }
 
-    /// A slot's number is free, and its addresses are no tenant's.
+    /// Frees a slot's number, and ends its tenant's charge for its addresses.
     fn disown(&mut self, slot: &Slot) {
         let tenant = slot.id.tenant;
         self.budget.disown_addresses(tenant, slot.space.addresses());
-        self.vacate(slot.id);
+        self.remove_range(slot.id);
     }
 }
 
@@ -58,8 +60,8 @@ impl State {
 type Queue = fn(&mut State) -> &mut VecDeque<SlotId>;
 
 impl Locked<'_> {
-    /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
-    /// done with. What is left is the mapper's to look after.
+    /// Unmaps the memory that a few slots have to give up, as far as their fences are complete.
+    /// Returns how many slots are done. The mapper handles the rest.
     #[inline]
     pub(crate) fn purge_some(&mut self) -> usize {
         if self.purging.is_empty() {
@@ -68,20 +70,20 @@ impl Locked<'_> {
         self.purge(|state| &mut state.purging, LOOKS)
     }
 
-    /// Unmaps what a few slots of draining tenants have, as far as their fences have passed; how many
-    /// were done with.
+    /// Unmaps the memory of a few slots of draining tenants, as far as their fences are complete.
+    /// Returns how many slots are done.
     pub(super) fn purge_draining(&mut self) -> usize {
         self.purge(|state| &mut state.draining, LOOKS)
     }
 
-    /// Unmaps what all slots have to give up, as far as their fences have passed.
+    /// Unmaps the memory that all slots have to give up, as far as their fences are complete.
     pub(crate) fn purge_all(&mut self) {
         self.purge(|state| &mut state.purging, usize::MAX);
         self.purge(|state| &mut state.draining, usize::MAX);
     }
 
-    /// Unmaps what slots have given up of memory that others show too, as far as their fences have
-    /// passed: then it is known whose it is.
+    /// Unmaps shared memory that slots have given up, as far as their fences are complete, so that
+    /// it is known which memory belongs to one slot only.
     pub(super) fn part_all(&mut self) {
         let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
         if self.tenants.values().any(shares) {
@@ -89,17 +91,19 @@ impl Locked<'_> {
         }
     }
 
-    /// Does what was put off until slots are in their places: frees blocks whose slots were out, takes
-    /// back what draining tenants do not use, and gives to the driver what others may still have.
-    pub(super) fn finish_behind(&mut self) {
-        self.has_behind = false;
+    /// Does the work that was put off until slots are in their places: frees blocks whose slots
+    /// were out, reclaims memory that draining tenants do not use, and releases exported or shared
+    /// memory to the driver.
+    pub(super) fn finish_deferred(&mut self) {
+        self.has_deferred = false;
         self.free_late();
-        // Some that wait longer, too.
+        // Includes some slots that have waited longer.
         let looks = std::mem::take(&mut self.listed) + LOOKS;
         self.purge(|state| &mut state.draining, looks);
         self.release_marked();
-        // What came meanwhile is looked after when another operation ends, not at once and for ever.
-        self.has_behind |= self.listed > 0 || !self.to_release.is_empty();
+        // Slots listed meanwhile are purged when another operation ends, not at once and without
+        // end.
+        self.has_deferred |= self.listed > 0 || !self.to_release.is_empty();
     }
 
     fn purge(&mut self, queue: Queue, looks: usize) -> usize {
@@ -117,7 +121,7 @@ impl Locked<'_> {
                 done += 1;
                 continue;
             }
-            // To the end of the queue, so that one that waits long holds up no other.
+            // To the end of the queue, so that a slot that waits long holds up no other.
             queue(self).push_back(id);
             if let Err(error) = outcome {
                 // It stays charged to its tenant.
@@ -133,8 +137,8 @@ impl Locked<'_> {
         done
     }
 
-    /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
-    /// if its fence has not passed.
+    /// Unmaps the memory that a slot has to give up, and puts its addresses to rest if the slot is
+    /// then empty. Returns `false` if its fence is not complete.
     fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
         if self.is_out(id) {
             return Ok(false);
@@ -151,13 +155,13 @@ impl Locked<'_> {
             return Ok(true);
         };
         if !slot.is_to_purge(hardened || drains) {
-            // No other slot shows its memory any more, or a lease keeps it, whose end lists the slot
+            // No other slot maps its memory any more, or a lease keeps it, whose end lists the slot
             // again.
             slot.purging = false;
             return Ok(true);
         }
         let gives = slot.has_spare() || slot.has_parting();
-        // Of a context that is lost nothing is reused: only what is empty goes, with its tenant.
+        // On a lost context no memory is reused: only empty slots go, with their tenant.
         if lost && (gives || !drains) {
             return Ok(false);
         }
@@ -182,9 +186,9 @@ impl Locked<'_> {
         outcome.map(|()| true)
     }
 
-    /// Gives the addresses of a slot that is in no place back. What is stuck in it is kept.
+    /// Gives back the addresses of a slot that is in no place. What is stuck in it is kept.
     pub(crate) fn drop_slot(&mut self, slot: Box<Slot>) {
-        // Reserved they stay with what is stuck, or with a neighbour that is in use.
+        // The addresses stay reserved with stuck mappings, or with a neighbor that is in use.
         self.disown(&slot);
         if slot.space.stuck_count() > 0 {
             self.quarantine.1.push(slot.space);
@@ -194,8 +198,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Lets the addresses of an empty slot that was taken out rest, where the pool does that; else
-    /// they go back to the driver.
+    /// Puts the addresses of an empty slot that was taken out to rest if the pool does that, or
+    /// else gives them back to the driver.
     pub(crate) fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
         if stuck || self.hardening.is_none() {
@@ -213,13 +217,14 @@ impl Locked<'_> {
         hardening.is_some_and(|hardening| hardening.resting.is_over())
     }
 
-    /// Gives the addresses that have rested longest back to the driver; false if there are none.
+    /// Gives the addresses that have rested longest back to the driver; returns `false` if there
+    /// are none.
     fn return_oldest_resting(&mut self) -> bool {
         let hardening = self.hardening.as_mut();
         let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
             return false;
         };
-        // Those of blocks that lie side by side go with the last of them.
+        // Addresses of blocks that are side by side go back with the last of them.
         let freed = self.unlocked(|| space.give_back());
         self.budget.refund_disowned(freed);
         true
@@ -230,8 +235,8 @@ impl Locked<'_> {
         while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
     }
 
-    /// Reserves so many ranges side by side, whose addresses were charged. Where the driver has none
-    /// left, those that rest go first.
+    /// Reserves `count` ranges side by side, whose addresses were charged. If the driver has none
+    /// left, resting addresses are given back first.
     pub(crate) fn reserve(
         &mut self,
         size: u64,

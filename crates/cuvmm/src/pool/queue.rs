@@ -1,4 +1,4 @@
-//! The queue of those [futures](super::futures) that wait for memory, in the order in which they came.
+//! The queue of the [futures](super::futures) that wait for memory, in the order of their arrival.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use cuvmm_driver::StreamHandle;
 
 use super::budget::TenantId;
 use super::ids::{BlockPlace, SlotId};
-use super::wanted::Wish;
+use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::own::Stream;
 use crate::size::Granularity;
 
-/// How soon the mapper looks again whether a fence has passed that requests wait for. The pause
-/// doubles each time that it has not, up to the second figure.
+/// How soon the mapper checks again whether a fence is complete that requests wait for: the first
+/// pause, and the longest. The pause doubles each time.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
-/// What a request asks for.
+/// The operation that a request waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Want {
     /// A new block.
-    Block(Arc<Wish>),
-    /// That a block grows to the first number of bytes, from the second.
+    Block(Arc<OwnedOptions>),
+    /// The growth of a block to the first size in bytes, from the second.
     Growth(BlockPlace, u64, u64),
-    /// To hear that memory came free since the count of such [news](super::state::State::news) was the
-    /// first number, and the second was the bytes pending free.
-    News(u64, u64),
+    /// A notification when memory has become free since the [count](super::state::State::freed_count) had
+    /// the first value and the bytes pending free the second.
+    Notification(u64, u64),
 }
 
-/// What a request is answered with: where a new block lies.
+/// The answer to a request: the place of a new block, if one was requested.
 pub(super) type Answer = Result<Option<BlockPlace>, BlockError>;
 
-/// One that waits.
+/// A request that waits.
 #[derive(Debug)]
 pub(super) struct Request {
     group: Group,
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
-    /// Whether it was attempted.
+    /// `true` if it was attempted.
     pub(super) begun: bool,
-    /// Whether the block that was to grow has gone, and its future was not dropped.
+    /// `true` if the block that was to grow is gone and the future still lives.
     abandoned: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     tenant: TenantId,
-    /// New memory that is asked for, in whole granules.
+    /// The new memory needed, in whole granules.
     bytes: u64,
     kind: Kind,
 }
@@ -57,16 +57,17 @@ pub(super) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Block {
-        /// The home stream, on which what was freed there serves before that work has passed.
+        /// The home stream, whose freed memory can be reused on it before the stream's work is
+        /// complete.
         home: Option<StreamHandle>,
         zeroed: bool,
         capacity: u64,
         largest: Option<u64>,
-        snug: bool,
+        exact_extents: bool,
     },
-    /// A block that grows, by its slot: it may have memory behind its end.
+    /// The growth of a block, by its slot: it may have memory behind its end.
     Growth(usize),
-    News,
+    Notification,
 }
 
 impl Group {
@@ -80,7 +81,7 @@ impl Group {
                     zeroed: wanted.zeroed,
                     capacity: wanted.capacity,
                     largest: wanted.grain.largest,
-                    snug: wanted.snug,
+                    exact_extents: wanted.exact_extents,
                 };
                 (whole(wanted.size), kind)
             }
@@ -88,7 +89,7 @@ impl Group {
                 let more = whole(*to).saturating_sub(whole(*from));
                 (more, Kind::Growth(place.slot.index))
             }
-            Want::News(..) => (0, Kind::News),
+            Want::Notification(..) => (0, Kind::Notification),
         };
         Self {
             tenant,
@@ -101,7 +102,8 @@ impl Group {
         self.tenant
     }
 
-    /// Whether it finds too little memory if another one, of the same tenant, did.
+    /// Returns `true` if this request finds too little memory whenever the other one, of the same
+    /// tenant, does.
     pub(super) fn is_short_like(&self, other: &Self) -> bool {
         let as_hard = match (self.kind, other.kind) {
             (
@@ -124,15 +126,15 @@ impl Group {
     }
 }
 
-/// What the queue knows of a request whose turn it is.
+/// The queue's record of a request whose turn it is.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) number: u64,
     pub(super) group: Group,
     pub(super) want: Want,
-    /// Whether it is the first, in which pressure hooks are called.
+    /// `true` if it is the first turn, in which pressure hooks are called.
     pub(super) appeals: bool,
-    /// Whether it was attempted before.
+    /// `true` if it was attempted before.
     pub(super) begun: bool,
 }
 
@@ -141,33 +143,32 @@ pub(super) struct Queue {
     next: u64,
     requests: BTreeMap<u64, Request>,
     groups: BTreeMap<Group, BTreeSet<u64>>,
-    /// Those that have had no turn yet.
+    /// Requests that have had no turn yet.
     fresh: BTreeSet<u64>,
-    /// Blocks that are to grow.
+    /// Requests to grow, by the block's slot.
     growing: BTreeMap<SlotId, u64>,
-    /// Those who wait for news.
+    /// Requests to be notified.
     listeners: BTreeSet<u64>,
-    /// Answers that no future has looked for yet.
+    /// Answers that no future has taken yet.
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// Whether other threads announced that memory came free since the queue was last looked through.
-    pub(super) stirred: bool,
-    /// How soon to look again.
+    /// `true` if other threads announced memory since the queue was last searched.
+    pub(super) memory_freed: bool,
+    /// The current pause before the queue is searched again.
     nap: Duration,
 }
 
 impl Queue {
-    /// Whether no request waits.
     pub(super) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Whether a request still waits, for a block that is there.
+    /// Returns `true` if a request still waits, and its block still exists.
     pub(super) fn has(&self, number: u64) -> bool {
         let request = self.requests.get(&number);
         request.is_some_and(|request| !request.abandoned)
     }
 
-    /// A block has gone that may have been to grow: its slot is another's next.
+    /// Marks the request to grow a block that is gone. Its slot may be used by another block next.
     #[inline]
     pub(super) fn abandon_growth(&mut self, slot: SlotId) {
         if !self.growing.is_empty()
@@ -178,8 +179,8 @@ impl Queue {
         }
     }
 
-    /// The first request of each group, and those that have had no turn yet: it tells whether they can
-    /// be served at all, and calls hooks for them.
+    /// Returns the first request of each group, and the requests that have had no turn yet: their
+    /// first turn finds out whether they can be served at all, and calls hooks for them.
     pub(super) fn heads(&self) -> BTreeMap<u64, Group> {
         let heads = self.groups.values().filter_map(BTreeSet::first);
         let heads = heads.chain(&self.fresh);
@@ -187,12 +188,11 @@ impl Queue {
         heads.collect()
     }
 
-    /// The first request of a group.
     pub(super) fn head_of(&self, group: Group) -> Option<u64> {
         self.groups.get(&group)?.first().copied()
     }
 
-    /// A request that has its turn from here on.
+    /// Begins the turn of a request.
     pub(super) fn turn(&mut self, number: u64) -> Option<Turn> {
         let request = self.requests.get(&number)?;
         Some(Turn {
@@ -204,23 +204,24 @@ impl Queue {
         })
     }
 
-    /// Those who wait for news, with what they know.
+    /// Returns the requests to be notified, with the counts that they know.
     pub(super) fn listeners(&self) -> Vec<(u64, u64, u64)> {
         let known = |&number| match self.requests.get(&number)?.want {
-            Want::News(told, pending) => Some((number, told, pending)),
+            Want::Notification(told, pending) => Some((number, told, pending)),
             _ => None,
         };
         self.listeners.iter().filter_map(known).collect()
     }
 
-    /// How soon to look at the queue again, if nothing happens; sooner if something just has.
+    /// Returns how soon to search the queue again if nothing happens: sooner if a request has just
+    /// been served.
     pub(super) fn nap(&mut self, served: bool) -> Option<Duration> {
         let longer = (2 * self.nap).clamp(LOOK_AGAIN.0, LOOK_AGAIN.1);
         self.nap = if served { LOOK_AGAIN.0 } else { longer };
         (!self.is_empty()).then_some(self.nap)
     }
 
-    /// Puts a request at the end; returns its number.
+    /// Appends a request; returns its number.
     pub(super) fn push(
         &mut self,
         tenant: TenantId,
@@ -231,7 +232,7 @@ impl Queue {
         let (number, group) = (self.next, Group::of(tenant, &want, granule));
         self.next += 1;
         self.nap = Duration::ZERO;
-        if let Want::News(..) = want {
+        if let Want::Notification(..) = want {
             self.listeners.insert(number);
         } else {
             self.groups.entry(group).or_default().insert(number);
@@ -251,17 +252,15 @@ impl Queue {
         number
     }
 
-    /// A request that waits.
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Request> {
         self.requests.get_mut(&number)
     }
 
-    /// The request that waits longest.
+    /// Returns the request that has waited longest.
     pub(super) fn first(&self) -> Option<u64> {
         self.requests.keys().next().copied()
     }
 
-    /// Takes a request out.
     pub(super) fn take(&mut self, number: u64) -> Option<Request> {
         let request = self.requests.remove(&number)?;
         if let Want::Growth(place, ..) = request.want

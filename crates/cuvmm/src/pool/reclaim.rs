@@ -1,9 +1,10 @@
-//! Taking idle memory back: from whom, in which order, and what a guarantee keeps.
+//! Reclaim: which tenants idle memory is taken from, in which order, and what a guarantee protects.
 //!
-//! A taking back is planned before it is begun: if it would not be enough, nothing is taken.
-//! Order: the tenant's own idle memory, then that of others, then precommitted memory, the tenant's own first.
-//! Among others draining tenants give first, then lower priorities, then what was used least
-//! recently. Whole extents move, so that many bytes cost few driver calls.
+//! A reclaim is planned before it begins: if the plan would not bring enough, nothing is taken. The
+//! order is: the tenant's own idle memory, then that of other tenants, then precommitted memory,
+//! the tenant's own first. Among other tenants, draining ones give first, then lower priorities,
+//! then the least recently used memory. Whole extents move, so that many bytes cost few driver
+//! calls.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -25,18 +26,18 @@ struct Take {
     size: u64,
 }
 
-/// Extents to be taken, and what that brings.
+/// Extents to be taken, and the bytes that this brings.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// In which fences are asked.
+    /// The round in which fences are polled.
     round: Round,
     takes: Vec<Take>,
-    /// Bytes that count for whoever wants them.
+    /// Bytes that count for the tenant that needs them.
     gained: u64,
-    /// Bytes taken, by owner.
+    /// Bytes taken from each owner.
     taken: BTreeMap<TenantId, u64>,
-    /// From where on slots are taken from already: a tenant's precommitted memory is looked at again if more than
-    /// its own limit asks for is wanted.
+    /// The offset from which on each slot is taken from already: a tenant's precommitted memory is
+    /// visited again if more is needed than its own limit requires.
     from: BTreeMap<SlotId, u64>,
 }
 
@@ -51,12 +52,12 @@ impl Plan {
         }
     }
 
-    /// Bytes that it brings.
+    /// Returns the bytes that the plan brings.
     pub(super) const fn gained(&self) -> u64 {
         self.gained
     }
 
-    /// Bytes that it takes from some slots.
+    /// Returns the bytes that the plan takes from the given slots.
     pub(super) fn takes_from(&self, slots: &BTreeSet<SlotId>) -> u64 {
         let of_them = |take: &&Take| slots.contains(&take.slot);
         let takes = self.takes.iter().filter(of_them);
@@ -65,25 +66,26 @@ impl Plan {
 }
 
 impl Locked<'_> {
-    /// Makes room for `bytes` more charged to a tenant, who is charged before the lock is let go
-    /// again.
-    pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
+    /// Makes room in the budget for charging a tenant `bytes` more. The caller charges the tenant
+    /// before the lock is released.
+    pub(crate) fn reclaim_for(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
-            // This may let the lock go, and what is missing may come free.
+            // This may release the lock, and what is missing may become free meanwhile.
             self.gather_idle();
             let (own, total) = self.budget.missing(id, bytes);
             if total == 0 {
                 break;
             }
             let plan = self.plan(id, own, total);
-            // Somebody else may be charged for what is taken back first.
+            // Another tenant may be charged for the reclaimed memory first, hence the loop.
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
         Ok(())
     }
 
-    /// Makes sure that a tenant may use `bytes` of its own idle memory again. They are charged to
-    /// it, but may have been promised to another since: then others give first.
+    /// Makes sure that a tenant may use `bytes` of its own idle memory again. The tenant is charged
+    /// for them, but they may have been promised to another tenant since: then other tenants give
+    /// first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
@@ -106,7 +108,7 @@ impl Locked<'_> {
             }
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
-        // From here on nobody is promised them.
+        // From here on they are promised to no other tenant.
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.note_revived(slot.index, bytes);
         }
@@ -124,7 +126,7 @@ impl Locked<'_> {
         if plan.gained >= total {
             let before = self.budget.quarantined();
             self.carry_out(plan)?;
-            // What was exported goes to the driver, which may refuse it.
+            // Exported memory goes to the driver, which may refuse it.
             let lost = self.budget.quarantined() - before;
             if plan.gained.saturating_sub(lost) >= total {
                 return Ok(());
@@ -139,14 +141,14 @@ impl Locked<'_> {
         })
     }
 
-    /// Takes back at least one extent from anybody, at most about `bytes`; returns what it got.
+    /// Reclaims at least one extent from any tenant, and at most about `bytes`. Returns the bytes.
     pub(crate) fn take_back_any(&mut self, id: TenantId, bytes: u64) -> Result<u64, CallError> {
         self.gather_idle();
         let plan = self.plan(id, 0, bytes);
         self.carry_out(&plan)
     }
 
-    /// Takes back up to `count` extents, for their mappings.
+    /// Reclaims up to `count` extents, for their mappings.
     pub(crate) fn take_back_mappings(&mut self, id: TenantId, count: u64) -> Result<(), CallError> {
         self.gather_idle();
         let mut plan = self.plan(id, 0, u64::MAX);
@@ -155,7 +157,7 @@ impl Locked<'_> {
         self.carry_out(&plan).map(|_| ())
     }
 
-    /// Takes back everything idle of one tenant whose fence has passed.
+    /// Reclaims all idle memory of a tenant whose fences are complete.
     pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
@@ -164,13 +166,13 @@ impl Locked<'_> {
         self.carry_out(&plan)
     }
 
-    /// Brings what stream caches and shared memory hide to light. May let the lock go.
+    /// Collects idle memory from stream caches and shared memory. May release the lock.
     pub(super) fn gather_idle(&mut self) {
         self.sweep_all();
         self.part_all();
     }
 
-    /// What a tenant could take back of its own, and from others.
+    /// Returns plans of all that a tenant could reclaim from itself and from other tenants.
     pub(super) fn reach(&mut self, id: TenantId) -> (Plan, Plan) {
         self.gather_idle();
         let (mut own, mut others) = (Plan::begin(self), Plan::begin(self));
@@ -181,12 +183,13 @@ impl Locked<'_> {
         (own, others)
     }
 
-    /// Unmaps what was planned and keeps it in the free list where it may be kept; returns the bytes.
-    /// The lock is let go for each slot: what is in use again by then is left where it is.
+    /// Unmaps the planned extents and keeps their memory in the free list if it may be kept;
+    /// returns the bytes. The lock is released for each slot: extents that are in use again by then
+    /// are left alone.
     pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
-        // Extents of a slot lie side by side in the plan.
+        // The extents of a slot are adjacent in the plan.
         for takes in plan.takes.chunk_by(|one, other| one.slot == other.slot) {
             let Some(&Take { slot, .. }) = takes.first() else {
                 continue;
@@ -204,15 +207,15 @@ impl Locked<'_> {
         outcome.map(|()| got)
     }
 
-    /// Takes extents from a slot, as far as they can be taken back.
+    /// Takes extents from a slot, as far as they can be reclaimed.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
         if !self.slot(id).is_some_and(gives) {
             return Ok(0);
         }
         let taken = self.with_slot_out(id, |state, slot| {
-            // Last first, without a hole: the mapper may have placed more behind what was planned,
-            // and the slot may have been used and freed again.
+            // Last first and without a hole: the mapper may have placed more memory behind the
+            // planned extents, and the slot may have been used and freed again.
             let spare = slot.spare().map(|extent| extent.offset);
             let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
             let at = at.map(|(spare, _)| spare).collect();
@@ -221,7 +224,8 @@ impl Locked<'_> {
         taken.unwrap_or(Ok(0))
     }
 
-    /// Gives up addresses of empty, unused slots of a tenant until `wanted` bytes may be reserved.
+    /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
+    /// reserved.
     fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -230,7 +234,7 @@ impl Locked<'_> {
             if self.budget.addresses_left() >= wanted {
                 break;
             }
-            // The lock is let go between them.
+            // The lock is released between them.
             let slot_id = |index| SlotId { tenant: id, index };
             let bare = |state: &State, index| state.slot(slot_id(index)).is_some_and(Slot::is_bare);
             if !together.iter().all(|&index| bare(self, index)) {
@@ -261,8 +265,9 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// What to take so that the tenant can be charged `total` bytes more, `own` of which its own
-    /// limit asks of itself. If there is not so much of its own, the plan gains less than `total`.
+    /// Plans a reclaim that allows charging the tenant `total` bytes more. `own` of them must come
+    /// from the tenant itself because of its own limit; if it has less, the plan gains less than
+    /// `total`.
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Plan {
         let mut plan = Plan::begin(self);
         self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan);
@@ -279,7 +284,7 @@ impl State {
         plan
     }
 
-    /// Plans to take from all others, rank by rank, until the plan gains `total`.
+    /// Plans to take from all other tenants, rank by rank, until the plan gains `total`.
     pub(super) fn plan_others(&mut self, id: TenantId, give: Give, total: u64, plan: &mut Plan) {
         if plan.gained >= total {
             return;
@@ -297,10 +302,10 @@ impl State {
         }
     }
 
-    /// Plans to take from some tenants, what was used least recently first, until the plan gains
-    /// `total`. If the memory is for `others` than its owners, only what they hold above their
-    /// guarantees brings anything: an extent that reaches below is taken whole, and what the owner
-    /// then lacks of its guarantee stays kept for it by the budget.
+    /// Plans to take from some tenants, least recently used memory first, until the plan gains
+    /// `total`. With `others` the memory is for another tenant than its owners. Then only memory
+    /// above the owners' guarantees counts. An extent that reaches below a guarantee is taken
+    /// whole, and the budget keeps for the owner what it then lacks.
     pub(super) fn plan_from(
         &mut self,
         ids: &[TenantId],
@@ -338,14 +343,14 @@ impl State {
         }
     }
 
-    /// Plans to take extents from one slot, last first, as long as that brings something.
+    /// Plans to take extents from one slot, the last one first, as long as they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
         let tenancy = self.tenants.get_mut(&id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return;
         };
-        // A block that grew into its precommitted memory may be listed still.
+        // A block that grew into its precommitted memory may still be listed.
         if !slot.has_spare() || !Self::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
             return;
         }
@@ -368,7 +373,7 @@ impl State {
         }
     }
 
-    /// What a tenant holds above its guarantee, once a plan is carried out.
+    /// Returns what a tenant holds above its guarantee after a plan is carried out.
     pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
         let account = self.budget.account(id);
         let planned = plan.taken.get(&id).copied().unwrap_or(0);
@@ -394,12 +399,12 @@ mod tests {
         Pool::builder(&rig.device).limit(Limit::Bytes(granules * G))
     }
 
-    /// A pool with an extent in each of its granules.
+    /// Returns a pool in which each granule has an extent of its own.
     fn pool(rig: &Rig, granules: u64) -> Pool {
         limited(rig, granules).largest_extent(G).build().unwrap()
     }
 
-    /// A tenant with a guarantee in granules and a priority.
+    /// Registers a tenant with a guarantee in granules and a priority.
     fn tenant(pool: &Pool, name: &str, guarantee: u64, priority: i32) -> Tenant {
         let tenant = pool.tenant(name).guarantee(guarantee * G);
         tenant.priority(priority).register().unwrap()
@@ -415,8 +420,8 @@ mod tests {
         blocks.into_iter().for_each(drop);
     }
 
-    /// A block of nine granules with six of precommitted memory behind it: an extent of four, of which
-    /// three are stranded, one of two and one of one.
+    /// Returns a block of nine granules with six granules of precommitted memory behind it: an
+    /// extent of four granules, of which three are stranded, one of two and one of one.
     fn ahead(tenant: &Tenant) -> Block {
         let block = tenant.block(8 * G).capacity(15 * G);
         let mut block = block.growth(Growth::Part(1)).try_allocate().unwrap();
@@ -428,7 +433,7 @@ mod tests {
         block.place().slot
     }
 
-    /// What is taken: whose it is, from which slot, and where it begins in granules.
+    /// Returns what is taken: the owner, the slot's number, and the offset in granules.
     fn takes(plan: &Plan) -> Vec<(TenantId, usize, u64)> {
         let of = |take: &Take| (take.slot.tenant, take.slot.index, take.offset / G);
         plan.takes.iter().map(of).collect()
@@ -513,7 +518,8 @@ mod tests {
         assert_eq!(planned(0, 4), (own_first[..3].to_vec(), 4));
         assert_eq!(planned(0, 7), (own_first[..5].to_vec(), 7));
         assert_eq!(planned(0, 99), (own_first.to_vec(), 9));
-        // As far as its own limit asks for it a tenant gives its precommitted memory before others.
+        // As far as its own limit requires it, a tenant gives its precommitted memory before other
+        // tenants give.
         let limited = [
             (a, 0, 0),
             (a, 1, 14),
@@ -616,7 +622,7 @@ mod tests {
         drop(state);
         drop(other.allocate_on(&stream, 4 * G).unwrap());
         let mut state = pool.core.lock();
-        state.make_room(me.id(), 3 * G).unwrap();
+        state.reclaim_for(me.id(), 3 * G).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 3 * G));
     }
 
@@ -634,7 +640,7 @@ mod tests {
         drop(cached);
         let mut state = pool.core.lock();
         let keeps = |state: &State| state.slot(in_cache).unwrap().block.is_some();
-        state.make_room(me.id(), 2 * G).unwrap();
+        state.reclaim_for(me.id(), 2 * G).unwrap();
         state.permit_reuse(id, 2 * G).unwrap();
         state.make_address_room(G);
         assert!(!state.budget.is_overdrawn() && keeps(&state));
@@ -656,13 +662,13 @@ mod tests {
         let (me, other) = (tenant(&pool, "me", 0, 0), tenant(&pool, "other", 1, 0));
         leave_idle(&other, &[3, 2]);
         let mut state = pool.core.lock();
-        let refused = shortage(state.make_room(me.id(), 8 * G));
+        let refused = shortage(state.reclaim_for(me.id(), 8 * G));
         assert_eq!((refused.wanted, refused.available), (8 * G, 7 * G));
         assert_eq!((held(&state, &other), state.free_list.bytes()), (5, 0));
-        state.make_room(me.id(), 5 * G).unwrap();
+        state.reclaim_for(me.id(), 5 * G).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (3, 2 * G));
         assert_eq!(state.budget.available_to(me.id()), 5 * G);
-        state.make_room(me.id(), 7 * G).unwrap();
+        state.reclaim_for(me.id(), 7 * G).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 4 * G));
     }
 
@@ -676,12 +682,12 @@ mod tests {
         let _in_use = block(&me, 1);
         leave_idle(&me, &[2]);
         let mut state = pool.core.lock();
-        let refused = shortage(state.make_room(me.id(), 3 * G));
+        let refused = shortage(state.reclaim_for(me.id(), 3 * G));
         assert_eq!((refused.tenant_limit, refused.tenant_held), (3 * G, 3 * G));
         assert_eq!((held(&state, &me), held(&state, &other)), (3, 8));
-        state.make_room(me.id(), G).unwrap();
+        state.reclaim_for(me.id(), G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 8));
-        state.make_room(me.id(), 2 * G).unwrap();
+        state.reclaim_for(me.id(), 2 * G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (1, 8));
     }
 
@@ -692,23 +698,23 @@ mod tests {
         let (me, other) = (tenant(&pool, "me", 0, 0), tenant(&pool, "other", 0, 0));
         let in_use = block(&other, 2);
         let guard = pool.capture_guard();
-        shortage(pool.core.lock().make_room(me.id(), 3 * G));
+        shortage(pool.core.lock().reclaim_for(me.id(), 3 * G));
         drop(guard);
         let stream = rig.busy_stream();
         drop(other.allocate_on(&stream, 2 * G).unwrap());
-        let refused = shortage(pool.core.lock().make_room(me.id(), G));
+        let refused = shortage(pool.core.lock().reclaim_for(me.id(), G));
         assert_eq!(refused.pending_free, 2 * G);
         let guard = pool.capture_guard();
-        let captured = pool.core.lock().make_room(me.id(), G);
+        let captured = pool.core.lock().reclaim_for(me.id(), G);
         assert!(matches!(captured, Err(BlockError::Capturing(_))));
         rig.finish(&stream);
-        let captured = pool.core.lock().make_room(me.id(), G);
+        let captured = pool.core.lock().reclaim_for(me.id(), G);
         assert!(
             matches!(captured, Err(BlockError::Capturing(_))),
-            "nothing is asked"
+            "no fence is polled"
         );
         drop(guard);
-        pool.core.lock().make_room(me.id(), 2 * G).unwrap();
+        pool.core.lock().reclaim_for(me.id(), 2 * G).unwrap();
         drop(in_use);
     }
 
@@ -726,12 +732,12 @@ mod tests {
         rig.finish(&stream);
         rig.fail(Call::MemRelease, 1);
         let mut state = pool.core.lock();
-        // What was exported is the oldest. One of its two extents stays with the driver's refusal.
-        let refused = shortage(state.make_room(me.id(), 5 * G));
+        // The exported memory is the oldest. The driver refuses to release one of its two extents.
+        let refused = shortage(state.reclaim_for(me.id(), 5 * G));
         assert_eq!((refused.quarantined, refused.available), (G, 4 * G));
         assert_eq!((held(&state, &other), state.budget.obtained()), (3, 4 * G));
-        // What was lost before is not lost again.
-        state.make_room(me.id(), 6 * G).unwrap();
+        // Memory that was lost before is not lost again.
+        state.reclaim_for(me.id(), 6 * G).unwrap();
         assert_eq!((held(&state, &other), state.budget.quarantined()), (1, G));
     }
 
@@ -864,7 +870,7 @@ mod tests {
         let id = slot_of(&idle);
         drop(idle);
         let mut state = pool.core.lock();
-        // The fences are asked.
+        // This polls the fences.
         assert_eq!(state.plan(me.id(), 0, G).gained(), G);
         let mut take = |at: &[u64]| {
             let at: Vec<u64> = at.iter().map(|at| at * G).collect();
@@ -914,7 +920,7 @@ mod tests {
         assert_eq!(state.take_from(id, &at).unwrap(), 0);
         drop(state);
         drop(lease);
-        // What the block gives up now waits for a stream.
+        // Memory that the block gives up now waits for a stream.
         let stream = rig.busy_stream();
         used.record_use(&stream).unwrap();
         used.try_grow_to(3 * G).unwrap();
@@ -967,10 +973,10 @@ mod tests {
         rig.queue(&stream);
         drop((block, fork));
         let mut state = pool.core.lock();
-        assert!(state.make_room(me.id(), 3 * G).is_err());
+        assert!(state.reclaim_for(me.id(), 3 * G).is_err());
         assert_eq!(held(&state, &other), 2);
         rig.finish(&stream);
-        state.make_room(me.id(), 4 * G).unwrap();
+        state.reclaim_for(me.id(), 4 * G).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (0, 2 * G));
     }
 

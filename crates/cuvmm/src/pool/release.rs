@@ -1,4 +1,4 @@
-//! Where memory goes that no slot uses any more: to the free list, or to the driver.
+//! Memory that no slot uses any more: it goes to the free list or to the driver.
 
 use super::core::Locked;
 use super::state::State;
@@ -6,8 +6,8 @@ use crate::own::CloseRefusal;
 use crate::region::Unmapped;
 
 impl Locked<'_> {
-    /// Gives memory up that an operation does not need after all: what it created goes back to the
-    /// driver, the rest to the free list.
+    /// Gives up memory that an operation does not need after all: memory that it created goes to
+    /// the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
         for unmapped in physicals {
             if unmapped.fresh {
@@ -18,14 +18,15 @@ impl Locked<'_> {
         }
     }
 
-    /// Gives what others may still have to the driver.
+    /// Releases memory that other processes or mappings may still have.
     pub(super) fn release_marked(&mut self) {
         while let Some(unmapped) = self.to_release.pop() {
             self.release(unmapped);
         }
     }
 
-    /// Gives a physical to the driver, or to the quarantine if it will not have it.
+    /// Releases a physical to the driver (`cuMemRelease`), or quarantines it if the driver refuses.
+    /// Returns the bytes released.
     pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
         match self.unlocked(|| unmapped.physical.close()) {
@@ -46,7 +47,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Gives memory of the free list to the driver until at most `keep` bytes of it are left.
+    /// Releases memory of the free list to the driver until at most `keep` bytes of it are left.
+    /// Returns the bytes.
     pub(crate) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
         while self.free_list.bytes() > keep {
@@ -58,8 +60,8 @@ impl Locked<'_> {
         released
     }
 
-    /// Gives to the driver what the free list has grown by since it was `before` bytes, in physicals that
-    /// make up so much: what lay there before stays.
+    /// Releases as much memory to the driver as the free list has grown since it had `before`
+    /// bytes, so that the memory it had before stays.
     pub(crate) fn release_growth(&mut self, before: u64) {
         let mut left = self.free_list.bytes().saturating_sub(before);
         while let Some(unmapped) = self.free_list.take_within(left, None, true) {
@@ -70,22 +72,22 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Bytes that go to the driver when the operation ends.
+    /// Returns the bytes that go to the driver when the operation ends.
     fn marked(&self) -> u64 {
         self.to_release.iter().map(Unmapped::size).sum()
     }
 
-    /// Keeps a physical that no slot uses any more for the next tenant that wants memory. What another
-    /// process may have goes to the driver, at the latest when the operation ends. What is still
-    /// mapped elsewhere, since a roll-back could not unmap it, is quarantined then: it would show the
-    /// next tenant's data there. What exceeds the pool's limit, since that was lowered, goes to the
-    /// driver too.
+    /// Keeps a physical that no slot uses any more for reuse. Memory that another process may have
+    /// goes to the driver, at the latest when the operation ends. So does memory that is still
+    /// mapped elsewhere because a roll-back could not unmap it, since that mapping would expose the
+    /// next tenant's data; the release then quarantines it. Memory beyond a lowered limit of the
+    /// pool goes to the driver too.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         let excess = self.budget.excess();
         let exceeds = excess > 0 && excess > self.marked();
         if unmapped.physical.is_exported() || unmapped.physical.is_shared() || exceeds {
             self.to_release.push(unmapped);
-            self.has_behind = true;
+            self.has_deferred = true;
         } else {
             self.free_list.add(unmapped);
         }

@@ -1,8 +1,8 @@
-//! What helps a tenant that was refused: whose memory would be enough, which pressure hooks are
-//! called for it, and whether waiting can help at all.
+//! Help for a tenant whose request was refused: which memory would be enough, which pressure hooks
+//! to call, and whether waiting can help at all.
 //!
-//! Nothing is taken here. The figures count what taking back would bring, so they ask the fences of
-//! idle memory; only refusals come here.
+//! Nothing is taken here. The figures show what a reclaim would bring, so computing them polls the
+//! fences of idle memory. Only refusals use this module.
 
 use std::time::Instant;
 
@@ -14,12 +14,12 @@ use super::reclaim::Plan;
 use super::state::State;
 use crate::error::{BlockError, Shortage};
 
-/// What a request asks for.
+/// The memory that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Demand<'a> {
     /// New memory, in bytes.
     Bytes(u64),
-    /// Blocks that are to have this number of bytes each.
+    /// Blocks, and the size in bytes to grow each to.
     Growth(&'a [(BlockPlace, u64)]),
 }
 
@@ -29,39 +29,39 @@ impl From<u64> for Demand<'_> {
     }
 }
 
-/// A demand in figures. Bytes, whole granules.
+/// A demand in figures. Bytes, in whole granules.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
-    /// What is to be in use beyond what is.
+    /// Bytes to be in use beyond those in use now.
     more: u64,
-    /// Of that, what lies behind the blocks' ends in their own slots: charged already, and theirs
-    /// whether its fence has passed or not.
+    /// The part of `more` that is behind the blocks' ends in their own slots: charged already, and
+    /// theirs whether or not its fence is complete.
     within: u64,
-    /// What all of it comes to, with what the blocks use already.
+    /// The bytes that the blocks then use in all.
     least: u64,
 }
 
 /// A hook to be called, and its argument.
-pub(super) struct Appeal {
+pub(super) struct HookCall {
     pub(super) to: TenantId,
     pub(super) hook: PressureHook,
     pub(super) pressure: Pressure,
 }
 
-/// What is missing, and who could give some of it.
+/// The amounts that are missing, and the tenants that could give some of them.
 #[derive(Default)]
 struct Relief {
     bytes: u64,
     mappings: u64,
     addresses: u64,
-    /// What the tenant could give itself.
+    /// The amount that the tenant could give itself.
     own: u64,
     /// Other tenants, with what each could give of what is missing.
     givers: Vec<(TenantId, u64)>,
 }
 
 impl Relief {
-    /// Whether the tenant itself and the givers together can give what is missing.
+    /// Returns `true` if the tenant itself and the givers together can give what is missing.
     fn is_enough(&self) -> bool {
         let missing = self.bytes.max(self.mappings).max(self.addresses);
         let given = self.givers.iter().map(|&(_, bytes)| bytes);
@@ -70,7 +70,7 @@ impl Relief {
 }
 
 impl Locked<'_> {
-    /// Counts a refusal of a request, and puts the figures of the whole request in it.
+    /// Counts a refusal of a request, and puts the figures of the whole request in its error.
     pub(super) fn refuse(
         &mut self,
         id: TenantId,
@@ -91,17 +91,18 @@ impl Locked<'_> {
         error
     }
 
-    /// The next hook to be called for a request that was refused with `error`: that of the tenant
-    /// itself for its own shortage, then of others that hold something which would help, each once.
-    /// Without a deadline there is none unless the hooks together could give all that is missing.
-    pub(super) fn next_appeal(
+    /// Returns the next hook to be called for a request that was refused with `error`: first the
+    /// tenant's own hook for shortages, then those of other tenants that hold memory which would
+    /// help, each once. Without a deadline returns `None` unless the hooks together could give all
+    /// that is missing.
+    pub(super) fn next_hook_call(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
         deadline: Option<Instant>,
         asked: &[TenantId],
-    ) -> Option<Appeal> {
+    ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|(other, _)| !asked.contains(other));
         let own = self
@@ -134,10 +135,10 @@ impl Locked<'_> {
             addresses: relief.addresses,
             deadline,
         };
-        Some(Appeal { to, hook, pressure })
+        Some(HookCall { to, hook, pressure })
     }
 
-    /// What is missing, and the tenants whose hooks could give some of it.
+    /// Returns what is missing, and the tenants whose hooks could give some of it.
     fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Relief {
         let mut relief = Relief::default();
         let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
@@ -151,12 +152,12 @@ impl Locked<'_> {
                 if relief.bytes == 0 {
                     return relief;
                 }
-                // Beyond a limit that was lowered more is missing than is asked for.
+                // Beyond a limit that was lowered more is missing than the request needs.
                 let more = asked.more;
                 let missing = self.budget.missing_after(id, more, own, others.gained());
                 relief.bytes = relief.bytes.max(missing);
                 relief.own = self.kept_by(id);
-                // Its own limit, or its own work: no other tenant can help.
+                // The tenant's own limit or its own work is the cause: no other tenant can help.
                 if self.budget.missing(id, asked.more).0 > own {
                     return relief;
                 }
@@ -185,7 +186,7 @@ impl Locked<'_> {
                 relief.givers =
                     self.givers(id, |state, other| state.budget.account(other).addresses);
             }
-            // Others have no part in it: a capture ends, or the tenant's own work.
+            // Other tenants cannot help: a capture has to end, or the tenant's own work.
             _ => {}
         }
         relief
@@ -193,8 +194,8 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Whether a request that was refused with `error` could be met if every tenant gave back all
-    /// above its guarantee, which hooks can bring about.
+    /// Returns `true` if a request that was refused with `error` could be met if every tenant gave
+    /// back all memory above its guarantee, which hooks can bring about.
     pub(super) fn can_be_given(
         &self,
         id: TenantId,
@@ -204,7 +205,8 @@ impl State {
         self.fits(demand, error, self.budget.most_for(id))
     }
 
-    /// Whether such a request could be met if the tenant were alone: for that one can wait.
+    /// Returns `true` if a request could be met if the tenant were alone, which waiting can bring
+    /// about.
     pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> bool {
         self.fits(demand, error, self.budget.most_alone(id))
     }
@@ -220,7 +222,7 @@ impl State {
         }
     }
 
-    /// The other tenants with hooks that could give something.
+    /// Returns the other tenants with hooks that could give something.
     fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<(TenantId, u64)> {
         let hooked = self
             .tenants
@@ -258,8 +260,8 @@ impl State {
         asked
     }
 
-    /// What a tenant has itself for a request: what lies behind the ends of blocks that grow, and
-    /// what can be taken back elsewhere.
+    /// Returns what a tenant has itself for a request: memory behind the ends of blocks that grow,
+    /// and memory that can be reclaimed from its other slots.
     fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
         let growing = match demand {
             Demand::Growth(steps) => steps,
@@ -270,7 +272,8 @@ impl State {
         elsewhere.saturating_add(asked.within)
     }
 
-    /// How much of a request could be had without waiting, if so much is taken back.
+    /// Returns how much of a request could be met without waiting, if `own` and `others` bytes are
+    /// reclaimed.
     fn takeable(&self, id: TenantId, own: u64, others: u64, of_driver: bool) -> u64 {
         let bytes = self.budget.available_after(id, own, others);
         if !of_driver {

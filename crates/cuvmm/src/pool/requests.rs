@@ -1,10 +1,10 @@
-//! How requests of [futures](super::futures) are made, answered and taken back.
+//! Making, answering and withdrawing requests of [futures](super::futures).
 //!
-//! Each is made under the pool's lock and answered under it, by the mapper's thread, which
-//! [serves](super::serve) the queue. So a future that is dropped either takes its request away
-//! before it is granted, or finds the answer and gives back what it was given.
+//! Each request is made under the pool's lock, and answered under it by the mapper's thread, which
+//! [serves](super::serve) the queue. So a future that is dropped either withdraws its request
+//! before it is granted, or finds the answer and gives back the memory.
 //!
-//! A waker is code of a user: it is called and dropped when the thread has left the locked section.
+//! A waker is user code: it is called and dropped when the thread has left the locked section.
 
 use std::task::{Poll, Waker};
 
@@ -19,7 +19,7 @@ use crate::region::Urgency;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
-    /// Answers a request; false if its future has gone, or the block that was to grow.
+    /// Answers a request; returns `false` if its future is gone, or the block that was to grow.
     pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
         let wanted = self.queue.has(number);
         let Some(request) = self.queue.take(number) else {
@@ -35,7 +35,7 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Queues a request, and calls the mapper.
+    /// Queues a request, and wakes the mapper.
     pub(super) fn enqueue(
         &self,
         tenant: TenantId,
@@ -52,17 +52,17 @@ impl Core {
                 ArgumentError::at_least(BYTES, *to, *from)?;
                 Ok(want)
             }
-            Want::News(..) => Ok(want),
+            Want::Notification(..) => Ok(want),
         })
     }
 
-    /// Queues one who is told when memory comes free from now on.
+    /// Queues a request to be notified when memory becomes free from now on.
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
         self.join_queue(TenantId(u64::MAX), None, |state| {
             state.check_alive()?;
-            // What comes in a stream cache from here on is announced.
+            // Blocks that are freed from here on are announced instead of going to a stream cache.
             state.sweep_each();
-            Ok(Want::News(state.news, state.pending_free()))
+            Ok(Want::Notification(state.freed_count, state.pending_free()))
         })
     }
 
@@ -74,14 +74,15 @@ impl Core {
     ) -> Result<u64, BlockError> {
         self.device.own_process()?;
         let number = self.look(|state| {
-            // Asked under the lock: a mapper that ends says so first, and answers the queue then.
+            // Checked under the lock: a mapper that ends is marked as ended first, and then answers
+            // the queue.
             if !self.has_mapper() {
                 return Err(BlockError::NoMapper);
             }
-            // Counted first: what is freed from here on goes in no stream cache.
+            // Counted first: blocks that are freed from here on go to no stream cache.
             self.waiting.fetch_add(1, Ordering::SeqCst);
             let granule = state.device.granule();
-            // One that is not queued is dropped without the lock.
+            // A waker that is not queued is dropped without the lock.
             let joined = want(state);
             let joined = joined.map(|want| state.queue.push(tenant, want, waker.take(), granule));
             if joined.is_err() {
@@ -93,12 +94,12 @@ impl Core {
         Ok(number)
     }
 
-    /// Looks for the answer to a request; where there is none, the waker is called when there is.
+    /// Polls for the answer to a request. If there is none yet, the waker is called when there is.
     pub(super) fn poll_request(&self, number: u64, waker: &Waker) -> Poll<Answer> {
         if let Err(forked) = self.device.own_process() {
             return Poll::Ready(Err(forked.into()));
         }
-        // One that is not kept is dropped without the lock.
+        // A waker that is not kept is dropped without the lock.
         let mut waker = Some(waker.clone());
         self.look(|state| {
             if let Some(answer) = state.queue.answers.remove(&number) {
@@ -111,7 +112,7 @@ impl Core {
         })
     }
 
-    /// Takes a request back; returns the answer, if it has been answered.
+    /// Withdraws a request; returns its answer if it has one.
     pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;
@@ -125,15 +126,15 @@ impl Core {
         })
     }
 
-    /// Has the mapper's thread look at the queue at once.
+    /// Wakes the mapper's thread to search the queue at once.
     pub(super) fn call_mapper(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake(Urgency::Now);
         }
     }
 
-    /// The mapper has ended: all who wait are told so.
-    pub(super) fn dismiss_queue(&self) {
+    /// Answers all requests with an error because the mapper has ended.
+    pub(super) fn fail_queue(&self) {
         let mut state = self.lock();
         while let Some(number) = state.queue.first() {
             state.answer(number, Err(BlockError::NoMapper));

@@ -1,15 +1,15 @@
-//! Addresses of blocks that are gone: reserved, with nothing mapped, kept from whoever reserves
-//! next.
+//! Resting addresses of freed blocks: reserved with nothing mapped, so that the next reservation
+//! does not get them.
 //!
-//! Oldest first. They belong to no tenant any more and count against the pool's limit of addresses,
-//! which they make way for: rest is a precaution, and no allocation fails for it. Nothing is
-//! unmapped here.
+//! The oldest are released first. They belong to no tenant and count against the pool's address
+//! limit. They are released when that limit is short: resting is a precaution, and no allocation
+//! fails because of it. Nothing is unmapped here.
 
 use std::collections::VecDeque;
 
 use crate::region::Space;
 
-/// Empty spaces at rest, up to so many and to so many bytes of addresses.
+/// Empty spaces at rest, limited in number and in bytes of addresses.
 #[derive(Debug)]
 pub(crate) struct Resting {
     spaces: VecDeque<Space>,
@@ -45,7 +45,7 @@ impl Resting {
         self.count() > self.most_spaces || self.bytes > self.most_bytes
     }
 
-    /// The one that has rested longest.
+    /// Takes the space that has rested longest.
     pub(super) fn oldest(&mut self) -> Option<Space> {
         let space = self.spaces.pop_front()?;
         self.bytes -= space.addresses();

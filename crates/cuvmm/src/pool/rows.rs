@@ -1,16 +1,16 @@
-//! Slots whose addresses were reserved together and lie at equal distances.
+//! Rows: slots whose addresses were reserved together and that are at equal distances.
 //!
-//! A row serves blocks that are wanted [side by side](super::adjacent), and for as long as it is
-//! whole its addresses go back together. Each of its slots serves other blocks too.
+//! A row serves blocks that are allocated [side by side](super::adjacent). As long as it is whole
+//! its addresses go back together. Each of its slots serves other blocks too.
 
 use std::collections::BTreeMap;
 
-/// The rows of a tenant. What has lost a slot is no row any more.
+/// The rows of a tenant. A row that loses a slot ends.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// Each in the order of its addresses.
+    /// The slots of each row in the order of their addresses.
     rows: BTreeMap<u64, Vec<usize>>,
-    /// Which row a slot is in.
+    /// The row of each slot.
     of: BTreeMap<usize, u64>,
     next: u64,
 }
@@ -24,7 +24,7 @@ impl Rows {
         }
     }
 
-    /// Takes note of slots in the order of their addresses.
+    /// Adds a row of slots, which are given in the order of their addresses.
     pub(crate) fn add(&mut self, slots: Vec<usize>) {
         let row = self.next;
         self.next += 1;
@@ -32,7 +32,7 @@ impl Rows {
         self.rows.insert(row, slots);
     }
 
-    /// A slot has gone.
+    /// Removes a slot that is gone, and with it its row.
     pub(crate) fn forget(&mut self, slot: usize) {
         let row = self.of.remove(&slot).and_then(|row| self.rows.remove(&row));
         for other in row.into_iter().flatten() {
@@ -45,7 +45,7 @@ impl Rows {
         self.of.clear();
     }
 
-    /// Whether a slot is in a row.
+    /// Returns `true` if a slot is in a row.
     #[inline]
     pub(crate) fn has(&self, slot: usize) -> bool {
         !self.of.is_empty() && self.of.contains_key(&slot)

@@ -1,10 +1,10 @@
-//! What the mapper's thread does for [futures](super::futures): it attempts what they wait for, in
-//! the order in which they came, and wakes those whose request is granted or refused for good.
+//! The mapper's service for [futures](super::futures): its thread attempts their requests in the
+//! order of arrival, and wakes those whose request is granted or refused for good.
 //!
-//! One pass goes through the queue from the front, and gives each request its turn. One that does not
-//! fit is passed over, and nothing is attempted for those after it that cannot fit then either: so
-//! the request that came first is served first among those that fit. Where another thread gives memory up
-//! meanwhile, or a hook does, the pass begins at the front again.
+//! A pass goes through the queue from the front and gives each request its turn. A request that
+//! does not fit is passed over, and requests behind it that cannot fit either are not attempted. So
+//! among the requests that fit the earliest is served first. If another thread or a hook gives
+//! memory up meanwhile, the pass starts again at the front.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -21,21 +21,21 @@ use super::wait::Wait;
 use crate::error::BlockError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a pass begins again because memory came free meanwhile.
+/// How often a pass starts again because memory became free meanwhile.
 const PASSES: usize = 8;
 
-/// What came of a turn.
+/// The result of a turn.
 enum Served {
-    /// The request was answered, or its future has gone.
+    /// The request was answered, or its future is gone.
     Ended,
-    /// It does not fit, and neither does more.
+    /// It does not fit, and neither does a larger one.
     Short(BlockError),
     /// It waits for something else.
     Waits,
 }
 
 impl Want {
-    /// Whether it is the growth of a block that reads as zero.
+    /// Returns `true` for the growth of a block that must read as zero.
     fn grows_zeroed(&self, state: &State) -> bool {
         let Self::Growth(place, ..) = self else {
             return false;
@@ -44,18 +44,19 @@ impl Want {
         block.is_some_and(|block| block.zeroed)
     }
 
-    /// What taking back is planned and hooks are called for.
+    /// Runs `run` with the demand that a reclaim is planned for and hooks are called for.
     fn with_demand<T>(&self, run: impl FnOnce(Demand<'_>) -> T) -> T {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
             Self::Growth(place, size, _) => run(Demand::Growth(&[(*place, *size)])),
-            Self::News(..) => run(Demand::Bytes(0)),
+            Self::Notification(..) => run(Demand::Bytes(0)),
         }
     }
 }
 
 impl Core {
-    /// Serves those who wait. Returns after what time to do so again if the mapper is not called before.
+    /// Serves the queue. Returns the time after which to do so again if the mapper is not woken
+    /// before.
     pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
         if self.look(|state| state.queue.is_empty()) {
             return None;
@@ -63,26 +64,27 @@ impl Core {
         let mut served = false;
         for pass in 1..=PASSES {
             served |= self.serve_once(stop, pass < PASSES);
-            if !self.lock().queue.stirred {
+            if !self.lock().queue.memory_freed {
                 break;
             }
         }
         served |= self.tell_listeners();
-        // Where only a synchronisation tells what has passed, it is made here and in no poll.
+        // If only a synchronization shows whether fences are complete, it is made here and not in a
+        // poll.
         let (mut state, settled) = match self.settle_device(self.lock()) {
             Ok(settled) => settled,
-            // The next attempt says so to all who wait.
+            // The next attempt reports the error to all requests.
             Err(_) => (self.lock(), true),
         };
         state.queue.nap(served || settled)
     }
 
-    /// Gives each request its turn; whether one was answered. Ends where memory came free meanwhile, if
-    /// it may.
+    /// Gives each request its turn; returns `true` if one was answered. With `may_end`, returns
+    /// early if memory became free meanwhile.
     fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
         let mut state = self.lock();
-        state.queue.stirred = false;
-        // What comes in a stream cache from here on is announced.
+        state.queue.memory_freed = false;
+        // Blocks that are freed from here on are announced instead of going to a stream cache.
         state.sweep_each();
         let mut heads = state.queue.heads();
         drop(state);
@@ -90,10 +92,10 @@ impl Core {
         let mut short: Vec<(Group, BlockError)> = Vec::new();
         while let Some((number, group)) = heads.pop_first() {
             let mut state = self.lock();
-            if stop.load(Ordering::Acquire) || (may_end && state.queue.stirred) {
+            if stop.load(Ordering::Acquire) || (may_end && state.queue.memory_freed) {
                 break;
             }
-            let (news, turn) = (state.news, state.queue.turn(number));
+            let (freed_count, turn) = (state.freed_count, state.queue.turn(number));
             drop(state);
             let Some(turn) = turn else {
                 continue;
@@ -104,8 +106,8 @@ impl Core {
                 None => self.take_turn(&turn),
             };
             let mut state = self.lock();
-            // What a hook gave is for the first request that it is enough for.
-            state.queue.stirred |= turn.appeals && state.news != news;
+            // Memory that a hook gave up is for the first request that it is enough for.
+            state.queue.memory_freed |= turn.appeals && state.freed_count != freed_count;
             match came {
                 Served::Ended => {
                     served = true;
@@ -119,26 +121,26 @@ impl Core {
         served
     }
 
-    /// Attempts what a request asks for.
+    /// Attempts a request.
     fn take_turn(&self, turn: &Turn) -> Served {
-        // A hook may panic: that ends neither the mapper nor the waiting.
+        // A hook may panic: that ends neither the mapper nor the request.
         let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt_turn(turn)));
         match attempt {
             Ok(Ok(())) => Served::Ended,
-            Ok(Err(error)) => self.stay_or_refuse(turn, error),
+            Ok(Err(error)) => self.requeue_or_refuse(turn, error),
             Err(_) => {
-                tracing::error!("a pressure hook panicked, which was called for a future");
+                tracing::error!("a pressure hook that was called for a future panicked");
                 Served::Waits
             }
         }
     }
 
-    /// What becomes of a request that was refused.
-    fn stay_or_refuse(&self, turn: &Turn, error: BlockError) -> Served {
+    /// Decides whether a request that failed goes on waiting or is refused.
+    fn requeue_or_refuse(&self, turn: &Turn, error: BlockError) -> Served {
         let tenant = turn.group.tenant();
         let mut state = self.lock();
         if !state.queue.has(turn.number) {
-            // Also of one whose block has gone.
+            // Also answers a request whose block is gone.
             state.answer(turn.number, Err(error));
             return Served::Ended;
         }
@@ -148,7 +150,7 @@ impl Core {
                     error,
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }
                 );
-                // A block that is to show zeros may wait for its own work alone.
+                // A block that must read as zero may wait for its own work alone.
                 let is_short = of_memory && !turn.want.grows_zeroed(&state);
                 return match is_short {
                     true => Served::Short(error),
@@ -161,8 +163,8 @@ impl Core {
         })
     }
 
-    /// Passes a request over for which memory is short, as it was for one before it: it may grow within
-    /// what its block has. In its first turn hooks are called for it all the same.
+    /// Passes over a request for which memory is short, as it was for one before it. It may still
+    /// grow within its block's memory, and in its first turn hooks are called for it.
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
@@ -173,7 +175,7 @@ impl Core {
                 return Served::Ended;
             }
         }
-        let served = self.stay_or_refuse(turn, error.clone());
+        let served = self.requeue_or_refuse(turn, error.clone());
         if !turn.appeals || matches!(served, Served::Ended) {
             return served;
         }
@@ -182,17 +184,17 @@ impl Core {
         let asked = catch_unwind(AssertUnwindSafe(|| {
             turn.want.with_demand(|demand| {
                 let deadline = Wait::turn(turn.appeals, turn.begun).deadline();
-                self.appeal(refused(self.lock()), tenant, demand, deadline, &refused)
+                self.call_hooks(refused(self.lock()), tenant, demand, deadline, &refused)
                     .1
             })
         }));
         if asked.is_err() {
-            tracing::error!("a pressure hook panicked, which was called for a future");
+            tracing::error!("a pressure hook that was called for a future panicked");
         }
         Served::Waits
     }
 
-    /// Attempts it, and answers the request where it is granted.
+    /// Attempts a request, and answers it if it is granted.
     fn attempt_turn(&self, turn: &Turn) -> Result<(), BlockError> {
         let (number, tenant) = (turn.number, turn.group.tenant());
         let wait = Wait::turn(turn.appeals, turn.begun);
@@ -220,11 +222,12 @@ impl Core {
                 let grown = self.grow_claimed(tenant, &steps, wait, claim);
                 grown.map_err(|refused| refused.cause)
             }
-            Want::News(..) => Ok(()),
+            Want::Notification(..) => Ok(()),
         }
     }
 
-    /// Tells those who wait for news if memory came free since they asked; whether there was any.
+    /// Notifies requests if memory became free since they were made; returns `true` if one was
+    /// notified.
     fn tell_listeners(&self) -> bool {
         let mut state = self.lock();
         let listeners = state.queue.listeners();
@@ -237,14 +240,14 @@ impl Core {
             }
             return true;
         }
-        let (news, pending) = (state.news, state.ask_pending_free());
+        let (freed_count, pending) = (state.freed_count, state.poll_pending_free());
         let mut told = false;
         for (number, heard, waited_for) in listeners {
-            if heard != news || pending < waited_for {
+            if heard != freed_count || pending < waited_for {
                 told |= state.answer(number, Ok(None));
             } else if let Some(request) = state.queue.get_mut(number) {
-                // What an attempt has made pending since is waited for too.
-                request.want = Want::News(heard, pending);
+                // Memory that an attempt has made pending since is waited for too.
+                request.want = Want::Notification(heard, pending);
             }
         }
         told
@@ -252,7 +255,7 @@ impl Core {
 }
 
 impl State {
-    /// Idle bytes whose work has not passed, as far as is known: no fence is asked.
+    /// Returns the idle bytes whose fences are not known to be complete. Polls no fence.
     pub(super) fn pending_free(&self) -> u64 {
         let pending = |tenancy: &Tenancy| {
             let figures = tenancy.figures().map(|(figures, _)| figures);
@@ -263,8 +266,8 @@ impl State {
         self.tenants.values().map(pending).sum()
     }
 
-    /// Idle bytes whose work has not passed, after all fences have been asked.
-    fn ask_pending_free(&mut self) -> u64 {
+    /// Returns the idle bytes whose fences are incomplete, after polling all fences.
+    fn poll_pending_free(&mut self) -> u64 {
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {

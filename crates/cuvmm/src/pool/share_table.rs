@@ -1,6 +1,6 @@
-//! Which slots of a tenant show which extents in common.
+//! The share table of a tenant: which of its slots map which extents in common.
 //!
-//! What is done where somebody begins or ends to is in [`shared`](super::shared).
+//! [`shared`](super::shared) contains the operations by which slots begin and end sharing.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use cuvmm_driver::PhysicalHandle;
 use super::slot::Slot;
 use crate::own::Physical;
 
-/// The extents that several slots of a tenant show.
+/// The extents that several slots of a tenant map.
 #[derive(Debug)]
 pub(crate) struct ShareTable {
-    /// While somebody shows it, no other physical has its handle.
+    /// Keyed by handle: while a slot maps an extent, no other physical has its handle.
     entries: BTreeMap<PhysicalHandle, Entry>,
     bytes: u64,
 }
 
-/// An extent, at the same offset in all slots that show it.
+/// An extent, at the same offset in all slots that map it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) offset: u64,
@@ -26,10 +26,10 @@ pub(super) struct Entry {
     pub(super) holders: Vec<usize>,
 }
 
-/// Who shows an extent after a slot has stopped to.
+/// The slots that map an extent after one of them has unmapped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    Nobody,
+pub(super) enum Holders {
+    None,
     One(usize),
     Several,
 }
@@ -42,17 +42,16 @@ impl ShareTable {
         }
     }
 
-    /// Bytes of memory that stand in it.
+    /// Returns the bytes of memory in the table.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// All that stands in it.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
-    /// Notes that `other` shows what `slot` has at an offset.
+    /// Notes that `other` maps the physical that `slot` has at `offset`.
     pub(super) fn add(&mut self, physical: &Physical, offset: u64, slot: usize, other: usize) {
         let size = physical.size();
         let entry = self.entries.entry(physical.as_raw()).or_insert_with(|| {
@@ -66,17 +65,17 @@ impl ShareTable {
         entry.holders.push(other);
     }
 
-    /// Notes that a slot shows an extent no more. Nothing if it was not shared.
-    pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Option<Left> {
+    /// Notes that a slot no longer maps an extent. Returns `None` if it was not shared.
+    pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Option<Holders> {
         let entry = self.entries.get_mut(&handle)?;
         entry.holders.retain(|&holder| holder != slot);
         Some(match *entry.holders {
             [] => {
                 self.forget(handle);
-                Left::Nobody
+                Holders::None
             }
-            [other] => Left::One(other),
-            _ => Left::Several,
+            [other] => Holders::One(other),
+            _ => Holders::Several,
         })
     }
 
@@ -86,7 +85,7 @@ impl ShareTable {
         }
     }
 
-    /// The other slots that show an extent.
+    /// Returns the other slots that map an extent.
     pub(super) fn others_of(
         &self,
         handle: PhysicalHandle,
@@ -97,13 +96,13 @@ impl ShareTable {
         holders.copied().filter(move |&other| other != slot)
     }
 
-    /// How many other slots show an extent.
+    /// Returns how many other slots map an extent.
     pub(super) fn others(&self, handle: PhysicalHandle) -> usize {
         let entry = self.entries.get(&handle);
         entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
     }
 
-    /// Gives a slot what nobody else shows any more for its own.
+    /// Makes the extents that only this slot still maps its own, from the end of its shared memory.
     pub(crate) fn settle(&mut self, slot: &mut Slot) {
         while let Some(last) = slot.shared.checked_sub(1) {
             let mut there = slot.space.parts_in(last, slot.shared);

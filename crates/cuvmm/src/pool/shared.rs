@@ -1,26 +1,28 @@
-//! Memory that several blocks of a tenant show under their first bytes: mapped under each of them,
+//! Memory that several blocks of a tenant share under their first bytes: mapped under each of them,
 //! held and charged once.
 //!
-//! Which slots show an extent stands in the tenant's [share table](super::share_table); a slot knows up to where it
-//! shares and leaves that out of its figures. Two slots that share an extent share all before it:
-//! sharing begins with a [fork](super::fork), which takes a prefix, and ends from behind.
+//! The tenant's [share table](super::share_table) lists the slots that map each extent. A slot
+//! knows up to where it shares, and leaves that memory out of its figures. Two slots that share an
+//! extent share all extents before it: sharing begins with a [fork](super::fork), which takes a
+//! prefix, and ends from behind.
 //!
-//! Every slot unmaps what it shows behind its own fence, so that the last one, which frees the
-//! memory, does so behind all of them. Whoever is left alone with an extent has it for its own. What
-//! a slot shows of memory that it shares, or may only read, and does not use is nobody's to reuse:
-//! it is [purged](super::purge).
+//! Every slot unmaps an extent only behind its own fence, so the last slot, which frees the memory,
+//! does so behind all of them. A slot that is the last to map an extent owns it. Memory that a slot
+//! shares, or may only read, and does not use is not reused by any block: it is
+//! [purged](super::purge).
 
 use cuvmm_driver::PhysicalHandle;
 
 use super::budget::Amount;
 use super::ids::SlotId;
-use super::share_table::Left;
+use super::share_table::Holders;
 use super::slot::Slot;
 use super::state::State;
 use crate::region::Stuck;
 
 impl State {
-    /// Notes that a slot shows what another has under its first bytes, up to `end`. Both are out.
+    /// Notes that a slot maps the memory that another slot has under its first bytes, up to `end`.
+    /// Both are out.
     pub(super) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
         let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) else {
             return;
@@ -36,19 +38,20 @@ impl State {
         self.renew(slot);
     }
 
-    /// Books an extent of a slot that can neither be used nor unmapped.
+    /// Accounts for an extent of a slot that can neither be used nor unmapped.
     pub(super) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
         slot.broken = true;
         let bytes = match self.leave(slot, stuck.offset, stuck.handle) {
             true => stuck.size,
-            // Others have its memory.
+            // Other slots have its memory.
             false => 0,
         };
         self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
         self.budget.quarantine(bytes, 1);
     }
 
-    /// A slot has an extent no more that lay at an offset; whether no other slot shows it.
+    /// Notes that a slot no longer has the extent at an offset. Returns `true` if no other slot
+    /// maps it.
     pub(super) fn leave(&mut self, slot: &mut Slot, offset: u64, handle: PhysicalHandle) -> bool {
         let SlotId { tenant, index } = slot.id;
         self.budget.give_up(tenant, Amount::mappings(1));
@@ -57,14 +60,14 @@ impl State {
             return true;
         };
         slot.shared = slot.shared.min(offset);
-        // One that is out finds that it is alone when it is put back.
-        if let Left::One(index) = left {
+        // A slot that is out finds that it is the last one when it is put back.
+        if let Holders::One(index) = left {
             self.with_slot(SlotId { tenant, index }, |_, _| ());
         }
-        left == Left::Nobody
+        left == Holders::None
     }
 
-    /// How many other slots show the extent of a slot that an offset lies in.
+    /// Returns how many other slots map the extent of a slot at an offset.
     pub(super) fn count_others(&self, slot: &Slot, offset: u64) -> usize {
         let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
         let tenancy = self.tenants.get(&slot.id.tenant);

@@ -1,8 +1,9 @@
-//! Putting blocks to sleep: chosen and marked, taken out and put aside, given up.
+//! Putting blocks to sleep: blocks are chosen and marked, their memory is taken out and put aside,
+//! and then given up.
 //!
-//! What was put aside is charged still, so that a failure can put back what was there; when all
-//! blocks' memory has been taken out it is the pool's. Where the memory cannot be put back either, the
-//! block sleeps, with what was kept of it.
+//! Memory that was put aside is still charged, so that a failure can put it back. When the memory
+//! of all blocks has been taken out, it goes to the pool. If memory can be neither given up nor put
+//! back, its block sleeps, with the contents that were saved.
 //!
 //! No byte is copied here.
 
@@ -11,7 +12,7 @@ use std::time::Instant;
 use super::budget::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
-use super::moving::{Choice, Chosen, MovingBlock, Tally};
+use super::moving::{Choice, Chosen, Tally, TransitioningBlock};
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
@@ -20,17 +21,17 @@ use crate::error::{CallError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::store::Saved;
 
-/// A block that is being put to sleep. Dropped before that is done, it is as it was.
+/// A block that is being put to sleep. Dropping it before that is done leaves the block as it was.
 #[derive(Debug)]
 pub(crate) struct ToSleep {
-    moving: Option<MovingBlock>,
-    /// Room for its contents.
+    moving: Option<TransitioningBlock>,
+    /// The memory that its contents are saved in, if they are kept.
     saved: Option<Box<Saved>>,
 }
 
 impl Tenant {
-    /// Chooses the blocks that are to sleep, all behind the work that may use them: waits for that
-    /// until a moment, and as long as it is `wanted`.
+    /// Chooses the blocks that are to sleep and marks them, once all work that may use them is
+    /// complete. Waits for that until `until`, and only while `wanted` returns `true`.
     pub(crate) fn begin_sleep(
         &self,
         choice: Choice<'_>,
@@ -53,7 +54,7 @@ impl Tenant {
             },
         )?;
         let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
-            moving: Some(MovingBlock::of(core, chosen)),
+            moving: Some(TransitioningBlock::of(core, chosen)),
             saved: None,
         });
         Ok(to_sleep.collect())
@@ -61,27 +62,29 @@ impl Tenant {
 }
 
 impl ToSleep {
-    /// The block's size in bytes.
+    /// Returns the block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
-    /// Has its contents kept.
+    /// Sets the memory that the block's contents are saved in.
     pub(crate) fn keep_in(&mut self, saved: Saved) {
         self.saved = Some(Box::new(saved));
     }
 
-    /// Where it lies and the room for its contents, to be copied there.
-    pub(crate) fn contents(&mut self) -> Option<(&MovingBlock, &mut Saved)> {
+    /// Returns the block and the memory for its contents, for copying.
+    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
-    /// Takes its memory out and puts it aside.
+    /// Takes the block's memory out of its slot and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.moving.as_ref().map_or(Ok(()), MovingBlock::withdraw)
+        self.moving
+            .as_ref()
+            .map_or(Ok(()), TransitioningBlock::withdraw)
     }
 
-    /// Gives up what was put aside; returns the bytes.
+    /// Gives up the memory that was put aside; returns its bytes.
     pub(crate) fn sleep(mut self, release: bool) -> u64 {
         let Some(moving) = self.moving.take() else {
             return 0;
@@ -93,7 +96,8 @@ impl ToSleep {
         given
     }
 
-    /// Puts what was put aside back where it was. False if that failed: then it sleeps.
+    /// Puts the memory that was put aside back in its place. Returns `false` if that failed: the
+    /// block then sleeps.
     pub(crate) fn stay(mut self) -> bool {
         self.put_back()
     }
@@ -109,8 +113,8 @@ impl ToSleep {
     }
 }
 
-impl MovingBlock {
-    /// Takes the memory of a block that falls asleep out and puts it aside.
+impl TransitioningBlock {
+    /// Takes the memory of a block that falls asleep out of its slot and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
         self.lock().withdraw_all(self.place().slot)
     }
@@ -123,7 +127,7 @@ impl Drop for ToSleep {
 }
 
 impl State {
-    /// Marks the chosen blocks of a tenant that are awake as moving, if nothing is in the way.
+    /// Marks the chosen blocks of a tenant that are awake as moving, if nothing prevents it.
     fn mark_for_sleep(
         &mut self,
         id: TenantId,
@@ -133,7 +137,7 @@ impl State {
             return Err(MemoryError::Capturing.into());
         }
         self.check_alive()?;
-        // A block in a stream cache is handed on as it is: none must come there while it sleeps.
+        // A stream cache hands blocks on as they are, so none may contain a block that sleeps.
         if let Some(tenancy) = self.tenants.get(&id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
@@ -190,7 +194,7 @@ impl State {
         Ok(marked.collect())
     }
 
-    /// Whether what was queued on a block that is in use has passed.
+    /// Returns `true` if the work queued on a block in use is complete.
     fn is_complete_now(needs: &mut bool, slot: &mut Slot) -> Result<bool, CallError> {
         if let Some(block) = &slot.block {
             let fence = block.fence(&slot.space);
@@ -211,7 +215,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes all memory out of a moving block's slot, last first.
+    /// Takes all memory out of a moving block's slot, the last extent first.
     fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
         let outcome =
             self.with_slot_out(id, |state, slot| state.unlocked(|| Self::empty_slot(slot)));
@@ -219,7 +223,7 @@ impl Locked<'_> {
     }
 
     fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
-        // One lease is that of whoever moves it.
+        // The operation that moves the block holds one lease.
         if slot.leases > 1 {
             let mut leased = Tally::default();
             leased.add(slot);
@@ -234,7 +238,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Gives up what was put aside of a moving block; returns the bytes.
+    /// Gives up the memory of a moving block that was put aside; returns its bytes.
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
         let free_list = self.free_list.bytes();
         let given = self.with_slot_out(id, |state, slot| {
@@ -244,7 +248,7 @@ impl Locked<'_> {
             let mut aside = std::mem::take(aside);
             aside.settle();
             let given = state.abandon(slot, aside);
-            slot.lies_down(saved);
+            slot.set_asleep(saved);
             given
         });
         self.update_bypass(id.tenant);
@@ -254,14 +258,15 @@ impl Locked<'_> {
         given.unwrap_or(0)
     }
 
-    /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
+    /// Puts the memory that was put aside back. If that fails the block sleeps, with what was saved
+    /// of it.
     fn restore(&mut self, id: SlotId, saved: Option<Box<Saved>>) -> bool {
         let stays = self.with_slot_out(id, |state, slot| {
             let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
                 return true;
             };
             let aside = std::mem::take(aside);
-            // What of it was put back is of no use without the rest.
+            // The part that was put back is of no use without the rest.
             let restored = state.unlocked(|| {
                 let put_back = slot.space.put_back(aside);
                 put_back.map_err(|lost| lost.with_all_of(&mut slot.space, &slot.fence))
@@ -271,8 +276,8 @@ impl Locked<'_> {
                 return true;
             };
             let error = state.lose(slot, lost);
-            tracing::error!(%error, "a block that was to stay awake sleeps");
-            slot.lies_down(saved);
+            tracing::error!(%error, "a block that should have stayed awake sleeps");
+            slot.set_asleep(saved);
             false
         });
         self.update_bypass(id.tenant);
@@ -281,9 +286,9 @@ impl Locked<'_> {
 }
 
 impl Slot {
-    /// Its block sleeps from here on, with what was saved of it.
-    pub(super) fn lies_down(&mut self, saved: Option<Box<Saved>>) {
-        // What it wakes to is its own.
+    /// Marks the slot's block as asleep, with what was saved of it.
+    pub(super) fn set_asleep(&mut self, saved: Option<Box<Saved>>) {
+        // The memory that the block wakes to is its own.
         self.lent = 0;
         // The block may have been dropped meanwhile.
         self.sleep_state = match self.block {

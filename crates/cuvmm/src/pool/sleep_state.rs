@@ -1,34 +1,36 @@
-//! Whether a block has its memory, and what of that is neither in its slot nor given up.
+//! The sleep state of a block: whether it has its memory, and its memory that is neither in its
+//! slot nor given up.
 //!
-//! What brings a block from one state to another is [sleep](super::sleep) and [waking](super::wake).
+//! [`sleep`](super::sleep) and [`wake`](super::wake) contain the operations that change the state.
 
 use crate::region::{Fence, TakenOut};
 use crate::store::Saved;
 
-/// Whether a block has its memory.
+/// The sleep state of a block.
 #[derive(Debug, Default)]
 pub(crate) enum SleepState {
-    /// It has.
+    /// It has its memory.
     #[default]
     Awake,
-    /// Somebody is putting it to sleep or waking it.
+    /// An operation is putting it to sleep or waking it.
     Moving {
-        /// What was taken out, last first.
+        /// The memory that was taken out, the last extent first.
         aside: TakenOut,
         /// Bytes that are charged and still to be placed.
         owed: u64,
-        /// What may still be filling memory that was placed.
+        /// Covers work that may still be filling memory that was placed.
         filling: Fence,
     },
-    /// It has none.
+    /// It has no memory.
     Asleep {
-        /// Its contents, if they were to be kept.
+        /// Its contents, if they were kept.
         saved: Option<Box<Saved>>,
     },
 }
 
 impl SleepState {
-    /// Begins to move a block, for which so many bytes were charged that are not there.
+    /// Returns the state of a block that begins to move, with `owed` bytes charged that are not
+    /// there.
     pub(super) fn moving(owed: u64) -> Self {
         Self::Moving {
             aside: TakenOut::default(),
@@ -41,7 +43,7 @@ impl SleepState {
         matches!(self, Self::Awake)
     }
 
-    /// Bytes that are charged for the block and still to come from somewhere.
+    /// Returns the bytes that are charged for the block and still to be placed.
     #[cfg(debug_assertions)]
     pub(crate) const fn owed(&self) -> u64 {
         match self {
@@ -50,7 +52,7 @@ impl SleepState {
         }
     }
 
-    /// Bytes that are charged for the block and not in its slot.
+    /// Returns the bytes that are charged for the block and not in its slot.
     pub(crate) fn beside(&self) -> u64 {
         match self {
             Self::Moving { aside, owed, .. } => aside.bytes() + owed,

@@ -1,10 +1,12 @@
-//! A place for a block: addresses, the memory under them, and who uses it.
+//! Slots: places for blocks, with their addresses, the memory under them, and the streams that use
+//! it.
 //!
-//! Memory lies in a slot as a prefix of its addresses. The first `used` bytes belong to the block.
-//! Up to `reach` it has been used before: that part is idle. What lies behind was put there ahead
-//! of the block's growth and never used: precommitted. When the block is gone, everything is idle: it
-//! stays mapped, waits for its fence, and can be revived or taken back from the end. What its first
-//! bytes [share](super::shared) with other slots is in none of its figures.
+//! Memory is a prefix of a slot's addresses. The first `used` bytes belong to the block. The memory
+//! from there up to `reach` has been used before: it is idle. The memory behind `reach` was placed
+//! ahead of the block's growth and never used: it is precommitted. When the block is gone all
+//! memory is idle: it stays mapped, waits for its fence, and can be reused, or reclaimed from the
+//! end. Memory of the first bytes that the slot [shares](super::shared) with other slots is in none
+//! of its figures.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,24 +19,24 @@ use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 use crate::region::{Completed, Extent, Fence, Space, Uses};
 
-/// Where a slot's memory stands when it is not in use.
+/// The state of a slot's memory that is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// Its fence has passed.
+    /// Its fence is complete.
     #[default]
     Cached,
-    /// It is not known whether its fence has passed.
+    /// Its fence is not known to be complete.
     PendingFree,
     /// A lease lives.
     Leased,
 }
 
-/// Blocks that may trade places.
+/// A class of slots. A block can use any slot of its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Class {
-    /// The size of their slots, from which their capacities are.
+    /// The size of the slots, which follows from the capacities of their blocks.
     pub(crate) size: u64,
-    /// The largest extent that may lie under them.
+    /// The largest extent that may be under the blocks.
     pub(crate) largest: u64,
 }
 
@@ -42,82 +44,87 @@ pub(crate) struct Class {
 pub(crate) struct Slot {
     pub(crate) id: SlotId,
     pub(crate) space: Space,
-    /// The blocks it serves.
+    /// The class of the blocks that it serves.
     pub(crate) class: Class,
-    /// The block in it, if there is one.
+    /// The block in the slot, if there is one.
     pub(crate) block: Option<Occupant>,
-    /// Leases on the block that is in it or was in it last.
+    /// The number of leases on the block that is in the slot, or was in it last.
     pub(crate) leases: u64,
-    /// The streams that may use what leases keep of a block that was freed.
+    /// The streams that may use memory that leases keep of a freed block.
     pub(crate) kept: Uses,
-    /// Whether the block has shrunk while a lease lived, which keeps what was given up.
+    /// `true` if the block has shrunk while a lease lived, which keeps the memory given up.
     pub(crate) keeps_tail: bool,
-    /// What must pass before idle memory may be unmapped or given to another stream.
+    /// The fence that must be complete before idle memory may be unmapped or used by another
+    /// stream.
     pub(crate) fence: Fence,
-    /// When it was used last, on the pool's clock.
+    /// The time of its last use, on the pool's clock.
     pub(crate) touched: u64,
-    /// A roll-back failed in it: it serves its block and no other.
+    /// `true` if a roll-back failed in the slot: it [serves](Self::serves_once) its block and no
+    /// other.
     pub(crate) broken: bool,
-    /// The pool is hardened: as above, since its addresses are not used again.
+    /// `true` if the pool is hardened: the slot serves one block, since its addresses are not used
+    /// again.
     pub(crate) single: bool,
-    /// Some of its memory was [exported](super::exported), or is about to be: as above, since
-    /// somebody else can write there.
+    /// `true` if some of its memory was [exported](super::exported), or is about to be: the slot
+    /// serves one block, since importers can write to its memory.
     pub(crate) exported: bool,
-    /// It has larger extents than its class allows, which a fork of another block could not share: as
-    /// above.
+    /// `true` if it has larger extents than its class allows, which a fork of another block could
+    /// not share: the slot serves one block.
     pub(crate) merged: bool,
-    /// Up to where other slots show its memory too: as above, while it is not zero.
+    /// The offset up to which other slots map its memory too. While it is not zero the slot serves
+    /// one block.
     pub(crate) shared: u64,
-    /// Up to where it may only read, since it shares or shared what another slot had before: as
-    /// above.
+    /// The offset up to which the slot may only read, since it shares or shared memory that another
+    /// slot had before. While it is not zero the slot serves one block.
     pub(crate) lent: u64,
-    /// An operation may still make its block what it was before: nobody moves it meanwhile.
+    /// `true` while an operation may still undo its changes to the block: no other operation may
+    /// move the block.
     pub(crate) pinned: bool,
-    /// Whether it is listed to be unmapped.
+    /// `true` if the slot is listed to be purged.
     pub(crate) purging: bool,
-    /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
-    /// the memory in the slot neither grows nor is taken back.
+    /// Bytes that the mapper is placing behind the memory that is there, charged already. Until
+    /// that is done, the memory in the slot neither grows nor is reclaimed.
     pub(crate) coming: u64,
-    /// Whether its block has its memory.
+    /// The sleep state of the block.
     pub(crate) sleep_state: SleepState,
 }
 
 #[derive(Debug)]
 pub(crate) struct Occupant {
-    /// Bytes the block was asked to have.
+    /// The block's size in bytes, as requested.
     pub(crate) requested: u64,
-    /// The most bytes that it was ever asked to have.
+    /// The largest size that the block ever had.
     pub(crate) ever: u64,
-    /// The bytes it is asked to have, in whole granules.
+    /// The block's size in whole granules.
     pub(crate) used: u64,
-    /// What it may grow to, in whole granules.
+    /// The block's capacity in whole granules.
     pub(crate) most: u64,
-    /// Up to where memory was used since it was placed.
+    /// The offset up to which memory was used since it was placed.
     pub(crate) reach: u64,
-    /// Up to where its extents are marked as written to by it. For what it has grown over since the
-    /// slot was taken out last that is [still to be done](Slot::last_writer).
+    /// The offset up to which extents are marked as written by the block. Growth since the slot was
+    /// last taken out is [not marked yet](Slot::note_writer).
     pub(crate) noted: u64,
-    /// How much memory it gets at once when it outgrows what it has.
+    /// How much memory the block gets at once when it outgrows the memory that it has.
     pub(crate) growth: Growth,
-    /// How fast it grows.
+    /// How fast the block grows.
     pub(crate) pace: Pace,
-    /// The stream it was allocated on.
+    /// The stream that the block was allocated on.
     pub(crate) home: Option<Stream>,
-    /// What else may use it.
+    /// The other streams that may use the block.
     pub(crate) uses: Uses,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
 }
 
 impl Occupant {
-    /// What it would show of what it gave up before, if it grew to `size` bytes within the granules
-    /// that it has.
+    /// Returns the range of old bytes that the block would show if it grew to `size` bytes within
+    /// its granules.
     pub(crate) fn stale(&self, size: u64) -> Range<u64> {
         let end = size.min(self.ever).min(self.used);
         self.requested..end.max(self.requested)
     }
 
-    /// What must pass once memory of the block is withdrawn: what uses it until now.
+    /// Returns the fence for withdrawing memory of the block: it covers all use up to now.
     pub(crate) fn fence(&self, space: &Space) -> Fence {
         let Some(home) = &self.home else {
             let mut fence = self.uses.end();
@@ -129,7 +136,8 @@ impl Occupant {
         fence
     }
 
-    /// The streams that used it, the home first; nothing where that may have been any.
+    /// Returns the streams that used the block, the home stream first, or `None` if any stream may
+    /// have used it.
     pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
         let (home, others) = (self.home.as_ref()?, self.uses.streams()?);
         let mut streams = Vec::with_capacity(1 + others.len());
@@ -139,33 +147,33 @@ impl Occupant {
     }
 }
 
-/// What a slot counts for in its tenant's figures. Bytes, but for counts.
+/// The slot's part of its tenant's statistics. Sizes in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
-    /// What its block was asked to have, without what it shares.
+    /// The block's size, without shared memory.
     pub(crate) in_use: u64,
-    /// What the block has beyond that in whole granules.
+    /// Memory of the block beyond its size, since memory comes in whole granules.
     pub(crate) padding: u64,
     pub(crate) precommitted: u64,
-    /// What was in use and is not.
+    /// Memory that was in use and is not.
     pub(crate) idle: u64,
-    /// Where that stands.
+    /// The state of the idle memory.
     pub(crate) freed: Freed,
     pub(crate) stranded: u64,
     pub(crate) exported: u64,
     pub(crate) asleep: u64,
-    /// What cannot be taken back, however long one waits for the GPU.
+    /// Memory that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) kept: u64,
     pub(crate) blocks: u64,
     pub(crate) leases: u64,
-    /// Whether its block is not awake.
+    /// `true` if the block is not awake.
     pub(crate) sleeps: bool,
 }
 
 impl Slot {
-    /// What it counts for.
+    /// Returns the slot's figures.
     pub(crate) fn figures(&self) -> Figures {
-        // A block that has lost memory has less than it was asked to have.
+        // A block that has lost memory has less memory than its size.
         let there = self.charged().max(self.shared);
         let in_use = self.requested().min(there).saturating_sub(self.shared);
         Figures {
@@ -217,7 +225,8 @@ impl Slot {
         }
     }
 
-    /// Has the work on its block that is queued by now pass before its memory may be unmapped.
+    /// Extends the fence to the work that is queued on the block now, so that its memory is
+    /// unmapped only after that.
     pub(crate) fn fence_work(&mut self) {
         if let Some(block) = &self.block {
             let fence = block.fence(&self.space);
@@ -225,12 +234,12 @@ impl Slot {
         }
     }
 
-    /// Whether the mapper is at it.
+    /// Returns `true` while the mapper is placing memory in the slot.
     pub(crate) const fn is_busy(&self) -> bool {
         self.coming > 0
     }
 
-    /// Bytes of memory in it, or on their way into it or out of it.
+    /// Returns the bytes of memory in the slot, or on their way into it or out of it.
     fn charged(&self) -> u64 {
         self.space.bytes() + self.coming + self.sleep_state.beside()
     }
@@ -243,7 +252,7 @@ impl Slot {
         self.present(|block| block.requested)
     }
 
-    /// Bytes of the block, as far as they are there.
+    /// Returns a size of the block, limited to the memory that is there.
     #[inline]
     fn present(&self, of: impl Fn(&Occupant) -> u64) -> u64 {
         match (&self.block, self.sleep_state.is_awake()) {
@@ -253,7 +262,7 @@ impl Slot {
         }
     }
 
-    /// Bytes that its block has when it is awake, and does not have now.
+    /// Returns the bytes that the block has when it is awake and does not have now.
     pub(crate) fn asleep(&self) -> u64 {
         match (&self.sleep_state, &self.block) {
             (SleepState::Asleep { .. }, Some(block)) => block.used,
@@ -261,12 +270,12 @@ impl Slot {
         }
     }
 
-    /// Up to where memory is used or shared.
+    /// Returns the offset up to which memory is used or shared.
     pub(crate) fn taken(&self) -> u64 {
         self.used().max(self.shared)
     }
 
-    /// Bytes of memory put ahead of the block's growth.
+    /// Returns the bytes of memory placed ahead of the block's growth.
     pub(crate) fn precommitted(&self) -> u64 {
         let reach = |block: &Occupant| block.reach.max(block.used);
         self.block
@@ -274,14 +283,15 @@ impl Slot {
             .map_or(0, |block| self.charged().saturating_sub(reach(block)))
     }
 
-    /// Bytes of memory that were in use and are not.
+    /// Returns the bytes of memory that were in use and are not.
     pub(crate) fn idle(&self) -> u64 {
         self.charged()
             .saturating_sub(self.taken())
             .saturating_sub(self.precommitted())
     }
 
-    /// Whether what its fence covers comes before whatever is done on `home` next.
+    /// Returns `true` if the work that the fence covers comes before any work queued on `home` from
+    /// here on.
     #[inline]
     pub(crate) fn is_before(&self, home: Option<&Stream>) -> bool {
         self.fence.is_complete() || home.is_some_and(|home| self.fence.precedes(home))
@@ -297,15 +307,16 @@ impl Slot {
         }
     }
 
-    /// Idle bytes, precommitted memory included, that share an extent with bytes in use, and so cannot be taken
-    /// back.
+    /// Returns the idle and precommitted bytes in one extent with bytes in use, which therefore
+    /// cannot be reclaimed.
     pub(crate) fn stranded(&self) -> u64 {
         self.stranded_by(self.taken())
     }
 
-    /// The same if the first `used` bytes were in use.
+    /// Returns the bytes that would be stranded if the first `used` bytes were in use.
     pub(crate) fn stranded_by(&self, used: u64) -> u64 {
-        // Memory is a prefix of the addresses: where all of it is used there is none to look for.
+        // Memory is a prefix of the addresses: if all of it is used, no extent needs to be looked
+        // up.
         if used >= self.space.bytes() {
             return 0;
         }
@@ -315,7 +326,7 @@ impl Slot {
             .map_or(0, |extent| extent.end - used)
     }
 
-    /// Bytes that cannot be taken back, however long one waits for the GPU.
+    /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept = if self.leases > 0 {
             self.space.bytes() + self.sleep_state.beside()
@@ -325,23 +336,23 @@ impl Slot {
         kept.saturating_sub(self.shared)
     }
 
-    /// Whether another block may be put in it.
+    /// Returns `true` if another block may be put in the slot.
     pub(crate) const fn is_vacant(&self) -> bool {
         self.block.is_none() && self.leases == 0 && !self.is_busy() && !self.pinned
     }
 
-    /// Whether it has neither a block nor memory.
+    /// Returns `true` if the slot has neither a block nor memory.
     pub(crate) fn is_bare(&self) -> bool {
         self.is_vacant() && self.space.bytes() == 0
     }
 
-    /// Whether it serves its block and no other.
+    /// Returns `true` if the slot serves its block and no other.
     pub(crate) fn serves_once(&self) -> bool {
         self.broken || self.single || self.exported || self.merged || self.bound() > 0
     }
 
-    /// Whether something lies in it that is not to be kept cached: anything that no block uses if
-    /// its pool or tenant keeps nothing, what was exported or merged, and what others show too.
+    /// Returns `true` if the slot has memory that must not be kept cached: unused memory if the
+    /// pool or tenant keeps none, exported or merged memory, and memory that other slots map too.
     pub(crate) fn is_to_purge(&self, keeps_nothing: bool) -> bool {
         let gives = match keeps_nothing {
             true => self.is_vacant() || self.has_spare(),
@@ -350,14 +361,14 @@ impl Slot {
         gives || self.has_parting()
     }
 
-    /// Whether memory could be taken from it, if its fence has passed.
+    /// Returns `true` if memory could be taken from the slot once its fence is complete.
     pub(crate) fn has_spare(&self) -> bool {
         let taken = self.taken();
         let last = || self.space.last_offset();
         self.is_free() && last().is_some_and(|offset| offset >= taken)
     }
 
-    /// The extents that could be taken back now, last first, if their fence has passed.
+    /// Returns the extents that could be reclaimed once the fence is complete, the last one first.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let taken = self.taken();
         let free = self.is_free();
@@ -367,31 +378,32 @@ impl Slot {
             .take_while(move |extent| free && extent.offset >= taken)
     }
 
-    /// Whether nobody keeps what lies behind the bytes in use where it is.
+    /// Returns `true` if neither a lease nor the mapper keeps the memory behind the bytes in use in
+    /// place.
     pub(crate) const fn is_free(&self) -> bool {
         self.leases == 0 && !self.is_busy()
     }
 
-    /// Whether something that could not be unmapped lies in a range.
+    /// Returns `true` if a range contains a mapping that could not be unmapped.
     pub(crate) fn stuck_at(&self, offset: u64, size: u64) -> bool {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
-    /// Whether no work can use what is not in use of its memory. While a lease lives that is not
-    /// so, whatever the fence says: more work may be queued.
+    /// Returns `true` if no work can use the memory that is not in use. While a lease lives the
+    /// fence does not show that: more work may be queued.
     pub(crate) const fn is_unused(&self) -> bool {
         self.leases == 0 && self.fence.is_complete()
     }
 
-    /// What is not in use of its memory, to be unmapped.
+    /// Returns the memory that is not in use, to be unmapped.
     pub(crate) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
         let fence = Some(&self.fence).filter(|_| self.leases == 0);
         let completed = fence.and_then(|fence| fence.completed(&mut self.space));
         completed.ok_or(CallError::InUse)
     }
 
-    /// Notes that work of a stream uses the memory of the block, or of the one that leases keep. While
-    /// others capture the driver is asked nothing.
+    /// Records that work of a stream uses the memory of the block, or that leases keep. Makes no
+    /// driver call while a capture runs.
     pub(crate) fn record_use(&mut self, stream: &Stream, capturing: bool) {
         let ended = match &mut self.block {
             Some(block) if block.home.as_ref() == Some(stream) => return,
@@ -407,15 +419,17 @@ impl Slot {
         }
     }
 
-    /// Notes that work on a stream reads its memory.
+    /// Records that work on a stream reads the slot's memory.
     pub(super) fn is_read_on(&mut self, stream: &Stream) {
-        // Nobody captures: it has just been copied.
+        // No capture runs: the memory has just been copied.
         self.record_use(stream, false);
-        // Also where that is the home: the memory may be exchanged before the block is freed.
+        // Also if that is the home stream, since the memory may be replaced before the block is
+        // freed.
         self.fence.merge(Fence::stream(stream.clone()));
     }
 
-    /// Notes that work on any stream of the device uses that memory.
+    /// Records that work on any stream of the device uses the memory of the block, or that leases
+    /// keep.
     pub(crate) fn record_use_anywhere(&mut self) {
         let device = self.space.device();
         match &mut self.block {
@@ -425,8 +439,8 @@ impl Slot {
         }
     }
 
-    /// Takes the block out. Its use ends now, unless leases keep its memory.
-    pub(crate) fn vacate(&mut self) -> Option<Occupant> {
+    /// Takes the block out of the slot. Its use ends now, unless leases keep its memory.
+    pub(crate) fn remove_range(&mut self) -> Option<Occupant> {
         let block = self.block.take()?;
         self.fence.merge(block.fence(&self.space));
         if self.leases > 0 {
@@ -439,22 +453,23 @@ impl Slot {
         Some(block)
     }
 
-    /// A lease ends. With the last one ends the use of what no block has any more: because it was
-    /// freed, or has shrunk. What was found complete while a lease lived says nothing of that use.
+    /// Ends a lease. With the last lease ends the use of memory that no block has any more, because
+    /// its block was freed or has shrunk. A fence that was found complete while a lease lived does
+    /// not cover that use.
     pub(crate) fn end_lease(&mut self) {
         self.leases = self.leases.saturating_sub(1);
         if self.leases > 0 {
             return;
         }
         self.fence.merge(std::mem::take(&mut self.kept).end());
-        // What a block shares can be exchanged under it, also if it gave nothing up.
+        // Shared memory can be replaced under a block, even if the block gave nothing up.
         let exchanged = std::mem::take(&mut self.keeps_tail) || self.bound() > 0;
         if let Some(block) = self.block.as_ref().filter(|_| exchanged) {
             self.fence.merge(block.fence(&self.space));
         }
     }
 
-    /// Marks what the block may have written to since that was done last.
+    /// Marks the extents that the block may have written to since they were last marked.
     pub(crate) fn note_writer(&mut self) {
         if let Some(block) = &mut self.block
             && block.used > block.noted
@@ -464,7 +479,7 @@ impl Slot {
         }
     }
 
-    /// Where its block is, whose capacity is given.
+    /// Returns the place of the slot's block, with the given capacity.
     pub(crate) fn place(&self, capacity: u64) -> BlockPlace {
         BlockPlace {
             slot: self.id,
@@ -473,13 +488,13 @@ impl Slot {
         }
     }
 
-    /// The stream that its block was allocated on.
+    /// Returns the stream that the block was allocated on.
     pub(crate) fn home(&self) -> Option<&Stream> {
         self.block.as_ref()?.home.as_ref()
     }
 
-    /// Memory may have been taken from its end.
-    pub(crate) fn receded(&mut self) {
+    /// Updates the offsets after memory may have been taken from the slot's end.
+    pub(crate) fn memory_taken(&mut self) {
         let bytes = self.space.bytes();
         self.lent = self.lent.min(bytes);
         if let Some(block) = &mut self.block {
@@ -490,21 +505,22 @@ impl Slot {
 }
 
 impl Slot {
-    /// Up to where it may not write, or should not.
+    /// Returns the offset up to which the slot may not write, or should not.
     #[inline]
     pub(crate) fn bound(&self) -> u64 {
         self.shared.max(self.lent)
     }
 
-    /// Whether its block has shrunk to less than it may not write: what it grows by is to be
-    /// [made its own](super::unshare) first.
+    /// Returns `true` if the block has shrunk to less than the slot may not write: memory that it
+    /// grows by must be [unshared](super::unshare) first.
     #[inline]
-    pub(crate) fn is_cut(&self) -> bool {
+    pub(crate) fn is_truncated(&self) -> bool {
         let block = self.block.as_ref();
         block.is_some_and(|block| block.requested < self.bound())
     }
 
-    /// The extents that others show too and its block does not use, last first.
+    /// Returns the extents that other slots map too and that the block does not use, the last one
+    /// first.
     pub(super) fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
         let (from, to) = (self.used(), self.shared);
         let from = if self.is_free() { from } else { to };
@@ -514,10 +530,11 @@ impl Slot {
             .take_while(move |extent| extent.offset >= from)
     }
 
-    /// Whether memory that it may not write could be unmapped if its fence has passed.
+    /// Returns `true` if memory that the slot may not write could be unmapped once its fence is
+    /// complete.
     #[inline]
     pub(crate) fn has_parting(&self) -> bool {
-        // Most share nothing, and are not asked further.
+        // Most slots share nothing, and need no further check.
         let bound = self.bound();
         if bound == 0 {
             return false;
@@ -527,7 +544,7 @@ impl Slot {
         bound > used && self.is_free() && last().is_some_and(|offset| offset >= used)
     }
 
-    /// The memory that it shares and its block uses.
+    /// Returns the extents that the slot shares and its block uses, with their memory.
     pub(crate) fn shared_parts(&self) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
         self.space.parts_in(0, self.shared.min(self.used()))
     }

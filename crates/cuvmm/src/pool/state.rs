@@ -1,4 +1,4 @@
-//! What a pool knows, behind one lock: budget, free list, tenants and their slots.
+//! The state of a pool behind its lock: budget, free list, tenants and their slots.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 use crate::region::{Fence, Poll, Round, Space, Unmapped};
 
-/// How the pool's memory is made and handed on.
+/// How the pool's memory is created and passed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     pub(crate) props: PhysicalProps,
@@ -55,7 +55,7 @@ impl Policy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scrub {
-    /// Always, ordered before the new owner's work: the default.
+    /// Whenever memory changes tenants, ordered before the new owner's work. The default.
     #[default]
     BetweenTenants,
     /// Never: the pool's tenants trust each other.
@@ -65,36 +65,32 @@ pub enum Scrub {
 /// The operations in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    /// How many have begun.
+    /// The number of operations that have begun.
     begun: u64,
-    /// How many have ended.
+    /// The number of operations that have ended.
     ended: u64,
-    /// The numbers of those in flight.
+    /// The numbers of the operations in flight.
     live: Vec<NonZeroU64>,
 }
 
 impl Flights {
-    /// How many are in flight.
     pub(super) const fn count(&self) -> usize {
         self.live.len()
     }
 
-    /// How many have ended.
     pub(super) const fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Those that are in flight.
     pub(super) fn live(&self) -> Vec<NonZeroU64> {
         self.live.clone()
     }
 
-    /// Whether one of these is in flight.
     pub(super) fn has_any(&self, numbers: &[NonZeroU64]) -> bool {
         self.live.iter().any(|live| numbers.contains(live))
     }
 
-    /// The number of a new one.
+    /// Begins an operation and returns its number.
     pub(super) fn begin(&mut self) -> NonZeroU64 {
         self.begun += 1;
         let number = NonZeroU64::new(self.begun).unwrap_or(NonZeroU64::MIN);
@@ -113,46 +109,46 @@ pub(crate) struct State {
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
     pub(crate) free_list: FreeList,
-    /// Physicals that go to the driver when the operation has put its slots back.
+    /// Physicals to be released to the driver when the operation has put its slots back.
     pub(super) to_release: Vec<Unmapped>,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
-    /// Counts uses, to tell what was used least recently. The stream caches move it too.
+    /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
     pub(super) flights: Flights,
-    /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
-    /// not see what came idle meanwhile.
+    /// How often waiting requests were notified that memory became idle. An attempt releases the
+    /// lock, and may miss memory that becomes idle meanwhile.
     pub(super) told: u64,
-    /// How often memory came free while a request waited.
-    pub(super) news: u64,
-    /// What futures wait for.
+    /// How often memory became free while a request waited.
+    pub(super) freed_count: u64,
+    /// The requests of futures.
     pub(super) queue: Queue,
-    /// Whether the pool, or a tenant, may hold more than a limit that was lowered.
+    /// `true` if the pool or a tenant may hold more than a limit that was lowered.
     pub(super) lowered: bool,
-    /// Whether an operation has something to do before it ends, for itself or for another one.
-    pub(super) has_behind: bool,
-    /// How many slots of draining tenants were listed to be purged since that was last done.
+    /// `true` if an operation has work to do before it ends, its own or another operation's.
+    pub(super) has_deferred: bool,
+    /// The number of slots of draining tenants that were listed to be purged since the last purge.
     pub(super) listed: usize,
-    /// Slots of draining tenants with something to be unmapped.
+    /// Slots of draining tenants with memory to be unmapped.
     pub(super) draining: VecDeque<SlotId>,
-    /// Blocks from stream caches that are to be freed when their slots are back.
+    /// Blocks from stream caches to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
-    /// Capture guards that live.
+    /// The number of live capture guards.
     pub(crate) capturing: u64,
-    /// Threads that wait for the device, and began before any guard lived.
+    /// The number of threads that wait for the device and began before any guard lived.
     pub(super) synchronising: u64,
-    /// Set when a poll found that only a synchronisation can tell.
+    /// Set when a poll found that only a synchronization can show whether a fence is complete.
     pub(crate) needs_synchronise: bool,
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
     pub(crate) refusals: u64,
-    /// How often it was [audited](super::audit).
+    /// How often the state was [audited](super::audit).
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
-    /// What the mapper does for it, if it has one.
+    /// The mapper's work for the pool, if it has a mapper.
     pub(crate) precommit: Option<Precommit>,
-    /// What it knows besides if it is hardened.
+    /// The additional state of a hardened pool.
     pub(crate) hardening: Option<Box<Hardening>>,
-    /// Slots with memory that is to be unmapped once their fences have passed.
+    /// Slots with memory to be unmapped once their fences are complete.
     pub(crate) purging: VecDeque<SlotId>,
     next_tenant: u64,
     scrubber: Option<Stream>,
@@ -170,10 +166,10 @@ impl State {
             clock: Arc::default(),
             flights: Flights::default(),
             told: 0,
-            news: 0,
+            freed_count: 0,
             queue: Queue::default(),
             lowered: false,
-            has_behind: false,
+            has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),
             to_free: Vec::new(),
@@ -209,7 +205,8 @@ impl State {
         id
     }
 
-    /// Bytes of a tenant that cannot be taken back, however long one waits for the GPU.
+    /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
+    /// GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
         self.tenants.get(&id).map_or(0, Tenancy::kept)
     }
@@ -218,13 +215,13 @@ impl State {
         self.tenants.get(&id.tenant)?.slot(id.index)
     }
 
-    /// For changes that do not alter where a slot is listed.
+    /// Returns a slot for changes that do not alter where it is listed.
     pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
         self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)
     }
 
-    /// Works on a slot that is not in its place meanwhile, so that nothing done for it can take from
-    /// it. Nothing if there is no such slot, or if it is out.
+    /// Works on a slot that is not in its place meanwhile, so that no work done for it can take
+    /// memory from it. Returns `None` if there is no such slot, or if it is out.
     pub(crate) fn with_slot<T>(
         &mut self,
         id: SlotId,
@@ -236,28 +233,27 @@ impl State {
         Some(done)
     }
 
-    /// Takes a slot from its place, for as long as the lock is not let go. What is known of its
-    /// memory is brought up to date: a block that [grows within](Self::grow_within) has no time for
-    /// that.
+    /// Takes a slot from its place until the lock is released, and brings the last writers of its
+    /// memory up to date, which [growing within](Self::grow_within) the memory postpones.
     pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
         slot.note_writer();
         Some(slot)
     }
 
-    /// Puts a slot where it was taken out, lists it for what it has to give, and has it
-    /// [looked after](super::purge) if some of that is not to be kept.
+    /// Puts a slot in its place, lists it for the memory that it can give, and lists it to be
+    /// [purged](super::purge) if some of its memory is not to be kept.
     pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
         let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
             return;
         };
         if slot.sleep_state.is_awake() {
-            slot.receded();
+            slot.memory_taken();
         }
         let drains = !tenancy.registered;
-        // A limit that was lowered is kept to as memory comes free.
-        self.has_behind |= self.lowered && slot.has_spare();
+        // Memory beyond a lowered limit is reclaimed as it becomes free.
+        self.has_deferred |= self.lowered && slot.has_spare();
         if slot.is_to_purge(self.hardening.is_some() || drains) {
             self.list(&mut slot, drains);
         }
@@ -266,8 +262,8 @@ impl State {
         }
     }
 
-    /// Has a slot [looked after](super::purge), sooner than those that wait already. What belongs to a
-    /// tenant that drains is purged when the operation ends.
+    /// Lists a slot to be [purged](super::purge), before the slots that are listed already. A slot
+    /// of a draining tenant is purged when the operation ends.
     pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
         if slot.purging && drains {
             self.purging.retain(|&id| id != slot.id);
@@ -279,23 +275,23 @@ impl State {
         if drains {
             self.draining.push_front(slot.id);
             self.listed += 1;
-            self.has_behind = true;
+            self.has_deferred = true;
         } else {
             self.purging.push_front(slot.id);
         }
     }
 
-    /// Puts a slot back that is listed already and could not be purged.
+    /// Puts back a slot that is listed already and could not be purged.
     pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
-        slot.receded();
+        slot.memory_taken();
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.put(slot);
         }
     }
 
-    /// Whether an operation has a slot out.
+    /// Returns `true` if an operation has the slot out.
     pub(crate) fn is_out(&self, id: SlotId) -> bool {
-        // Mostly nothing is in flight.
+        // Usually no operation is in flight.
         if self.flights.count() == 0 {
             return false;
         }
@@ -303,10 +299,10 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.is_out(id.index))
     }
 
-    /// No slot has a number any more.
-    pub(super) fn vacate(&mut self, id: SlotId) {
+    /// Frees the number of a slot that is gone.
+    pub(super) fn remove_range(&mut self, id: SlotId) {
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.vacate(id.index);
+            tenancy.remove_range(id.index);
         }
         self.forget_if_drained(id.tenant);
     }
@@ -320,7 +316,7 @@ impl State {
         charge
     }
 
-    /// Takes such a charge back.
+    /// Refunds bytes that were charged for a slot that is out.
     pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64, charge: Charge) {
         self.budget.refund(charge);
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
@@ -328,14 +324,14 @@ impl State {
         }
     }
 
-    /// Notes what a slot that is out counts for now: what was charged for it is there, or refunded.
+    /// Updates the figures of a slot that is out: bytes charged for it are there now, or refunded.
     pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.renew(slot);
         }
     }
 
-    /// Gives up what an operation had taken out, which was ended by a panic.
+    /// Gives up the slots that an operation had taken out when a panic ended it.
     pub(super) fn lose(&mut self, flight: NonZeroU64) {
         let tenants = self.tenants.values_mut();
         tenants.for_each(|tenancy| tenancy.lose(flight));
@@ -358,14 +354,14 @@ impl State {
         }
     }
 
-    /// Whether a block has no memory, or somebody is moving it.
+    /// Returns `true` if the block sleeps, or an operation is moving it.
     pub(super) fn is_asleep(&self, place: &BlockPlace) -> bool {
         let tenancy = self.tenants.get(&place.slot.tenant);
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Blocks go into stream caches again when none of a tenant sleeps, and neither the pool nor the
-    /// tenant exceeds a limit that was lowered.
+    /// Updates whether freed blocks of a tenant bypass the stream caches: they do while a block of
+    /// it sleeps, and while the pool or the tenant exceeds a lowered limit.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             let exceeds = self.lowered && self.budget.excess() > 0;
@@ -374,7 +370,7 @@ impl State {
         }
     }
 
-    /// Forgets a tenant that is unregistered and has nothing left.
+    /// Removes a tenant that is unregistered and has no slot left.
     pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
         let drained = self
             .tenants
@@ -386,7 +382,7 @@ impl State {
         }
     }
 
-    /// Whether a fence has passed, as far as may be asked now.
+    /// Returns `true` if a fence is complete, as far as it may be polled now.
     pub(crate) fn poll(
         capturing: u64,
         needs_synchronise: &mut bool,
@@ -408,8 +404,8 @@ impl State {
         }
     }
 
-    /// Whether a fence has passed, by what the driver said in this round where it was asked already.
-    /// One for which the driver fails is pending: it holds up no other.
+    /// Returns `true` if a fence is complete, using the driver's answers of this round. A fence for
+    /// which the driver fails counts as pending, so that it holds up no other.
     pub(crate) fn poll_in(
         capturing: u64,
         needs_synchronise: &mut bool,
@@ -427,13 +423,13 @@ impl State {
                 false
             }
             Err(error) => {
-                tracing::debug!(%error, "a fence could not be asked: it counts as pending");
+                tracing::debug!(%error, "a fence could not be polled: it counts as pending");
                 false
             }
         }
     }
 
-    /// The stream that scrubs for blocks without a home stream.
+    /// Returns the stream that scrubs for blocks without a home stream.
     pub(crate) fn scrubber(&mut self) -> Result<Stream, CallError> {
         if let Some(stream) = &self.scrubber {
             return Ok(stream.clone());
@@ -443,7 +439,7 @@ impl State {
         Ok(stream)
     }
 
-    /// The figures for whoever is refused.
+    /// Returns the figures for a refusal.
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
         let account = self.budget.account(id);
         let mut holders: Vec<(String, u64)> = self
@@ -459,7 +455,7 @@ impl State {
         let figures = tenants.flat_map(|tenancy| tenancy.figures().map(|(figures, _)| figures));
         let (mut pending_free, mut leased, mut stranded) = (0, 0, 0);
         for figures in figures {
-            // What is stranded does not come free with its fence.
+            // Stranded memory does not become free with its fence.
             let idle = figures.idle + figures.precommitted;
             let gives = idle.saturating_sub(figures.stranded);
             match figures.freed {
@@ -498,7 +494,7 @@ impl State {
     }
 }
 
-/// A block whose tenant has gone.
+/// The error for a block whose tenant is gone.
 pub(super) fn gone() -> BlockError {
     BlockError::Unregistered {
         tenant: String::new(),

@@ -1,6 +1,8 @@
-//! The pool's figures, from the counters that enforce them. Asking makes no driver call.
+//! Statistics of pools and tenants, from the counters that enforce the limits. Reading them makes
+//! no driver call.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use super::budget::TenantId;
@@ -9,77 +11,82 @@ use super::slot::Freed;
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::calls::CallCounts;
+use crate::display::{Bytes, Table};
 
-/// A pool's figures. Sizes in bytes.
+/// A pool's statistics. Sizes in bytes.
 ///
-/// `committed = in_use + padding + precommitted + cached + pending_free + leased + shared`; what the driver gave is
-/// `committed + free + quarantined`.
-#[derive(Clone, Debug)]
+/// `committed = in_use + padding + precommitted + cached + pending_free + leased + shared`. The
+/// driver gave the pool `committed + free + quarantined`.
+#[derive(Clone, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// The hard limit.
     pub limit: u64,
-    /// Charged to tenants.
+    /// Memory charged to tenants.
     pub committed: u64,
-    /// The most that was ever committed.
+    /// The highest value that `committed` ever had.
     pub peak: u64,
-    /// What blocks were asked to have.
+    /// The sizes of all blocks, as requested.
     pub in_use: u64,
-    /// What blocks have beyond that because memory comes in granules.
+    /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
     pub padding: u64,
-    /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
+    /// Memory that was mapped ahead of the growth of blocks and never used. It is given up before a
+    /// request is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// Idle and mapped; its fence has passed.
+    /// Idle memory, mapped, whose fence is complete.
     #[doc(alias = "warm")]
     #[doc(alias = "idle")]
     pub cached: u64,
-    /// Idle and mapped; whether its fence has passed is not known, and is asked when somebody
-    /// wants the memory. The home stream has it at once.
+    /// Idle memory, mapped, whose fence is not known to be complete. The fence is polled when the
+    /// memory is requested. The home stream can reuse the memory at once.
     #[doc(alias = "limbo")]
     pub pending_free: u64,
-    /// Freed, but kept by a lease.
+    /// Freed memory that a lease keeps.
     pub leased: u64,
-    /// In use under the first bytes of several blocks, counted once: what
-    /// [forks](super::Block::fork) have in common. In none of the figures above.
+    /// Memory in use under the first bytes of several blocks, which [forks](super::Block::fork)
+    /// have in common, counted once. It is in none of the figures above.
     pub shared: u64,
-    /// Obtained from the driver, unmapped, held by nobody; on its way back to the driver too.
+    /// Memory from the driver that is unmapped and that no tenant holds, including memory on its
+    /// way back to the driver.
     pub free: u64,
-    /// Out of use because it could not be given back; tried again when the pool is closed.
+    /// Memory that could not be given back to the driver. The pool does not use it, and tries again
+    /// to give it back when it is closed.
     pub quarantined: u64,
-    /// Idle, but in one extent with memory in use, so that nobody else can have it.
+    /// Idle memory in one extent with memory in use, which no other tenant can have.
     pub stranded: u64,
-    /// Of what is committed: what was [exported](super::Block::export), in use or not. It is
-    /// released when it is given up and has passed, and counts nowhere then, though the driver
-    /// keeps it for as long as whoever imported it does.
+    /// The part of `committed` that was [exported](super::Block::export), in use or not. Exported
+    /// memory is released when it is given up and its fence is complete. It counts in no figure
+    /// then, although the driver keeps it as long as a process that imported it does.
     pub exported: u64,
-    /// What blocks that [sleep](super::Tenant::blocks) have when they are awake: charged to nobody.
+    /// Memory that [sleeping](super::Tenant::blocks) blocks have when they are awake. It is charged
+    /// to no tenant.
     pub asleep: u64,
-    /// Extents mapped.
+    /// Mapped extents.
     pub mappings: u64,
-    /// The limit in mappings.
+    /// The limit of mapped extents.
     pub mapping_limit: u64,
-    /// Addresses reserved, guards and those that rest included, and those of a block that is gone
-    /// while one that was allocated [side by side](super::BlockBuilder::allocate_adjacent) with it
-    /// keeps them.
+    /// Reserved addresses. They include guards, resting addresses, and the addresses of freed
+    /// blocks that were allocated [side by side](super::BlockBuilder::allocate_adjacent) with
+    /// blocks that live.
     pub addresses: u64,
-    /// The limit in addresses.
+    /// The limit of reserved addresses.
     pub address_limit: u64,
-    /// Blocks that are gone and whose addresses rest, in a hardened pool.
+    /// Freed blocks whose addresses rest, in a hardened pool.
     pub resting_blocks: u64,
     /// Addresses that rest: reserved, with nothing mapped, and no tenant's.
     pub resting_addresses: u64,
-    /// Allocations and growths that were refused because something was short.
+    /// Allocations and growths that were refused because memory, mappings or addresses were short.
     pub refusals: u64,
     /// Driver calls by kind, made through the device handle that the pool was built on.
     pub calls: CallCounts,
-    /// The tenants, in the order of their registration; draining ones too.
+    /// The tenants, in the order of their registration, including draining tenants.
     pub tenants: Vec<TenantStats>,
 }
 
 impl PoolStats {
-    /// The share of committed memory that is idle and yet of no use to anybody else:
-    /// `stranded / committed`. 0 for a pool that is empty or full.
+    /// Returns the share of committed memory that is idle and that no other tenant can use:
+    /// `stranded / committed`, or 0 for a pool without committed memory.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.committed == 0 {
@@ -90,59 +97,120 @@ impl PoolStats {
     }
 }
 
-/// A tenant's figures. Sizes in bytes; see [`PoolStats`] for what each means.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Shows the pool's totals, a row for each tenant, and the calls and limits in numbers.
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (committed, limit, peak) = (Bytes(self.committed), Bytes(self.limit), Bytes(self.peak));
+        writeln!(f, "{committed} committed of {limit}, at most {peak} so far")?;
+        let (free, quarantined) = (Bytes(self.free), Bytes(self.quarantined));
+        writeln!(
+            f,
+            "{free} free, {quarantined} quarantined, {} asleep",
+            Bytes(self.asleep)
+        )?;
+        let mut table = Table::new([
+            "tenant",
+            "in use",
+            "padding",
+            "precommitted",
+            "cached",
+            "pending free",
+            "leased",
+            "guarantee",
+            "limit",
+        ]);
+        for tenant in &self.tenants {
+            let name = match tenant.draining {
+                true => format!("{} (draining)", tenant.name),
+                false => tenant.name.clone(),
+            };
+            let size = |bytes| Bytes(bytes).to_string();
+            table.row([
+                name,
+                size(tenant.in_use + tenant.shared),
+                size(tenant.padding),
+                size(tenant.precommitted),
+                size(tenant.cached),
+                size(tenant.pending_free),
+                size(tenant.leased),
+                size(tenant.guarantee),
+                size(tenant.limit),
+            ]);
+        }
+        writeln!(f, "{table}")?;
+        let Self {
+            mappings,
+            mapping_limit,
+            refusals,
+            ..
+        } = self;
+        let (addresses, address_limit) = (Bytes(self.addresses), Bytes(self.address_limit));
+        write!(
+            f,
+            "{mappings} of {mapping_limit} mappings, {addresses} of {address_limit} of "
+        )?;
+        write!(
+            f,
+            "addresses, {refusals} refusals, {} driver calls",
+            self.calls.total()
+        )
+    }
+}
+
+/// A tenant's statistics. Sizes in bytes; [`PoolStats`] explains the figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct TenantStats {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// Whether it is unregistered and waits for its last block and lease.
+    /// `true` if the tenant is unregistered and waits for its last block and lease to end.
     pub draining: bool,
-    /// What it can always have.
+    /// The guarantee: what the tenant can always have.
     pub guarantee: u64,
-    /// What it is never charged beyond.
+    /// The limit: the tenant is never charged more.
     pub limit: u64,
-    /// Its priority.
+    /// The priority.
     pub priority: i32,
-    /// Charged to it.
+    /// Memory charged to the tenant.
     pub committed: u64,
-    /// The most that was ever charged to it.
+    /// The highest value that `committed` ever had.
     pub peak: u64,
-    /// What its blocks were asked to have.
+    /// The sizes of all blocks, as requested.
     pub in_use: u64,
-    /// What its blocks have beyond that because memory comes in granules.
+    /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
     pub padding: u64,
-    /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
+    /// Memory that was mapped ahead of the growth of blocks and never used. It is given up before a
+    /// request is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// Idle, fence passed.
+    /// Idle memory whose fence is complete.
     #[doc(alias = "warm")]
     #[doc(alias = "idle")]
     pub cached: u64,
-    /// Idle, fence not known to have passed.
+    /// Idle memory whose fence is not known to be complete.
     #[doc(alias = "limbo")]
     pub pending_free: u64,
-    /// Freed, but kept by a lease.
+    /// Freed memory that a lease keeps.
     pub leased: u64,
-    /// In use under several blocks, counted once.
+    /// Memory in use under several blocks, counted once.
     pub shared: u64,
-    /// Idle, but in one extent with memory in use.
+    /// Idle memory in one extent with memory in use.
     pub stranded: u64,
-    /// Of what is committed: what was exported.
+    /// The part of `committed` that was exported.
     pub exported: u64,
-    /// What blocks that sleep have when they are awake.
+    /// Memory that sleeping blocks have when they are awake.
     pub asleep: u64,
-    /// Extents mapped.
+    /// Mapped extents.
     pub mappings: u64,
-    /// Addresses reserved, guards included.
+    /// Reserved addresses, including guards.
     pub addresses: u64,
-    /// Blocks that live.
+    /// Live blocks.
     pub blocks: u64,
-    /// Leases that live.
+    /// Live leases.
     pub leases: u64,
-    /// Allocations and growths that were refused because something was short.
+    /// Allocations and growths that were refused because memory, mappings or addresses were short.
     pub refusals: u64,
-    /// Bytes in use by tag; blocks without a tag are left out, and what several have in common.
+    /// Bytes in use by tag, without blocks that have no tag and without shared memory.
     pub tags: BTreeMap<String, u64>,
 }
 
@@ -201,8 +269,9 @@ impl State {
         stats
     }
 
-    /// Bytes from the driver that nobody holds. An operation in flight may have taken some of them
-    /// from the free list, or be charged for what it is about to take, and so may a block that wakes.
+    /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
+    /// a block that wakes, may already be charged for memory that it is about to take from the free
+    /// list.
     const fn free(&self) -> u64 {
         let taken = self.budget.held() + self.budget.quarantined();
         self.budget.obtained().saturating_sub(taken)

@@ -1,10 +1,11 @@
-//! Blocks just freed, ready for the next of the same shape on the same stream: beside the pool's
-//! lock, without a driver call, without a fence.
+//! Stream caches: blocks just freed, ready for the next block of the same shape on the same stream
+//! without the pool's lock, a driver call or a fence.
 //!
-//! For the pool a block in a stream cache is still in use. Whoever needs the true picture, or the memory,
-//! sweeps the stream caches first: what lies there is freed for good then. One lock for each stream cache and
-//! one stream cache for each of the first 64 streams, so that threads with streams of their own do not
-//! meet. A stream cache's lock is taken under the pool's, never the other way round.
+//! For the pool a block in a stream cache is still in use. Operations that need exact figures, or
+//! the memory, sweep the stream caches first, which frees their blocks for good. Each stream cache
+//! has its own lock, and each of a tenant's first 64 streams its own stream cache, so that threads
+//! with streams of their own do not contend. A stream cache's lock is taken under the pool's, never
+//! the other way round.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -14,21 +15,21 @@ use super::budget::TenantId;
 use super::core::Core;
 use super::ids::BlockPlace;
 use super::tenancy::{FreedBlock, Unswept};
-use super::wanted::Grain;
+use super::wanted::ExtentOptions;
 use crate::own::Stream;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Stream caches of a tenant, a power of two.
+/// The number of stream caches of a tenant, a power of two.
 const STREAM_CACHES: usize = 64;
 
-/// Blocks in a stream cache. What comes after goes the long way.
+/// The most blocks in a stream cache. Further blocks are freed to the pool.
 const ROOM: usize = 128;
 
-/// The pool's clock moves once in so many frees here: it is shared by all threads.
+/// The pool's clock, which all threads share, advances once in this number of frees here.
 const FREES_A_TICK: u32 = 16;
 
-/// A tenant as its blocks know it.
+/// A tenant as its blocks refer to it.
 pub(crate) struct Owner {
     pub(crate) core: Arc<Core>,
     pub(crate) tenant: TenantId,
@@ -40,16 +41,16 @@ pub(crate) struct Owner {
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
     pub(crate) place: BlockPlace,
-    /// As asked for.
+    /// The size as requested.
     pub(crate) size: u64,
     pub(crate) tag: Option<Arc<str>>,
-    pub(crate) grain: Grain,
+    pub(crate) grain: ExtentOptions,
     pub(crate) home: Option<Stream>,
     /// The stream cache of its home stream.
     pub(crate) stream_cache: Option<Arc<StreamCache>>,
 }
 
-/// A block that was freed, and when.
+/// A block that was freed, and the time of that.
 struct CachedBlock {
     held: Held,
     freed: u64,
@@ -64,34 +65,34 @@ impl CachedBlock {
     }
 }
 
-/// What a block is asked to be, as far as it matters here.
+/// The options of a block that a cached block has to match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,
     pub(crate) tag: Option<&'a Arc<str>>,
-    pub(crate) grain: Grain,
+    pub(crate) grain: ExtentOptions,
 }
 
 /// The stream caches of one tenant.
 pub(crate) struct StreamCaches {
-    /// The streams that have a stream cache of their own, as handles, one more; zero for none. A stream
-    /// that has gone keeps it for the next with its handle.
+    /// The handles plus one of the streams that have a stream cache of their own; zero for none. A
+    /// destroyed stream keeps its cache for the next stream with its handle.
     keys: [AtomicU64; STREAM_CACHES],
-    /// Each made with the first block of its stream.
+    /// Each is made with the first block of its stream.
     stream_caches: [OnceLock<Arc<StreamCache>>; STREAM_CACHES],
-    /// Nothing is put there for now.
+    /// `true` while no block is put in these caches.
     bypassed: AtomicBool,
     /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
 
-/// On cache lines of its own.
+/// One stream cache, on cache lines of its own.
 #[repr(align(128))]
 pub(crate) struct StreamCache {
     contents: Mutex<Contents>,
-    /// Whether something lies there, for those who would not take the lock to see.
-    stocked: AtomicBool,
+    /// `true` if the cache has blocks, so that sweeps need not lock empty ones.
+    has_blocks: AtomicBool,
     /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
@@ -107,12 +108,12 @@ impl StreamCache {
     fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
             contents: Mutex::default(),
-            stocked: AtomicBool::new(false),
+            has_blocks: AtomicBool::new(false),
             clock,
         }
     }
 
-    /// A block of exactly this shape that was freed on `home`.
+    /// Takes a block of exactly this shape that was freed on `home`.
     #[inline]
     pub(crate) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
         let mut contents = self.lock();
@@ -126,18 +127,18 @@ impl StreamCache {
         })?;
         let stream_cached = contents.blocks.remove(index);
         if contents.blocks.is_empty() {
-            self.stocked.store(false, Ordering::Release);
+            self.has_blocks.store(false, Ordering::Release);
         }
         Some(stream_cached.held)
     }
 
-    /// Puts a block that was used on no stream but its home stream here, or hands it back if the
-    /// stream cache is full or closed, or somebody waits for memory.
+    /// Puts a block in the cache that was used on its home stream only. Hands the block back if the
+    /// cache is full, closed or bypassed, or a request waits for memory.
     #[inline]
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
-        // Asked under the lock: one who begins to wait looks at every stream cache after saying so, and so
-        // does one who has them bypassed.
+        // Checked under the lock: a request that begins to wait visits every stream cache after
+        // counting itself, and so does an operation that bypasses the caches.
         let bypassed = held.owner.stream_caches.is_bypassed();
         let awaited = bypassed || held.owner.core.is_awaited();
         if contents.closed || contents.blocks.len() >= ROOM || awaited {
@@ -150,13 +151,13 @@ impl StreamCache {
             self.clock.load(Ordering::Relaxed)
         };
         contents.blocks.push(CachedBlock { held, freed });
-        self.stocked.store(true, Ordering::Release);
+        self.has_blocks.store(true, Ordering::Release);
         Ok(())
     }
 
     fn clear(&self) -> Vec<CachedBlock> {
         let mut contents = self.lock();
-        self.stocked.store(false, Ordering::Release);
+        self.has_blocks.store(false, Ordering::Release);
         std::mem::take(&mut contents.blocks)
     }
 
@@ -174,7 +175,7 @@ impl fmt::Debug for Owner {
 impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamCache")
-            .field("stocked", &self.stocked)
+            .field("stocked", &self.has_blocks)
             .finish_non_exhaustive()
     }
 }
@@ -193,13 +194,13 @@ impl StreamCaches {
         stream_cache.get_or_init(|| Arc::new(StreamCache::new(Arc::clone(&self.clock))))
     }
 
-    /// Whether nothing is put there for now: some block of the tenant sleeps or is moving, or a
-    /// limit is exceeded that was lowered.
+    /// Returns `true` while freed blocks bypass the caches: a block of the tenant sleeps or is
+    /// moving, or a lowered limit is exceeded.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.bypassed.load(Ordering::Relaxed)
     }
 
-    /// The stream cache for blocks of a stream: its own, as long as there are enough.
+    /// Returns the stream cache for blocks of a stream: its own, while there are enough.
     pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<StreamCache>> {
         // No stream has the handle that would make this zero.
         let key = stream.as_raw().0.wrapping_add(1);
@@ -213,7 +214,7 @@ impl StreamCaches {
         Some(self.made(stream_cache))
     }
 
-    /// Whether a stream cache is a stream's, or has become it just now.
+    /// Returns `true` if a stream cache is the stream's, or has just become so.
     fn is_of(&self, index: usize, key: u64) -> bool {
         let Some(owner) = self.keys.get(index) else {
             return false;
@@ -233,14 +234,15 @@ impl Unswept for StreamCaches {
         self.stream_caches
             .iter()
             .filter_map(OnceLock::get)
-            .filter(|stream_cache| stream_cache.stocked.load(Ordering::Acquire))
+            .filter(|stream_cache| stream_cache.has_blocks.load(Ordering::Acquire))
             .flat_map(|stream_cache| stream_cache.clear())
             .map(CachedBlock::freed)
             .collect()
     }
 
     fn sweep_each(&self) -> Vec<FreedBlock> {
-        // One that is not made yet is made, since its maker may know nothing of this thread.
+        // A cache that does not exist yet is made, since the thread that would make it may not see
+        // what this thread did.
         self.stream_caches
             .iter()
             .flat_map(|stream_cache| self.made(stream_cache).clear())
@@ -253,7 +255,7 @@ impl Unswept for StreamCaches {
     }
 
     fn close(&self) -> Vec<FreedBlock> {
-        // One that is not made yet must not be made open later.
+        // A cache that does not exist yet must not be made open later.
         self.stream_caches
             .iter()
             .flat_map(|stream_cache| {

@@ -1,4 +1,4 @@
-//! Where memory comes from: the free list, else the driver; and where it goes back to.
+//! The supply of memory: from the free list, or else from the driver.
 
 use std::sync::PoisonError;
 
@@ -9,15 +9,16 @@ use crate::error::{BlockError, MemoryError};
 use crate::own::Physical;
 use crate::region::Unmapped;
 
-/// How many small physicals are mapped sooner than released and created anew as one: each costs the
-/// driver about 25 us to open and 11 us to release, and a creation at least 20 us
+/// The most small physicals that are mapped rather than released and created anew as one: each
+/// costs the driver about 25 us to open and 11 us to release, and a creation costs at least 20 us
 /// (`docs/measurements.md`).
 const WORTH_MAPPING: u64 = 4;
 
 impl Locked<'_> {
-    /// Unmapped physicals of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
-    /// others if it `claims` them and the driver has no more. On failure nothing has changed,
-    /// except that the driver may have got memory of the free list back.
+    /// Gathers unmapped physicals of at most `largest` that make up `bytes` (whole granules), which
+    /// the tenant has been charged. With `claims`, memory is reclaimed from other tenants if the
+    /// driver has no more. On failure nothing has changed, except that memory of the free list may
+    /// have been released to the driver.
     pub(crate) fn gather(
         &mut self,
         id: TenantId,
@@ -42,7 +43,7 @@ impl Locked<'_> {
         Ok(physicals)
     }
 
-    /// One physical of at most `left` bytes, as large as can be.
+    /// Gets one physical of at most `left` bytes, as large as possible.
     fn one_unmapped(
         &mut self,
         id: TenantId,
@@ -51,7 +52,7 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<Unmapped, BlockError> {
         let want = self.device.granule().extent_within(left, largest);
-        // During a capture nothing can be scrubbed: then only what may be had as it is.
+        // Nothing can be scrubbed during a capture: only memory that needs no scrub is taken then.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
         loop {
             if let Some(unmapped) = self.free_list.take(want, Some(id.0), foreign) {
@@ -73,7 +74,8 @@ impl Locked<'_> {
             if let Some(unmapped) = self.free_list.take_within(want, Some(id.0), foreign) {
                 return Ok(unmapped);
             }
-            // What is left in the free list is too large, or may not be had: the driver gets it back.
+            // The memory left in the free list is too large or needs a scrub: it is released to the
+            // driver.
             if let Some(unmapped) = self.free_list.take_largest() {
                 self.release(unmapped);
                 continue;
@@ -81,8 +83,8 @@ impl Locked<'_> {
             let Some(cause) = refused else {
                 return Err(BlockError::OutOfMemory(self.shortage(id, left, 0)));
             };
-            // Below our own limit, and yet the driver has no more: others have it. What lies
-            // idle with us is worth more in use.
+            // The driver has no more although the pool's limit allows it: other programs have it.
+            // The pool's idle memory is reclaimed instead.
             if !claims || self.take_back_any(id, want)? == 0 {
                 let shortage = self.shortage(id, left, 0);
                 return Err(BlockError::DriverOutOfMemory { cause, shortage });
@@ -90,8 +92,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Releases many small physicals of the free list, so that one of `want` bytes can be created instead,
-    /// where that costs less than mapping them all; or one that is larger.
+    /// Releases many small physicals of the free list so that one of `want` bytes can be created
+    /// instead, if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
         let missing = want - self.budget.creatable();
         if self.free_list.unmapped_for(want) <= WORTH_MAPPING {
@@ -113,7 +115,7 @@ impl Locked<'_> {
     }
 
     fn create(&mut self, size: u64) -> Result<Unmapped, MemoryError> {
-        // Nobody else creates what this is about to.
+        // Counted before the creation, so that no other operation creates the same quota.
         self.budget.created(size);
         let core = self.core();
         let policy = self.policy;
@@ -126,7 +128,8 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Creates memory of the pool's kind, unless that would leave less free than it promised.
+    /// Creates memory with the pool's properties, unless that would leave less free than the limit
+    /// requires.
     pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, MemoryError> {
         let refuse = |cause| MemoryError::Create {
             size,
@@ -135,7 +138,7 @@ impl Core {
         };
         let mut _one_by_one = None;
         if policy.leave_free > 0 {
-            // Two that ask at once would both find room for one.
+            // Two concurrent queries would both find room for one creation.
             let creating = self.creating.lock();
             _one_by_one = Some(creating.unwrap_or_else(PoisonError::into_inner));
             let info = self.device.memory_info().map_err(refuse)?;
@@ -149,7 +152,7 @@ impl Core {
     }
 }
 
-/// The answer for a creation that would leave less free than the pool promised to leave.
+/// Returns the error for a creation that would leave less free than the limit requires.
 fn out_of_memory() -> crate::error::CallError {
     use cuvmm_driver::{CUresult, Call, DriverError};
     DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()

@@ -1,4 +1,5 @@
-//! Memory that is taken out of slots: unmapped, booked, and given up if no other slot shows it.
+//! Taking memory out of slots: it is unmapped, accounted for, and given up if no other slot maps
+//! it.
 
 use super::budget::Amount;
 use super::core::Locked;
@@ -7,9 +8,9 @@ use crate::error::{CallError, MemoryError};
 use crate::region::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
-    /// Takes out what was put behind `begun` in a slot that is out, and refunds it. No work but
-    /// `running` may use it. What cannot be unmapped, and all of it if that has not passed, is
-    /// quarantined.
+    /// Takes out the memory that was placed behind `begun` in a slot that is out, and refunds it.
+    /// Only `running` may still use it. Memory that cannot be unmapped is quarantined, and all of
+    /// it if `running` is not complete.
     pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
         if slot.space.last_offset().is_none_or(|last| last < begun) {
             return;
@@ -19,7 +20,8 @@ impl Locked<'_> {
         self.abandon(slot, taken);
     }
 
-    /// Books extents that a slot, which is out, has lost since a roll-back failed; returns why.
+    /// Accounts for extents that a slot, which is out, has lost because a roll-back failed; returns
+    /// the reason.
     pub(super) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> MemoryError {
         let stuck = lost.stuck.into_iter();
         stuck.for_each(|stuck| self.stuck(slot, stuck));
@@ -27,12 +29,12 @@ impl Locked<'_> {
         lost.error
     }
 
-    /// Books extents that were taken out of a slot, which is out, and gives up those that no other
-    /// slot shows; returns the bytes of these.
+    /// Accounts for extents that were taken out of a slot, which is out, and gives up those that no
+    /// other slot maps; returns their bytes.
     pub(super) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
         let (mut own, mut bytes) = (Vec::new(), 0);
         for (offset, unmapped) in taken.into_parts() {
-            // Else the mappings of others hold it.
+            // Otherwise the mappings of other slots hold the memory.
             if self.leave(slot, offset, unmapped.physical.as_raw()) {
                 bytes += unmapped.size();
                 own.push(unmapped);
@@ -44,7 +46,7 @@ impl Locked<'_> {
         bytes
     }
 
-    /// Books bytes that are stuck in a slot as quarantined.
+    /// Accounts for bytes that are stuck in a slot as quarantined.
     pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
         if bytes > 0 {
             slot.broken = true;
@@ -52,8 +54,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Unmaps extents of a slot that is out, last first, and keeps them where they may be kept;
-    /// returns the bytes.
+    /// Unmaps extents of a slot that is out, the last one first, and keeps their memory if it may
+    /// be kept; returns the bytes.
     pub(super) fn take_extents(&mut self, slot: &mut Slot, at: Vec<u64>) -> Result<u64, CallError> {
         let mut taken = TakenOut::default();
         let outcome = self.unlocked(|| slot.completed()?.take_out(at, &mut taken));
@@ -63,8 +65,8 @@ impl Locked<'_> {
         outcome.map(|()| bytes)
     }
 
-    /// Takes everything from a slot, which is out, that its block does not use: what could be taken
-    /// back, and what others show too.
+    /// Takes all memory from a slot, which is out, that its block does not use: memory that could
+    /// be reclaimed, and memory that other slots map too.
     pub(super) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let unused = slot.spare().chain(slot.parting());
         let at: Vec<u64> = unused.map(|extent| extent.offset).collect();

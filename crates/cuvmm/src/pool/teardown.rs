@@ -1,4 +1,4 @@
-//! Giving physical memory back to the driver: down to a mark, or all of it at the end.
+//! Giving physical memory back to the driver: down to a number of bytes, or all of it at the end.
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
@@ -15,16 +15,16 @@ impl Locked<'_> {
         let excess = |state: &State| state.budget.obtained().saturating_sub(keep);
         if excess(self) > self.free_list.bytes() {
             let wanted = excess(self) - self.free_list.bytes();
-            // Nobody in particular asks, so everybody's guarantee counts.
+            // No tenant makes the request, so every tenant's guarantee counts.
             self.take_back_any(TenantId(u64::MAX), wanted)?;
         }
         let free_list = self.free_list.bytes().saturating_sub(excess(self));
         self.release_free(free_list);
-        // What was exported was released on the way.
+        // Exported memory was released on the way.
         Ok(self.budget.given_back() - before)
     }
 
-    /// Gives everything back. Nobody holds a tenant, block or lease any more.
+    /// Gives everything back. No tenant, block or lease handle exists any more.
     pub(crate) fn shut(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device.forked() {
             return Err(forked);
@@ -38,8 +38,8 @@ impl Locked<'_> {
         outcome.and(self.retry_quarantine())
     }
 
-    /// Unmaps everything of a tenant, each slot behind its fence. What cannot be proved complete, or
-    /// cannot be unmapped, stays, and the first reason is the error.
+    /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
+    /// proved complete, or that cannot be unmapped, stays; the first reason is the error.
     fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
         let indices: Vec<usize> = match self.tenants.get(&id) {
             Some(tenancy) => tenancy.indices().collect(),
@@ -64,7 +64,7 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Unmaps everything of a slot that was taken out.
+    /// Unmaps all memory of a slot that was taken out.
     fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let mut taken = TakenOut::default();
         let stripped = self.unlocked(|| {
@@ -76,8 +76,8 @@ impl Locked<'_> {
         stripped
     }
 
-    /// Tries once more to give back what could not be given. Work may still use what was
-    /// quarantined: it is unmapped behind all work of the device.
+    /// Tries once more to give back quarantined memory. Work may still use it, so it is unmapped
+    /// behind all work of the device.
     fn retry_quarantine(&mut self) -> Result<(), CallError> {
         let physicals = std::mem::take(&mut self.quarantine.0);
         self.unlocked(|| drop(physicals));
@@ -89,7 +89,7 @@ impl Locked<'_> {
             let failed = self.unlocked(|| {
                 let drained = space.drained();
                 let error = drained.and_then(|mut space| space.retry_all()).err()?;
-                // Of one that is empty the addresses go too.
+                // The addresses of an empty space are freed too.
                 Some((space, error))
             });
             if let Some((space, error)) = failed {

@@ -1,8 +1,8 @@
-//! What a pool knows of a tenant: its slots, and which of them can be reused or taken from.
+//! A tenant's part of the pool's state: its slots, and lists of those that can be reused or give
+//! memory.
 //!
-//! A slot that an operation works on is *out*: not in its place, and on no list. There the
-//! operation leaves what the slot counts for in the tenant's figures, and what was charged for it
-//! since.
+//! A slot that an operation works on is *out*: not in its place, and on no list. Its place then
+//! holds the slot's figures, and the bytes that were charged for it since.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,43 +16,44 @@ use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
 
-/// Where slots are listed that no block may be put in, though they are empty.
+/// The class under which empty slots are listed that no block may be put in.
 const NO_CLASS: Class = Class {
     size: 0,
     largest: 0,
 };
 
-/// A slot in a list, in the order of age.
+/// A slot in a list, ordered by age.
 pub(crate) type Aged = (u64, usize);
 
-/// A block that was freed, and when.
+/// A block that was freed, and the time of that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreedBlock {
     pub(crate) slot: SlotId,
     pub(crate) at: u64,
 }
 
-/// Blocks that were freed and that the pool does not know of yet.
+/// Freed blocks that the pool does not know of yet.
 pub(crate) trait Unswept: Send + Sync {
-    /// All of them, which are the pool's from now on.
+    /// Takes all of them; they belong to the pool from here on.
     fn sweep(&self) -> Vec<FreedBlock>;
 
-    /// The same, and sees to it that whoever frees one later knows what this thread did before.
+    /// Takes all of them, and makes every thread that frees a block later see what this thread did
+    /// before.
     fn sweep_each(&self) -> Vec<FreedBlock>;
 
-    /// Whether blocks that are freed are to go to the pool at once, and not lie here.
+    /// Sets whether blocks that are freed go to the pool at once instead of being kept here.
     fn bypass(&self, yes: bool);
 
-    /// The same as [`Self::sweep`], for the last time: whoever frees a block later tells the pool.
+    /// Takes all of them for the last time: blocks that are freed later go to the pool.
     fn close(&self) -> Vec<FreedBlock>;
 }
 
-/// Memory that can be taken back from a slot.
+/// The kinds of memory that can be reclaimed from a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Give {
-    /// It was in use.
+    /// Memory that was in use.
     Cached,
-    /// It was put ahead of a block's growth.
+    /// Memory that was placed ahead of a block's growth.
     Precommitted,
 }
 
@@ -60,37 +61,37 @@ pub(crate) struct Tenancy {
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) hook: Option<PressureHook>,
-    /// Asked for memory when this tenant itself is short of it.
+    /// Called when this tenant itself is short of memory.
     pub(crate) shortage_hook: Option<PressureHook>,
     pub(crate) registered: bool,
-    /// Whether it holds more than its own limit, since that was lowered; noted when a limit changes
-    /// and when memory beyond one was taken back.
+    /// `true` if the tenant holds more than its own limit, after that was lowered. Updated when a
+    /// limit changes and when memory beyond a limit was reclaimed.
     pub(crate) beyond: bool,
     pub(crate) refusals: u64,
-    /// The tenant as its users have it, for as long as they do.
+    /// The handle that users have of the tenant, while one lives.
     pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
-    /// Blocks that were freed and that the lists do not know of yet.
+    /// Freed blocks that the lists do not know of yet.
     pub(crate) unswept: Arc<dyn Unswept>,
-    /// Slots that lie side by side.
+    /// Slots that are side by side.
     pub(crate) rows: Rows,
-    /// What several of its slots show.
+    /// The memory that several slots of the tenant map.
     pub(crate) share_table: ShareTable,
     slots: Vec<Place>,
-    /// How many of them have a block that is not awake.
+    /// The number of slots whose block is not awake.
     sleepers: usize,
-    /// Places in `slots` without a slot.
+    /// Indices in `slots` without a slot.
     vacant: Vec<usize>,
-    /// Slots that the locked section has taken, and has to put back before it ends.
+    /// The number of slots that the locked section has taken, and has to put back before it ends.
     #[cfg(debug_assertions)]
     taken: usize,
-    /// Slots with no block and no lease, by class, the one used last at the end.
+    /// Slots without block and lease, by class, the most recently used at the end.
     reusable: BTreeMap<Class, BTreeSet<Aged>>,
     /// Slots that memory can be taken from.
     idle: BTreeSet<Aged>,
     precommitted: BTreeSet<Aged>,
 }
 
-/// Where a slot is, or was, or will be.
+/// The place of a slot.
 enum Place {
     /// No slot has this number.
     Vacant,
@@ -100,21 +101,21 @@ enum Place {
     In(Listed),
 }
 
-/// What stands in the place of a slot that is out.
+/// The record that replaces a slot that is out.
 struct Out {
-    /// The number of the operation that has it.
+    /// The number of the operation that has the slot.
     flight: NonZeroU64,
-    /// What the slot counted for when it was taken out, or renewed since.
+    /// The slot's figures when it was taken out or last renewed.
     figures: Figures,
     /// The tag of its block.
     tag: Option<Arc<str>>,
-    /// Bytes that were charged for it and are not in that.
+    /// Bytes that were charged for it since.
     charged: u64,
-    /// Bytes that were idle and are to be in use again.
+    /// Bytes that were idle and are about to be in use again.
     revived: u64,
 }
 
-/// A slot and where it is listed.
+/// A slot, and where it is listed.
 struct Listed {
     slot: Box<Slot>,
     age: u64,
@@ -152,12 +153,13 @@ impl Tenancy {
         }
     }
 
-    /// What its slots count for, each with the tag of its block; those that are out too.
+    /// Returns the figures of all slots, including those that are out, each with the tag of its
+    /// block.
     pub(crate) fn figures(&self) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
         self.slots.iter().filter_map(Place::figures)
     }
 
-    /// What is idle in the slots among `count` numbers from `first` on, in bytes; nothing where all
+    /// Returns the idle bytes in the slots with `count` numbers from `first` on, or `None` if all
     /// numbers are lower.
     pub(crate) fn idle_in(&self, first: usize, count: usize) -> Option<u64> {
         let end = first.saturating_add(count).min(self.slots.len());
@@ -165,13 +167,13 @@ impl Tenancy {
         Some(part.iter().map(Place::idle).sum())
     }
 
-    /// Bytes that cannot be taken back, however long one waits for the GPU.
+    /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept: u64 = self.slots.iter().map(Place::kept).sum();
         kept + self.shared_in_use()
     }
 
-    /// Bytes of shared memory that some block uses or a lease keeps.
+    /// Returns the bytes of shared memory that a block uses or a lease keeps.
     pub(crate) fn shared_in_use(&self) -> u64 {
         let uses = |holder: usize, offset: u64| {
             let slot = self.slot(holder);
@@ -187,8 +189,8 @@ impl Tenancy {
             .sum()
     }
 
-    /// Bytes of shared memory that nobody uses any more, and that wait to be unmapped by the last who
-    /// shows them.
+    /// Returns the bytes of shared memory that no block uses any more, and that wait to be unmapped
+    /// in the last slot that maps them.
     pub(crate) fn shared_pending_free(&self) -> u64 {
         match self.share_table.bytes() {
             0 => 0,
@@ -206,7 +208,7 @@ impl Tenancy {
         self.slots.get(index)?.slot()
     }
 
-    /// For changes that do not alter where a slot is listed.
+    /// Returns a slot for changes that do not alter where it is listed.
     #[inline]
     pub(crate) fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
         match self.slots.get_mut(index)? {
@@ -215,17 +217,16 @@ impl Tenancy {
         }
     }
 
-    /// Whether a block of its slots is not awake.
+    /// Returns `true` if a block of the tenant is not awake.
     pub(crate) const fn has_sleepers(&self) -> bool {
         self.sleepers > 0
     }
 
-    /// Whether it has no slot at all.
     pub(crate) const fn is_empty(&self) -> bool {
         self.slots.len() == self.vacant.len()
     }
 
-    /// A number for a new slot, which is out for now.
+    /// Returns a number for a new slot, which is out for now.
     pub(crate) fn vacancy(&mut self, flight: NonZeroU64) -> usize {
         let place = Place::out(flight, Figures::default(), None);
         if let Some(index) = self.vacant.pop()
@@ -238,12 +239,11 @@ impl Tenancy {
         self.slots.len() - 1
     }
 
-    /// Whether a slot is out.
     pub(crate) fn is_out(&self, index: usize) -> bool {
         matches!(self.slots.get(index), Some(Place::Out(_)))
     }
 
-    /// Whether the block of a slot is not awake.
+    /// Returns `true` if the block of the slot is not awake.
     pub(crate) fn sleeps(&self, index: usize) -> bool {
         match self.slots.get(index) {
             Some(Place::In(listed)) => !listed.slot.sleep_state.is_awake(),
@@ -252,7 +252,8 @@ impl Tenancy {
         }
     }
 
-    /// The blocks whose slots are out: the operation that has each, its tag, and what it counts for.
+    /// Returns the blocks whose slots are out: the operation that has each slot, the block's tag,
+    /// and the slot's figures.
     pub(crate) fn blocks_out(
         &self,
     ) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, &Figures)> {
@@ -264,22 +265,22 @@ impl Tenancy {
         })
     }
 
-    /// Notes bytes that were charged for a slot which is out, or refunded.
+    /// Changes the bytes that were charged for a slot that is out.
     pub(crate) fn note_charge(&mut self, index: usize, change: impl FnOnce(u64) -> u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.charged = change(out.charged);
         }
     }
 
-    /// Notes bytes of a slot that is out which are to be in use again.
+    /// Notes bytes of a slot that is out and that are about to be in use again.
     pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
         }
     }
 
-    /// Notes what a slot that is out counts for now. Whether its block sleeps is counted when it is
-    /// put back.
+    /// Updates the figures of a slot that is out. Whether its block sleeps is updated when the slot
+    /// is put back.
     pub(crate) fn renew(&mut self, slot: &Slot) {
         if let Some(Place::Out(out)) = self.slots.get_mut(slot.id.index) {
             let sleeps = out.figures.sleeps;
@@ -289,8 +290,8 @@ impl Tenancy {
         }
     }
 
-    /// A number that no slot has any more.
-    pub(crate) fn vacate(&mut self, index: usize) {
+    /// Frees a number that no slot has any more.
+    pub(crate) fn remove_range(&mut self, index: usize) {
         self.rows.forget(index);
         if let Some(place) = self.slots.get_mut(index) {
             self.sleepers -= usize::from(place.is_sleepers());
@@ -303,7 +304,7 @@ impl Tenancy {
         self.vacant.push(index);
     }
 
-    /// Takes a slot from all lists and out, for an operation that lets the lock go.
+    /// Takes a slot off all lists and out, for an operation that releases the lock.
     pub(crate) fn take_out(&mut self, index: usize, flight: NonZeroU64) -> Option<Box<Slot>> {
         let slot = self.take(index)?;
         let tag = slot.block.as_ref().and_then(|block| block.tag.clone());
@@ -319,7 +320,7 @@ impl Tenancy {
         Some(slot)
     }
 
-    /// Takes a slot from all lists and from its place, for the locked section.
+    /// Takes a slot off all lists and from its place, for the locked section.
     pub(crate) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
         let place = self.slots.get_mut(index)?;
         if !matches!(place, Place::In(_)) {
@@ -353,7 +354,7 @@ impl Tenancy {
         Some(slot)
     }
 
-    /// Puts a slot in its place, and on the lists it belongs on.
+    /// Puts a slot in its place, and on the lists where it belongs.
     pub(crate) fn put(&mut self, mut slot: Box<Slot>) {
         let index = slot.id.index;
         if slot.shared > 0 {
@@ -392,13 +393,14 @@ impl Tenancy {
         }
     }
 
-    /// Whether a slot was lost to a panic.
+    /// Returns `true` if a slot was lost to a panic.
     #[cfg(debug_assertions)]
     pub(crate) fn has_lost(&self) -> bool {
         self.slots.iter().any(|place| matches!(place, Place::Taken))
     }
 
-    /// Whether a slot is listed as one that a block may be put in, and as one that gives.
+    /// Returns whether a slot is listed as one that a block may be put in, and as one that gives
+    /// memory.
     #[cfg(debug_assertions)]
     pub(crate) fn lists(&self, index: usize) -> (bool, bool) {
         match self.slots.get(index) {
@@ -407,7 +409,7 @@ impl Tenancy {
         }
     }
 
-    /// Panics if its counts and its lists are not those of its slots.
+    /// Panics if the counts and lists do not match the slots.
     #[cfg(debug_assertions)]
     pub(crate) fn audit(&self) {
         let asleep = |place: &&Place| match place {
@@ -430,13 +432,13 @@ impl Tenancy {
         debug_assert!(shared == self.share_table.bytes(), "{shared} are shared");
     }
 
-    /// Whether no slot is missing that the locked section has to put back before it lets the lock go.
+    /// Returns `true` if the locked section has to put a slot back before it releases the lock.
     #[cfg(debug_assertions)]
     pub(crate) const fn has_taken(&self) -> bool {
         self.taken > 0
     }
 
-    /// Gives up the slots that an operation had taken out, which was ended by a panic.
+    /// Gives up the slots that an operation had taken out when a panic ended it.
     pub(crate) fn lose(&mut self, flight: NonZeroU64) {
         for place in &mut self.slots {
             if matches!(place, Place::Out(out) if out.flight == flight) {
@@ -446,7 +448,7 @@ impl Tenancy {
         }
     }
 
-    /// Slots that a block of a class may be put in, the one used last first.
+    /// Returns the slots that a block of the class may be put in, the most recently used first.
     pub(crate) fn reusable(&self, class: Class) -> impl Iterator<Item = (usize, &Slot)> {
         self.reusable
             .get(&class)
@@ -456,7 +458,8 @@ impl Tenancy {
             .filter_map(|&(_, index)| Some((index, self.slot(index)?)))
     }
 
-    /// Slots without a block that have no memory, each with those whose addresses go with its own.
+    /// Returns the slots without block and memory, each with the slots whose addresses are freed
+    /// together with its own.
     pub(crate) fn bare(&self) -> Vec<Vec<usize>> {
         let is_bare = |index: &usize| self.slot(*index).is_some_and(Slot::is_bare);
         let vacant = self.reusable.values().flatten().map(|&(_, index)| index);
@@ -466,7 +469,7 @@ impl Tenancy {
         single.chain(rows.map(<[usize]>::to_vec)).collect()
     }
 
-    /// The slot that gives and comes after another in age, the oldest first.
+    /// Returns the next slot that gives memory after another one in age, the oldest first.
     pub(crate) fn next_giving(&self, give: Give, after: Option<Aged>) -> Option<Aged> {
         let list = match give {
             Give::Cached => &self.idle,
@@ -502,7 +505,7 @@ impl Place {
         }
     }
 
-    /// Whether the slot is out and its block is not awake.
+    /// Returns `true` if the slot is out and its block is not awake.
     fn is_sleepers(&self) -> bool {
         matches!(self, Self::Out(out) if out.figures.sleeps)
     }
@@ -531,7 +534,7 @@ impl Place {
                 Some((slot.figures(), tag))
             }
             Self::Out(out) => {
-                // What is on its way counts as if it were behind the block's end already.
+                // Memory on its way counts as if it were behind the block's end already.
                 let mut figures = out.figures.clone();
                 figures.precommitted += out.charged;
                 Some((figures, out.tag.as_ref()))

@@ -1,4 +1,4 @@
-//! A named user of a pool.
+//! Tenants: the named users of a pool.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,10 +16,10 @@ use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::Stream;
 
-/// Slots that are looked at before the lock is let go of.
+/// The number of slots that are added up before the lock is released.
 const SLOTS_AT_ONCE: usize = 256;
 
-/// Options of a tenant.
+/// A builder of a [`Tenant`], made by [`Pool::tenant`](super::Pool::tenant).
 #[must_use = "nothing is registered before `register`"]
 pub struct TenantBuilder<'a> {
     core: &'a Arc<Core>,
@@ -44,46 +44,71 @@ impl<'a> TenantBuilder<'a> {
         }
     }
 
-    /// Bytes the tenant can always have; 0 by default. The guarantees of a pool, and what its
-    /// tenants use beyond theirs when a new one registers, add up to at most its limit.
+    /// Sets the bytes that the tenant can always have; 0 by default. The guarantees of a pool's
+    /// tenants, plus what its tenants use beyond their guarantees when a new tenant registers, are
+    /// at most the pool's limit.
     pub const fn guarantee(mut self, bytes: u64) -> Self {
         self.guarantee = bytes;
         self
     }
 
-    /// Bytes the tenant is never charged beyond; the pool's limit by default.
+    /// Sets the bytes that the tenant is never charged beyond; the pool's limit by default.
     pub const fn limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Who gives first: idle memory is taken back from lower priorities first. 0 by default.
+    /// Sets the priority; 0 by default. Idle memory is reclaimed from tenants with lower priorities
+    /// first, and their hooks are called first.
     pub const fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self
     }
 
-    /// A function that is asked to give memory back, by dropping or shrinking blocks, when another
-    /// tenant would be refused. It is called on the thread that allocates, with no lock held, and it
-    /// may own blocks and tenants of the pool: it is dropped without a lock, too.
+    /// Installs a function that the pool calls to request memory from this tenant when another
+    /// tenant would be refused. The function gives memory back by dropping or shrinking blocks.
     ///
-    /// It is called where that can help: if this tenant holds memory above its guarantee that
-    /// cannot be taken back without it; if the other tenant's own limit is not what is short; and,
-    /// where the other tenant does not wait, if the hooks of all tenants together could give what
-    /// is missing. [`Pressure`] says how much that is. Each request calls a hook once at most.
+    /// The hook is called when it can help: if this tenant holds memory above its guarantee that
+    /// cannot be reclaimed without it; if the other tenant's own limit is not what is short; and,
+    /// unless the other tenant waits, if the hooks of all tenants together could give what is
+    /// missing. [`Pressure`] has the amounts. Each request calls a hook at most once.
     ///
-    /// In a hook everything may be called that may be called elsewhere. What would wait, or call
-    /// hooks, does neither on the hook's thread: `allocate`, `grow_to`, `sleep` and `wake` are as their
-    /// `try_` forms, for any pool, since a hook that waits for memory might wait for itself.
+    /// The hook runs on the thread that makes the request, or on the mapper's thread for a
+    /// [future](super::futures), with no lock of the pool held. It may own blocks and tenants of
+    /// the pool; it is dropped without a lock, too.
+    ///
+    /// # What a hook may call
+    /// A hook may call every function of this library, for any pool: drop, shrink, allocate and
+    /// grow blocks, take and drop leases, read statistics, change limits, put blocks to sleep, and
+    /// unregister its own tenant. These limits apply:
+    ///
+    /// - Calls that need memory do not wait for memory or for queued work and call no hooks, for
+    ///   any pool and whatever their timeout, because a hook that waits might wait for itself.
+    ///   `allocate`, `grow_to` and `fork` behave like their `try_` forms; `compact_prefix`, `sleep`
+    ///   and `wake` fail at once if they would have to wait.
+    /// - A future that is polled first in a hook behaves like the `try_` form of its method. Do not
+    ///   wait in a hook for a future that was polled before: it may be waiting for this hook. Do
+    ///   not wait there for `sleep_async` or `wake_async` either: they run on another thread, to
+    ///   which these limits do not apply.
+    /// - Calls that copy or synchronize ([`Block::read`], [`Block::write`], `sleep` with contents,
+    ///   [`Pool::compact`](super::Pool::compact)) still wait for the GPU, and delay the request.
+    /// - Do not take a lock in a hook that the requesting thread may hold while it allocates, and
+    ///   do not wait in a hook for a thread that waits for this request. The library cannot detect
+    ///   either.
+    ///
+    /// A panic in a hook unwinds through the call that made the request. On the mapper's thread it
+    /// is logged, and the mapper goes on.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self
     }
 
-    /// A function that is asked to give memory back when this tenant itself would be refused, before
-    /// the hooks of others are: a cache of prefixes that evicts for its own model, say. It is called
-    /// as the [other hook](Self::on_pressure) is, also where this tenant's own limit is what is
-    /// short, if the tenant uses memory.
+    /// Installs a function that the pool calls to request memory from this tenant when the tenant's
+    /// own request would be refused, before the hooks of other tenants. An example is a prefix
+    /// cache that evicts entries for its own model.
+    ///
+    /// It is called if the tenant uses memory, also when the tenant's own limit is what is short.
+    /// [`on_pressure`](Self::on_pressure) says how hooks run and what a hook may call.
     #[doc(alias = "evict")]
     pub fn on_shortage(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.shortage_hook = Some(Arc::new(hook));
@@ -93,7 +118,9 @@ impl<'a> TenantBuilder<'a> {
     /// Registers the tenant. Makes no driver call.
     ///
     /// # Errors
-    /// [`PoolError`] when the name is empty or taken, or the guarantee does not fit.
+    /// [`PoolError`] when the name is empty or taken, when the guarantee is above the tenant's own
+    /// limit, or when other guarantees and memory in use leave too little of the pool's limit for
+    /// it.
     pub fn register(self) -> Result<Tenant, PoolError> {
         let Self {
             core,
@@ -123,7 +150,7 @@ impl<'a> TenantBuilder<'a> {
         let mut tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
         tenancy.shortage_hook = shortage_hook;
         if state.hardening.is_some() {
-            // Nothing that was freed is handed on as it is: all of it goes the long way.
+            // A hardened pool reuses no freed block as it is, so no block goes to a stream cache.
             drop(tenancy.unswept.close());
         }
         let id = state.register(tenancy, guarantee, limit);
@@ -156,10 +183,33 @@ impl fmt::Debug for TenantBuilder<'_> {
     }
 }
 
-/// A named user of a pool: a model, say. Clones are the same tenant.
+/// A named user of a pool, such as a model. Clones are handles to one tenant.
 ///
-/// It is unregistered when the last clone is dropped, or by hand. Its blocks live on; what they
-/// hold stays charged to it, as a draining tenant, until the last block and lease have ended.
+/// The tenant is unregistered when its last clone is dropped or by
+/// [`unregister`](Self::unregister). Its blocks stay valid. Their memory stays charged to the
+/// tenant, which is *draining* until its last block and lease have ended.
+///
+/// # Examples
+/// ```rust
+/// # use cuvmm::{Device, Limit, Pool};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = Device::open(opened.driver, 0)?;
+/// # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// let model = pool
+///     .tenant("model")
+///     .guarantee(16 << 20) // bytes it can always have
+///     .limit(32 << 20) // bytes it never has more than
+///     .priority(1) // reclaimed from after tenants with priority 0
+///     .register()?;
+/// let block = model.allocate(24 << 20)?;
+/// assert!(model.try_allocate(16 << 20).is_err()); // above the tenant's limit
+/// model.set_limit(48 << 20)?;
+/// let other = model.try_allocate(16 << 20)?;
+/// assert_eq!(model.stats().in_use, block.size() + other.size());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Tenant {
     shared: Arc<Shared>,
@@ -181,7 +231,8 @@ impl Tenant {
         &self.shared.owner.core.device
     }
 
-    /// A number that nobody else is given by this pool: its clock never shows a time twice.
+    /// Returns a number that this pool returns only once: a reading of its clock, which shows no
+    /// time twice.
     pub(crate) fn number(&self) -> u64 {
         self.shared.owner.core.lock().tick()
     }
@@ -190,18 +241,18 @@ impl Tenant {
         &self.shared.owner
     }
 
-    /// Its name.
+    /// Returns the tenant's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Sets out to allocate a block of `size` bytes.
+    /// Returns a builder of a block of `size` bytes.
     pub fn block(&self, size: u64) -> BlockBuilder<'_> {
         BlockBuilder::new(&self.shared.owner, size)
     }
 
-    /// Allocates a block, asking pressure hooks if memory is short.
+    /// Allocates a block of `size` bytes, calling pressure hooks if memory is short.
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate`].
@@ -209,7 +260,8 @@ impl Tenant {
         self.block(size).allocate()
     }
 
-    /// Allocates a block whose home stream is `stream`.
+    /// Allocates a block of `size` bytes whose home stream is `stream`, calling pressure hooks if
+    /// memory is short.
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate`].
@@ -217,7 +269,7 @@ impl Tenant {
         self.block(size).home_stream(stream).allocate()
     }
 
-    /// Allocates a block if that needs no waiting.
+    /// Allocates a block of `size` bytes if that needs no waiting.
     ///
     /// # Errors
     /// As [`BlockBuilder::try_allocate`].
@@ -225,36 +277,39 @@ impl Tenant {
         self.block(size).try_allocate()
     }
 
-    /// Changes what it can always have.
+    /// Changes the bytes that the tenant can always have.
     ///
-    /// A smaller guarantee, or the same, is always given. For a larger one the rule of
-    /// [registering](TenantBuilder::guarantee) holds: what others hold idle beyond theirs is taken
-    /// back when this tenant wants it, and what they use is not.
+    /// A guarantee that is not larger than before is always accepted. A larger one follows the rule
+    /// of [registering](TenantBuilder::guarantee): idle memory that other tenants hold beyond their
+    /// guarantees is reclaimed when this tenant needs it, memory that they use is not.
     ///
     /// # Errors
-    /// [`PoolError`] with the figures when it is more than the tenant's own limit, or than what
-    /// other guarantees and memory in use leave of the pool's; and when the tenant has been
-    /// unregistered. Nothing has changed.
+    /// [`PoolError`], with the figures, when the guarantee is more than the tenant's own limit, or
+    /// than other guarantees and memory in use leave of the pool's limit; and when the tenant has
+    /// been unregistered. Nothing has changed.
     #[doc(alias = "quota")]
     pub fn set_guarantee(&self, bytes: u64) -> Result<(), PoolError> {
         self.core().set_guarantee(self.id(), bytes)
     }
 
-    /// Changes what it is never charged beyond; `u64::MAX` for the pool's limit, whatever that is.
+    /// Changes the bytes that the tenant is never charged beyond. `u64::MAX` stands for the pool's
+    /// limit, also when that changes.
     ///
-    /// Where the tenant holds more, its idle memory is taken back, as far as its work has passed.
-    /// Of what is left the result says how much it is: the tenant is charged nothing more until it
-    /// holds less than the limit, and what it gives up is taken back as its work passes.
+    /// If the tenant holds more, its idle memory is reclaimed (`cuMemUnmap`) as far as its work is
+    /// complete. The result says how much the tenant still holds beyond the limit. It is charged
+    /// nothing more until it holds less than the limit, and memory that it gives up is reclaimed
+    /// once its work is complete.
     ///
     /// # Errors
-    /// [`PoolError`] when it is less than the tenant's guarantee, or the tenant has been
-    /// unregistered: nothing has changed. Where the driver fails the new limit stands.
+    /// [`PoolError`] when the limit is less than the tenant's guarantee, or the tenant has been
+    /// unregistered: nothing has changed. If a driver call fails, the new limit applies all the
+    /// same.
     #[doc(alias = "quota")]
     pub fn set_limit(&self, bytes: u64) -> Result<LimitChange, PoolError> {
         self.core().set_tenant_limit(self.id(), bytes)
     }
 
-    /// Changes who gives first; see [`TenantBuilder::priority`].
+    /// Changes the tenant's priority; see [`TenantBuilder::priority`].
     ///
     /// # Errors
     /// [`PoolError`] when the tenant has been unregistered.
@@ -262,28 +317,30 @@ impl Tenant {
         self.core().set_priority(self.id(), priority)
     }
 
-    /// Its figures now; in a forked child those of a tenant without a name and memory.
+    /// Returns the tenant's current figures. Makes no driver call. In a forked child process they
+    /// are those of a tenant without a name and without memory.
     #[must_use]
     pub fn stats(&self) -> TenantStats {
         let owner = &self.shared.owner;
         owner.core.look(|state| state.tenant_stats(owner.tenant))
     }
 
-    /// Stops all further allocation and growth, gives what is idle back to the pool, and leaves
-    /// what is in use charged until it ends. Other clones find themselves unregistered.
+    /// Unregisters the tenant: refuses all further allocation and growth, gives idle memory back to
+    /// the pool once its work is complete (`cuMemUnmap`), and leaves memory in use charged until
+    /// its use ends. Other clones are unregistered with it.
     pub fn unregister(self) {
         self.shared.unregister();
     }
 }
 
 impl Core {
-    /// The tenants that are registered, in the order in which that was done.
+    /// Returns the registered tenants, in the order of their registration.
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         let state = self.lock();
         let registered = state.tenants.values().filter(|tenancy| tenancy.registered);
         let handles: Vec<Weak<_>> = registered.filter_map(|it| it.handle.clone()).collect();
         drop(state);
-        // Without the lock: this may be the last clone of a tenant by now.
+        // Without the lock, since a handle here may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);
         alive
             .filter_map(|handle| handle.downcast().ok())
@@ -301,13 +358,14 @@ impl Tenant {
         self.owner().tenant
     }
 
-    /// Whether a block is this tenant's.
+    /// Returns `true` if the block belongs to this tenant.
     pub(super) fn has(&self, block: &Block) -> bool {
         block.place().slot.tenant == self.id() && block.is_of(self.core())
     }
 
-    /// Bytes of its memory that no block uses or has ahead of its growth: what
-    /// [`stats`](Self::stats) show as cached, pending free and leased. The lock is let go of between parts.
+    /// Returns the bytes of the tenant's memory that no block uses and that are not precommitted:
+    /// those that [`stats`](Self::stats) shows as cached, pending free and leased. The lock is
+    /// released between parts.
     pub(crate) fn idle(&self) -> u64 {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();

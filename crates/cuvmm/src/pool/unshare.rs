@@ -1,10 +1,10 @@
-//! Making a block's memory its own from some byte on, so that it can be written there: what it
-//! shows of [shared memory](super::shared) behind that is unmapped, and the extent that the byte lies in
-//! gives way to memory of its own with the same bytes before it, or is opened if nobody else shows
-//! it any more.
+//! Unsharing: making a block's memory its own from some byte on, so that it can be written there.
+//! The extents of [shared memory](super::shared) behind the byte are unmapped. The extent that
+//! contains the byte is replaced by memory of the block's own with the same bytes before it, or
+//! made writable if no other slot maps it any more.
 //!
-//! Addresses stay, so that work which may use them has to have passed first. The copy comes from
-//! where another block shows the extent, behind what the home stream has queued.
+//! Addresses stay, so work that may use them must be complete first. The copy is made from another
+//! block that maps the extent, behind the work queued on the home stream.
 
 use std::cell::Cell;
 
@@ -19,14 +19,14 @@ use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::Access;
 use crate::region::{Extent, Fence, LastWriter, TakenOut};
 
-/// A block's slot, and from where on its memory is to be its own.
+/// A block's slot, and the offset from which on its memory must be its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) slot: SlotId,
     pub(super) from: u64,
 }
 
-/// A block among several that were asked for, and why nothing was done with it.
+/// The block among several that was refused, and the reason.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) index: usize,
@@ -34,7 +34,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// The error for users, who gave a size with each block.
+    /// Makes the error for users, who gave a size with each block.
     pub(super) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> BlockError {
         let Self { index, cause } = self;
         let size = size(index).unwrap_or(0);
@@ -43,18 +43,18 @@ impl Refused {
     }
 }
 
-/// How far one call has come.
+/// The progress of one call.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The fences cover the work that was queued when it began.
+    /// `true` if the fences cover the work that was queued when the call began.
     fenced: Cell<bool>,
-    /// The block that was refused.
+    /// The index of the block that was refused.
     refused: Cell<usize>,
 }
 
 impl Core {
-    /// Makes memory its own that blocks of a tenant, which are to have so many bytes each, would else
-    /// grow over and not be able to write.
+    /// Unshares memory of blocks that are to grow to the given sizes and could otherwise not write
+    /// all of it.
     pub(super) fn unshare_cuts(
         &self,
         tenant: TenantId,
@@ -89,7 +89,7 @@ impl Core {
         wait: Wait,
     ) -> Result<(), Refused> {
         let progress = Progress {
-            // The work that counts is what was queued when a future's request was attempted first.
+            // The work that counts is what was queued when a future's request was first attempted.
             fenced: Cell::new(matches!(wait, Wait::Turn { begun: true, .. })),
             refused: Cell::default(),
         };
@@ -110,9 +110,9 @@ impl Core {
         steps: &[Step],
         progress: &Progress,
     ) -> Attempt<'a, ()> {
-        // Whoever is alone by now needs nothing.
+        // A slot that is the last to map its memory by now needs nothing.
         state.part_all();
-        // The mapper may be placing something behind what is to go.
+        // The mapper may be placing memory behind the memory that has to go.
         state = self.await_slots(state, steps.iter().map(|step| (step.slot, u64::MAX)));
         if !progress.fenced.replace(true) {
             steps.iter().for_each(|step| state.fence(step));
@@ -128,7 +128,8 @@ impl Core {
             }
             progress.refused.set(index);
             loop {
-                // The lock was let go for an earlier one, whose copy may read what this one shows.
+                // The lock was released for an earlier block, whose copy may read this block's
+                // memory.
                 state = self.await_slot(state, step.slot);
                 let made = state.check_unused(step);
                 match made.and_then(|()| state.unshare_slot(step)) {
@@ -146,15 +147,16 @@ impl Core {
 }
 
 impl State {
-    /// From where on a block that can grow to so many bytes has to get memory of its own before.
-    /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
+    /// Returns the offset from which on a block needs memory of its own before it can grow to
+    /// `size` bytes. A block that is falling asleep does not grow: it may stay awake, and show the
+    /// same memory as before.
     fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
         let slot = self.slot(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
         };
         let from = block.requested;
-        if !slot.is_cut() || size <= from || size > place.capacity {
+        if !slot.is_truncated() || size <= from || size > place.capacity {
             return Ok(None);
         }
         match slot.sleep_state.is_awake() {
@@ -166,7 +168,7 @@ impl State {
         }
     }
 
-    /// How much memory of its own a block gets instead of what it shares.
+    /// Returns how many bytes of its own a block gets instead of shared memory.
     fn replaced(&self, step: &Step) -> u64 {
         let slot = self.slot(step.slot).filter(|slot| slot.shared > step.from);
         let replaced = slot.and_then(|slot| {
@@ -176,7 +178,8 @@ impl State {
         replaced.unwrap_or(0)
     }
 
-    /// Has the work that is queued by now pass before other memory is put under a block.
+    /// Extends a block's fence to the work queued by now, which must be complete before other
+    /// memory is put under the block.
     fn fence(&mut self, step: &Step) {
         let slot = self.slot_mut(step.slot);
         if let Some(slot) = slot.filter(|slot| slot.bound() > step.from) {
@@ -184,7 +187,7 @@ impl State {
         }
     }
 
-    /// Whether it has, and no lease keeps the memory where it is.
+    /// Checks that the fence is complete, and that no lease keeps the memory in place.
     fn check_unused(&mut self, step: &Step) -> Result<(), BlockError> {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
         let tenancy = self.tenants.get_mut(&step.slot.tenant);
@@ -210,7 +213,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes memory of a slot, which is in its place, its own. False if other operations have all
+    /// Unshares memory of a slot that is in its place. Returns `false` if other operations have all
     /// slots that it could be copied from.
     fn unshare_slot(&mut self, step: &Step) -> Result<bool, BlockError> {
         self.check_usable(step.slot.tenant)?;
@@ -218,7 +221,8 @@ impl Locked<'_> {
         made.unwrap_or(Ok(true))
     }
 
-    /// The same with a slot that is out. Its fence has passed.
+    /// Unshares memory of a slot that is out and whose fence is complete. Returns `false` if other
+    /// operations have all slots that it could be copied from.
     fn own_from(&mut self, slot: &mut Slot, from: u64) -> Result<bool, BlockError> {
         if slot.bound() <= from {
             return Ok(true);
@@ -227,7 +231,7 @@ impl Locked<'_> {
             return Err(CallError::InUse.into());
         }
         self.take_unused(slot)?;
-        // What is left of it is the extent that the byte lies in.
+        // The extent that contains the byte is left.
         let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
             return Ok(true);
         };
@@ -235,15 +239,15 @@ impl Locked<'_> {
             return self.open(slot, extent);
         }
         let (id, bytes) = (slot.id.tenant, to.saturating_sub(extent.offset));
-        // The copy would become a part of the graph, and nothing would have been copied. The lock may
-        // have been let go since the fence was asked.
+        // The copy would become part of the graph instead of running now. The lock may have been
+        // released since the fence was polled.
         if self.capturing > 0 || is_capturing(slot.home())? {
             return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
         }
-        self.make_room(id, bytes)?;
+        self.reclaim_for(id, bytes)?;
         let others = self.others_of(slot, extent);
         if others.is_empty() {
-            // It turned out to have it alone.
+            // The slot is the last to map the extent.
             if let Some(tenancy) = self.tenants.get_mut(&id) {
                 tenancy.share_table.settle(slot);
             }
@@ -262,7 +266,7 @@ impl Locked<'_> {
         owned.map(|()| true)
     }
 
-    /// The other slots that show an extent which a slot shows.
+    /// Returns the other slots that map an extent that a slot maps.
     fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
         let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
@@ -273,7 +277,7 @@ impl Locked<'_> {
         others.map(|index| SlotId { tenant, index }).collect()
     }
 
-    /// Puts memory of a slot's own where it shows a shared extent, with the same bytes before `to`.
+    /// Replaces a shared extent of a slot by memory of its own with the same bytes before `to`.
     fn exchange_for_own(
         &mut self,
         slot: &mut Slot,
@@ -287,8 +291,8 @@ impl Locked<'_> {
         let outcome = match copied {
             Ok(()) => Ok(()),
             Err(Unfinished { error, running }) if !running.is_complete() => {
-                // It may not be written before the copy has passed: that is asked when it is wanted
-                // again.
+                // The memory may not be written before the copy is complete, which is checked when
+                // it is next needed.
                 slot.fence.merge(running);
                 Err(error)
             }
@@ -311,7 +315,7 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Puts a shared extent back where it was. If even that fails, the block has lost it.
+    /// Puts a shared extent back. If even that fails, the block has lost it.
     fn put_shared_back(&mut self, slot: &mut Slot, old: TakenOut) -> Result<(), BlockError> {
         let bytes = old.bytes();
         let Err(lost) = self.unlocked(|| slot.space.put_back(old)) else {
@@ -328,7 +332,7 @@ impl Locked<'_> {
         })
     }
 
-    /// Opens an extent that a slot has alone.
+    /// Makes an extent that only this slot maps writable.
     fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<bool, BlockError> {
         let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
         opened?;
@@ -343,9 +347,10 @@ impl Locked<'_> {
         (offset, bytes): (u64, u64),
         source: &mut Slot,
     ) -> Result<(), Unfinished> {
-        // All of it is overwritten by the copy: there is nothing to scrub.
+        // The copy overwrites all of it: there is nothing to scrub.
         self.commit(slot, offset, bytes, true)?;
-        // Another tenant may have written to it before, and if the copy fails so may this one.
+        // Another tenant may have written to the memory before, and if the copy fails this tenant
+        // may have too.
         let several = LastWriter::SEVERAL;
         slot.space.note_writer(offset, offset + bytes, several);
         let home = slot.home().cloned();

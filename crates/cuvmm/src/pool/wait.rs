@@ -1,60 +1,60 @@
-//! How a request waits for memory: not at all, until others have been asked for some, or until a
-//! deadline. It happens here, and nowhere below.
+//! How a request waits for memory: not at all, for pressure hooks, or until a deadline. No module
+//! below this one waits for memory.
 
 use std::time::{Duration, Instant};
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
-use super::relief::{Appeal, Demand};
+use super::relief::{Demand, HookCall};
 use super::state::State;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// How long a waiting request sleeps before it asks the fences again for the first time. The pause
-/// doubles each time, up to the second figure: memory that other threads free ends it at once, and
-/// what only the GPU can complete is worth no more of the pool's time.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
+/// How long a waiting request sleeps before it polls the fences again: the first pause, and the
+/// longest. The pause doubles each time. Memory that other threads free ends it at once; polling
+/// more often for memory that only the GPU can complete is not worth the pool's time.
+const POLL_PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
-/// How often an operation that finds too little waits for others that are in flight.
+/// How often an operation that finds too little memory waits for other operations in flight.
 const ATTEMPTS: usize = 32;
 
-/// What a request that finds too little memory may do.
+/// How a request that finds too little memory proceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Nothing: it is refused.
+    /// It is refused.
     Never,
-    /// Call pressure hooks.
+    /// It calls pressure hooks.
     Hooks,
-    /// Call them, and wait until this moment.
+    /// It calls pressure hooks, and waits until this time.
     Until(Instant),
-    /// Nothing: it is a future's, and waits in the queue. In its first turn it calls hooks; and whether
-    /// it was attempted before.
+    /// It is a future's request, which waits in the queue. It calls hooks in its first turn
+    /// (`appeals`). `begun` is `true` if it was attempted before.
     Turn { appeals: bool, begun: bool },
 }
 
-/// The moment so long from now, or one that is as good as never.
+/// Returns the time `wait` from now, limited to a century.
 pub(crate) fn after(wait: Duration) -> Instant {
     let now = Instant::now();
     let century = Duration::from_secs(100 * 365 * 86_400);
     now.checked_add(wait.min(century)).unwrap_or(now)
 }
 
-/// What came of an attempt, and the lock it was made under.
+/// The result of an attempt, and the lock under which it was made.
 pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
-    /// Of a block that may wait so long, or not at all.
+    /// Makes the `Wait` of a block with this timeout, or with none.
     pub(crate) fn of(timeout: Option<Duration>) -> Self {
         timeout.map_or(Self::Hooks, |timeout| Self::Until(after(timeout)))
     }
 
-    /// As long as the most patient of several blocks may.
+    /// Makes the `Wait` of several blocks, with the longest of their timeouts.
     pub(super) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
         Self::of(timeouts.flatten().max())
     }
 
-    /// Of a future's request.
+    /// Makes the `Wait` of a future's request.
     pub(super) const fn turn(appeals: bool, begun: bool) -> Self {
         Self::Turn { appeals, begun }
     }
@@ -66,7 +66,7 @@ impl Wait {
     pub(super) fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until(deadline) => Some(deadline),
-            // It waits for as long as it takes.
+            // It waits without limit.
             Self::Turn { .. } => Some(after(Duration::MAX)),
             Self::Never | Self::Hooks => None,
         }
@@ -74,8 +74,9 @@ impl Wait {
 }
 
 impl Core {
-    /// Attempts what a tenant wants; where too little memory is found and it may be worth it, again:
-    /// when another operation has ended, after a pressure hook, and when memory may have come free.
+    /// Attempts a tenant's request. If too little memory is found and another attempt may help,
+    /// tries again: when another operation has ended, after a pressure hook, and when memory may
+    /// have become free.
     pub(super) fn request<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
@@ -86,8 +87,8 @@ impl Core {
         self.request_while(tenant, demand, wait, &|| true, attempt)
     }
 
-    /// Attempts what a tenant wants as [`request`](Self::request) does, and waits only as long as it is
-    /// `wanted`.
+    /// Attempts a tenant's request as [`request`](Self::request) does, and waits only while
+    /// `wanted` returns `true`.
     pub(super) fn request_while<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
@@ -104,12 +105,12 @@ impl Core {
         };
         let attempt = |state| {
             let (mut state, outcome) = attempt(state);
-            state.look_behind();
+            state.run_deferred();
             (state, outcome)
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);
         if wait.calls_hooks() {
-            attempted = self.appeal(attempted, tenant, demand, wait.deadline(), &attempt);
+            attempted = self.call_hooks(attempted, tenant, demand, wait.deadline(), &attempt);
         }
         if let Wait::Until(deadline) = wait {
             let again = |state: &State, error: &BlockError| {
@@ -119,7 +120,7 @@ impl Core {
         }
         let (mut state, outcome) = attempted;
         let outcome = outcome.map_err(|error| match wait {
-            // It may wait on.
+            // The request goes on waiting in the queue.
             Wait::Turn { .. } => error,
             _ => state.refuse(tenant, demand, error),
         });
@@ -127,7 +128,8 @@ impl Core {
         outcome
     }
 
-    /// Attempts something until the deadline, as long as `again` says that trying again may help.
+    /// Attempts something until the deadline, as long as `again` returns `true` for the error. Does
+    /// not wait in a hook.
     pub(super) fn until<'a, T, E: From<CallError>>(
         &'a self,
         deadline: Option<Instant>,
@@ -144,8 +146,8 @@ impl Core {
         outcome
     }
 
-    /// Attempts something. Where it finds too little while other operations are in flight, which may
-    /// give back what they took, it is attempted again when one of them has ended.
+    /// Attempts something. If it finds too little memory while other operations are in flight,
+    /// which may give memory back, tries again when one of them has ended.
     fn beside_others<'a, T>(
         &'a self,
         state: Locked<'a>,
@@ -154,9 +156,9 @@ impl Core {
         let mut ended = state.flights.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
-            // One that ended meanwhile may have given back what was missed.
+            // An operation that ended meanwhile may have given back what was missing.
             let missed = state.flights.ended() > ended;
-            if shortage_in(&outcome).is_none() || !(missed || state.has_company()) {
+            if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
             }
             if !missed {
@@ -168,9 +170,9 @@ impl Core {
         (state, outcome)
     }
 
-    /// Asks the tenant itself, then others, to give memory back, one after the other, as long as they
-    /// can help.
-    pub(super) fn appeal<'a, T>(
+    /// Calls hooks to give memory back, the tenant's own first and then those of other tenants, one
+    /// after the other, as long as they can help. The lock is released for each hook.
+    pub(super) fn call_hooks<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
         tenant: TenantId,
@@ -183,8 +185,8 @@ impl Core {
             if !state.can_be_given(tenant, demand, error) {
                 break;
             }
-            let appeal = state.next_appeal(tenant, demand, error, deadline, &asked);
-            let Some(Appeal { to, hook, pressure }) = appeal else {
+            let call_hooks = state.next_hook_call(tenant, demand, error, deadline, &asked);
+            let Some(HookCall { to, hook, pressure }) = call_hooks else {
                 break;
             };
             asked.push(to);
@@ -196,7 +198,7 @@ impl Core {
         (state, outcome)
     }
 
-    /// Attempts something that failed again, each time memory may have come free.
+    /// Repeats a failed attempt each time memory may have become free.
     fn repeat<'a, T, E: From<CallError>>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
@@ -209,7 +211,7 @@ impl Core {
         }
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
-        let mut nap = ASK_AGAIN.0;
+        let mut nap = POLL_PAUSE.0;
         let mut told = state.told;
         (state, outcome) = attempt(state);
         while matches!(&outcome, Err(error) if again(&state, error)) {
@@ -217,15 +219,15 @@ impl Core {
                 break;
             };
             (state, told) = self.pause(state, told, left.min(nap))?;
-            nap = (2 * nap).min(ASK_AGAIN.1);
+            nap = (2 * nap).min(POLL_PAUSE.1);
             (state, outcome) = attempt(state);
         }
         Ok((state, outcome))
     }
 
-    /// Waits for a moment, at most `left`: for memory to become idle, unless that was told since the
-    /// count was `told`, or for the device where only that tells whether something has passed.
-    /// Returns the count, to be told the next time.
+    /// Waits at most `left`: for memory to become idle, unless that was announced since the count
+    /// was `told`, or for the device if only that shows whether a fence is complete. Returns the
+    /// count for the next call.
     fn pause<'a>(
         &'a self,
         state: Locked<'a>,
@@ -243,8 +245,8 @@ impl Core {
         Ok((state, told))
     }
 
-    /// Waits for the device, if a fence was asked that only a synchronisation can tell of; whether that
-    /// was so and the device was waited for.
+    /// Waits for the device if a fence was polled that only a synchronization can complete. Returns
+    /// `true` if the device was waited for.
     pub(super) fn settle_device<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -257,7 +259,7 @@ impl Core {
         let waited = self.device.settle();
         state = self.lock();
         state.synchronising -= 1;
-        // A guard of captures waits for that.
+        // A capture guard waits for this.
         self.settled.notify_all();
         match waited {
             Ok(()) => {
@@ -266,7 +268,7 @@ impl Core {
             }
             Err(error) if self.device.usable().is_err() => Err(error),
             Err(error) => {
-                // Another library captures, for instance. The caller tries again later.
+                // For instance, another library captures. The caller tries again later.
                 tracing::debug!(%error, "the device could not be waited for");
                 Ok((state, false))
             }
@@ -274,12 +276,12 @@ impl Core {
     }
 }
 
-/// Why an attempt failed, if something was short.
+/// Returns the error of an attempt that failed because something was short.
 fn shortage_in<T>(outcome: &Result<T, BlockError>) -> Option<&BlockError> {
     outcome.as_ref().err().filter(|error| error.is_shortage())
 }
 
-/// One who waits, counted while it lives.
+/// A waiting request, counted while this value lives.
 struct Waiter<'a>(&'a AtomicUsize);
 
 impl<'a> Waiter<'a> {

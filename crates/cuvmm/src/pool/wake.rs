@@ -1,7 +1,8 @@
-//! Waking blocks: charged and marked first, then furnished bit by bit, and awake when all of them are.
+//! Waking blocks: they are charged for and marked, then given their memory extent by extent, and
+//! awake when all of them have it.
 //!
-//! Memory comes by the way of an allocation: idle memory is taken back for it, hooks are asked, and
-//! if it is not enough nothing has changed. A failure takes all of it out again.
+//! Memory is obtained as for an allocation: idle memory is reclaimed, hooks are called, and if it
+//! is not enough nothing has changed. A failure takes all memory out again.
 //!
 //! No byte is copied here.
 
@@ -11,7 +12,7 @@ use super::budget::{Amount, TenantId};
 use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
-use super::moving::{Choice, Chosen, MovingBlock, Tally};
+use super::moving::{Choice, Chosen, Tally, TransitioningBlock};
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
@@ -22,22 +23,23 @@ use crate::own::Stream;
 use crate::region::{Fence, LastWriter, wait_for};
 use crate::store::{HostStore, Saved};
 
-/// A block that is being woken. Dropped before that is done, it sleeps on, with what was kept of it.
+/// A block that is being woken. If this is dropped before it is done, the block sleeps on, with the
+/// contents that were kept.
 #[derive(Debug)]
 pub(crate) struct ToWake {
-    moving: Option<MovingBlock>,
-    /// What was kept of it.
+    moving: Option<TransitioningBlock>,
+    /// The contents that were kept.
     saved: Option<Box<Saved>>,
-    /// Whether what is placed reads as zero.
+    /// `true` if the memory must read as zero.
     zeroed: bool,
     home: Option<Stream>,
-    /// Whether the home stream has been told to zero some of it.
+    /// `true` if work is queued on the home stream that zeroes some of the memory.
     filled: bool,
 }
 
 impl Tenant {
-    /// Chooses the blocks that are to wake, and charges for them: waits for the memory until a moment,
-    /// and as long as it is `wanted`.
+    /// Chooses the blocks that are to wake, charges for them and marks them. Waits for memory until
+    /// `until`, and only while `wanted` returns `true`.
     pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
@@ -58,7 +60,7 @@ impl Tenant {
         });
         let chosen = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
         let to_wake = chosen.into_iter().map(|(chosen, mut to_wake)| {
-            to_wake.moving = Some(MovingBlock::of(core, chosen));
+            to_wake.moving = Some(TransitioningBlock::of(core, chosen));
             to_wake
         });
         Ok(to_wake.collect())
@@ -66,33 +68,33 @@ impl Tenant {
 }
 
 impl ToWake {
-    /// The block's size in bytes.
+    /// Returns the block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
-    /// The same in whole granules.
+    /// Returns the block's size in whole granules.
     pub(crate) fn used(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.used)
     }
 
-    /// Where something was kept of it.
+    /// Returns the store that has the block's contents, if they were kept.
     pub(crate) fn kept_in(&self) -> Option<HostStore> {
         self.saved.as_deref().map(Saved::store)
     }
 
-    /// How many bytes were kept of it.
+    /// Returns how many bytes of contents were kept.
     pub(crate) fn kept(&self) -> u64 {
         self.saved.as_deref().map_or(0, Saved::bytes)
     }
 
-    /// Where it lies and what was kept of it, to be copied there.
-    pub(crate) fn contents(&mut self) -> Option<(&MovingBlock, &mut Saved)> {
+    /// Returns the block and its contents, for copying.
+    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
-    /// Places all that it lacks where nothing was kept.
-    pub(crate) fn furnish(&mut self) -> Result<(), BlockError> {
+    /// Places all memory that the block lacks, for a block without contents.
+    pub(crate) fn place_memory(&mut self) -> Result<(), BlockError> {
         let (zeroed, home) = (self.zeroed, self.home.clone());
         let Some(moving) = &self.moving else {
             return Ok(());
@@ -104,7 +106,7 @@ impl ToWake {
         Ok(())
     }
 
-    /// It has its memory again, which shows what was kept of it.
+    /// Ends the move: the block has its memory again, with its contents.
     pub(crate) fn wake(mut self) {
         if let Some(moving) = self.moving.take() {
             let mut state = moving.lock();
@@ -113,9 +115,9 @@ impl ToWake {
     }
 }
 
-impl MovingBlock {
-    /// Places the next extent of a block that wakes, to be copied to at once; returns up to where
-    /// there is memory.
+impl TransitioningBlock {
+    /// Places the next extent of a block that wakes, to be copied to at once; returns the offset up
+    /// to which there is memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
         let mut state = self.lock();
         let largest = state.largest_under(self.place().slot);
@@ -130,7 +132,7 @@ impl Drop for ToWake {
         let Some(moving) = self.moving.take() else {
             return;
         };
-        // Nothing is unmapped under a fill.
+        // Memory is not unmapped under a fill.
         let home = self.home.take().filter(|_| self.filled);
         let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
         let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
@@ -143,7 +145,7 @@ impl Drop for ToWake {
 }
 
 impl State {
-    /// Bytes that waking the chosen blocks takes.
+    /// Returns the bytes that waking the chosen blocks takes.
     fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
@@ -154,7 +156,7 @@ impl State {
             .sum()
     }
 
-    /// The largest extent that may lie under a block.
+    /// Returns the largest extent under a block.
     fn largest_under(&self, id: SlotId) -> u64 {
         let slot = self.slot(id);
         slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
@@ -168,7 +170,7 @@ impl Locked<'_> {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
-        // The lock may be let go while room is made: then everything is asked again.
+        // The lock may be released while room is made: then everything is checked again.
         let mut total = None;
         loop {
             if self.capturing > 0 {
@@ -187,13 +189,13 @@ impl Locked<'_> {
                 return Ok(Err(SleepError::Busy { blocks, bytes }));
             }
             let asleep = self.asleep(id, choice);
-            let has_room = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
-            if asleep == 0 || has_room {
+            let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
+            if asleep == 0 || fits_now {
                 // Each block owes its part of it.
                 self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
                 break;
             }
-            self.make_room(id, asleep)?;
+            self.reclaim_for(id, asleep)?;
             total = Some(asleep);
         }
         let sleepers = self.choose(id, choice, |sleep_state| {
@@ -225,8 +227,9 @@ impl Locked<'_> {
         Some((chosen, to_wake))
     }
 
-    /// Places what a moving block of `used` bytes lacks, at most one extent of `most` bytes or all;
-    /// returns up to where there is memory, and whether the home stream zeroes some of it.
+    /// Places memory that a moving block of `used` bytes lacks: one extent of at most `most` bytes,
+    /// or all. Returns the offset up to which there is memory, and whether the home stream zeroes
+    /// some of it.
     fn furnish_next(
         &mut self,
         id: SlotId,
@@ -246,8 +249,8 @@ impl Locked<'_> {
         furnished.unwrap_or(Ok((used, false)))
     }
 
-    /// Places bytes that were charged behind those of a moving block's slot, with no other tenant's
-    /// data in them.
+    /// Places bytes that were charged behind the memory of a moving block's slot, and removes the
+    /// data of other tenants from them.
     fn furnish_moving(
         &mut self,
         slot: &mut Slot,
@@ -268,15 +271,15 @@ impl Locked<'_> {
             zeros: None,
             ..Fit::new(begun + bytes, home, zeroed)
         };
-        let cleansed = self.cleanse(slot, begun, &fit);
-        // What was kept of the block is copied there next, and may not reach another tenant.
-        let by = match cleansed {
+        let scrubbed_stale = self.scrub_stale(slot, begun, &fit);
+        // The kept contents are copied there next, and must not reach another tenant.
+        let by = match scrubbed_stale {
             Ok(_) => slot.id.tenant.0,
-            // It holds what another tenant wrote still.
+            // It still holds data that another tenant wrote.
             Err(_) => LastWriter::SEVERAL,
         };
         slot.space.note_writer(begun, begun + bytes, by);
-        cleansed.map_err(|unfinished| {
+        scrubbed_stale.map_err(|unfinished| {
             // The roll-back takes out what it can.
             if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {
                 filling.merge(unfinished.running);
@@ -285,7 +288,7 @@ impl Locked<'_> {
         })
     }
 
-    /// A moving block has all its memory.
+    /// Marks a moving block as awake. It has all its memory.
     fn settle_awake(&mut self, id: SlotId, restored: bool) {
         self.with_slot(id, |state, slot| {
             slot.sleep_state = SleepState::Awake;
@@ -296,7 +299,7 @@ impl Locked<'_> {
                 block.reach = bytes;
                 block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
                 if restored && block.zeroed {
-                    // What the last granule holds behind what was kept is not zero for certain.
+                    // The bytes of the last granule behind the contents are not known to be zero.
                     block.ever = block.ever.max(block.used);
                 }
             }
@@ -304,8 +307,8 @@ impl Locked<'_> {
         self.update_bypass(id.tenant);
     }
 
-    /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
-    /// may still be filling or copying to stays where it is, and is quarantined.
+    /// Lets a moving block sleep on: its memory and its charge go back. Memory that a stream may
+    /// still be filling or copying to stays where it is, and is quarantined.
     fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
         self.with_slot_out(id, |state, slot| {
             if let SleepState::Moving { filling, .. } = &slot.sleep_state {
@@ -315,7 +318,7 @@ impl Locked<'_> {
             slot.fence.merge(running);
             let beside = Amount::bytes(slot.sleep_state.beside());
             state.budget.give_up(id.tenant, beside);
-            slot.lies_down(saved);
+            slot.set_asleep(saved);
         });
         self.update_bypass(id.tenant);
     }

@@ -1,11 +1,11 @@
-//! What a block is to be.
+//! The options of a block that is to be allocated.
 
 use std::sync::Arc;
 
 use crate::growth::Growth;
 use crate::own::Stream;
 
-/// What a block is to be.
+/// The options of a block. Sizes in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) size: u64,
@@ -13,29 +13,29 @@ pub(crate) struct Wanted<'a> {
     pub(crate) home: Option<&'a Stream>,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
-    pub(crate) grain: Grain,
-    /// Idle memory serves only where nothing of an extent is left over behind the block.
-    pub(crate) snug: bool,
-    /// What the distance of blocks side by side is a multiple of, in bytes.
+    pub(crate) grain: ExtentOptions,
+    /// `true` if idle memory is used only if nothing of an extent is left over behind the block.
+    pub(crate) exact_extents: bool,
+    /// The distance of blocks side by side is a multiple of this, in bytes.
     pub(crate) stride: u64,
 }
 
-/// What a block's memory comes in, where that is another thing than the pool says.
+/// The growth and extents of a block's memory, where they differ from the pool's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Grain {
+pub(crate) struct ExtentOptions {
     pub(crate) growth: Option<Growth>,
     /// The largest extent in bytes.
     pub(crate) largest: Option<u64>,
 }
 
-/// What a block is to be, for as long as its future waits.
+/// The options of a block that a future waits for, with an owned home stream.
 #[derive(Clone, Debug)]
-pub(super) struct Wish {
+pub(super) struct OwnedOptions {
     wanted: Wanted<'static>,
     home: Option<Stream>,
 }
 
-impl Wish {
+impl OwnedOptions {
     pub(super) fn of(wanted: &Wanted<'_>) -> Self {
         let home = wanted.home.cloned();
         let wanted = Wanted {

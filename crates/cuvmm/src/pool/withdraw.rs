@@ -1,5 +1,5 @@
-//! Giving memory up: shrinking, freeing, unregistering, and the leases that put it off. None of it
-//! waits. It calls the driver only for what is [not kept cached](super::purge).
+//! Giving memory up: shrinking, freeing, unregistering, and ending leases. None of this waits for
+//! the GPU. The driver is called only for memory that is [not kept cached](super::purge).
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
@@ -8,8 +8,8 @@ use crate::deferred::defer;
 use crate::error::BlockError;
 
 impl Locked<'_> {
-    /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them or
-    /// none.
+    /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them
+    /// or none.
     pub(crate) fn shrink(&mut self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
         for (place, size) in steps {
             self.may_shrink(place.slot, *size)?;
@@ -29,7 +29,7 @@ impl Locked<'_> {
         self.purge_some();
     }
 
-    /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
+    /// Unregisters a tenant: it gets no more memory, and its idle memory goes back to the pool.
     pub(crate) fn unregister(&mut self, id: TenantId) {
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return;
@@ -38,7 +38,7 @@ impl Locked<'_> {
             return;
         }
         let hooks = (tenancy.hook.take(), tenancy.shortage_hook.take());
-        // Nobody will want them side by side: each goes when it can.
+        // The tenant allocates no more rows, so each slot can go by itself.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
         self.free_all(&freed);
@@ -48,7 +48,8 @@ impl Locked<'_> {
         defer(move || drop(hooks));
     }
 
-    /// Ends a lease on a block, whose slot is in its place; whether memory may have come free by it.
+    /// Ends a lease on a block, whose slot is in its place; returns `true` if memory may have
+    /// become free by it.
     pub(crate) fn end_lease(&mut self, id: SlotId) -> bool {
         let given = self.end_lease_at(id);
         self.purge_some();
@@ -68,7 +69,7 @@ impl Core {
         let mut state = self.lock_with(place.slot);
         let given = state.end_lease(place.slot);
         Self::let_go(state);
-        // Most leases end on blocks that live on: those who wait are not woken for nothing.
+        // Most leases end on blocks that live on: waiting requests are not woken for nothing.
         if given {
             self.announce();
         }

@@ -1,5 +1,6 @@
-//! Who may touch a region besides its own device: given when asked for, since access for a second
-//! device costs many times that for the first, and taken away only when its work has passed.
+//! Access of devices other than the region's own. It is granted only on request, since access for a
+//! second device costs many times as much as for the first, and revoked only when that device's
+//! work is complete.
 
 use cuvmm_driver::Location;
 
@@ -12,8 +13,8 @@ use crate::error::{ArgumentError, MemoryError, ShareError};
 use crate::own::{Access, AccessGrant, Place};
 
 impl Space {
-    /// Gives a device a right on all extents that are here and that will come: all or none.
-    pub(super) fn let_in(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
+    /// Grants a device access to all present and future extents: all or none.
+    pub(super) fn grant_to(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
         let named = guest.location();
         let before = self.position(named).map(|at| self.access.remove(at));
         let opened = self.open_all(&guest);
@@ -23,7 +24,7 @@ impl Space {
             if let Err(failed) = &undone {
                 tracing::error!(error = %failed, "a grant could not be undone");
             }
-            // Where its right may stand here and there, its work is waited for still.
+            // Where it may still have access to some extents, its work continues to be waited for.
             self.access
                 .extend(before.or(undone.is_err().then_some(none)));
             return Err(error);
@@ -32,15 +33,15 @@ impl Space {
         Ok(())
     }
 
-    /// Takes a device's right on all extents: all or none.
-    pub(super) fn shut_out(&mut self, device: &Device) -> Result<(), MemoryError> {
+    /// Revokes a device's access to all extents: all or none.
+    pub(super) fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {
         let Some(at) = self.position(device.location()) else {
             return Ok(());
         };
-        if let Err(error) = self.open_all(&AccessGrant::device(device, Access::None)) {
+        if let Err(error) = self.open_all(&AccessGrant::new(device, Access::None)) {
             let before = self.access.get(at).map(|before| self.open_all(before));
             if let Some(Err(failed)) = before {
-                tracing::error!(error = %failed, "access could not be given back");
+                tracing::error!(error = %failed, "revoked access could not be restored");
             }
             return Err(error);
         }
@@ -48,7 +49,7 @@ impl Space {
         Ok(())
     }
 
-    /// Lets nobody do more than `most` with an extent from now on.
+    /// Caps the access of every device to an extent at `most` from now on.
     pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let host = placed.host_grant().filter(|_| placed.host);
@@ -60,7 +61,7 @@ impl Space {
         Ok(())
     }
 
-    /// Lets each device do no more than `most` with any extent from now on: all or none.
+    /// Caps the access of every device to all extents at `most` from now on: all or none.
     pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), MemoryError> {
         let before: Vec<(u64, Access)> = self
             .extents
@@ -71,7 +72,7 @@ impl Space {
             if let Err(error) = self.cap(offset, had.min(most)) {
                 for &(offset, had) in before.iter().take(index) {
                     if let Err(failed) = self.cap(offset, had) {
-                        tracing::error!(error = %failed, "a right could not be given back");
+                        tracing::error!(error = %failed, "capped access could not be restored");
                     }
                 }
                 return Err(error);
@@ -92,7 +93,7 @@ impl Space {
             .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
     }
 
-    /// Every place that memory here lies at.
+    /// Every place that holds memory of this space.
     fn owners(&self) -> Vec<Place> {
         let mut owners: Vec<Place> = vec![];
         for placed in self.extents.values() {
@@ -106,14 +107,15 @@ impl Space {
 }
 
 impl Region {
-    /// Gives another device access to all that is committed and that will be (`cuMemSetAccess` for
-    /// each extent).
+    /// Gives another device access to all memory that is committed now or later (`cuMemSetAccess`
+    /// for each extent).
     ///
     /// On an H200 a grant costs 0.8 ms for an extent of 2 MiB and 10 ms for one of 2 GiB.
     ///
     /// # Errors
-    /// [`MemoryError`] when the device is another driver's, cannot reach the memory, has a higher
-    /// right already ([revoke](Self::revoke) it first), or the driver refuses. Nothing has changed.
+    /// [`MemoryError`] when the device belongs to another driver, cannot reach the memory, already
+    /// has more access ([revoke](Self::revoke) it first), or the driver refuses. Nothing has
+    /// changed.
     pub fn grant(&mut self, device: &Device, access: Access) -> Result<(), MemoryError> {
         self.may_change(device)?;
         if access == Access::None || access < self.access_of(device) {
@@ -125,21 +127,21 @@ impl Region {
         for place in to_come.chain(&owners) {
             reachable(device, place)?;
         }
-        let guest = AccessGrant::device(device, access);
-        self.zeros.let_in(&guest)?;
-        self.space.let_in(guest).inspect_err(|_| {
-            self.zeros.shut_out(device);
+        let guest = AccessGrant::new(device, access);
+        self.zeros.grant_to(&guest)?;
+        self.space.grant_to(guest).inspect_err(|_| {
+            self.zeros.revoke_from(device);
         })?;
         Ok(())
     }
 
-    /// Whether no registration of it may write.
+    /// Checks that no registration may write to the region.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         Ok(self.all_unregistered()?)
     }
 
-    /// Waits for the devices that have access, and lets nobody do more than read from now on what is
-    /// committed (`cuMemSetAccess` for each extent). All or nothing, and an error while part of it is
+    /// Waits for the devices that have access, and makes all committed memory read-only
+    /// (`cuMemSetAccess` for each extent). All or nothing; an error while part of the region is
     /// registered.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         self.may_be_sealed()?;
@@ -147,36 +149,36 @@ impl Region {
         Ok(self.space.cap_all(Access::Read)?)
     }
 
-    /// Takes access away from another device, if all its work has passed (`cuMemSetAccess` for each
+    /// Revokes another device's access if all its work is complete (`cuMemSetAccess` for each
     /// extent). Never waits.
     ///
     /// # Errors
     /// [`MemoryError`] while work of the device is running or queued or part of the region is
-    /// [registered](Self::register), or when the driver refuses; the
-    /// device has its access still.
+    /// [registered](Self::register), or when the driver refuses; the device keeps its access.
     pub fn revoke(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
         self.all_unregistered()?;
         match Fence::device(device.clone()).poll()? {
-            Poll::Complete => self.shut_out(device),
+            Poll::Complete => self.revoke_from(device),
             Poll::Pending | Poll::NeedsSynchronise => Err(MemoryError::InUse {
                 device: device.location(),
             }),
         }
     }
 
-    /// The same after waiting for the device (`cuCtxSynchronize`).
+    /// Waits for another device (`cuCtxSynchronize`) and revokes its access (`cuMemSetAccess` for
+    /// each extent).
     ///
     /// # Errors
-    /// As [`Self::revoke`], save that it is never in use.
+    /// Those of [`Self::revoke`], except that running work is waited for.
     pub fn revoke_blocking(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
         self.all_unregistered()?;
         device.synchronize()?;
-        self.shut_out(device)
+        self.revoke_from(device)
     }
 
-    /// The access that a device has.
+    /// Returns the access that a device has.
     #[doc(alias = "right_of")]
     #[must_use]
     pub fn access_of(&self, device: &Device) -> Access {
@@ -187,13 +189,14 @@ impl Region {
             .map_or(Access::None, AccessGrant::access)
     }
 
-    fn shut_out(&mut self, device: &Device) -> Result<(), MemoryError> {
-        self.space.shut_out(device)?;
-        self.zeros.shut_out(device);
+    fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {
+        self.space.revoke_from(device)?;
+        self.zeros.revoke_from(device);
         Ok(())
     }
 
-    /// Whether the rights of a device are ours to change.
+    /// Checks that a device's access may be changed: the device belongs to the same driver and is
+    /// not the region's own.
     fn may_change(&self, device: &Device) -> Result<(), MemoryError> {
         if !device.same_driver(self.device()) {
             return Err(ArgumentError::OTHER_DRIVER.into());

@@ -1,4 +1,4 @@
-//! The same memory at a second place of the range.
+//! Aliases: the same memory at a second offset of a region.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::space::Extent;
 use crate::error::MemoryError;
 
 impl Region {
-    /// Refuses what would make two views of one memory differ.
+    /// Refuses an operation that would make two views of one memory differ.
     pub(super) fn check_unaliased(&self) -> Result<(), MemoryError> {
         match self.is_aliased() {
             true => Err(MemoryError::Aliased),
@@ -16,21 +16,21 @@ impl Region {
         }
     }
 
-    /// Shows a committed range a second time, from `to` on: both show the same bytes from now on
-    /// (`cuMemMap` and `cuMemSetAccess` for each extent). The second showing is committed then, and
-    /// decommitted for itself; the memory goes with the last.
+    /// Maps a committed range a second time at offset `to`, so that both ranges show the same bytes
+    /// (`cuMemMap` and `cuMemSetAccess` for each extent). The second range is committed and can be
+    /// decommitted by itself; the memory is released with the last of the two.
     ///
-    /// # What a kernel has to do
-    /// The device does not keep two addresses of one memory coherent within a kernel: what is
-    /// written through one is seen through the other by the next operation that is ordered behind
-    /// it, a launch on the same stream or one that waits for an event. Within a kernel it takes
-    /// `fence.proxy.alias` between the write and the read (PTX ISA 7.5, compute capability 7.0;
-    /// CUDA C++ Programming Guide, "Virtual Aliasing Support").
+    /// # Coherence in kernels
+    /// The device does not keep two addresses of one memory coherent within a kernel. A write
+    /// through one address is visible through the other to the next operation that is ordered
+    /// behind it: a launch on the same stream, or one that waits for an event. Within a kernel,
+    /// `fence.proxy.alias` is required between the write and the read (PTX ISA 7.5, compute
+    /// capability 7.0; CUDA C++ Programming Guide, "Virtual Aliasing Support").
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
-    /// [unshared](Self::unshare) first, something is at the second place, or the driver refuses.
-    /// Nothing has changed.
+    /// [unshared](Self::unshare) first, the second range is in use, or the driver refuses. Nothing
+    /// has changed.
     pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), MemoryError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
@@ -39,7 +39,7 @@ impl Region {
         self.check_committed(&range)?;
         let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
         self.check_whole(&range)?;
-        // A second showing that could be written would change what a fork has.
+        // A writable alias would change the bytes that a fork shows.
         self.check_writable(&range)?;
         let taken = self.space.extents_in(second.start, second.end).next();
         let zeros = self.zeros.meeting(&second).first().map(|zeros| zeros.start);
@@ -55,7 +55,7 @@ impl Region {
                 taken,
             });
         }
-        self.afford(extents.len() as u64, 0)?;
+        self.check_mapping_limit(extents.len() as u64, 0)?;
         let physicals: Vec<Unmapped> = extents
             .iter()
             .filter_map(|extent| self.space.physical_at(extent.offset))
@@ -69,7 +69,7 @@ impl Region {
         Ok(())
     }
 
-    /// Whether some memory is shown twice now.
+    /// Returns `true` if some memory is mapped twice now.
     pub(super) fn is_aliased(&self) -> bool {
         self.memory() < self.space.bytes()
     }

@@ -44,77 +44,78 @@ impl<'a> RegionBuilder<'a> {
         }
     }
 
-    /// The largest extent in bytes, a power of two granules; 1 GiB by default. Smaller extents
-    /// can be decommitted in smaller parts and cost more driver calls.
+    /// Sets the size of the largest extent in bytes, a power of two granules; 1 GiB by default.
+    /// Smaller extents can be decommitted in smaller parts and cost more driver calls.
     #[must_use]
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.largest = bytes;
         self
     }
 
-    /// The handle types the memory may be exported as; none by default.
+    /// Sets the handle types that the memory may be exported as; none by default.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.props.handle_types = types;
         self
     }
 
-    /// Asks for memory that RDMA devices can reach. Refused where the device says that it has none
-    /// (attribute 110).
+    /// Requests memory that RDMA devices can reach. [`reserve`](Self::reserve) refuses it on a
+    /// device without support (attribute 110).
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
         self
     }
 
-    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
-    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
-    /// Tries [exporting](crate::Physical::probe_export) on a granule for each.
+    /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
+    /// it can be registered there: exportable as a descriptor, and across nodes and reachable by
+    /// RDMA where the device supports it. Tries [exporting](crate::Physical::probe_export) on one
+    /// granule for each.
     ///
-    /// NCCL lets every device of the process in, too: see [`open_to`](Self::open_to).
+    /// NCCL also gives every device of the process access: see [`open_to`](Self::open_to).
     ///
     /// # Errors
-    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
-    /// answer.
+    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the driver refuses a
+    /// query.
     pub fn for_nccl(self) -> Result<Self, MemoryError> {
         let (types, rdma) = nccl_wishes(self.device)?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }
 
-    /// Where memory is put; by default all of it on the region's device.
+    /// Sets where memory is placed; by default all of it on the region's device.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// Lets another device in from the beginning: see [`Region::grant`].
+    /// Gives another device access from the beginning: see [`Region::grant`].
     #[must_use]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
-        self.guests.push(AccessGrant::device(device, access));
+        self.guests.push(AccessGrant::new(device, access));
         self
     }
 
-    /// How many mappings the region may have in all, extents and aliases of zeros; by default
-    /// 65,536, an eighth of what a device can have.
+    /// Limits the mappings of the region, extents and aliases of zeros together; 65,536 by default,
+    /// an eighth of what a device can have.
     #[must_use]
     pub const fn mapping_limit(mut self, mappings: u64) -> Self {
         self.mapping_limit = mappings;
         self
     }
 
-    /// The largest alias of zeros under holes, in bytes, a power of two granules; 64 MiB by default.
-    /// Up to twice that much memory lies behind all of them together.
+    /// Sets the size of the largest alias of zeros under holes, in bytes, a power of two granules;
+    /// 64 MiB by default. All aliases together use up to twice that much memory.
     #[must_use]
     pub const fn zero_extent(mut self, bytes: u64) -> Self {
         self.zero_extent = bytes;
         self
     }
 
-    /// Host memory that lies ready for what [moves](Region::relocate) to its NUMA node, and where
-    /// memory of that node goes when the region needs it no more. None by default: it is created when
-    /// something moves, and released after. Memory for [handles](Self::shareable) or RDMA never comes
-    /// from there.
+    /// Sets prepared host memory for [relocating](Region::relocate) to its NUMA node. Memory of
+    /// that node returns there when the region no longer needs it. By default host memory is
+    /// created when an extent moves and released afterwards. Memory for [handles](Self::shareable)
+    /// or RDMA is never taken from there.
     #[must_use]
     pub fn host_extents(mut self, prepared: &HostExtents) -> Self {
         self.prepared = Some(prepared.clone());
@@ -124,19 +125,17 @@ impl<'a> RegionBuilder<'a> {
     /// Reserves the addresses (`cuMemAddressReserve`). The size is rounded up to whole granules.
     ///
     /// # Errors
-    /// [`MemoryError`] when size or largest extent is wrong, the host extents are another driver's, or
-    /// the driver has no such range.
+    /// [`MemoryError`] when the size or the largest extent is invalid, the host extents belong to
+    /// another driver, or the driver has no such range.
     pub fn reserve(self) -> Result<Region, MemoryError> {
         let granule = self.device.granule();
         for size in [self.largest, self.zero_extent] {
             ArgumentError::extent(size, granule.bytes())?;
         }
-        let size = granule
-            .round_up(self.size)
-            .ok_or(ArgumentError::Uncountable {
-                what: "bytes of a reservation",
-                value: self.size,
-            })?;
+        let size = granule.round_up(self.size).ok_or(ArgumentError::Overflow {
+            what: "bytes of a reservation",
+            value: self.size,
+        })?;
         self.layout.check(self.device)?;
         if self.props.rdma_capable {
             self.layout.check_rdma()?;
@@ -168,15 +167,15 @@ impl<'a> RegionBuilder<'a> {
 }
 
 impl Region {
-    /// A region of the same shape with nothing in it, open to the same devices.
-    pub(super) fn empty_twin(&self) -> Result<Self, MemoryError> {
+    /// Reserves an empty region of the same shape with access for the same devices.
+    pub(super) fn empty_like(&self) -> Result<Self, MemoryError> {
         Ok(Self {
-            space: self.space.empty_twin()?,
+            space: self.space.empty_like()?,
             props: self.props,
             layout: self.layout.clone(),
             largest: self.largest,
             mapping_limit: self.mapping_limit,
-            zeros: self.zeros.empty_twin(),
+            zeros: self.zeros.empty_like(),
             prepared: self.prepared.clone(),
             aliased: false,
             committed: Committed::default(),
@@ -189,12 +188,12 @@ impl Region {
     /// Reserves at least `size` bytes of addresses on a device.
     ///
     /// # Errors
-    /// As [`RegionBuilder::reserve`].
+    /// Those of [`RegionBuilder::reserve`].
     pub fn reserve(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).reserve()
     }
 
-    /// Sets out to reserve at least `size` bytes.
+    /// Returns a builder for a region of at least `size` bytes.
     #[must_use]
     pub fn builder(device: &Device, size: u64) -> RegionBuilder<'_> {
         RegionBuilder::new(device, size)

@@ -1,4 +1,4 @@
-//! What an operation on a range of a region is refused for, before anything is done.
+//! Checks of an operation on a range of a region, made before anything is changed.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use crate::error::{ArgumentError, MemoryError};
 use crate::own::Stream;
 
 impl Region {
-    /// Refuses a range that is empty, not made of whole granules, or not within the region.
+    /// Refuses a range that is empty, does not consist of whole granules, or is not within the
+    /// region.
     pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), ArgumentError> {
         let Range { start, end } = *range;
         if start >= end {
@@ -24,7 +25,7 @@ impl Region {
         }
     }
 
-    /// Refuses a wrong range, and one that is not all committed.
+    /// Refuses an invalid range, and one that is not wholly committed.
     pub(crate) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.check(range)?;
         match self.is_committed(range.clone()) {
@@ -42,7 +43,7 @@ impl Region {
         }
     }
 
-    /// Refuses a range with memory that this region may only read, as forks leave it.
+    /// Refuses a range with read-only memory, such as forks share.
     pub(crate) fn check_writable(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         match self.is_read_only(range.clone()) {
             true => Err(MemoryError::read_only(range)),
@@ -50,7 +51,7 @@ impl Region {
         }
     }
 
-    /// Refuses an exported extent among those that the operation moves or shares.
+    /// Refuses an operation that would move or share an exported extent.
     pub(super) fn check_unexported(&self, extents: &[Extent]) -> Result<(), MemoryError> {
         match self.space.exported().find(|kept| extents.contains(kept)) {
             Some(Extent { offset, size, .. }) => Err(MemoryError::Exported { offset, size }),
@@ -58,7 +59,7 @@ impl Region {
         }
     }
 
-    /// Refuses a stream of another device than the region's own.
+    /// Refuses a stream of a device other than the region's own.
     pub(super) fn check_stream(&self, stream: &Stream) -> Result<(), ArgumentError> {
         match stream.device().is_same(self.device()) {
             true => Ok(()),
@@ -66,8 +67,8 @@ impl Region {
         }
     }
 
-    /// Refuses more mappings than the region may have, once some have gone.
-    pub(super) fn afford(&self, more: u64, gone: u64) -> Result<(), MemoryError> {
+    /// Refuses `more` mappings beyond the region's limit, after `gone` others are unmapped.
+    pub(super) fn check_mapping_limit(&self, more: u64, gone: u64) -> Result<(), MemoryError> {
         let held = self.mappings();
         let limit = self.mapping_limit;
         match (held + more).saturating_sub(gone) > limit {
@@ -80,7 +81,7 @@ impl Region {
         }
     }
 
-    /// The work of these streams. Refuses one of a device without access.
+    /// A fence over the work of these streams. Refuses a stream of a device without access.
     pub(super) fn fence_of(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
         let known = |stream: &Stream| self.space.users().any(|user| user == stream.device());
         match streams.iter().all(known) {

@@ -1,4 +1,4 @@
-//! Putting memory behind a range: planned whole, created, and only then placed.
+//! Commits: the extents are planned first, then all created, and only then mapped.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::zeros::beside;
 use crate::error::MemoryError;
 use crate::own::{Place, Stream};
 
-/// An extent to be.
+/// An extent to be created.
 struct Planned {
     offset: u64,
     size: u64,
@@ -19,31 +19,31 @@ struct Planned {
 }
 
 impl Region {
-    /// Puts memory behind a range, where the [layout](super::RegionBuilder::layout) says; parts that
-    /// have it already keep it and their contents.
+    /// Commits memory to a range, placed by the [layout](super::RegionBuilder::layout). Parts that
+    /// are committed already keep their memory and contents.
     ///
-    /// What was withdrawn and is still mapped is revived with its contents, also if it was
-    /// [exported](Self::export). An extent that a [fork](Self::fork) or an [alias](Self::alias) shows
-    /// too, or that may only be read, is not: it is given back first, if its fence has passed, and new
-    /// memory takes its place.
+    /// Withdrawn memory that is still mapped is revived with its contents, even if it was
+    /// [exported](Self::export). This does not apply to an extent that a [fork](Self::fork) or an
+    /// [alias](Self::alias) shows too, or that may only be read: it is purged first, if its fence
+    /// is complete, and new memory takes its place.
     ///
-    /// Per extent: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. All or nothing. Zeros under the
-    /// range ([`back_with_zeros`](Self::back_with_zeros)) make way if all work of the devices that
-    /// have access has passed.
+    /// Makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each extent. All or nothing. Zeros
+    /// under the range ([`back_with_zeros`](Self::back_with_zeros)) are unmapped if all work of the
+    /// devices that have access is complete.
     ///
     /// # Errors
-    /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been given back,
-    /// and what [`Region::quarantined`] counts if a roll-back failed as well.
+    /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been released,
+    /// and that [`Region::quarantined`] may have grown if a roll-back failed as well.
     pub fn commit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         let fence = self.fence_of_all();
         self.commit_with(range, None, fence)
     }
 
-    /// The same with memory at a place of the caller's choosing: on another device that this one
-    /// can reach, or on a host NUMA node.
+    /// Commits memory to a range at a given place: another device that this one can reach, or a
+    /// host NUMA node. Otherwise like [`commit`](Self::commit).
     ///
     /// # Errors
-    /// As [`Self::commit`], and when the region's device cannot reach the place.
+    /// Those of [`Self::commit`], and when the region's device cannot reach the place.
     pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), MemoryError> {
         for user in self.space.users() {
             reachable(user, place)?;
@@ -52,11 +52,11 @@ impl Region {
         self.commit_with(range, Some(place), fence)
     }
 
-    /// The same as [`commit`](Self::commit) where only these streams read the zeros that have to
-    /// make way.
+    /// Commits memory to a range, given that only `streams` read the zeros that have to be
+    /// unmapped. Otherwise like [`commit`](Self::commit).
     ///
     /// # Errors
-    /// As [`Self::commit`], and when a stream's device has no access.
+    /// Those of [`Self::commit`], and when a stream's device has no access.
     pub fn commit_after(
         &mut self,
         range: Range<u64>,
@@ -91,8 +91,8 @@ impl Region {
                 .iter()
                 .map(|hole| self.zeros.needed(granule, hole))
                 .sum();
-            self.afford(planned.len() as u64 + kept, backed.len() as u64)?;
-            // Asked before anything is created: a refusal costs nothing then.
+            self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
+            // Polled before anything is created, so that a refusal costs nothing.
             let proof = self.zeros_are_unread(&range, fence)?;
             let physicals = self.create(planned)?;
             let taken = self.zeros.take(&mut self.space, &range, proof)?;
@@ -112,8 +112,8 @@ impl Region {
         Ok(())
     }
 
-    /// Sees to it that what a commit revives in a range is this region's own: gives withdrawn extents
-    /// back that are not, and refuses where part of one is committed still.
+    /// Ensures that a commit of a range revives only memory that belongs to this region alone:
+    /// purges withdrawn extents that do not, and refuses if part of one is still committed.
     fn clear_for(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let revived = |extent: &Extent| {
             let part = extent.offset.max(range.start)..extent.end().min(range.end);
@@ -132,7 +132,7 @@ impl Region {
             .try_for_each(|extent| self.purge_in(&(extent.offset..extent.end())))
     }
 
-    /// The extents that the gaps of a range take.
+    /// The extents that fill the holes of a range.
     fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
         let granule = self.device().granule();
         let chosen = place.map(|place| Layout::on(place.clone()));
@@ -162,7 +162,7 @@ impl Region {
         planned.into_iter().map(one).collect()
     }
 
-    /// Places physicals, and returns where: all of them or none.
+    /// Maps physicals and returns their offsets: all of them or none.
     fn place(&mut self, physicals: Vec<(u64, Unmapped)>) -> Result<Vec<u64>, MemoryError> {
         let mut placed = Vec::with_capacity(physicals.len());
         for (offset, unmapped) in physicals {
@@ -175,7 +175,7 @@ impl Region {
         Ok(placed)
     }
 
-    /// Takes back what a commit that failed had placed.
+    /// Unmaps what a failed commit had placed.
     fn undo(&mut self, placed: &[u64]) {
         for &offset in placed.iter().rev() {
             if let Err(error) = self.space.never_used(offset).withdraw(offset) {

@@ -1,5 +1,5 @@
-//! Which bytes of a region are committed, and which of its extents are not in use any more: counted
-//! where that changes, so that a tile costs the same among many as among few.
+//! Committed bytes and pending extents of a region. Totals are updated with each change, so that a
+//! tile costs the same among many as among few.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use rangemap::RangeSet;
 
 use super::Region;
 
-/// Committed ranges of bytes, and how many bytes they have.
+/// Committed ranges and the number of their bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Committed {
     ranges: RangeSet<u64>,
@@ -16,23 +16,21 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Bytes that are committed.
     pub(crate) fn bytes(&self) -> u64 {
         debug_assert_eq!(self.bytes, sum(self.ranges.iter().cloned()));
         self.bytes
     }
 
-    /// Whether a whole range is committed. An empty range is.
+    /// Returns `true` if a whole range is committed. An empty range is.
     pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty() || self.ranges.gaps(range).next().is_none()
     }
 
-    /// Whether any byte of a range is committed.
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.ranges.overlaps(range)
     }
 
-    /// The parts of a range that are committed, in order.
+    /// The committed parts of a range, in order.
     pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let (start, end) = (range.start, range.end.max(range.start));
         self.ranges
@@ -52,25 +50,23 @@ impl Committed {
     }
 }
 
-/// Extents of a region that are mapped with nothing in them committed: pending frees.
+/// Extents of a region that are mapped with no committed byte in them: pending frees.
 #[derive(Debug, Default)]
 pub(super) struct PendingExtents {
-    /// Sizes by offset.
     sizes: BTreeMap<u64, u64>,
     bytes: u64,
 }
 
 impl PendingExtents {
-    /// Bytes of all of them.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The extents that meet a range, in order.
+    /// The extents that overlap a range, in order.
     pub(super) fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let start = range.start;
         let before = self.sizes.range(..start).next_back();
-        // A range that ends before it begins meets none.
+        // A range that ends before it begins overlaps none.
         let within = self.sizes.range(start..range.end.max(start));
         before
             .into_iter()
@@ -91,7 +87,7 @@ impl PendingExtents {
 }
 
 impl Region {
-    /// Bytes pending free.
+    /// Returns the bytes that are pending free.
     #[doc(alias = "limbo")]
     #[must_use]
     pub fn pending_free(&self) -> u64 {
@@ -99,7 +95,8 @@ impl Region {
         self.pending.bytes()
     }
 
-    /// Notes which extents that meet a range are pending, once what is committed there has changed.
+    /// Updates which extents that overlap a range are pending, after its committed bytes have
+    /// changed.
     pub(super) fn note_pending(&mut self, range: &Range<u64>) {
         for extent in self.space.extents_in(range.start, range.end) {
             match self.committed.overlaps(&(extent.offset..extent.end())) {
@@ -109,7 +106,7 @@ impl Region {
         }
     }
 
-    /// Whether the pending extents are those that nothing is committed in.
+    /// Returns `true` if the pending extents are exactly those without a committed byte.
     pub(super) fn pending_is_true(&self) -> bool {
         let extents = self.space.extents().map(|it| it.offset..it.end());
         extents

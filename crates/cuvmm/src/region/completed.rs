@@ -1,7 +1,7 @@
-//! Unmapping takes proof, and the proof is tied to the memory.
+//! Proof for unmapping, tied to the memory.
 //!
-//! [`Completed`] is a space together with the proof that no work can use what is unmapped of it. It
-//! borrows the space, so that proof for one space unmaps nothing of another, and no use can begin
+//! [`Completed`] is a space together with proof that no work can use the memory unmapped from it.
+//! It borrows the space, so proof for one space unmaps nothing of another, and no use can begin
 //! while it lives. Nothing else unmaps extents of a space.
 
 use super::fence::{Fence, Unused};
@@ -9,25 +9,25 @@ use super::place::Unmapped;
 use super::space::Space;
 use crate::error::CallError;
 
-/// A space, of which extents may be unmapped: no work can use them.
+/// A space whose extents may be unmapped, since no work can use them.
 #[derive(Debug)]
 pub(crate) struct Completed<'a> {
     pub(super) space: &'a mut Space,
     proof: Unused,
-    /// The proof is for what lies behind this offset.
+    /// The proof covers the memory from this offset on.
     from: u64,
 }
 
 impl Fence {
-    /// A space whose memory is used by no work but what this fence covers; nothing while that is
-    /// not known to have passed.
+    /// Returns proof for a space whose memory is used only by work that this fence covers; `None`
+    /// while the fence is not known to be complete.
     pub(crate) fn completed<'a>(&self, space: &'a mut Space) -> Option<Completed<'a>> {
         Some(space.proved(self.proof()?))
     }
 }
 
 impl Space {
-    /// The space, given proof for all of its memory.
+    /// The space, with proof for all of its memory.
     pub(super) const fn proved(&mut self, proof: Unused) -> Completed<'_> {
         Completed {
             space: self,
@@ -36,8 +36,8 @@ impl Space {
         }
     }
 
-    /// What the running operation placed from an offset on, at addresses where no work was queued
-    /// since.
+    /// The memory that the running operation has placed from an offset on, at addresses where no
+    /// work was queued since.
     pub(crate) const fn never_used(&mut self, from: u64) -> Completed<'_> {
         Completed {
             space: self,
@@ -46,14 +46,14 @@ impl Space {
         }
     }
 
-    /// The memory of a block that is being moved: its work was complete when the move began, and
-    /// its owner promised to queue none before the move ends, as the documentation of sleep asks.
+    /// The memory of a block that is being moved. Its work was complete when the move began, and
+    /// the documentation of sleep requires the owner to queue none before the move ends.
     pub(crate) const fn promised(&mut self) -> Completed<'_> {
         self.proved(Unused::promised())
     }
 
-    /// All of it, when the work of all devices that have access is done, or their contexts are lost
-    /// and run nothing more. Waits (`cuCtxSynchronize`).
+    /// All memory of the space, once the work of all devices that have access is complete, or their
+    /// contexts are lost and run nothing more. Waits (`cuCtxSynchronize`).
     pub(crate) fn drained(&mut self) -> Result<Completed<'_>, CallError> {
         let proof = Unused::after_drain(self.users())?;
         Ok(self.proved(proof))
@@ -61,7 +61,7 @@ impl Space {
 }
 
 impl Completed<'_> {
-    /// Unmaps the extent that begins at `offset` (`cuMemUnmap`). On failure it is still there.
+    /// Unmaps the extent at `offset` (`cuMemUnmap`). On failure it stays mapped.
     pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         if offset < self.from {
             return Err(CallError::InUse);
@@ -78,8 +78,8 @@ impl Completed<'_> {
             })
     }
 
-    /// Unmaps the extent that begins at `offset` in a roll-back, or at the end of its owner. What
-    /// the driver refuses is tried once more, so that one refusal leaves everything as it was.
+    /// Unmaps the extent at `offset` in a roll-back or at the end of its owner. Tries twice, so
+    /// that one refusal by the driver leaves everything unchanged.
     pub(crate) fn withdraw_back(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         self.withdraw(offset).or_else(|error| {
             tracing::warn!(%error, offset, "a roll-back is tried again");
@@ -87,7 +87,7 @@ impl Completed<'_> {
         })
     }
 
-    /// Tries again to unmap what is stuck, and lets its memory go; the first error of what stays.
+    /// Tries again to unmap stuck mappings and releases their memory. Returns the first error.
     pub(crate) fn retry_stuck(&mut self) -> Result<(), CallError> {
         let mut outcome = Ok(());
         for mapping in std::mem::take(&mut self.space.stuck) {
@@ -97,7 +97,7 @@ impl Completed<'_> {
             }
         }
         for mut space in std::mem::take(&mut self.space.beside) {
-            // What is copied through addresses of its own is copied by the same devices.
+            // Copies through the addresses of another space are made by the same devices.
             if let Err(error) = space.proved(self.proof).retry_all() {
                 self.space.beside.push(space);
                 outcome = outcome.and(Err(error));
@@ -106,7 +106,7 @@ impl Completed<'_> {
         outcome
     }
 
-    /// Unmaps all that can be unmapped, and lets its memory go; the first error of what stays.
+    /// Unmaps as much as possible and releases its memory. Returns the first error.
     pub(crate) fn retry_all(&mut self) -> Result<(), CallError> {
         let mut outcome = self.retry_stuck();
         let extents = self.space.extents().map(|extent| extent.offset);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(fence.poll().unwrap(), Poll::Pending);
         assert!(fence.completed(&mut space).is_none());
         rig.finish(&stream);
-        assert!(fence.completed(&mut space).is_none(), "nothing was asked");
+        assert!(fence.completed(&mut space).is_none(), "it was not polled");
         assert_eq!(fence.poll().unwrap(), Poll::Complete);
         let mut completed = fence.completed(&mut space).unwrap();
         assert_eq!(completed.withdraw(G).unwrap().unwrap().size(), G);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!((space.bytes(), space.count()), (2 * G, 2));
         assert_eq!(space.handle_at(0).is_some(), space.handle_at(G).is_some());
         rig.heal();
-        // One refusal is tried again.
+        // A single refusal is tried again.
         rig.fail(Call::MemUnmap, 1);
         assert!(space.promised().withdraw_back(0).unwrap().is_some());
         rig.fail_from(Call::MemUnmap, 1);

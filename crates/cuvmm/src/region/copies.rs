@@ -1,24 +1,24 @@
-//! Bytes in and out of a space, and within it: split where the place of the memory changes.
+//! Fills and copies in a space, split where the place of the memory changes.
 //!
-//! The driver dies at a copy between the program and a range in which memory of a device meets memory
-//! that the host's processors reach too (`docs/semantics.md`), and is several times slower where one
-//! copy goes over several devices.
+//! The driver crashes on a copy between the program and a range in which memory of a device meets
+//! memory that the host's processors can reach too (`docs/semantics.md`), and is several times
+//! slower where one copy spans several devices.
 
 use super::fence::{Fence, Poll};
 use super::space::{Extent, Space};
 use crate::error::{CallError, MemoryError};
 use crate::own::{Span, Stream};
 
-/// A stream that could not be waited for.
 #[derive(Debug)]
 pub(crate) struct WaitError {
     pub(crate) error: CallError,
-    /// Whether its work has ended all the same, so that memory may be unmapped.
+    /// Set if the stream's work has ended nevertheless, so that memory may be unmapped.
     pub(crate) ended: bool,
 }
 
-/// Waits for what a stream has queued. Where the driver refuses twice, it is asked whether that is
-/// done; other streams are not waited for, since the pool may be locked.
+/// Waits for the work queued on a stream. If the driver refuses twice, a fence is polled to find
+/// out whether the work is complete. Other streams are not waited for, since the pool may be
+/// locked.
 pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
     stream.settle().map_err(|error| {
         let polled = Fence::stream(stream.clone()).poll();
@@ -29,7 +29,8 @@ pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
 }
 
 impl Space {
-    /// Queues filling a committed range with one byte on a stream that its next user waits for.
+    /// Queues filling a committed range with one byte on a stream. The next user of the range waits
+    /// for that stream.
     pub(crate) fn fill(
         &self,
         stream: &Stream,
@@ -43,7 +44,7 @@ impl Space {
             .try_for_each(|(offset, size)| span.fill_async(stream, offset, byte, size))
     }
 
-    /// Queues a copy of a range of another space to a place in this one.
+    /// Queues a copy of a range of another space to an offset in this one.
     pub(crate) fn copy_within(
         &self,
         stream: &Stream,
@@ -54,7 +55,7 @@ impl Space {
     ) -> Result<(), MemoryError> {
         let from = other.span(stream, offset, size)?;
         let into = self.span(stream, to, size)?;
-        // Where memory of several places is read or written, one copy for each run of one place.
+        // Where either side spans several places, makes one copy for each run at one place.
         let mut at = 0;
         for part in common_parts(other.runs(offset, size), self.runs(to, size)) {
             into.copy_async(stream, to + at, &from, offset + at, part)?;
@@ -63,13 +64,13 @@ impl Space {
         Ok(())
     }
 
-    /// The sizes of the parts of a committed range that each lie at one place.
+    /// The sizes of the runs of a committed range that are each at one place.
     fn runs(&self, offset: u64, size: u64) -> impl Iterator<Item = u64> + use<> {
         let parts = self.parts_by(offset, size, |extent| extent.location);
         parts.into_iter().map(|(_, size)| size)
     }
 
-    /// Writes behind what `stream` has queued.
+    /// Writes behind the work queued on `stream`.
     pub(crate) fn write(
         &self,
         stream: &Stream,
@@ -86,7 +87,7 @@ impl Space {
         Ok(())
     }
 
-    /// Reads behind what `stream` has queued.
+    /// Reads behind the work queued on `stream`.
     pub(crate) fn read(
         &self,
         stream: &Stream,
@@ -103,14 +104,14 @@ impl Space {
         Ok(())
     }
 
-    /// The parts of a committed range that one copy or fill can take, as offset and size: the
-    /// driver dies at one that goes over the border between memory of a device and memory that the
-    /// host's processors reach too (`docs/semantics.md`).
+    /// The parts of a committed range that one copy or fill can cover, as offset and size. The
+    /// driver crashes on one that crosses the border between memory of a device and memory that the
+    /// host's processors can reach too (`docs/semantics.md`).
     fn sides(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
         self.parts_by(offset, size, |extent| extent.location.kind)
     }
 
-    /// The runs of a committed range whose extents have something in common.
+    /// The runs of a committed range whose extents have the same key.
     fn parts_by<K: PartialEq>(
         &self,
         offset: u64,
@@ -132,8 +133,8 @@ impl Space {
         parts
     }
 
-    /// The whole space as a range for the stream's device to copy in, if the part that is asked
-    /// for is committed.
+    /// The whole space as a range for the stream's device to copy in, if the requested part is
+    /// committed.
     fn span(&self, stream: &Stream, offset: u64, size: u64) -> Result<Span<'_>, MemoryError> {
         let uncommitted = MemoryError::not_committed(&(offset..offset.saturating_add(size)));
         let Some(end) = offset.checked_add(size) else {
@@ -155,12 +156,12 @@ impl Space {
 }
 
 /// The sizes of the parts that two divisions of the same bytes have in common: each ends where a
-/// part of either ends.
+/// part of either division ends.
 fn common_parts(
     mut one: impl Iterator<Item = u64>,
     mut other: impl Iterator<Item = u64>,
 ) -> impl Iterator<Item = u64> {
-    // What is left of the part of each that was begun.
+    // The bytes left of the current part of each division.
     let (mut first, mut second) = (0, 0);
     std::iter::from_fn(move || {
         if first == 0 {

@@ -1,7 +1,7 @@
-//! A dma-buf of registered memory: how a NIC or another driver of the machine reaches it.
+//! Dma-bufs of registered memory, through which a NIC or another driver of the machine accesses it.
 //!
-//! `unsafe` here: asking the driver for the descriptor. The range is mapped, and stays so as long as
-//! the registration that goes with the descriptor.
+//! `unsafe` is used to request the descriptor from the driver. The range is mapped, and stays
+//! mapped as long as the registration that is kept with the descriptor.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,30 +13,31 @@ use cuvmm_driver::{Call, DeviceAddress};
 use super::registration::Registration;
 use crate::error::{ArgumentError, MemoryError};
 
-/// A descriptor of a dma-buf over a range of registered memory. The range stays as it is while this
-/// lives.
+/// A descriptor of a dma-buf over a range of registered memory. The range stays in place while the
+/// `DmaBuf` lives.
 ///
-/// Whoever is given the descriptor can write to the memory, whatever it was told, for as long as it
-/// has it: even after this has been dropped. So the extents count as
-/// [exported](crate::Physical::is_exported) for good.
+/// Each process that receives the descriptor can write to the memory, even if only reading was
+/// intended, for as long as it holds the descriptor, even after the `DmaBuf` was dropped. So the
+/// extents count as [exported](crate::Physical::is_exported) for good.
 #[doc(alias = "cuMemGetHandleForAddressRange")]
 pub struct DmaBuf {
-    /// Before the registration, so that it is closed first.
+    /// Declared before the registration, so that it is closed first.
     descriptor: OwnedFd,
     range: Range<u64>,
     registration: Registration,
 }
 
 impl Registration {
-    /// A dma-buf of a part of what is registered (`cuMemGetHandleForAddressRange`), in offsets of the
-    /// region or block, in whole pages of the host. It may go over several extents of one device.
+    /// Creates a dma-buf of a part of the registered range (`cuMemGetHandleForAddressRange`). The
+    /// range is given in offsets of the region or block and consists of whole pages of the host. It
+    /// may span several extents of one device.
     ///
-    /// Memory that RDMA devices are to reach was best
-    /// [asked for so](crate::region::RegionBuilder::rdma_capable).
+    /// Memory for RDMA devices should be [created for
+    /// RDMA](crate::region::RegionBuilder::rdma_capable).
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves what is registered, is not whole pages, lies at several
-    /// places, is shared with forks, or the driver refuses.
+    /// [`MemoryError`] when the range leaves the registered range, is not whole pages, is at
+    /// several places, is shared with forks, or the driver refuses.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(&self, range: Range<u64>) -> Result<DmaBuf, MemoryError> {
         self.check(&range)?;
@@ -47,8 +48,8 @@ impl Registration {
         let address = DeviceAddress(self.address().0.saturating_add(start - whole.start));
         let descriptor = self
             .device()
-            // SAFETY: the registration keeps what lies in its range mapped, and a clone of it is
-            // kept beside the descriptor.
+            // SAFETY: the registration keeps its range mapped, and a clone of it is kept with the
+            // descriptor.
             .call(Call::MemGetHandleForAddressRange, |driver, device| unsafe {
                 driver.dma_buf(device, address, end - start)
             })
@@ -93,21 +94,21 @@ impl Registration {
 }
 
 impl DmaBuf {
-    /// What of the region or block it is, in bytes.
+    /// Returns the range of the region or block, in bytes.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// What keeps the memory in place.
+    /// Returns the registration that keeps the memory in place.
     #[must_use]
     pub const fn registration(&self) -> &Registration {
         &self.registration
     }
 
-    /// The descriptor and what keeps its memory in place, to be kept beside it. A descriptor that
-    /// outlives the registration is of the memory that was there, even where the addresses show
-    /// other memory then.
+    /// Returns the descriptor and the registration that keeps its memory in place, which should be
+    /// kept together. A descriptor that outlives the registration still refers to the memory that
+    /// was there, even if other memory is mapped at the addresses by then.
     #[must_use]
     pub fn into_parts(self) -> (OwnedFd, Registration) {
         (self.descriptor, self.registration)

@@ -1,8 +1,8 @@
-//! Handing the memory of a region to others.
+//! Exports the memory of a region to other processes.
 //!
-//! Whoever imports it can write to it for as long as it likes. So what was exported stays under its
-//! addresses until it is decommitted, and is then released like all memory of a region: it is
-//! neither moved nor shown by a fork.
+//! An importer can write to the memory for as long as it holds it. So exported memory is neither
+//! relocated nor forked: it stays under its addresses until it is decommitted, and is then released
+//! like all memory of a region.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,15 +15,14 @@ use crate::error::MemoryError;
 use crate::own::{Physical, one_type};
 
 impl Region {
-    /// Handles of the memory under a committed range, one for each extent
-    /// (`cuMemExportToShareableHandle`), for another process to import: [`Physical::import`] with
-    /// the extent's size.
+    /// Exports the memory of a committed range (`cuMemExportToShareableHandle`): one handle for
+    /// each extent, for another process to import by [`Physical::import`] with the extent's size.
     ///
-    /// From then on [`relocate`](Self::relocate) and [`fork`](Self::fork) refuse the range, since
-    /// whoever imported it keeps this memory and can write to it. It may be decommitted: the other
-    /// side keeps its own reference, and the driver has the memory back when that is gone too.
-    /// Committed again while it is pending free, the same memory is there again, with what the other
-    /// side has written meanwhile.
+    /// Afterwards [`relocate`](Self::relocate) and [`fork`](Self::fork) refuse the range, since the
+    /// importer keeps this memory and can write to it. The range may be decommitted: the importer
+    /// keeps its own reference, and the driver frees the memory when that is released too.
+    /// Committing the range again while it is pending free maps the same memory, with the bytes
+    /// that the importer has written meanwhile.
     ///
     /// The region must have been built [`shareable`](super::RegionBuilder::shareable) for that
     /// type.
@@ -51,18 +50,19 @@ impl Region {
         Ok(extents.zip(handles).collect())
     }
 
-    /// The extents under a committed range that cuts none of them, each with its memory. Borrowed,
-    /// so that a copy of somebody else's is not taken for a fork's.
+    /// The extents of a committed range that cuts none of them, each with its physical. The
+    /// physicals are borrowed, since a clone would count as a fork's share.
     pub(crate) fn parts(&self, range: Range<u64>) -> Result<Vec<(Extent, &Physical)>, MemoryError> {
         self.check_committed(&range)?;
         self.check_whole(&range)?;
-        // So nothing that is exported is ever a fork's too, and unsharing has nothing to refuse.
+        // So no exported memory ever belongs to a fork too, and unsharing need not refuse it.
         self.check_writable(&range)?;
         Ok(self.space.parts_in(range.start, range.end).collect())
     }
 
-    /// The extents that are committed in a range, each with its memory, which counts as exported
-    /// from here on. Not what is pending free: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
+    /// The committed extents of a range, each with its physical, which is marked as exported.
+    /// Extents that are pending free are left out, since the owner has given them up. `None` if the
+    /// range has to be [unshared](Self::unshare) first.
     pub(crate) fn promise(&self, range: Range<u64>) -> Option<Vec<(Extent, Physical)>> {
         if self.is_read_only(range.clone()) {
             return None;
@@ -77,7 +77,8 @@ impl Region {
         Some(promised.collect())
     }
 
-    /// Bytes of memory held that was exported, pending frees included; what is shown twice counts once.
+    /// Returns the exported bytes that the region holds, pending frees included. Memory that is
+    /// mapped twice counts once.
     #[must_use]
     pub fn exported(&self) -> u64 {
         let mut seen = BTreeSet::new();

@@ -1,16 +1,16 @@
-//! When memory may be unmapped or handed on: uses, fences, and proof.
+//! Uses, fences and proof: they decide when memory may be unmapped or reused.
 //!
-//! [`Uses`] names the streams whose work may use memory that is *in use*. It cannot be asked whether
-//! that work is done, since more may be queued at any time. When the use ends, [`Uses::end`] makes a
-//! [`Fence`] of it: points in those streams, each a stamp on the clock of its device, which are
-//! complete or pending. A fence costs no driver call before it is asked; what is recorded then is
-//! shared by all fences of that stream ([`Events`](crate::device::Events)) and covers what was queued
-//! in between too: more, never less.
+//! [`Uses`] names the streams whose work may use memory that is *in use*. It cannot be polled,
+//! since more work may be queued at any time. When the use ends, [`Uses::end`] makes a [`Fence`] of
+//! it: points in those streams, each a stamp on the clock of its device. A fence is complete or
+//! incomplete. It costs no driver call before it is polled. The events recorded then are shared by
+//! all fences of the stream ([`Events`](crate::device::Events)) and also cover work that was queued
+//! after the stamp: more, never less.
 //!
-//! A fence that is complete gives proof ([`Unused`]), and without proof nothing is unmapped.
+//! A complete fence gives proof ([`Unused`]), and nothing is unmapped without proof.
 //!
-//! "All work of a device" is that of the one context that the driver uses for it, the primary
-//! context. Work that a program queues in other contexts of the device is not covered, though that
+//! "All work of a device" is the work of the one context that the driver uses for it, the primary
+//! context. Work that a program queues in other contexts of the device is not covered, although it
 //! can use the same addresses.
 
 use std::sync::Arc;
@@ -19,17 +19,19 @@ use crate::device::{Device, Progress, Stamp, Work};
 use crate::error::CallError;
 use crate::own::Stream;
 
-/// The most streams that a use names one by one: with more, all work of their devices is waited for.
+/// The most streams that a use names one by one. With more, all work of their devices is waited
+/// for.
 const MOST_STREAMS: usize = 64;
 
-/// The streams whose work may use some memory: mostly none, so that it takes a word.
+/// The streams whose work may use some memory. Usually there are none, so an empty value takes one
+/// word.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses(Option<Box<Named>>);
 
 #[derive(Clone, Debug, Default)]
 struct Named {
     streams: Vec<Stream>,
-    /// Devices of which work on any stream may use it.
+    /// Devices on which work of any stream may use the memory.
     devices: Vec<Device>,
 }
 
@@ -41,9 +43,9 @@ impl Uses {
 
     /// Notes that work of a stream uses the memory.
     ///
-    /// What it keeps alive is bounded: beyond 64 streams a stream that has no other owner, on which
-    /// nothing more can be queued, is replaced by the fence that is returned; and where that many
-    /// have owners, all work of the device counts as using the memory.
+    /// The number of streams kept alive is bounded. Beyond 64 streams, those without another owner,
+    /// on which no more work can be queued, are replaced by the returned fence. If 64 streams have
+    /// other owners, all work of the device counts as using the memory.
     #[must_use]
     pub(crate) fn add(&mut self, stream: &Stream) -> Fence {
         self.0.get_or_insert_default().add(stream)
@@ -54,7 +56,7 @@ impl Uses {
         self.0.get_or_insert_default().add_device(device);
     }
 
-    /// Adds what other uses name.
+    /// Adds the streams and devices of another value.
     #[must_use]
     pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
         let mut ended = Fence::complete();
@@ -69,7 +71,7 @@ impl Uses {
         ended
     }
 
-    /// The streams, unless work on others may use the memory too.
+    /// The streams, unless work on other streams may use the memory too.
     pub(crate) fn streams(&self) -> Option<&[Stream]> {
         match &self.0 {
             Some(named) => named.devices.is_empty().then_some(&named.streams),
@@ -77,7 +79,7 @@ impl Uses {
         }
     }
 
-    /// The fence of a use that ends now.
+    /// Ends the use now and returns its fence.
     pub(crate) fn end(&self) -> Fence {
         let Some(named) = &self.0 else {
             return Fence::complete();
@@ -115,13 +117,13 @@ impl Named {
     }
 }
 
-/// What must be complete before memory may be unmapped or handed on.
+/// Points in streams that must be complete before memory may be unmapped or reused.
 #[derive(Clone, Debug)]
 pub(crate) struct Fence {
     points: Points,
 }
 
-/// The points of a fence: mostly one, or none when it is known to be complete.
+/// The points of a fence: usually one, or none when it is known to be complete.
 #[derive(Clone, Debug)]
 enum Points {
     None,
@@ -142,17 +144,17 @@ enum Line {
     Device(Device),
 }
 
-/// The answer to a poll.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
     Complete,
     Pending,
-    /// The driver cannot mark all work of a device (before CUDA 12.5): only a synchronisation of
-    /// the device, begun after the memory was withdrawn, tells.
+    /// The driver cannot record an event behind all work of a device (before CUDA 12.5). Only a
+    /// synchronization of the device, begun after the memory was withdrawn, proves completion.
     NeedsSynchronise,
 }
 
-/// A pass over many fences, in which a stream that is found pending is not asked again.
+/// A pass over many fences in which a stream that is found pending is not polled again.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     device: Device,
@@ -169,25 +171,26 @@ impl Round {
     }
 }
 
-/// Proof that no work can use some memory, which unmapping it takes.
+/// Proof that no work can use some memory, which unmapping requires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unused(());
 
 impl Unused {
-    /// Memory that the running operation placed, at addresses where no work was queued since.
+    /// Proof for memory that the running operation placed at addresses where no work was queued
+    /// since.
     pub(crate) const fn never_used() -> Self {
         Self(())
     }
 
-    /// Memory of a block that is being moved: its work was complete when the move began, and its
-    /// owner promised to queue none before the move ends, as the documentation of sleep and
-    /// compaction asks.
+    /// Proof for memory of a block that is being moved. Its work was complete when the move began,
+    /// and the documentation of sleep and compaction requires the owner to queue none before the
+    /// move ends.
     pub(crate) const fn promised() -> Self {
         Self(())
     }
 
-    /// All memory that only these devices have access to: their work is done, or their contexts are
-    /// lost and run nothing more. Waits (`cuCtxSynchronize`).
+    /// Proof for all memory that only these devices have access to: their work is complete, or
+    /// their contexts are lost and run nothing more. Waits (`cuCtxSynchronize`).
     pub(crate) fn after_drain<'a>(
         devices: impl IntoIterator<Item = &'a Device>,
     ) -> Result<Self, CallError> {
@@ -197,14 +200,14 @@ impl Unused {
 }
 
 impl Fence {
-    /// Nothing to wait for.
+    /// A fence that is complete.
     pub(crate) const fn complete() -> Self {
         Self {
             points: Points::None,
         }
     }
 
-    /// All work that is queued on a stream now.
+    /// A fence over all work queued on a stream now.
     pub(crate) fn stream(stream: Stream) -> Self {
         let point = Point::now(Line::Stream(stream));
         Self {
@@ -212,17 +215,17 @@ impl Fence {
         }
     }
 
-    /// All work that is queued on these streams now.
+    /// A fence over all work queued on these streams now.
     pub(crate) fn streams(streams: Vec<Stream>) -> Self {
         Self::at(streams.into_iter().map(Line::Stream))
     }
 
-    /// All work that is queued on the device now.
+    /// A fence over all work queued on a device now.
     pub(crate) fn device(device: Device) -> Self {
         Self::devices(vec![device])
     }
 
-    /// All work that is queued on several devices now.
+    /// A fence over all work queued on several devices now.
     pub(crate) fn devices(devices: Vec<Device>) -> Self {
         Self::at(devices.into_iter().map(Line::Device))
     }
@@ -247,7 +250,7 @@ impl Fence {
         }
     }
 
-    /// Covers what `other` covers too.
+    /// Makes this fence cover the points of `other` too.
     pub(crate) fn merge(&mut self, other: Self) {
         match (&mut self.points, &other.points) {
             (_, Points::None) => {}
@@ -269,12 +272,12 @@ impl Fence {
         }
     }
 
-    /// Whether it is known to be complete. Asks nothing.
+    /// Returns `true` if the fence is known to be complete. Does not poll.
     pub(crate) const fn is_complete(&self) -> bool {
         matches!(self.points, Points::None)
     }
 
-    /// Proof that what it covers is complete, if that is known.
+    /// Proof that the covered work is complete, if that is known.
     pub(crate) const fn proof(&self) -> Option<Unused> {
         match self.points {
             Points::None => Some(Unused(())),
@@ -282,22 +285,23 @@ impl Fence {
         }
     }
 
-    /// Whether work queued on `stream` from now on comes after it without an event.
+    /// Returns `true` if work queued on `stream` from now on runs after the covered work without an
+    /// event.
     pub(crate) fn precedes(&self, stream: &Stream) -> bool {
         let on_it = |point: &Point| matches!(&point.line, Line::Stream(named) if named == stream);
         self.points().iter().all(on_it)
     }
 
-    /// Whether it is complete; records what must be recorded, and never waits.
+    /// Polls the fence. Records the events that are needed; never waits.
     ///
     /// # Errors
-    /// The first error of the driver, where no point is known to be pending. Points after it were
-    /// asked too. The fence is as pending as before.
+    /// The first error of the driver, if no point is known to be pending. Points after it were
+    /// polled too. The fence stays incomplete.
     pub(crate) fn poll(&mut self) -> Result<Poll, CallError> {
         self.poll_with(|_| Stamp::MAX)
     }
 
-    /// Whether it is complete, by what the driver said in this round where it was asked already.
+    /// Polls the fence, reusing the answers for streams that were polled in this round already.
     pub(crate) fn poll_in(&mut self, round: &Round) -> Result<Poll, CallError> {
         self.poll_with(|device| match device.shares_clock(&round.device) {
             true => round.begun,
@@ -321,28 +325,29 @@ impl Fence {
         answer
     }
 
-    /// Asks every point, and lets go of the streams of those that are complete.
+    /// Polls every point, and releases the streams of those that are complete.
     pub(crate) fn prune(&mut self) {
         let pending = |point: &&Point| !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete));
         let left = self.points().iter().filter(pending).cloned().collect();
         *self = Self::of(left);
     }
 
-    /// Waits until it is complete: for its streams one by one (`cuStreamSynchronize`), and for its
-    /// devices, or the device of a stream for which the driver refuses (`cuCtxSynchronize`).
+    /// Waits until the fence is complete: for its streams one by one (`cuStreamSynchronize`), and
+    /// for its devices, or the device of a stream for which the driver refuses
+    /// (`cuCtxSynchronize`).
     ///
     /// # Errors
-    /// The first error of the driver; the fence is pending still. A capture makes the driver refuse
-    /// to wait for the stream that captures, and for a device as long as any of its streams captures.
+    /// The first error of the driver; the fence stays incomplete. A capture makes the driver refuse
+    /// to wait for the capturing stream, and for its device.
     pub(crate) fn wait(&mut self) -> Result<Unused, CallError> {
         self.points().iter().try_for_each(Point::wait)?;
         *self = Self::complete();
         Ok(Unused(()))
     }
 
-    /// Has later work of `stream` come after it, by events and without waiting; from then on that
-    /// stream stands for all that it covered. False, and nothing changed, if the driver has no way
-    /// to.
+    /// Orders later work of `stream` behind the covered work, by events and without waiting. The
+    /// fence then consists of that stream alone. Returns `false`, with nothing changed, if the
+    /// driver cannot do so.
     pub(crate) fn order_before(&mut self, stream: &Stream) -> Result<bool, CallError> {
         if self.precedes(stream) {
             return Ok(true);
@@ -354,9 +359,9 @@ impl Fence {
         Ok(ordered)
     }
 
-    /// Queues waits for all that it covers on a stream.
+    /// Queues waits for all points on a stream.
     fn make_wait(&self, stream: &Stream) -> Result<bool, CallError> {
-        // A stream that captures takes no event from outside its graph.
+        // A capturing stream accepts no event from outside its graph.
         if stream.is_capturing()? {
             return Ok(false);
         }
@@ -375,7 +380,7 @@ impl Point {
         Self { line, stamp }
     }
 
-    /// Whether it is known to be complete. On a context that is lost nothing runs.
+    /// Returns `true` if the point is known to be complete. On a lost context nothing runs.
     fn is_complete(&self) -> bool {
         let device = self.line.device();
         let on_stream = match &self.line {
@@ -400,7 +405,7 @@ impl Point {
                 device.events().poll(device, work, self.stamp, since)
             }
         };
-        // The answer may have been that the context is lost.
+        // The poll itself may have found that the context is lost.
         polled.or_else(|error| match device.lost() {
             Some(_) => Ok(Progress::Complete),
             None => Err(error),
@@ -415,8 +420,8 @@ impl Point {
             return self.line.device().drain();
         };
         let device = stream.device();
-        // All work of the device is that of the stream too: its handle may be dead, since another
-        // library has reset the context.
+        // All work of the device includes that of the stream. The stream's handle may be dead
+        // because another library has reset the context.
         let waited = stream.settle();
         waited.or_else(|error| device.drain().map_err(|_| error))
     }
@@ -447,7 +452,7 @@ impl Line {
         }
     }
 
-    /// Whether a stamp on the one says the same on the other.
+    /// Returns `true` if stamps of both can be compared and mean the same work.
     fn is(&self, other: &Self) -> bool {
         let same = match (self, other) {
             (Self::Stream(one), Self::Stream(other)) => one == other,
@@ -496,7 +501,7 @@ mod tests {
         rig.finish(&one);
         assert!(!is_complete(&mut fence));
         rig.finish(&other);
-        // What is queued after it does not matter.
+        // Work queued later does not matter.
         assert!(is_complete(&mut fence) && fence.is_complete());
         rig.queue(&one);
         assert!(fence.proof().is_some());
@@ -737,8 +742,8 @@ mod tests {
         let before = rig.calls();
         second.clone().wait().unwrap();
         assert!(is_complete(&mut third));
-        assert_eq!(rig.calls(), before, "the stream was asked");
-        // Waiting for all work of the device tells that all of its streams are done.
+        assert_eq!(rig.calls(), before, "the stream was polled");
+        // Waiting for all work of the device proves that all of its streams are complete.
         let other = rig.busy_stream();
         let mut behind = Fence::stream(other.clone());
         rig.finish(&other);
@@ -786,7 +791,7 @@ mod tests {
         assert!(more.add(&another).is_complete());
         let mut ended = uses.add_all(&more);
         assert_eq!(uses.streams().unwrap().last(), Some(&another));
-        assert!(!is_complete(&mut ended), "work of the one that made room");
+        assert!(!is_complete(&mut ended), "work of the dropped stream");
         rig.machine.let_go(cuvmm_driver::Ordinal(0), raw);
         assert!(is_complete(&mut ended));
         let mut anywhere = Uses::none();

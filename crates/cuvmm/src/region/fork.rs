@@ -1,8 +1,8 @@
-//! A second region over the same memory, which both can only read until one of them asks for bytes
-//! of its own.
+//! Forks of a region: a second region over the same memory, which both can only read until one of
+//! them unshares it.
 //!
-//! A GPU has no write fault that a library could catch: a kernel that writes to what is shared loses
-//! the context. So whoever wants to write says so first, and the copy is made then.
+//! A GPU has no write fault that a library could catch: a kernel that writes to read-only memory
+//! loses the context. So the owner calls `unshare` before it writes, and the copy is made then.
 
 use std::ops::Range;
 
@@ -14,16 +14,17 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{Access, Stream};
 
 impl Region {
-    /// A region of the same shape that shows the same bytes at addresses of its own. Neither can
-    /// write them any more before it has [unshared](Self::unshare) them.
+    /// Creates a region of the same shape that shows the same bytes at its own addresses. Neither
+    /// region can write them before it has [unshared](Self::unshare) them.
     ///
-    /// Maps every extent again (`cuMemMap`, `cuMemSetAccess`) and makes this one's read-only
-    /// (`cuMemSetAccess`): no byte is copied. Devices that were let in have the same access to the
-    /// new region. Never waits: `streams` are those that may still write here.
+    /// Maps every extent again (`cuMemMap`, `cuMemSetAccess`) and makes this region's extents
+    /// read-only (`cuMemSetAccess`); copies no bytes. Devices that have access to this region have
+    /// the same access to the fork. Never waits: `streams` names the streams that may still write
+    /// to this region.
     ///
     /// # Errors
     /// [`MemoryError`] while work of those streams is running or queued or part of the region is
-    /// [registered](Self::register), when the region shows memory twice or has
+    /// [registered](Self::register), when the region maps memory twice or has
     /// [exported](Self::export) some, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, MemoryError> {
         self.check_unaliased()?;
@@ -35,7 +36,7 @@ impl Region {
             .filter(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
             .collect();
         self.check_unexported(&extents)?;
-        // Parts that were withdrawn may be written still.
+        // Queued work may still write to withdrawn parts.
         let withdrawn = extents
             .iter()
             .map(|extent| match self.withdrawn.get_mut(&extent.offset) {
@@ -47,7 +48,7 @@ impl Region {
             let device = self.device().location();
             return Err(MemoryError::InUse { device });
         }
-        let mut fork = self.empty_twin()?;
+        let mut fork = self.empty_like()?;
         for extent in &extents {
             let Some(physical) = self.space.physical_at(extent.offset) else {
                 continue;
@@ -55,7 +56,7 @@ impl Region {
             fork.space
                 .place_for(extent.offset, vec![Unmapped::fresh(physical)], Access::Read)
                 .map_err(|failed| failed.error)?;
-            // If the fork fails, nothing was queued on it.
+            // If the fork fails, no work was queued on it.
             fork.withdrawn.insert(extent.offset, Fence::complete());
         }
         let holes = self.zeros.meeting(&(0..self.size()));
@@ -77,8 +78,8 @@ impl Region {
         Ok(fork)
     }
 
-    /// Waits for the work that may use extents: that of the streams that read what is committed, and
-    /// what the withdrawn parts of the extents wait for.
+    /// Waits for the work that may use extents: `streams`, which read the committed parts, and the
+    /// fences of the withdrawn parts.
     fn wait_for(
         &mut self,
         extents: &[(u64, Unmapped)],
@@ -92,18 +93,18 @@ impl Region {
         Fence::streams(streams.to_vec()).wait()
     }
 
-    /// Makes a committed range this region's own, to be written: extents that somebody else has too
-    /// are copied, those that nobody else has any more are opened. Extents that the range cuts count
-    /// whole. Returns the bytes copied.
+    /// Makes a committed range writable: copies extents that another owner has too, and lifts the
+    /// cap of those that only this region has. An extent that the range cuts is included whole.
+    /// Returns the bytes copied.
     ///
-    /// Waits for `streams`, which are those that may be reading here, and copies on `stream`. Per
-    /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing. The
-    /// host's processors have no access to copies before [`host_pointer`](Self::host_pointer) gives it.
+    /// Waits for `streams`, which may be reading the range, and copies on `stream`. Makes
+    /// `cuMemCreate`, a copy, and two unmappings and mappings for each copied extent. Copies all or
+    /// nothing. The host's processors have no access to the copies before
+    /// [`host_pointer`](Self::host_pointer) gives it.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, an extent that would be copied is
-    /// [registered](Self::register), there is no memory for the copies, or the
-    /// driver refuses.
+    /// [registered](Self::register), there is no memory for the copies, or the driver refuses.
     pub fn unshare(
         &mut self,
         range: Range<u64>,
@@ -148,7 +149,7 @@ impl Region {
         Ok(bytes)
     }
 
-    /// Bytes of memory that another region or mapping holds too.
+    /// Returns the bytes of memory that another region or mapping holds too.
     #[must_use]
     pub fn shared(&self) -> u64 {
         self.space

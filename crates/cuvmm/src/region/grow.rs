@@ -1,13 +1,13 @@
-//! Growth from the first byte on: memory comes in steps that are a part of what there is, so that
-//! extents stay few. How long the owner's data is, is the owner's business.
+//! Growth from the first byte: memory is committed in steps proportional to the size, so that
+//! extents stay few. The length of the data in use is known to the owner only.
 
 use super::{DEFAULT_LARGEST_EXTENT, Region};
 use crate::error::MemoryError;
 use crate::growth::Steps;
 
 impl Region {
-    /// Commits the first `need` bytes of which `held` are committed, both whole granules, and some
-    /// beyond if there is memory for that. Returns how many bytes are committed now.
+    /// Commits the first `need` bytes, of which `held` are committed already (both whole granules),
+    /// and some beyond if there is memory for that. Returns how many bytes are committed now.
     pub(crate) fn grow(&mut self, held: u64, need: u64) -> Result<u64, MemoryError> {
         let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
         let wish = steps.end(held, held, need, self.size());

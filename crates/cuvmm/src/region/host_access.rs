@@ -1,5 +1,5 @@
-//! What the host's processors reach of a region: nothing before they ask, since access for them takes
-//! several times as long to give as access for the device alone.
+//! Access of the host's processors to a region. It is given only on request, since it takes several
+//! times as long as access for the device alone.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use super::space::{Extent, Space};
 use crate::error::MemoryError;
 
 impl Space {
-    /// Lets the host's processors in to extents of host memory that meet a range, where they may do what
-    /// devices may.
-    pub(super) fn let_host_in(&mut self, start: u64, end: u64) -> Result<(), MemoryError> {
+    /// Gives the host's processors access to the extents of host memory that overlap a range, the
+    /// same access that devices have.
+    pub(super) fn grant_host(&mut self, start: u64, end: u64) -> Result<(), MemoryError> {
         let range = self.covering(start, end);
         for (_, placed) in self.extents.range_mut(range) {
             let host = placed.host_grant().filter(|_| !placed.host);
@@ -26,16 +26,17 @@ impl Space {
 }
 
 impl Region {
-    /// Where the host finds a committed range that lies in host memory. Lets the host's processors in to
-    /// extents where they have no access yet (`cuMemSetAccess` for each, 18 to 26 ms for 1 GiB on an
-    /// H200's machine); an extent that was moved, unshared or newly made since then is closed to them again. Waits for
-    /// a copy that a failed move left on its way, and for what parts of the extents were withdrawn after.
+    /// Returns a host pointer to a committed range in host memory. Gives the host's processors
+    /// access to extents where they have none (`cuMemSetAccess` for each, 18 to 26 ms for 1 GiB on
+    /// the host of an H200). An extent that is later relocated, unshared or newly created is
+    /// inaccessible to them again. Waits for a copy that a failed relocation left running, and for
+    /// the fences of withdrawn parts of the extents.
     ///
-    /// Having the pointer is harmless. Before it is used, the caller sees to it that the range stays
-    /// committed and where it is, and that no work writes there meanwhile.
+    /// Having the pointer is harmless. Before using it, the caller must ensure that the range stays
+    /// committed and in place, and that no work writes to it meanwhile.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed, part of it lies on a device, or the driver
+    /// [`MemoryError`] when the range is not committed, part of it is on a device, or the driver
     /// refuses access.
     pub fn host_pointer(&mut self, range: Range<u64>) -> Result<*mut u8, MemoryError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
@@ -62,7 +63,7 @@ impl Region {
                 withdrawn.wait()?;
             }
         }
-        self.space.let_host_in(range.start, range.end)?;
+        self.space.grant_host(range.start, range.end)?;
         let address = self.address().checked_add(offset);
         let address = address.and_then(|address| usize::try_from(address.0).ok());
         Ok(std::ptr::with_exposed_provenance_mut(

@@ -1,4 +1,4 @@
-//! Host memory that was made ready for regions to move to.
+//! Host memory prepared in advance for relocations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +11,14 @@ use crate::error::{ArgumentError, MemoryError};
 use crate::own::Physical;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Extents of host memory that were found, pinned and cleared before they are wanted, for regions that
-/// [move](super::Region::relocate) there: on an H200's machine that takes 200 to 340 ms for 1 GiB, and
-/// copying it 20 ms.
+/// Extents of host memory that are created, pinned and cleared in advance, for regions that
+/// [relocate](super::Region::relocate) memory there. On the host of an H200, that takes 200 to 340
+/// ms for 1 GiB, and copying 1 GiB takes 20 ms.
 ///
-/// Clones share the same extents, and regions of one driver can share them: what one moves away from,
-/// another can move to. They hold what was written to them until then. Each is overwritten whole when
-/// something moves there, so no region shows it, unless a [move](super::Region::relocate) fails so that
-/// nothing is known of its copy.
+/// Clones share the same extents, and regions of one driver can share them: an extent that one
+/// region has left can be used by another. The extents keep their contents until then. Each is
+/// overwritten whole when memory moves there, so no region shows old contents, unless a
+/// [relocation](super::Region::relocate) fails in such a way that the state of its copy is unknown.
 #[derive(Clone)]
 pub struct HostExtents {
     shared: Arc<Shared>,
@@ -38,8 +38,8 @@ struct Ready {
 }
 
 impl HostExtents {
-    /// Room for at most `most` bytes of the host memory of one NUMA node, created through a device.
-    /// None is [prepared](Self::prepare) yet.
+    /// Creates an empty store for at most `most` bytes of host memory of one NUMA node, created
+    /// through a device. No extent exists before [`prepare`](Self::prepare).
     #[must_use]
     pub fn new(device: &Device, node: i32, most: u64) -> Self {
         let shared = Shared {
@@ -53,12 +53,14 @@ impl HostExtents {
         }
     }
 
-    /// Creates extents of `size` bytes (`cuMemCreate`) until `count` of that size lie ready: one for
-    /// each extent that is to move. Can be called on a thread of its own, beside regions that move.
+    /// Creates extents of `size` bytes (`cuMemCreate`) until `count` of that size are ready: one
+    /// for each extent that is to move. Can be called on another thread while regions relocate
+    /// memory.
     ///
     /// # Errors
-    /// [`MemoryError`] when the size is no power of two granules, there is no room for as many, there is
-    /// no such node, or the driver has no such memory. What was created until then lies ready.
+    /// [`MemoryError`] when the size is not a power of two granules, the extents would exceed the
+    /// limit, the node does not exist, or the driver has no such memory. Extents created until then
+    /// stay ready.
     pub fn prepare(&self, size: u64, count: u64) -> Result<(), MemoryError> {
         let shared = &*self.shared;
         ArgumentError::extent(size, shared.device.granularity())?;
@@ -78,14 +80,14 @@ impl HostExtents {
         Ok(())
     }
 
-    /// Bytes that lie ready.
+    /// Returns the bytes that are ready.
     #[must_use]
     pub fn ready(&self) -> u64 {
         self.shared.lock().bytes
     }
 
-    /// Gives extents back to the driver (`cuMemRelease`), the largest first, until at most `keep` bytes
-    /// lie ready. Returns the bytes given back.
+    /// Releases extents (`cuMemRelease`), the largest first, until at most `keep` bytes are ready.
+    /// Returns the bytes released.
     pub fn trim(&self, keep: u64) -> u64 {
         let mut given = vec![];
         let mut ready = self.shared.lock();
@@ -99,7 +101,7 @@ impl HostExtents {
         given.iter().map(Physical::size).sum()
     }
 
-    /// An extent that lies ready, if it is of that kind.
+    /// Takes a ready extent with these properties.
     pub(super) fn take(&self, size: u64, props: &PhysicalProps) -> Option<Physical> {
         if *props != self.shared.props {
             return None;
@@ -107,8 +109,8 @@ impl HostExtents {
         self.shared.lock().take(size)
     }
 
-    /// Keeps an extent that is mapped no more, if it is of that kind, there is room for it, and nothing
-    /// else has its memory.
+    /// Keeps an unmapped extent if it has these properties, fits within the limit, and is neither
+    /// shared nor exported.
     pub(super) fn keep(&self, physical: Physical, props: &PhysicalProps) {
         let shared = &*self.shared;
         if *props != shared.props || physical.is_shared() || physical.is_exported() {
@@ -121,11 +123,11 @@ impl HostExtents {
             ready.by_size.entry(size).or_default().push(physical);
             return;
         }
-        // It is released without the lock.
+        // The physical is released without the lock.
         drop(ready);
     }
 
-    /// Whether memory made through its device can be mapped by another.
+    /// Checks that a device can map memory created through this store's device.
     pub(super) fn check(&self, device: &Device) -> Result<(), MemoryError> {
         match self.shared.device.same_driver(device) {
             true => Ok(()),

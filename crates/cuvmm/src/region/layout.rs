@@ -1,5 +1,5 @@
-//! Which part of a region lies where: on one device, in stripes over several, partly in host
-//! memory.
+//! Layouts: which part of a region is placed where, on one device, in stripes over several, or
+//! partly in host memory.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use crate::error::{ArgumentError, MemoryError};
 use crate::own::Place;
 use crate::size::Granularity;
 
-/// Where the parts of a region get their memory from.
+/// A rule that places the parts of a region.
 ///
-/// It says where a commit puts new memory, and nothing about who has access: the region's own
-/// device has, and those that were [let in](crate::Region::grant).
+/// It determines where a commit places new memory. It does not affect access: the region's own
+/// device has access, and those that were [granted](crate::Region::grant) it.
 #[derive(Clone, Debug)]
 pub struct Layout {
     shape: Shape,
@@ -28,12 +28,11 @@ enum Shape {
 struct Share {
     place: Place,
     bytes: u64,
-    /// One past its last byte.
     end: u64,
 }
 
 impl Layout {
-    /// All of it in one place.
+    /// Places all of the region in one place.
     #[must_use]
     pub fn on(place: impl Into<Place>) -> Self {
         Self {
@@ -41,8 +40,8 @@ impl Layout {
         }
     }
 
-    /// Stripes of `unit` bytes, a whole number of granules, on each place in turn. No extent is
-    /// larger than a stripe, so that small stripes cost many driver calls.
+    /// Places stripes of `unit` bytes, a whole number of granules, on each place in turn. No extent
+    /// is larger than a stripe, so small stripes cost many driver calls.
     #[must_use]
     pub fn round_robin(places: impl IntoIterator<Item = Place>, unit: u64) -> Self {
         let places = places.into_iter().collect();
@@ -51,8 +50,8 @@ impl Layout {
         }
     }
 
-    /// One share after the other, each of so many bytes, in whole granules. The last goes on to the
-    /// region's end.
+    /// Places one share after the other, each with its size in bytes, in whole granules. The last
+    /// share extends to the end of the region.
     #[must_use]
     pub fn shares(shares: impl IntoIterator<Item = (Place, u64)>) -> Self {
         let mut end = 0u64;
@@ -65,7 +64,7 @@ impl Layout {
         }
     }
 
-    /// The places it names.
+    /// Returns the places that the layout names.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         let (whole, turns, shares) = match &self.shape {
             Shape::Whole(place) => (Some(place), [].as_slice(), [].as_slice()),
@@ -78,7 +77,7 @@ impl Layout {
             .chain(shares.iter().map(|share| &share.place))
     }
 
-    /// Refuses what no region of `home` can be laid out by.
+    /// Refuses a layout that no region of `home` can have.
     pub(super) fn check(&self, home: &Device) -> Result<(), MemoryError> {
         let granule = home.granule();
         if self.places().next().is_none() {
@@ -108,7 +107,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The parts of a range and where each lies.
+    /// The parts of a range, each with its place.
     pub(super) fn parts(&self, range: Range<u64>) -> Vec<(Range<u64>, &Place)> {
         let mut parts = vec![];
         let mut at = range.start;
@@ -123,7 +122,7 @@ impl Layout {
         parts
     }
 
-    /// The place of an offset, and how far it goes on there.
+    /// The place of an offset, and the end of the part at that place.
     fn at(&self, offset: u64) -> Option<(&Place, u64)> {
         match &self.shape {
             Shape::Whole(place) => Some((place, u64::MAX)),
@@ -145,7 +144,7 @@ impl Layout {
     }
 }
 
-/// Whether a device can be given access to memory at a place.
+/// Checks that a device can be given access to memory at a place.
 pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryError> {
     let Place::Device(owner) = place else {
         return Ok(());
@@ -169,7 +168,7 @@ pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryErro
     Ok(())
 }
 
-/// Whether memory of a device comes in the granules of another.
+/// Returns `true` if memory of a device can be divided into granules of another.
 fn fits(granule: Granularity, owner: &Device) -> bool {
     granule.divides(owner.granularity()) && granule.bytes() >= owner.granularity()
 }

@@ -1,11 +1,12 @@
-//! A mapping that only proof unmaps.
+//! Mappings that are unmapped only with proof.
 //!
-//! The public [`Mapping`] unmaps when it is dropped. What a region or a pool placed may be in use by
-//! work of the GPU at any time, so its extents are held as [`Mapped`]: dropped without proof that
-//! no work can use it, an extent stays mapped. Its memory and its addresses are then lost to the
-//! process, which is counted ([`Device::leaked`](crate::Device::leaked)); its owner reports why.
+//! The public [`Mapping`] unmaps when it is dropped. Memory that a region or pool has placed may be
+//! in use by work of the GPU at any time, so its extents are held as [`Mapped`]: an extent that is
+//! dropped without proof that no work can use it stays mapped. Its memory and addresses are then
+//! lost to the process and counted ([`Device::leaked`](crate::Device::leaked)), and its owner
+//! reports the reason.
 //!
-//! `unsafe` here: taking the mapping out of a type whose drop does not drop it.
+//! `unsafe` is used to take the mapping out of a type whose drop does not drop it.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -28,7 +29,7 @@ impl Mapped {
         }
     }
 
-    /// Unmaps it (`cuMemUnmap`) and returns the physical, or hands the mapping back.
+    /// Unmaps it (`cuMemUnmap`) and returns the physical; on failure, returns the mapping.
     pub(super) fn unmap(self, _proof: Unused) -> Result<Physical, (Self, CallError)> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used nor dropped after this.

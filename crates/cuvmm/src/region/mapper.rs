@@ -1,8 +1,8 @@
-//! The thread that maps ahead and unmaps behind, one for a device.
+//! The mapper: one thread for each device that maps memory ahead of use and unmaps it after use.
 //!
-//! It knows neither pools nor blocks: whoever has work for it attaches, wakes it when there
-//! is something to do, and is called on its thread. More threads would gain nothing, since the
-//! driver holds a lock while it maps. Everything works without it.
+//! It knows neither pools nor blocks. A [`MapperWork`] is attached, wakes the thread when it has
+//! work, and is called on it. More threads would gain nothing, since the driver holds a lock while
+//! it maps. The mapper is optional.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
@@ -14,23 +14,23 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
 
-/// Waking a thread costs whoever does it several microseconds. So the mapper's thread looks up by
-/// itself this often, as long as somebody wakes it now and then, and those who can wait so long need not wake it.
-const LOOKS_UP: Duration = Duration::from_millis(1);
+/// Waking a thread costs the waking thread several microseconds. So the mapper's thread polls at
+/// this interval while it is woken now and then, and callers that can wait that long need not wake
+/// it.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long after the last waking it does so.
-const STAYS_UP: Duration = Duration::from_secs(1);
+/// How long after the last waking the thread keeps polling.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
-/// How soon the mapper is to look.
+/// How soon the mapper has to look for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
     /// Within a millisecond or two.
     Soon,
-    /// At once.
     Now,
 }
 
-/// Nobody has woken it: below any [`Urgency`].
+/// The value for no pending waking, below any [`Urgency`].
 const QUIET: u8 = 0;
 
 impl Urgency {
@@ -44,19 +44,32 @@ impl Urgency {
 
 /// Work for the mapper's thread.
 pub(crate) trait MapperWork: Send + Sync {
-    /// Does what there is to do, until `stop` says that it should not go on. Returns after what
-    /// time it wants to be called again if nobody wakes it.
+    /// Does the pending work until `stop` is set. Returns after what time it has to be called again
+    /// if it is not woken before.
     fn work(&self, stop: &AtomicBool) -> Option<Duration>;
 
-    /// The thread ends, and calls no more.
+    /// Notes that the thread has ended and makes no more calls.
     fn ended(&self);
 }
 
-/// A thread that does driver calls for the pools of one device: it commits memory ahead of blocks
-/// that grow, as fast as they grow, and takes memory back behind those that went.
+/// A thread that makes driver calls for the pools of one device: it commits memory ahead of growing
+/// blocks, as fast as they grow, and unmaps the memory of freed blocks.
 ///
-/// Give it to [`PoolBuilder::mapper`](crate::pool::PoolBuilder::mapper). It ends when it is
-/// stopped or dropped; pools go on without it then.
+/// Give it to [`PoolBuilder::mapper`](crate::pool::PoolBuilder::mapper). The thread ends when the
+/// mapper is stopped or dropped; its pools continue without it.
+///
+/// ```rust
+/// # use cuvmm::driver::auto;
+/// # use cuvmm::{Device, Limit, Mapper, Pool};
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// const MIB: u64 = 1 << 20;
+/// let mapper = Mapper::start(&device)?; // one for each device
+/// let pool = Pool::builder(&device).limit(Limit::Bytes(64 * MIB)).mapper(&mapper).build()?;
+/// let tenant = pool.tenant("decoder").register()?;
+/// let mut cache = tenant.block(2 * MIB).capacity(32 * MIB).allocate()?;
+/// cache.grow_to(16 * MIB)?; // memory committed ahead, where the mapper was in time
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mapper {
     shared: Arc<Shared>,
     device: Device,
@@ -65,14 +78,14 @@ pub struct Mapper {
 
 struct Shared {
     state: Mutex<State>,
-    /// Told when there is something to do.
+    /// Notified when there is work.
     woken: Condvar,
-    /// Told when the thread is done with somebody's chores.
+    /// Notified when the thread has returned from an attached object's work.
     done: Condvar,
     stop: AtomicBool,
-    /// The most urgent waking that the thread has not seen yet.
+    /// The highest urgency that the thread has not seen yet.
     wanted: AtomicU8,
-    /// Whether the thread sleeps until somebody wakes it.
+    /// Set while the thread sleeps without polling.
     sleeps: AtomicBool,
 }
 
@@ -80,7 +93,7 @@ struct Shared {
 struct State {
     attached: Vec<(u64, Weak<dyn MapperWork>)>,
     next: u64,
-    /// Whose chores are being done.
+    /// The attached object whose work is running.
     serving: Option<u64>,
 }
 
@@ -90,13 +103,13 @@ impl Shared {
     }
 
     fn run(&self) {
-        /// No pool is served from here on, also if the thread panicked.
+        /// Marks the mapper as ended, even if the thread panics.
         struct Ended<'a>(&'a Shared);
 
         impl Drop for Ended<'_> {
             fn drop(&mut self) {
                 self.0.stop.store(true, Ordering::SeqCst);
-                // A panic may have ended it while it served one.
+                // A panic may have ended the thread within a call.
                 self.0.lock().serving = None;
                 self.0.done.notify_all();
                 self.0.each(|work| work.ended());
@@ -119,37 +132,39 @@ impl Shared {
         }
     }
 
-    /// Calls each that is attached.
+    /// Calls each attached object.
     fn each(&self, mut call: impl FnMut(&dyn MapperWork)) {
         let mut at = 0;
         while let Some((id, work)) = self.begin(at) {
             at = id + 1;
             call(&*work);
-            // This may be the pool's last owner: it ends before `detach` hears that it was served.
+            // This may be the pool's last owner: it is dropped before `detach` learns that the call
+            // has ended.
             drop(work);
             self.lock().serving = None;
             self.done.notify_all();
         }
     }
 
-    /// Waits until the mapper is woken, or for so long. Whether it was is looked at now and then, as
-    /// long as the last waking, at `woken`, is not long ago.
+    /// Waits until the mapper is woken, at most for `long`. Polls for a waking at intervals while
+    /// the last one, at `woken`, is recent.
     fn sleep(&self, long: Option<Duration>, woken: Instant) {
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
             let now = Instant::now();
             let left = long.map(|long| long.saturating_sub(now.duration_since(begun)));
-            let up = TIMES_OUT && now.duration_since(woken) < STAYS_UP;
+            let up = TIMES_OUT && now.duration_since(woken) < POLL_PERIOD;
             self.sleeps.store(!up, Ordering::SeqCst);
-            // Asked after that was said: who wakes it says so first, and looks then whether to wake it.
+            // Loaded after `sleeps` was stored: a waker stores `wanted` first, and loads `sleeps`
+            // afterwards to decide whether to notify.
             let called = self.wanted.load(Ordering::SeqCst) != QUIET
                 || self.stop.load(Ordering::SeqCst)
                 || left == Some(Duration::ZERO);
             if called {
                 break;
             }
-            let most = up.then_some(LOOKS_UP);
+            let most = up.then_some(POLL_INTERVAL);
             state = match [left, most].into_iter().flatten().min() {
                 Some(long) => {
                     let waited = self.woken.wait_timeout(state, long);
@@ -164,7 +179,7 @@ impl Shared {
         self.sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// The next to be served whose number is at least `at`.
+    /// Marks the next attached object with a number of at least `at` as served, and returns it.
     fn begin(&self, at: u64) -> Option<(u64, Arc<dyn MapperWork>)> {
         let mut state = self.lock();
         state.attached.retain(|(_, work)| work.strong_count() > 0);
@@ -178,7 +193,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // Under the lock, so that a thread about to sleep hears it.
+        // Under the lock, so that a thread about to sleep does not miss it.
         drop(self.lock());
         self.woken.notify_one();
     }
@@ -213,24 +228,23 @@ impl Mapper {
                 thread: Some(thread),
             }),
             Err(error) => {
-                device.disclaim_mapper();
+                device.release_mapper();
                 Err(DeviceError::Thread(error))
             }
         }
     }
 
-    /// The device it maps for.
+    /// Returns the device that the mapper serves.
     #[must_use]
     pub const fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Ends the thread, after the chore it is at. Pools that used it go on without it.
+    /// Ends the thread after its current work. Pools that used the mapper continue without it.
     pub fn stop(self) {
         drop(self);
     }
 
-    /// What wakes it.
     pub(crate) fn waker(&self) -> Option<Waker> {
         Some(Waker {
             shared: Arc::clone(&self.shared),
@@ -242,18 +256,18 @@ impl Mapper {
 impl Drop for Mapper {
     fn drop(&mut self) {
         if self.device.forked().is_some() {
-            // The thread did not come along.
+            // A fork does not copy the thread.
             return;
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            // Its own thread cannot wait for itself: it ends behind this.
+            // The thread cannot join itself; it ends after this drop.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
                 tracing::error!("the mapper's thread panicked");
             }
         }
-        self.device.disclaim_mapper();
+        self.device.release_mapper();
     }
 }
 
@@ -265,7 +279,7 @@ impl fmt::Debug for Mapper {
     }
 }
 
-/// A way to call the mapper.
+/// A handle that attaches work to the mapper and wakes it.
 #[derive(Clone)]
 pub(crate) struct Waker {
     shared: Arc<Shared>,
@@ -273,7 +287,7 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    /// Has the mapper look after somebody's chores; returns a number to end that with.
+    /// Attaches work to the mapper. Returns a number for [`detach`](Self::detach).
     pub(crate) fn attach(&self, work: Weak<dyn MapperWork>) -> u64 {
         let mut state = self.shared.lock();
         let id = state.next;
@@ -282,7 +296,7 @@ impl Waker {
         id
     }
 
-    /// Ends it, and waits until the mapper's thread is out of those chores.
+    /// Detaches work, and waits until the mapper's thread has returned from it.
     pub(crate) fn detach(&self, id: u64) {
         let mut state = self.shared.lock();
         state.attached.retain(|(attached, _)| *attached != id);
@@ -298,8 +312,8 @@ impl Waker {
         }
     }
 
-    /// There is something to do. Only the first of several that is so urgent wakes the thread, and
-    /// only if it must.
+    /// Notes that there is work. Only the first waking of an urgency notifies the thread, and only
+    /// if the thread has to be notified.
     pub(crate) fn wake(&self, urgency: Urgency) {
         let shared = &self.shared;
         let before = shared.wanted.fetch_max(urgency.as_u8(), Ordering::SeqCst);
@@ -309,12 +323,11 @@ impl Waker {
         }
     }
 
-    /// Whether nobody will hear it any more.
+    /// Returns `true` if the mapper has ended.
     pub(crate) fn is_dead(&self) -> bool {
         self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// The mapper's thread.
     pub(crate) const fn thread(&self) -> ThreadId {
         self.thread
     }

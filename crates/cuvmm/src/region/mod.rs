@@ -1,18 +1,20 @@
-//! Addresses that never move, with memory that comes and goes under them.
+//! Reservations whose addresses never move, while physical memory is mapped and unmapped under
+//! them.
 //!
 //! A [`Region`] is a reservation with [`commit`](Region::commit) and
-//! [`decommit`](Region::decommit). A commit covers its range by few, large extents; a decommit
-//! withdraws whole extents as pending frees, which wait, still mapped, until the GPU work that
-//! may use them has passed ([`purge`](Region::purge)). Committing again what is pending free
-//! revives it without a driver call.
+//! [`decommit`](Region::decommit). A commit covers its range with few, large extents. A decommit
+//! withdraws whole extents as pending frees, which stay mapped until the GPU work that may use them
+//! is complete ([`purge`](Region::purge)). Committing a range that is pending free revives it
+//! without a driver call.
 //!
-//! The memory lies where the [`Layout`] says: on the device, in stripes over several, on a host NUMA
-//! node, and [`relocate`](Region::relocate) moves it under the same addresses. Other devices are let
-//! in by [`grant`](Region::grant), and holes can be backed with read-only zeros
-//! ([`back_with_zeros`](Region::back_with_zeros)). Whoever registers memory elsewhere holds a
-//! [`Registration`], which nothing here pulls it away from.
+//! The [`Layout`] decides where the memory is: on the device, in stripes over several devices, or
+//! on a host NUMA node. [`relocate`](Region::relocate) moves it under the same addresses.
+//! [`grant`](Region::grant) gives other devices access, and
+//! [`back_with_zeros`](Region::back_with_zeros) maps read-only zeros into holes. A [`Registration`]
+//! keeps memory in place while it is registered with another library.
 //!
-//! No budget, no sharing between users: that is [`pool`](crate::pool).
+//! A region has one owner and no budget. For memory shared by several users, see
+//! [`pool`](crate::pool).
 
 mod access;
 mod alias;
@@ -72,26 +74,41 @@ pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};
 pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
-pub(crate) use registration::Keeper;
 pub use registration::Registration;
+pub(crate) use registration::RegistrationOwner;
 pub(crate) use replace::NotReplaced;
 pub use space::Extent;
-pub(crate) use space::{Footing, Space};
+pub(crate) use space::{Space, SpaceCounts};
 pub(crate) use taken::{NotPutBack, Stuck, TakenOut};
 
-/// The largest extent by default: 1 GiB.
+/// The default size of the largest extent: 1 GiB.
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
 
-/// How many mappings a region may have by default: an eighth of what a device can have.
+/// The default limit on the mappings of a region: an eighth of what a device can have.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 
-/// A range of addresses with commit and decommit, for one owner.
+/// A reservation with commit and decommit, for one owner.
 ///
-/// Ranges are bytes, in whole granules ([`Device::granularity`]). Fresh memory reads as zero;
-/// memory revived from pending frees keeps what it held.
+/// Ranges are in bytes and consist of whole granules ([`Device::granularity`]). Fresh memory reads
+/// as zero. Memory revived from pending frees keeps its contents.
 ///
-/// Dropping a region waits for the device if anything in it was committed or is pending free. What others
-/// have [registered](Self::register) stays where it is, and is theirs then.
+/// Dropping a region waits for the device if anything in it was committed or is pending free.
+/// [Registered](Self::register) memory stays mapped until its last registration ends.
+///
+/// ```rust
+/// # use cuvmm::driver::auto;
+/// # use cuvmm::{Device, Region, Stream};
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// # let stream = Stream::new(&device)?;
+/// const MIB: u64 = 1 << 20;
+/// let mut region = Region::reserve(&device, 1 << 30)?; // addresses only
+/// region.commit(0..16 * MIB)?;
+/// region.write(&stream, 0, b"bytes")?;
+/// region.decommit_after(0..16 * MIB, &[stream.clone()])?; // pending free; does not wait
+/// stream.synchronize()?;
+/// assert_eq!(region.purge()?, 16 * MIB); // unmapped and released
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Region {
     space: Space,
     props: PhysicalProps,
@@ -99,100 +116,102 @@ pub struct Region {
     largest: u64,
     mapping_limit: u64,
     zeros: Zeros,
-    /// Host memory to move to.
+    /// Prepared host memory to relocate to.
     prepared: Option<HostExtents>,
-    /// Whether some memory may be shown twice.
+    /// Set once an alias was made; some memory may be mapped twice.
     aliased: bool,
     committed: Committed,
-    /// Extents that are mapped with nothing in them committed.
+    /// Extents that are mapped with no committed byte in them.
     pending: PendingExtents,
-    /// By the offset of an extent: what must pass before it may go. It is pending free when nothing
-    /// in it is committed any more.
+    /// By the offset of an extent: the fence of what was withdrawn from it. The extent is pending
+    /// free once none of it is committed.
     withdrawn: BTreeMap<u64, Fence>,
-    /// What others have registered.
     register: Arc<Register>,
 }
 
 impl Region {
-    /// The first address; fixed for life.
+    /// Returns the first address, which never changes.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.space.address()
     }
 
-    /// The size in bytes, committed or not.
+    /// Returns the size in bytes, committed or not.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.space.size()
     }
 
-    /// The device it was reserved on.
+    /// Returns the device that the region was reserved on.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.space.device()
     }
 
-    /// Bytes that are committed.
+    /// Returns the number of committed bytes.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.committed.bytes()
     }
 
-    /// Bytes of physical memory held: committed, pending free, kept because an extent is partly in use,
-    /// and what lies behind holes as zeros.
+    /// Returns the bytes of physical memory held: committed, pending free, kept because an extent
+    /// is partly in use, and backing holes with zeros.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.memory() + self.space.stuck_bytes() + self.zeros.held()
     }
 
-    /// Mappings in use, of which a device has about 524,000: one for each extent, and one for each
-    /// alias of zeros.
+    /// Returns the number of mappings in use: one for each extent and one for each alias of zeros.
+    /// A device can have about 524,000.
     #[must_use]
     pub fn mappings(&self) -> u64 {
         self.space.count() + self.space.stuck_count() + self.zeros.count()
     }
 
-    /// Bytes that a failed roll-back left mapped; tried again when the region is closed.
+    /// Returns the bytes that a failed roll-back left mapped. Closing the region tries to unmap
+    /// them again.
     #[must_use]
     pub fn quarantined(&self) -> u64 {
         self.space.stuck_bytes()
     }
 
-    /// Whether the whole range is committed. An empty range is.
+    /// Returns `true` if the whole range is committed. An empty range is.
     #[must_use]
     pub fn is_committed(&self, range: Range<u64>) -> bool {
         self.committed.covers(&range)
     }
 
-    /// Every extent that is mapped, in order: what whoever registers memory must register.
+    /// Returns every mapped extent, in order. Registering the memory elsewhere takes one
+    /// registration for each.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()
     }
 
-    /// Writes committed bytes behind what `stream` has queued, and returns when they are there.
+    /// Writes committed bytes behind the work queued on `stream`, and returns when they are
+    /// written.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.write(stream, offset, bytes)
     }
 
-    /// Reads committed bytes behind what `stream` has queued.
+    /// Reads committed bytes behind the work queued on `stream`.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.read(stream, offset, bytes)
     }
 
     /// Queues filling committed bytes with one byte on a stream (`cuMemsetD8Async`), and returns at
-    /// once. Whoever decommits them names that stream, or all work.
+    /// once. To decommit them, name that stream, or withdraw after all work.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
     pub fn fill(&self, stream: &Stream, range: Range<u64>, byte: u8) -> Result<(), MemoryError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         self.check_copy(offset, size)?;
@@ -202,13 +221,13 @@ impl Region {
         self.space.fill(stream, offset, byte, size)
     }
 
-    /// Queues a copy of committed bytes to another place in the region on a stream
-    /// (`cuMemcpyDtoDAsync`), and returns at once. Whoever decommits either names that stream, or
-    /// all work.
+    /// Queues a copy of committed bytes to another offset of the region on a stream
+    /// (`cuMemcpyDtoDAsync`), and returns at once. To decommit either range, name that stream, or
+    /// withdraw after all work.
     ///
     /// # Errors
-    /// [`MemoryError`] when either range is not committed, they overlap, or the stream is another
-    /// device's.
+    /// [`MemoryError`] when either range is not committed, the ranges overlap, or the stream
+    /// belongs to another device.
     pub fn copy_within(
         &self,
         stream: &Stream,
@@ -227,12 +246,13 @@ impl Region {
         self.copy_from(stream, to, self, from)
     }
 
-    /// The same from another region that the stream's device has access to: one
-    /// `cuMemcpyDtoDAsync` for each run of memory that lies at one place on both sides, since the
-    /// driver is four times slower where one copy goes over several devices.
+    /// Queues a copy of committed bytes from another region that the stream's device has access to,
+    /// and returns at once. Makes one `cuMemcpyDtoDAsync` for each run of memory that is at one
+    /// place on both sides, since the driver is four times slower where one copy spans several
+    /// devices.
     ///
     /// # Errors
-    /// As [`Self::copy_within`].
+    /// Those of [`Self::copy_within`].
     pub fn copy_from(
         &self,
         stream: &Stream,
@@ -250,17 +270,17 @@ impl Region {
             .copy_within(stream, to, &source.space, offset, size)
     }
 
-    /// The parts of a range that are committed, in order.
+    /// Returns the committed parts of a range, in order.
     pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         self.committed.parts(range)
     }
 
-    /// All work of every device that has access.
+    /// A fence over all work of every device that has access.
     pub(super) fn fence_of_all(&self) -> Fence {
         Fence::devices(self.space.users().cloned().collect())
     }
 
-    /// The parts of a range that have no extent.
+    /// The parts of a range without an extent.
     pub(super) fn holes(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut holes = vec![];
         let mut at = range.start;
@@ -276,7 +296,7 @@ impl Region {
         holes
     }
 
-    /// Whether part of a range has to be [unshared](Self::unshare) before it is written.
+    /// Returns `true` if part of a range has to be [unshared](Self::unshare) before it is written.
     #[must_use]
     pub fn is_read_only(&self, range: Range<u64>) -> bool {
         self.space
@@ -284,7 +304,7 @@ impl Region {
             .any(|extent| self.space.most_at(extent.offset) != Access::ReadWrite)
     }
 
-    /// Bytes of extents, each memory counted once.
+    /// Bytes of extents; memory that is mapped twice counts once.
     pub(super) fn memory(&self) -> u64 {
         if !self.aliased {
             return self.space.bytes();
@@ -298,7 +318,7 @@ impl Region {
             .sum()
     }
 
-    /// Refuses a copy that leaves the region, or reaches memory that is not committed.
+    /// Refuses a copy that leaves the region or reaches memory that is not committed.
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), MemoryError> {
         if size == 0 && offset <= self.size() {
             return Ok(());

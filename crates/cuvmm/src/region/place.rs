@@ -1,37 +1,38 @@
-//! Placing one physical at one offset: mapped and opened, or not there at all.
+//! Placing a physical at an offset: mapped and made accessible, or not mapped at all.
 
 use super::fence::Unused;
 use super::mapped::Mapped;
 use crate::error::{CallError, MemoryError};
-use crate::own::{Access, AccessGrant, Physical, Reservation};
+use crate::own::{Access, AccessGrant, Physical, Place, Reservation};
 use cuvmm_driver::LocationKind;
 
-/// What a physical holds that is not as the driver zeroed it.
+/// The last writer of a physical that is no longer as the driver zeroed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LastWriter {
-    /// Whoever used it last; a number of the pool's choosing.
+    /// The tenant that used it last, as a number that the pool chooses.
     pub(crate) by: u64,
-    /// Whether all of it was overwritten afterwards, so that nobody's data is left.
+    /// Set if all of it was overwritten afterwards, so that it holds no tenant's data.
     pub(crate) blank: bool,
 }
 
 impl LastWriter {
-    /// A number that no user has, for memory that several may have written to: it is scrubbed for each.
+    /// A number that no tenant has, for memory that several tenants may have written to: it is
+    /// scrubbed for each user.
     pub(crate) const SEVERAL: u64 = u64::MAX;
 }
 
-/// A physical that is not mapped, and who wrote to it last.
+/// A physical that is mapped nowhere, and its last writer.
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     pub(crate) physical: Physical,
-    /// Whoever used it since the driver zeroed it.
+    /// The last writer since the driver zeroed it.
     pub(crate) last_writer: Option<LastWriter>,
-    /// Whether it was created for the operation that is running, which undoes that if it fails.
+    /// Set if it was created for the running operation, which undoes that if it fails.
     pub(crate) fresh: bool,
 }
 
 impl Unmapped {
-    /// One that was just created.
+    /// A physical that was just created.
     pub(crate) const fn fresh(physical: Physical) -> Self {
         Self {
             physical,
@@ -50,24 +51,24 @@ impl Unmapped {
 pub(crate) struct Placed {
     pub(super) mapping: Mapped,
     pub(super) last_writer: Option<LastWriter>,
-    /// As in [`Unmapped`], until the operation that placed it has
+    /// Set as in [`Unmapped`], until the operation that placed it has
     /// [settled](super::space::Space::settle).
     pub(super) fresh: bool,
-    /// The most that anybody may do with it.
+    /// The cap on every device's access.
     pub(super) most: Access,
-    /// Whether the host's processors were let in.
+    /// Set if the host's processors have access.
     pub(super) host: bool,
 }
 
 impl Placed {
-    /// The access of the host's processors, if it is host memory.
+    /// The grant for the host's processors, if this is host memory.
     pub(super) fn host_grant(&self) -> Option<AccessGrant> {
         let location = self.mapping.physical().location();
         (location.kind == LocationKind::HOST_NUMA)
-            .then(|| AccessGrant::host_numa(location.id, Access::ReadWrite))
+            .then(|| AccessGrant::new(Place::HostNuma(location.id), Access::ReadWrite))
     }
 
-    /// Unmaps it, or hands it back.
+    /// Unmaps the extent; on failure, returns it.
     pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
         let Self {
             mapping,
@@ -96,17 +97,17 @@ impl Placed {
     }
 }
 
-/// A placing that failed: nothing of it is mapped, except what is stuck.
+/// A failed placement: nothing of it is mapped, except what is stuck.
 #[derive(Debug)]
 pub(crate) struct PlaceError {
     pub(crate) error: MemoryError,
-    /// The physicals, back in the caller's hands.
+    /// The physicals, returned to the caller.
     pub(crate) physicals: Vec<Unmapped>,
     /// Bytes of physicals that could not be unmapped again. They stay in the space.
     pub(crate) stuck: u64,
 }
 
-/// The same before a space has kept what is stuck.
+/// A failed placement whose stuck mappings no space has taken over yet.
 pub(crate) struct PlaceFailure {
     pub(crate) error: MemoryError,
     pub(crate) physicals: Vec<Unmapped>,
@@ -114,7 +115,7 @@ pub(crate) struct PlaceFailure {
 }
 
 impl PlaceFailure {
-    /// Unmaps what a roll-back takes out again.
+    /// Unmaps an extent in a roll-back.
     pub(super) fn take_out(&mut self, placed: Placed) {
         match placed.unmap(Unused::never_used()) {
             Ok(unmapped) => self.physicals.push(unmapped),
@@ -126,7 +127,7 @@ impl PlaceFailure {
     }
 }
 
-/// A space's addresses and who has access there, to place extents without the space.
+/// The reservation of a space and its grants, to place extents without the space.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(super) reservation: Reservation,
@@ -134,7 +135,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Places a physical at an offset that nobody else places at.
+    /// Maps a physical at an offset that is not used by any other operation.
     pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
         place_one(
             &self.reservation,
@@ -146,7 +147,7 @@ impl Target {
     }
 }
 
-/// Maps a physical at an offset and opens it.
+/// Maps a physical at an offset and grants access.
 pub(super) fn place_one(
     reservation: &Reservation,
     access: &[AccessGrant],
@@ -174,7 +175,7 @@ pub(super) fn place_one(
         most,
         host: false,
     };
-    // The mapping holds the physical: this is no longer a holder, or it could not be taken back.
+    // The mapping holds the physical. A second holder would prevent taking it out again.
     drop(unmapped);
     match opened {
         Ok(()) => Ok(placed),

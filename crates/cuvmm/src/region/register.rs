@@ -1,9 +1,9 @@
-//! What of a region others have registered: nothing that they look at changes while they do, and it
-//! stays mapped where the region goes first.
+//! The registrations of a region: registered memory does not change, and stays mapped if the region
+//! is dropped first.
 //!
-//! The books are here, and what a region that has gone left behind. The region asks them before it
-//! changes anything; that a registration ends waits for nobody while the region lives, since nothing
-//! is unmapped by it then.
+//! This module keeps the records, and the extents that a dropped region left registered. The region
+//! checks the records before it changes anything. Ending a registration does not wait while the
+//! region lives, since nothing is unmapped then.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,33 +14,35 @@ use rangemap::RangeMap;
 use super::Region;
 use super::fence::Unused;
 use super::place::Placed;
-use super::registration::{Keeper, Registration};
+use super::registration::{Registration, RegistrationOwner};
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The registrations of a region; it outlives the region if they do.
+/// The registrations of a region. It outlives the region if they do.
 #[derive(Debug)]
 pub(super) struct Register {
     device: Device,
     books: Mutex<Books>,
-    /// What a forked child finds, where another thread of the parent may have had the lock.
-    childs: Mutex<Books>,
+    /// The records that a forked child uses, since another thread of the parent may have held the
+    /// lock.
+    after_fork: Mutex<Books>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
-    /// How many registrations there ever were, which numbers them.
+    /// The number of registrations ever made, which numbers them.
     numbered: u64,
-    /// What each keeps, in whole extents.
+    /// The range that each registration keeps, in whole extents.
     kept: BTreeMap<u64, Range<u64>>,
-    /// How many keep each byte, where any does: so that a change of a range asks none of the others.
+    /// The number of registrations that keep each byte, where any do, so that changing a range does
+    /// not search the other registrations.
     claims: RangeMap<u64, u64>,
-    /// Extents whose region has gone, by their offsets.
+    /// Extents whose region was dropped, by offset.
     left: BTreeMap<u64, Placed>,
-    /// The devices that may be using those.
+    /// The devices that may be using those extents.
     users: Vec<Device>,
 }
 
@@ -49,19 +51,19 @@ impl Register {
         Arc::new(Self {
             device: device.clone(),
             books: Mutex::default(),
-            childs: Mutex::default(),
+            after_fork: Mutex::default(),
         })
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
         let books = match self.device.is_forked() {
             false => &self.books,
-            true => &self.childs,
+            true => &self.after_fork,
         };
         books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that somebody keeps a range of whole extents.
+    /// Registers a range of whole extents.
     fn keep(self: &Arc<Self>, range: Range<u64>, read_only: Vec<Range<u64>>) -> Kept {
         let mut books = self.books();
         books.numbered += 1;
@@ -79,14 +81,14 @@ impl Register {
         self.books().kept.len() as u64
     }
 
-    /// Where what is kept ends.
+    /// The end of the last registered byte.
     pub(super) fn end(&self) -> u64 {
         let books = self.books();
         let last = books.claims.last_range_value();
         last.map_or(0, |(range, _)| range.end)
     }
 
-    /// Refuses a change of a range that somebody keeps.
+    /// Refuses a change of a range that is registered.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         let books = self.books();
         if !books.claims.overlaps(range) {
@@ -104,7 +106,7 @@ impl Register {
         }
     }
 
-    /// Takes over what is kept of a region that goes.
+    /// Takes over the registered extents of a region that is being dropped.
     fn take_over(
         &self,
         users: Vec<Device>,
@@ -131,7 +133,7 @@ impl Books {
         Some(range)
     }
 
-    /// Changes how many keep each byte of a range.
+    /// Changes the number of registrations of each byte of a range.
     fn claim(&mut self, range: &Range<u64>, change: impl Fn(u64) -> u64) {
         if range.is_empty() {
             return;
@@ -152,18 +154,19 @@ impl Books {
     }
 }
 
-/// Somebody's claim on a range; ends when it is dropped.
+/// One registration of a range, which ends when it is dropped.
 struct Kept {
     register: Arc<Register>,
     number: u64,
-    /// Extents that could only be read when the claim began, since a fork had their memory too. What
-    /// is registered is not closed afterwards, so there are never more.
+    /// Extents that were read-only when the registration began, since a fork shared their memory.
+    /// Registered memory is not capped later, so none are added.
     read_only: Vec<Range<u64>>,
 }
 
 impl Kept {
-    /// Ends the claim. What no other one keeps, and no region has any more, is unmapped behind all
-    /// work of the devices that had access. On failure it is all kept still, but for what is unmapped.
+    /// Ends the registration. Extents that no other registration keeps, and whose region was
+    /// dropped, are unmapped behind all work of the devices that had access. On failure everything
+    /// is still kept, except what was unmapped.
     fn end(&self) -> Result<(), CallError> {
         let mut books = self.register.books();
         let Some(range) = books.let_go(self.number) else {
@@ -189,14 +192,14 @@ impl Kept {
     }
 }
 
-impl Keeper for Kept {
+impl RegistrationOwner for Kept {
     fn close(&self) -> Result<(), CallError> {
         self.end()
     }
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        // A region's owner names the streams when memory is withdrawn; what a region left waits for
-        // all work.
+        // A region's owner names the streams when it withdraws memory. The extents of a dropped
+        // region wait for all work.
         if stream.device().same_driver(&self.register.device) {
             Ok(())
         } else {
@@ -212,13 +215,13 @@ impl Keeper for Kept {
     }
 
     fn exported(&self) {
-        // The region asks the memory itself.
+        // The region reads the mark of each physical.
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // A lock that another thread held when the process was forked is never let go of.
+        // A lock that another thread held when the process was forked is never released.
         if self.register.device.forked().is_some() {
             return;
         }
@@ -234,7 +237,7 @@ impl Drop for Kept {
     }
 }
 
-/// Unmaps what nobody has any more, behind all work of the devices that had access.
+/// Unmaps extents that have no owner any more, behind all work of the devices that had access.
 fn unmap(users: &[Device], going: &mut BTreeMap<u64, Placed>) -> Result<(), CallError> {
     if going.is_empty() {
         return Ok(());
@@ -256,19 +259,20 @@ const fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Region {
-    /// Proof for whoever registers memory with a NIC or with NCCL: the exact list of the extents
-    /// under a committed range, and while it lives none of them changes. Extents that the range
-    /// cuts count whole: what registers mappings can register only whole ones. Makes no driver call.
+    /// Registers the extents of a committed range, so that the memory can be registered with a NIC
+    /// or with NCCL. Returns the exact list of the extents; none of them changes while the
+    /// registration lives. Extents that the range cuts are included whole, since mappings can only
+    /// be registered whole. Makes no driver call.
     ///
-    /// What meets a registered extent is refused meanwhile: decommitting it, moving it, making a
-    /// shared one its own, forking the region (its memory would become read-only under a writer),
-    /// taking a device's access away, and closing the region. Committing and decommitting
-    /// elsewhere, letting devices in, aliases, copies and fills go on. If the region is dropped
-    /// first, what is registered stays mapped at its addresses until the last registration of it
-    /// ends, which then waits for the devices.
+    /// Operations on registered extents are refused meanwhile: decommitting, relocating or
+    /// unsharing them, forking the region (which would make memory read-only under a writer),
+    /// revoking a device's access, and closing the region. Committing and decommitting elsewhere,
+    /// granting access, aliases, copies and fills are allowed. If the region is dropped first,
+    /// registered extents stay mapped at their addresses until the last registration of them ends,
+    /// which then waits for the devices.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed, the context is lost, or this is a
+    /// [`MemoryError`] when the range is not committed, the context is lost, or the process is a
     /// forked child.
     pub fn register(&self, range: Range<u64>) -> Result<Registration, MemoryError> {
         self.check_committed(&range)?;
@@ -285,7 +289,7 @@ impl Region {
         Ok(Registration::new(self.device().clone(), extents, keeper))
     }
 
-    /// How many [registrations](Self::register) there are.
+    /// Returns the number of [registrations](Self::register).
     #[must_use]
     pub fn registrations(&self) -> u64 {
         self.register.count()
@@ -296,17 +300,17 @@ impl Region {
         self.register.check(range)
     }
 
-    /// The same for all of it.
+    /// Refuses a change of the whole region while any of it is registered.
     pub(super) fn all_unregistered(&self) -> Result<(), MemoryError> {
         self.register.check(&(0..self.size()))
     }
 
-    /// Where what is registered ends; 0 if nothing is.
+    /// The end of the last registered byte; 0 if nothing is registered.
     pub(crate) fn registered_end(&self) -> u64 {
         self.register.end()
     }
 
-    /// Leaves what is registered to those who registered it.
+    /// Leaves the registered extents to their registrations.
     pub(super) fn leave_registered(&mut self) {
         if self.device().forked().is_some() {
             return;

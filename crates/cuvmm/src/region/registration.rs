@@ -1,7 +1,7 @@
-//! Proof that memory stays as it is for whoever has registered it: the same for a region's range and
-//! a pool's block.
+//! Registrations: they keep the memory of a region's range or a pool's block unchanged while it is
+//! registered with another library.
 //!
-//! Nothing is registered here: with whom, and how, is up to the holder.
+//! Nothing is registered here; that is up to the holder of the [`Registration`].
 
 use std::fmt;
 use std::ops::Range;
@@ -14,33 +14,35 @@ use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, ExportMark, Stream};
 
-/// Whoever keeps the memory of a registration where it is, until dropped.
-pub(crate) trait Keeper: Send + Sync {
-    /// Lets go of it and says what could not be given back.
+/// An owner that keeps the memory of a registration in place until it is dropped.
+pub(crate) trait RegistrationOwner: Send + Sync {
+    /// Releases the memory and returns the first error.
     fn close(&self) -> Result<(), CallError>;
 
     /// Notes that a stream uses the memory.
     fn record_use(&self, stream: &Stream) -> Result<(), CallError>;
 
-    /// Whether others may be given the memory of a range for good. From then on, as long as this
-    /// lives, it is as good as exported.
+    /// Checks that the memory of a range may be exported. From then on, while the keeper lives, the
+    /// range counts as exported.
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 
-    /// Notes that some of the memory has been marked as exported.
+    /// Notes that some of the memory was marked as exported.
     fn exported(&self);
 }
 
-/// Extents that others may have registered: while it lives, each is mapped where it was, shows the
-/// same memory, and nobody who had access to it has lost any.
+/// A guarantee that extents stay as they are, so that they can be registered with another library:
+/// while it lives, each is mapped at its address, shows the same memory, and no device loses access
+/// to it.
 ///
-/// It comes from [`Region::register`](crate::Region::register),
-/// [`Block::register`](crate::Block::register) or a container's `register`, and outlives all of
-/// them. Clones are the same registration, which ends with the last. End it after what was registered has been
-/// deregistered there.
+/// It is created by [`Region::register`](crate::Region::register),
+/// [`Block::register`](crate::Block::register) or a container's `register`, and may outlive the
+/// owner. Clones are the same registration, which ends with the last clone. End it after the memory
+/// has been deregistered with the other library.
 ///
-/// Ending it calls the driver only where it is the last to keep memory of a region that has gone:
-/// that is unmapped then, behind all work of the devices that had access.
+/// Ending it calls the driver only where it is the last owner of the memory of a dropped region:
+/// that memory is unmapped then, behind all work of the devices that had access.
 #[derive(Clone)]
+#[doc(alias = "pin")]
 pub struct Registration {
     shared: Arc<Shared>,
 }
@@ -48,16 +50,16 @@ pub struct Registration {
 struct Shared {
     device: Device,
     extents: Vec<Extent>,
-    /// What others are given of an extent marks it.
+    /// The export marks of the extents; an export sets them.
     marks: Vec<ExportMark>,
-    keeper: Arc<dyn Keeper>,
+    keeper: Arc<dyn RegistrationOwner>,
 }
 
 impl Registration {
     pub(crate) fn new(
         device: Device,
         extents: Vec<(Extent, ExportMark)>,
-        keeper: Arc<dyn Keeper>,
+        keeper: Arc<dyn RegistrationOwner>,
     ) -> Self {
         let (extents, marks) = extents.into_iter().unzip();
         Self {
@@ -70,21 +72,21 @@ impl Registration {
         }
     }
 
-    /// The device that the memory was reserved on.
+    /// Returns the device that the memory was reserved on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// Every extent, whole and in order, side by side: what to register where only one mapping can
-    /// be registered at a time.
+    /// Returns every extent, whole, in order and adjacent. Register each by itself where only one
+    /// mapping can be registered at a time.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.shared.extents
     }
 
-    /// What of the region or block is registered, in bytes: from where the first extent begins to
-    /// where the last one ends.
+    /// Returns the registered range of the region or block in bytes, from the start of the first
+    /// extent to the end of the last.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         let extents = self.extents();
@@ -92,38 +94,38 @@ impl Registration {
         start..extents.last().map_or(start, Extent::end)
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         let range = self.range();
         range.end - range.start
     }
 
-    /// The first extent's address.
+    /// Returns the address of the first extent.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         let first = self.extents().first();
         first.map_or(DeviceAddress(0), |extent| extent.address)
     }
 
-    /// Whether others were ever given some of its memory, by a [`DmaBuf`](super::DmaBuf) or a handle:
-    /// that memory is released in the end, and not handed to anybody else before.
+    /// Returns `true` if some of the memory was ever exported, by a [`DmaBuf`](super::DmaBuf) or a
+    /// handle. That memory is released in the end and never reused before.
     #[must_use]
     pub fn is_exported(&self) -> bool {
         self.shared.marks.iter().any(ExportMark::is_set)
     }
 
-    /// Notes that a stream uses the memory, for a block that is freed before that work has passed.
-    /// For a region it need not be said: its owner names streams when memory is withdrawn.
+    /// Notes that a stream uses the memory, for a block that is freed before that work is complete.
+    /// It is not needed for a region, whose owner names streams when it withdraws memory.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] when the stream is another driver's.
+    /// [`CallError::WrongDriver`] when the stream belongs to another driver.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.shared.keeper.record_use(stream)
     }
 
-    /// Ends it, or hands it back and says why not. (`cuCtxSynchronize` and `cuMemUnmap` where the
-    /// region has gone and nobody else keeps its memory.)
+    /// Ends the registration, or returns it with the reason. Makes `cuCtxSynchronize` and
+    /// `cuMemUnmap` where it is the last owner of the memory of a dropped region.
     ///
     /// # Errors
     /// [`CloseError`] with the registration in it while a clone or a [`DmaBuf`](super::DmaBuf)
@@ -142,19 +144,19 @@ impl Registration {
         })
     }
 
-    /// The extents that meet a range.
+    /// The extents that overlap a range.
     pub(super) fn extents_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {
         self.extents()
             .iter()
             .filter(|extent| extent.offset < range.end && range.start < extent.end())
     }
 
-    /// Whether others may be given the memory of a range for good.
+    /// Checks that the memory of a range may be exported.
     pub(super) fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.shared.keeper.may_export(range)
     }
 
-    /// Notes that others may have the memory of the extents that meet a range from now on, for good.
+    /// Marks the extents that overlap a range as exported, permanently.
     pub(super) fn mark_exported(&self, range: &Range<u64>) {
         let marked = self.extents().iter().zip(&self.shared.marks);
         marked

@@ -1,5 +1,5 @@
-//! Moving what is committed to another place under the same addresses: to host memory when the
-//! device has to be cleared, to the device when it is needed there.
+//! Relocation: moves committed memory to another place under the same addresses, such as to host
+//! memory when the device is short of memory, and back.
 
 use std::ops::Range;
 
@@ -11,28 +11,29 @@ use crate::error::MemoryError;
 use crate::own::{Place, Stream};
 
 impl Region {
-    /// Moves a committed range to another place: same addresses, same bytes, other memory. Extents
-    /// that lie there already stay. Returns the bytes moved.
+    /// Moves a committed range to another place, keeping addresses and bytes. Extents that are
+    /// already there stay. Returns the bytes moved.
     ///
-    /// Waits for all work of the devices that have access, copies on `stream` and waits for that.
-    /// Work that is launched meanwhile must keep off the range. Memory is there twice until all of it
-    /// has moved. All or nothing, unless the driver cannot even say whether a copy to host memory has
-    /// ended: what is copied by then lies in its new place, and other streams find other bytes there
-    /// until it has ended.
+    /// Waits for all work of the devices that have access, copies on `stream` and waits for the
+    /// copies. Work that is launched meanwhile must not use the range. The range takes twice its
+    /// memory until all of it has moved. All or nothing, with one exception: if the driver cannot
+    /// say whether a copy to host memory has ended, the extents copied until then stay at the new
+    /// place, and other streams may read wrong bytes there until the copy has ended.
     ///
-    /// Per extent `cuMemCreate`, a copy, and unmapping and mapping twice, while the next extent is being
-    /// copied. Host memory comes from the region's [`HostExtents`](super::HostExtents) as far as they
-    /// reach, and goes there when it is moved away from. Without them finding, pinning and clearing it
-    /// takes 200 to 340 ms for 1 GiB on an H200's machine, and copying it 20 ms.
+    /// Makes `cuMemCreate`, a copy, and two unmappings and mappings for each extent, while the next
+    /// extent is being copied. Host memory is taken from the region's
+    /// [`HostExtents`](super::HostExtents) as far as they suffice, and returned there when it is
+    /// moved away from. Without them, allocating, pinning and clearing host memory takes 200 to 340
+    /// ms for 1 GiB on the host of an H200, and copying takes 20 ms.
     ///
-    /// The host's processors have no access to what has moved to host memory before
-    /// [`host_pointer`](Self::host_pointer) gives it to them.
+    /// The host's processors have no access to memory that has moved to the host before
+    /// [`host_pointer`](Self::host_pointer) gives it.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, cuts an extent or is
-    /// [registered](Self::register), the region shows memory twice, part of the range was
-    /// [exported](Self::export) and would move, the place cannot be reached or has no memory, or the
-    /// driver refuses.
+    /// [registered](Self::register), the region maps memory twice, part of the range was
+    /// [exported](Self::export) and would move, the place cannot be reached or has no memory, or
+    /// the driver refuses.
     pub fn relocate(
         &mut self,
         range: Range<u64>,

@@ -1,13 +1,14 @@
-//! Other memory with the same bytes under the same addresses.
+//! Replacement: other memory with the same bytes under the same addresses.
 //!
-//! Copies go through addresses beside, where one of the two memories is mapped as well: the new one, which
-//! is unmapped there and takes the place of the old one when it has the bytes. Where the new one is host
-//! memory, which takes many times as long to map, the old one is mapped beside, and the new one lies in
-//! its place before it has the bytes. Either way one extent is copied while another is mapped; but what
-//! lies beside is mapped before the first copy, since access takes a millisecond to give while a copy
-//! runs (`docs/measurements.md`).
+//! Copies go through a second reservation, `beside`, in which one of the two memories is mapped as
+//! well. By default that is the new memory, which is unmapped there and mapped in place of the old
+//! when it has the bytes. If the new memory is host memory, which takes many times as long to map,
+//! the old memory is mapped beside, and the new memory is mapped in its place before it has the
+//! bytes. Either way, one extent is copied while another is being mapped. All mappings beside are
+//! made before the first copy, since giving access takes a millisecond while a copy runs
+//! (`docs/measurements.md`).
 //!
-//! The caller has seen to it that no work uses the extents, and lets none begin.
+//! The caller ensures that no work uses the extents, and that none begins.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,28 +25,29 @@ use super::taken::{NotPutBack, TakenOut};
 use crate::error::MemoryError;
 use crate::own::{Access, Event, Stream};
 
-/// Memory, and the offset where it is to be placed.
+/// Physicals, each with the offset where it is to be mapped.
 type New = Vec<(u64, Unmapped)>;
 
-/// The number of copies to host memory that are queued before the first of them is waited for. It has
-/// most likely ended, and what lies beside is unmapped while the next are under way.
+/// The number of copies to host memory that are queued before the first is waited for. By then it
+/// has most likely ended, and its memory beside is unmapped while the next copies run.
 const AHEAD: usize = 3;
 
-/// Memory was not replaced.
+/// A failed replacement.
 #[derive(Debug)]
 pub(crate) struct NotReplaced {
     pub(crate) error: MemoryError,
-    /// What is mapped nowhere and of no use: new memory, or old memory whose place new memory keeps.
+    /// Unmapped physicals that are not used: new memory, or old memory that new memory has
+    /// replaced.
     pub(crate) physicals: Vec<Unmapped>,
-    /// What was there and could not be put back.
+    /// Memory that was in place and could not be put back.
     pub(crate) lost: Option<NotPutBack>,
-    /// Whether the stream may be copying still, to or from what is there. The memory at the other end is
-    /// kept.
+    /// Set if the stream may still be copying to or from the memory in place. The memory at the
+    /// other end is kept.
     pub(crate) running: bool,
 }
 
 impl NotReplaced {
-    /// Nothing was done with the new memory.
+    /// A failure before anything was done with the new memory.
     pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
         Box::new(Self {
             error: error.into(),
@@ -56,29 +58,29 @@ impl NotReplaced {
     }
 }
 
-/// An exchange of extents in a space, while it goes on.
+/// A replacement of extents of a space, in progress.
 struct Exchange<'a, 'b> {
     there: &'a mut Completed<'b>,
-    /// The addresses that are copied through, in which memory lies as the ranges follow each other.
+    /// The reservation to copy through, in which the ranges are mapped one behind the other.
     beside: Space,
     most: Access,
     stream: &'a Stream,
-    /// What was taken out.
+    /// The old memory that was taken out.
     old: TakenOut,
-    /// Where new memory lies.
+    /// The ranges where new memory is mapped.
     placed: Vec<(Range<u64>, Bytes)>,
-    /// Memory that has no place.
+    /// Physicals that are mapped nowhere.
     spare: Vec<Unmapped>,
-    /// Whether a copy was queued.
+    /// Set once a copy was queued.
     queued: bool,
-    /// Whether one may be running of which nothing is known any more.
+    /// Set if a copy may be running and its state is unknown.
     running: bool,
 }
 
-/// Whether new memory has the bytes of the old.
+/// The state of the copy to new memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bytes {
-    /// No, or it is not known.
+    /// Not copied, or unknown.
     Missing,
     /// A copy was queued.
     Queued,
@@ -86,19 +88,19 @@ enum Bytes {
 }
 
 impl Completed<'_> {
-    /// Copies the bytes of extents to other memory and puts that in their places, where no device has
-    /// more access than `most`. Each new one begins and ends where extents do; where the first lies says
-    /// which way all go. Returns the old memory.
+    /// Copies the bytes of extents to other memory and maps it in their place, where no device has
+    /// more access than `most`. Each new physical begins and ends where extents do. The location of
+    /// the first decides the method for all. Returns the old memory.
     ///
-    /// All or nothing, unless it cannot even be told whether a copy has ended: new host memory then
-    /// stays where it lies.
+    /// All or nothing, unless it is unknown whether a copy has ended: new host memory then stays
+    /// mapped.
     pub(crate) fn replace(
         &mut self,
         new: New,
         most: Access,
         stream: &Stream,
     ) -> Result<TakenOut, Box<NotReplaced>> {
-        // A copy would become a part of the graph, and nothing would be copied.
+        // In a capture, a copy would become part of the graph and not be executed.
         match stream.is_capturing() {
             Ok(false) => {}
             Ok(true) => return Err(NotReplaced::unchanged(MemoryError::Capturing, new)),
@@ -133,8 +135,8 @@ impl Completed<'_> {
 }
 
 impl Exchange<'_, '_> {
-    /// Copies to new memory beside, all of it one after the other, and puts each in its place while the
-    /// next is being copied to.
+    /// Copies to new memory beside, one extent after the other, and maps each in place while the
+    /// next copies run.
     fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {
         let ends = |(offset, unmapped): &(u64, Unmapped)| *offset..offset + unmapped.size();
         let ranges: Vec<Range<u64>> = new.iter().map(ends).collect();
@@ -152,7 +154,7 @@ impl Exchange<'_, '_> {
             let there = &self.there.space;
             self.beside
                 .copy_within(self.stream, at, there, range.start, size)?;
-            // All has been copied when the last has.
+            // The last copy needs no event: the stream is waited for.
             let event = match Some(&range) == last.as_ref() {
                 true => None,
                 false => self.mark(),
@@ -176,8 +178,8 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    /// Maps the old memory beside, and copies from there to the new in its place, each while the next is
-    /// being mapped.
+    /// Maps the old memory beside, and copies from there to the new memory in place, each while the
+    /// next is being mapped.
     fn in_place(&mut self, new: New) -> Result<(), MemoryError> {
         let mut new = new.into_iter();
         let placed = self.place_and_copy(&mut new);
@@ -186,8 +188,8 @@ impl Exchange<'_, '_> {
         self.leave(self.placed.len(), self.beside.size(), None)
     }
 
-    /// Waits for the copies to the first places, and leaves the old memory at the addresses that they
-    /// went through.
+    /// Waits for the copies to the first `places` ranges, and unmaps the old memory beside that
+    /// they were copied from.
     fn leave(&mut self, places: usize, end: u64, event: Option<Event>) -> Result<(), MemoryError> {
         self.wait(event)?;
         for (_, bytes) in self.placed.iter_mut().take(places) {
@@ -238,7 +240,7 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    /// Places new memory where nothing lies any more.
+    /// Maps new memory at a range that is unmapped.
     fn place(&mut self, range: Range<u64>, new: Unmapped, bytes: Bytes) -> Result<(), MemoryError> {
         let there = &mut self.there.space;
         match there.place_for(range.start, vec![new], self.most) {
@@ -253,7 +255,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// An event behind what was queued. Without one the stream is waited for.
+    /// Records an event behind the queued work. Without one, the stream is waited for.
     fn mark(&self) -> Option<Event> {
         let event = Event::new(self.stream.device());
         let event = event.and_then(|event| event.record(self.stream).map(|()| event));
@@ -262,7 +264,7 @@ impl Exchange<'_, '_> {
             .ok()
     }
 
-    /// Waits for what was queued before an event, or for all of it.
+    /// Waits for the work queued before an event, or for all work of the stream.
     fn wait(&mut self, event: Option<Event>) -> Result<(), MemoryError> {
         let event = event.as_ref();
         let passed = event.map(|event| self.stream.device().relaxed(|| event.synchronize()));
@@ -275,7 +277,7 @@ impl Exchange<'_, '_> {
         })
     }
 
-    /// Puts back what was taken out.
+    /// Puts back the memory that was taken out.
     fn undo(mut self, error: MemoryError) -> NotReplaced {
         if self.queued
             && !self.running
@@ -306,7 +308,7 @@ impl Exchange<'_, '_> {
         }
         placed.retain(|(range, bytes)| {
             let mut new = there.space.never_used(range.start);
-            // What may be copied to stays mapped.
+            // Memory that may be being copied to stays mapped.
             let withdrawn = match running && *bytes != Bytes::There {
                 true => None,
                 false => new.withdraw_back(range.start).ok(),
@@ -316,7 +318,7 @@ impl Exchange<'_, '_> {
                     physicals.extend(here);
                     false
                 }
-                // It has the bytes, or will have them.
+                // It has the bytes, or will have them when the copy ends.
                 None if *bytes != Bytes::Missing => true,
                 None => {
                     there.space.quarantine(range.start);
@@ -340,8 +342,8 @@ impl Exchange<'_, '_> {
 }
 
 impl Region {
-    /// Puts physicals in the places of extents, to be read and written, and lets the old memory go.
-    /// What is lost where even undoing it failed is committed no more.
+    /// Replaces the memory of extents by physicals, to be read and written, and releases the old
+    /// memory. Extents that even the roll-back lost are no longer committed.
     pub(super) fn replace(
         &mut self,
         new: New,
@@ -400,7 +402,7 @@ mod tests {
         parts.map(|(_, physical)| physical.as_raw()).collect()
     }
 
-    /// Memory for some places, each of so many granules at an offset in granules.
+    /// Physicals for some places, given as offset and size in granules.
     fn new(rig: &Rig, places: &[(u64, u64)]) -> (New, Vec<PhysicalHandle>) {
         let at = |&(offset, granules): &(u64, u64)| (offset * G, rig.memory(granules));
         let new: New = places.iter().map(at).collect();
@@ -413,8 +415,8 @@ mod tests {
         physicals.iter().map(|it| it.physical.as_raw()).collect()
     }
 
-    /// Replaces three extents in the middle of a space of five; returns what it had, what was to come, what
-    /// came of it, and the space.
+    /// Replaces three extents in the middle of a space of five. Returns the old handles, the new
+    /// handles, the outcome, and the space.
     #[allow(clippy::type_complexity)]
     fn replaced(
         rig: &Rig,
@@ -524,7 +526,7 @@ mod tests {
         rig.heal();
         space.promised().retry_stuck().unwrap();
         assert_eq!((space.beside.len(), space.stuck_bytes()), (0, 0));
-        // What was copied there, and cannot be unmapped there.
+        // Memory that was copied to beside, and cannot be unmapped there.
         let (_, raws, outcome, mut other) = replaced(&rig, &stream, || {
             (1..=4).for_each(|nth| rig.fail(Call::MemUnmap, nth));
         });
@@ -557,7 +559,7 @@ mod tests {
     fn where_old_memory_cannot_be_taken_out_all_of_it_stays() {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
-        // Of each pair the new one is unmapped where it was copied to, and then the old one.
+        // For each extent the new memory is unmapped beside, and then the old one in place.
         let (before, raws, outcome, space) = replaced(&rig, &stream, || {
             rig.fail(Call::MemUnmap, 4);
         });
@@ -596,7 +598,7 @@ mod tests {
         assert_eq!(handles(&space), after);
     }
 
-    /// A region with an extent in each of two granules, and memory for both.
+    /// A region with one extent in each of two granules, and new memory for both.
     fn region(rig: &Rig) -> (Region, New) {
         let builder = Region::builder(&rig.device, 2 * G).largest_extent(G);
         let mut region = builder.reserve().unwrap();
@@ -609,7 +611,7 @@ mod tests {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
         let (mut region, new) = region(&rig);
-        // The second that is taken out, and putting back the first, twice.
+        // Fails taking out the second, and both attempts to put back the first.
         rig.fail(Call::MemUnmap, 4);
         rig.fail(Call::MemMap, 4);
         rig.fail(Call::MemMap, 5);
@@ -624,7 +626,7 @@ mod tests {
         assert!(matches!(*cause, MemoryError::Call(_)));
         assert!(!region.is_committed(0..G) && region.is_committed(G..2 * G));
         assert_eq!(region.extents().len(), 1);
-        assert!(region.withdrawn.is_empty(), "nothing is being copied");
+        assert!(region.withdrawn.is_empty(), "no copy is running");
     }
 
     #[test]

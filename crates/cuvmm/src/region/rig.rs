@@ -1,5 +1,5 @@
-//! A device for unit tests: the model of a driver, whose streams can be held back, behind a driver
-//! that fails when told to.
+//! A device for unit tests: the model driver, whose streams can be held, behind a driver that fails
+//! on request.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use super::{Space, Unmapped};
 use crate::device::Device;
 use crate::own::{Access, Physical, Stream};
 
-/// The granule of the device.
 pub(crate) const G: u64 = 2 << 20;
 
 pub(crate) struct Rig {
@@ -35,12 +34,12 @@ pub(crate) fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Memory of this number of granules.
+    /// Creates a physical of this number of granules.
     pub(crate) fn memory(&self, granules: u64) -> Unmapped {
         Unmapped::fresh(Physical::new(&self.device, granules * G).unwrap())
     }
 
-    /// A space with an extent of a granule in each of its granules.
+    /// Reserves a space with an extent of one granule in each of its granules.
     pub(crate) fn space(&self, granules: u64) -> Space {
         let mut space = Space::reserve(&self.device, granules * G).unwrap();
         let memory = (0..granules).map(|_| self.memory(1)).collect();
@@ -48,14 +47,14 @@ impl Rig {
         space
     }
 
-    /// A stream with work that is not done before it is let go.
+    /// Creates a stream with work that is not complete before [`finish`](Self::finish).
     pub(crate) fn busy_stream(&self) -> Stream {
         let stream = Stream::new(&self.device).unwrap();
         self.queue(&stream);
         stream
     }
 
-    /// Queues work on a stream and holds it back.
+    /// Queues work on a stream and holds it.
     pub(crate) fn queue(&self, stream: &Stream) {
         self.machine.hold(Ordinal(0), stream.as_raw());
         let queued = self
@@ -64,29 +63,28 @@ impl Rig {
         queued.unwrap();
     }
 
-    /// Has all work of a stream done.
+    /// Completes all work of a stream.
     pub(crate) fn finish(&self, stream: &Stream) {
         self.machine.let_go(Ordinal(0), stream.as_raw());
     }
 
-    /// Has the nth call of a kind from here on fail.
+    /// Makes the nth call of a kind from here on fail.
     pub(crate) fn fail(&self, call: Call, nth: u64) {
         let fault = Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN);
         self.faults.arm(fault.of(call));
     }
 
-    /// Has it and all later ones fail.
+    /// Makes the nth call of a kind from here on, and all later ones, fail.
     pub(crate) fn fail_from(&self, call: Call, nth: u64) {
         let fault = Fault::from(nth, CUresult::CUDA_ERROR_UNKNOWN);
         self.faults.arm(fault.of(call));
     }
 
-    /// Has calls succeed again.
+    /// Makes calls succeed again.
     pub(crate) fn heal(&self) {
         self.faults.disarm();
     }
 
-    /// How many driver calls were made.
     pub(crate) fn calls(&self) -> u64 {
         self.faults.total()
     }

@@ -1,4 +1,4 @@
-//! Addresses with extents in them: placed and withdrawn whole, and rolled back when that fails.
+//! A reservation with extents, which are placed and withdrawn whole and rolled back on failure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,17 +11,17 @@ use crate::device::Device;
 use crate::error::MemoryError;
 use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 
-/// One extent: its place and size in bytes.
+/// One extent: a physical mapped at one offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Extent {
-    /// Where in the region or block it begins.
+    /// The offset in the region or block, in bytes.
     pub offset: u64,
-    /// Its size, a power of two granules.
+    /// The size in bytes, a power of two granules.
     pub size: u64,
-    /// Its first address.
+    /// The first address.
     pub address: DeviceAddress,
-    /// Where its memory lies.
+    /// The location of the memory.
     pub location: Location,
 }
 
@@ -36,42 +36,41 @@ impl Extent {
         }
     }
 
-    /// One past its last byte.
     pub(crate) const fn end(&self) -> u64 {
         self.offset + self.size
     }
 }
 
-/// What a space has: its extents, and what is stuck in it.
+/// The bytes and counts of a space's extents and stuck mappings.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Footing {
+pub(crate) struct SpaceCounts {
     pub(crate) bytes: u64,
     pub(crate) count: u64,
     pub(crate) stuck_bytes: u64,
     pub(crate) stuck_count: u64,
 }
 
-/// A reservation whose extents all have the same access.
+/// A reservation whose extents all have the same grants.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(super) reservation: Reservation,
     pub(super) access: Vec<AccessGrant>,
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
-    /// What a failed roll-back left mapped: never used again, unmapped when the space goes.
+    /// Mappings that a failed roll-back left: never used again, unmapped at the end of the space.
     pub(super) stuck: Vec<Mapped>,
-    /// The same at addresses that were had to copy through.
+    /// Reservations to copy through that still have mappings after a failed roll-back.
     pub(super) beside: Vec<Self>,
 }
 
 impl Space {
-    /// Reserves `size` bytes, in which `device` can read and write what is placed.
+    /// Reserves `size` bytes of addresses. `device` can read and write all extents.
     pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Ok(Self::over(Reservation::new(device, size)?))
     }
 
-    /// So many of them at equal distances, each with `guard` bytes on either side where nothing will
-    /// ever be.
+    /// Reserves `count` spaces at equal distances, each with `guard` bytes on either side that stay
+    /// unmapped.
     pub(crate) fn row(
         device: &Device,
         size: u64,
@@ -84,7 +83,7 @@ impl Space {
 
     fn over(reservation: Reservation) -> Self {
         Self {
-            access: vec![AccessGrant::device(reservation.device(), Access::ReadWrite)],
+            access: vec![AccessGrant::new(reservation.device(), Access::ReadWrite)],
             reservation,
             extents: BTreeMap::new(),
             bytes: 0,
@@ -93,14 +92,14 @@ impl Space {
         }
     }
 
-    /// The same space, open to others besides.
+    /// Adds grants for other devices.
     pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = AccessGrant>) -> Self {
         self.access.extend(guests);
         self
     }
 
-    /// A space of the same size with nothing in it, open to the same devices.
-    pub(super) fn empty_twin(&self) -> Result<Self, MemoryError> {
+    /// Reserves an empty space of the same size with the same grants.
+    pub(super) fn empty_like(&self) -> Result<Self, MemoryError> {
         let mut twin = Self::reserve(self.device(), self.size())?;
         twin.access = self.access.clone();
         Ok(twin)
@@ -110,7 +109,8 @@ impl Space {
         self.reservation.device()
     }
 
-    /// The devices that have access: its own, which is the first, and those that were let in.
+    /// The devices that have access: its own, which comes first, and those that were granted
+    /// access.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
         self.access.iter().filter_map(AccessGrant::named)
     }
@@ -123,13 +123,13 @@ impl Space {
         self.reservation.size()
     }
 
-    /// Bytes of addresses that it takes up, guards included.
+    /// Bytes of addresses that it occupies, guards included.
     pub(crate) fn addresses(&self) -> u64 {
         self.reservation.addresses()
     }
 
-    /// Gives the addresses back, and what is placed there. Returns how many bytes of addresses the
-    /// driver has again: none while others that were reserved in a row with these are in use.
+    /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
+    /// has freed: 0 while other spaces that were reserved in a row with this one are in use.
     pub(crate) fn give_back(self) -> u64 {
         let Self {
             reservation,
@@ -142,12 +142,12 @@ impl Space {
         reservation.give_back()
     }
 
-    /// Bytes of extents, stuck ones left out.
+    /// Bytes of extents, without stuck ones.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many extents there are, stuck ones left out.
+    /// The number of extents, without stuck ones.
     pub(crate) fn count(&self) -> u64 {
         self.extents.len() as u64
     }
@@ -163,9 +163,8 @@ impl Space {
         self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
     }
 
-    /// What it has now.
-    pub(crate) fn footing(&self) -> Footing {
-        Footing {
+    pub(crate) fn footing(&self) -> SpaceCounts {
+        SpaceCounts {
             bytes: self.bytes,
             count: self.count(),
             stuck_bytes: self.stuck_bytes(),
@@ -173,7 +172,7 @@ impl Space {
         }
     }
 
-    /// Bytes of stuck extents that meet a range.
+    /// Bytes of stuck extents that overlap a range.
     pub(crate) fn stuck_in(&self, start: u64, end: u64) -> u64 {
         let meets =
             |mapping: &&Mapped| mapping.offset() < end && start < mapping.offset() + mapping.size();
@@ -186,32 +185,32 @@ impl Space {
         self.extents.values().map(Extent::of)
     }
 
-    /// Where the last extent begins.
+    /// The offset of the last extent.
     pub(crate) fn last_offset(&self) -> Option<u64> {
         self.extents.last_key_value().map(|(&offset, _)| offset)
     }
 
-    /// The extent that an offset lies in.
+    /// The extent that contains an offset.
     pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
         (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
     }
 
-    /// Where that extent begins and ends.
+    /// The range of the extent that contains an offset.
     pub(crate) fn bounds_around(&self, offset: u64) -> Option<Range<u64>> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
         let end = start + placed.mapping.size();
         (offset < end).then_some(start..end)
     }
 
-    /// The extents that meet a range.
+    /// The extents that overlap a range.
     pub(crate) fn extents_in(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> + '_ {
         self.extents
             .range(self.covering(start, end))
             .map(|(_, placed)| Extent::of(placed))
     }
 
-    /// The same, each with what marks its memory as exported.
+    /// The extents that overlap a range, each with the export mark of its physical.
     pub(crate) fn marked_in(
         &self,
         start: u64,
@@ -225,7 +224,7 @@ impl Space {
             })
     }
 
-    /// Gives the extents that begin in a range to somebody else, mapped as they are.
+    /// Removes and returns the extents that begin in a range, still mapped.
     pub(super) fn hand_over(&mut self, range: &Range<u64>) -> Vec<(u64, Placed)> {
         let here: Vec<u64> = self
             .extents
@@ -239,7 +238,7 @@ impl Space {
         given
     }
 
-    /// Where the extents that meet a range begin.
+    /// A range of offsets that contains the start of each extent that overlaps `start..end`.
     pub(super) fn covering(&self, start: u64, end: u64) -> Range<u64> {
         if start >= end {
             return start..start;
@@ -250,7 +249,7 @@ impl Space {
         first..end
     }
 
-    /// Where another thread can place physicals, for [`Self::adopt`] to take them in.
+    /// A target in which another thread can place physicals; [`Self::adopt`] takes them in.
     pub(crate) fn target(&self) -> Target {
         Target {
             reservation: self.reservation.another(),
@@ -258,8 +257,7 @@ impl Space {
         }
     }
 
-    /// Places physicals side by side from `offset` and opens them to those who have access: all of
-    /// them or none.
+    /// Maps physicals next to each other from `offset` and grants access: all of them or none.
     pub(crate) fn place(
         &mut self,
         offset: u64,
@@ -268,7 +266,8 @@ impl Space {
         self.place_for(offset, physicals, Access::ReadWrite)
     }
 
-    /// The same with no device having more access than `most`.
+    /// Maps physicals next to each other from `offset`, where no device has more access than
+    /// `most`: all of them or none.
     pub(crate) fn place_for(
         &mut self,
         offset: u64,
@@ -305,8 +304,8 @@ impl Space {
         Ok(())
     }
 
-    /// Places physicals where a roll-back wants them, with no device having more access than `most`. What the
-    /// driver refuses is tried once more, so that one refusal leaves everything as it was.
+    /// Maps physicals in a roll-back, where no device has more access than `most`. Tries twice, so
+    /// that one refusal by the driver leaves everything unchanged.
     pub(crate) fn place_back(
         &mut self,
         offset: u64,
@@ -335,39 +334,39 @@ impl Space {
         bytes
     }
 
-    /// An extent that is about to be unmapped, or put elsewhere.
+    /// Removes an extent that is about to be unmapped or moved.
     pub(super) fn remove(&mut self, offset: u64) -> Option<Placed> {
         let placed = self.extents.remove(&offset)?;
         self.bytes -= placed.mapping.size();
         Some(placed)
     }
 
-    /// The most that anybody may do with the extent that begins at `offset`.
+    /// The cap on every device's access to the extent at `offset`.
     pub(crate) fn most_at(&self, offset: u64) -> Access {
         self.extents
             .get(&offset)
             .map_or(Access::ReadWrite, |placed| placed.most)
     }
 
-    /// The memory of the extent that begins at `offset`.
+    /// The physical of the extent at `offset`.
     pub(super) fn physical_at(&self, offset: u64) -> Option<Physical> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().clone())
     }
 
-    /// The handle of that memory.
+    /// The handle of the physical of the extent at `offset`.
     pub(crate) fn handle_at(&self, offset: u64) -> Option<PhysicalHandle> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().as_raw())
     }
 
-    /// Where that memory lies.
+    /// The place of the physical of the extent at `offset`.
     pub(super) fn place_of(&self, offset: u64) -> Option<Place> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().place())
     }
 
-    /// The extents that meet a range, each with its memory.
+    /// The extents that overlap a range, each with its physical.
     pub(crate) fn parts_in(
         &self,
         start: u64,
@@ -377,22 +376,22 @@ impl Space {
         placed.map(|(_, placed)| (Extent::of(placed), placed.mapping.physical()))
     }
 
-    /// The extents that another process may have too.
+    /// The extents whose physicals were exported.
     pub(crate) fn exported(&self) -> impl Iterator<Item = Extent> + '_ {
         self.parts_in(0, self.size())
             .filter(|(_, physical)| physical.is_exported())
             .map(|(extent, _)| extent)
     }
 
-    /// Whether somebody else holds the memory of that extent too.
+    /// Returns `true` if the physical of the extent at `offset` has another holder in this process.
     pub(super) fn is_shared(&self, offset: u64) -> bool {
         self.extents
             .get(&offset)
             .is_some_and(|placed| placed.mapping.physical().is_shared())
     }
 
-    /// Whether the extent that begins at `offset` may be written and nothing else here holds its
-    /// memory.
+    /// Returns `true` if the extent at `offset` may be written and its physical has no other holder
+    /// in this process.
     pub(super) fn is_own(&self, offset: u64) -> bool {
         self.extents.get(&offset).is_some_and(|placed| {
             let physical = placed.mapping.physical();
@@ -400,21 +399,21 @@ impl Space {
         })
     }
 
-    /// The operation that placed extents from `offset` on has succeeded.
+    /// Notes that the operation that placed extents from `offset` on has succeeded.
     pub(crate) fn settle(&mut self, offset: u64) {
         self.extents
             .range_mut(offset..)
             .for_each(|(_, placed)| placed.fresh = false);
     }
 
-    /// Leaves an extent that could not be unmapped where it is, for good.
+    /// Leaves an extent that could not be unmapped mapped for good.
     pub(crate) fn quarantine(&mut self, offset: u64) {
         let placed = self.remove(offset);
         self.stuck.extend(placed.map(|placed| placed.mapping));
     }
 
-    /// The parts of a range that somebody wrote to since the driver zeroed them, as offset, size
-    /// and who it was.
+    /// The parts of a range that were written to since the driver zeroed them, as offset, size and
+    /// last writer.
     pub(crate) fn noted(
         &self,
         start: u64,
@@ -429,8 +428,8 @@ impl Space {
             })
     }
 
-    /// Notes who writes to the extents that meet a range from now on; returns where the last of
-    /// them ends.
+    /// Sets the last writer of the extents that overlap a range; returns the end of the last of
+    /// them.
     pub(crate) fn note_writer(&mut self, start: u64, end: u64, by: u64) -> u64 {
         let range = self.covering(start, end);
         self.extents
@@ -441,7 +440,7 @@ impl Space {
             })
     }
 
-    /// Notes that all behind `start` was overwritten, for the extents that lie there whole.
+    /// Notes that everything from `start` on was overwritten, for the extents that begin there.
     pub(crate) fn blank(&mut self, start: u64) {
         let extents = self.extents.range_mut(start..);
         extents

@@ -1,4 +1,4 @@
-//! Where the memory of a region comes from, and where it goes when it is mapped there no more.
+//! Creation and release of a region's physicals.
 
 use cuvmm_driver::PhysicalProps;
 
@@ -9,21 +9,21 @@ use crate::error::MemoryError;
 use crate::own::{Physical, Place};
 
 impl Region {
-    /// New memory at a place, of the kind that the region was built for.
+    /// Creates memory at a place, with the properties of the region.
     pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
         Physical::builder(place.through(self.device()), size)
             .with_props(self.props_at(place))
             .create()
     }
 
-    /// What memory at a place is asked for with.
+    /// The properties of the region's memory at a place.
     pub(super) fn props_at(&self, place: &Place) -> PhysicalProps {
         let mut props = self.props;
         props.location = place.location();
         props
     }
 
-    /// Memory at a place for the bytes of some extents, which will be overwritten.
+    /// Obtains memory at a place for the bytes of some extents, which will be overwritten.
     pub(super) fn overwritten(
         &self,
         extents: &[Extent],
@@ -40,7 +40,8 @@ impl Region {
         Ok(())
     }
 
-    /// Lets memory go that is mapped here no more: prepared host memory is kept for the next move.
+    /// Releases an unmapped physical. Host memory is kept for later relocations if the region has
+    /// prepared host memory.
     pub(super) fn let_go(&self, unmapped: Unmapped) {
         if let Some(prepared) = &self.prepared {
             let props = self.props_at(&unmapped.physical.place());

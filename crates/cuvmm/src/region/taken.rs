@@ -1,4 +1,4 @@
-//! Extents that were taken out of a space, to be given up or put back where they were.
+//! Extents that were taken out of a space, to be released or put back.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::space::Space;
 use crate::error::{CallError, MemoryError};
 use crate::own::Access;
 
-/// Extents that were taken out of a space, in the order in which that was done.
+/// Extents that were taken out of a space, in the order of removal.
 #[derive(Debug, Default)]
 pub(crate) struct TakenOut(Vec<Taken>);
 
@@ -19,7 +19,7 @@ pub(crate) struct TakenOut(Vec<Taken>);
 struct Taken {
     offset: u64,
     unmapped: Unmapped,
-    /// The most access that any device had to it.
+    /// The cap on every device's access to it.
     most: Access,
 }
 
@@ -34,37 +34,37 @@ pub(crate) struct Stuck {
 /// Extents that could not be put back.
 #[derive(Debug)]
 pub(crate) struct NotPutBack {
-    /// Why the first of them could not be.
+    /// The error of the first of them.
     pub(crate) error: MemoryError,
-    /// Where that was.
+    /// The offset of the first of them.
     pub(crate) offset: u64,
-    /// Those that are mapped there still, and cannot be used.
+    /// Extents that are still mapped there and cannot be used.
     pub(crate) stuck: Vec<Stuck>,
-    /// The memory of the others.
+    /// The memory of the remaining ones.
     pub(crate) rest: TakenOut,
 }
 
 impl TakenOut {
-    /// Bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|taken| taken.unmapped.size()).sum()
     }
 
-    /// Each with the offset where it was.
+    /// Each physical with the offset where it was mapped.
     pub(crate) fn into_parts(self) -> impl Iterator<Item = (u64, Unmapped)> {
         self.0
             .into_iter()
             .map(|taken| (taken.offset, taken.unmapped))
     }
 
-    /// Counts as what no running operation created.
+    /// Marks the physicals as not created by the running operation.
     pub(crate) fn settle(&mut self) {
         self.0
             .iter_mut()
             .for_each(|taken| taken.unmapped.fresh = false);
     }
 
-    /// The memory of those that lay wholly in one of some ranges, which is not to be put back there.
+    /// Removes and returns the physicals that were wholly within one of the ranges, and so are not
+    /// to be put back there.
     pub(super) fn split_off(&mut self, ranges: &[Range<u64>]) -> Vec<Unmapped> {
         let lies = |taken: &mut Taken| {
             let end = taken.offset + taken.unmapped.size();
@@ -79,12 +79,12 @@ impl TakenOut {
 }
 
 impl NotPutBack {
-    /// Bytes that are lost.
     pub(crate) fn bytes(&self) -> u64 {
         self.rest.bytes() + self.stuck.iter().map(|stuck| stuck.size).sum::<u64>()
     }
 
-    /// The same with all that the space still has, which is taken out too. Only `running` may use it.
+    /// Takes out everything that the space still has as well, and adds it. Only `running` may use
+    /// it.
     pub(crate) fn with_all_of(mut self, space: &mut Space, running: &Fence) -> Self {
         let (taken, stuck) = space.empty_from(0, running);
         self.rest.0.extend(taken.0);
@@ -92,7 +92,7 @@ impl NotPutBack {
         self
     }
 
-    /// Where nothing is mapped any more that could be used.
+    /// The ranges without usable memory.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
         let rest = self.rest.0.iter();
         let rest = rest.map(|taken| (taken.offset, taken.unmapped.size()));
@@ -103,8 +103,8 @@ impl NotPutBack {
 }
 
 impl Completed<'_> {
-    /// Unmaps extents one after the other (`cuMemUnmap`). What was taken out when the driver refuses
-    /// one is in `taken`.
+    /// Unmaps extents one by one (`cuMemUnmap`). If the driver refuses one, `taken` has those taken
+    /// out before.
     pub(crate) fn take_out(
         &mut self,
         offsets: impl IntoIterator<Item = u64>,
@@ -122,8 +122,7 @@ impl Completed<'_> {
         Ok(())
     }
 
-    /// Takes out all, the last first, at the end of its owner. What the driver refuses is tried once
-    /// more.
+    /// Takes out all extents, the last first, at the end of their owner. Tries each twice.
     pub(crate) fn take_all(&mut self, taken: &mut TakenOut) -> Result<(), CallError> {
         while let Some(offset) = self.space.last_offset() {
             self.take_insisting(offset, taken)?;
@@ -140,8 +139,8 @@ impl Completed<'_> {
 }
 
 impl Space {
-    /// Puts extents back where they were, the one that was taken out last first. What the driver
-    /// refuses is tried once more; if it is refused again, the others are put back all the same.
+    /// Puts extents back where they were, in reverse order of removal. Tries each twice. A failure
+    /// of one does not stop the others.
     pub(crate) fn put_back(&mut self, taken: TakenOut) -> Result<(), NotPutBack> {
         let mut first = None;
         let (mut stuck, mut rest) = (vec![], TakenOut::default());
@@ -178,9 +177,9 @@ impl Space {
         })
     }
 
-    /// Takes out all from an offset on, the last first, in a roll-back or at the end of its owner;
-    /// no work but `running` may use it. What the driver refuses is tried once more. What it refuses
-    /// then, and everything if `running` has not passed, stays where it is for good.
+    /// Takes out all extents from an offset on, the last first, in a roll-back or at the end of
+    /// their owner. Only work covered by `running` may use them. Tries each twice. Extents that the
+    /// driver refuses twice stay mapped for good, and so do all extents if `running` is incomplete.
     pub(crate) fn empty_from(&mut self, begun: u64, running: &Fence) -> (TakenOut, Vec<Stuck>) {
         let (mut taken, mut stuck) = (TakenOut::default(), vec![]);
         let parts = self.parts_in(begun, self.size());
@@ -243,7 +242,7 @@ mod tests {
         let outcome = space.promised().take_out([2 * G, G, 0], &mut taken);
         assert!(outcome.is_err());
         assert_eq!((taken.bytes(), space.bytes()), (G, 2 * G));
-        // One refusal of the roll-back is tried again.
+        // A single refusal in the roll-back is tried again.
         rig.fail(Call::MemMap, 1);
         space.put_back(taken).unwrap();
         assert_eq!(handles(&space), before);
@@ -256,7 +255,7 @@ mod tests {
         let before = handles(&space);
         let mut taken = TakenOut::default();
         space.promised().take_all(&mut taken).unwrap();
-        // The second that is put back, twice.
+        // Fails both attempts to put back the second.
         rig.fail(Call::MemMap, 2);
         rig.fail(Call::MemMap, 3);
         let lost = space.put_back(taken).unwrap_err();

@@ -1,5 +1,5 @@
-//! Taking memory out of a region: as pending frees, which stay mapped until the work that may use
-//! it has passed.
+//! Withdrawal of a region's memory as pending frees, which stay mapped until the work that may use
+//! them is complete.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {
-    /// Waits for the device and gives everything back: extents, memory, addresses. On failure
-    /// the region is handed back with what could not be given.
+    /// Waits for the device and releases extents, memory and addresses. On failure the region is
+    /// returned with whatever could not be released.
     ///
     /// # Errors
-    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or when
-    /// the driver refuses.
+    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or
+    /// when the driver refuses.
     #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         if self.all_unregistered().is_err() {
@@ -33,11 +33,11 @@ impl Region {
         }
     }
 
-    /// Withdraws a range after all work of the devices that have access: extents with nothing committed left in
-    /// them become pending free. Makes no driver call and never waits.
+    /// Withdraws a range after all work of the devices that have access: extents with no committed
+    /// byte left become pending free. Makes no driver call and never waits.
     ///
-    /// Purging them later asks the driver to mark all work of the context, which breaks a
-    /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
+    /// Purging the range later marks all work of the context in the driver, which breaks a capture
+    /// that is running on it; [`decommit_after`](Self::decommit_after) does not.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
@@ -46,8 +46,8 @@ impl Region {
         self.withdraw(range, &fence)
     }
 
-    /// Withdraws a range after the work of the streams that used it. With no stream named,
-    /// nothing used it.
+    /// Withdraws a range after the work of the streams that used it. With no stream named, the
+    /// range counts as unused.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
@@ -60,20 +60,21 @@ impl Region {
         self.withdraw(range, &fence)
     }
 
-    /// Gives extents pending free back to the driver, as far as their fences have passed, and returns
-    /// their bytes. Never waits.
+    /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
+    /// waits.
     ///
-    /// Per extent `cuMemUnmap` and `cuMemRelease`, and what asking the fences takes.
+    /// Makes `cuMemUnmap` and `cuMemRelease` for each extent, and the calls that poll the fences.
     ///
     /// # Errors
-    /// The first [`CallError`] of the driver. What it concerns stays pending free; the rest is given back.
+    /// The first [`CallError`] of the driver. The extents concerned stay pending free; the rest is
+    /// released.
     #[doc(alias = "reclaim")]
     pub fn purge(&mut self) -> Result<u64, CallError> {
         let all = 0..self.size();
         self.purge_from(&all)
     }
 
-    /// Gives back what of a range is pending free and has passed. An error if some has not.
+    /// Purges pending frees in a range. An error if some of them have incomplete fences.
     pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let (start, end) = (range.start, range.end);
         self.purge_from(range)
@@ -100,7 +101,7 @@ impl Region {
         outcome.map(|()| given)
     }
 
-    /// Gives an extent pending free back; false if its fence is pending.
+    /// Releases an extent that is pending free; `false` if its fence is incomplete.
     fn purge_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
         let Some(fence) = self.withdrawn.get_mut(&offset) else {
             return Ok(false);
@@ -116,10 +117,11 @@ impl Region {
         Ok(true)
     }
 
-    /// Waits for the devices that have access (`cuCtxSynchronize`), then [`purge`](Self::purge)s all pending frees.
+    /// Waits for the devices that have access (`cuCtxSynchronize`), then [`purge`](Self::purge)s
+    /// all pending frees.
     ///
     /// # Errors
-    /// As [`Region::purge`].
+    /// Those of [`Region::purge`].
     #[doc(alias = "reclaim_blocking")]
     pub fn purge_blocking(&mut self) -> Result<u64, CallError> {
         if self.withdrawn.values().any(|fence| !fence.is_complete()) {
@@ -134,7 +136,8 @@ impl Region {
         self.committed.remove(range.clone());
         let extents = self.space.extents_in(range.start, range.end);
         for extent in extents {
-            // Parts of an extent may have been withdrawn after other streams: all must pass.
+            // Parts of an extent may have been withdrawn after different streams: all must be
+            // complete.
             self.withdrawn
                 .entry(extent.offset)
                 .or_insert_with(Fence::complete)
@@ -144,9 +147,9 @@ impl Region {
         Ok(())
     }
 
-    /// Withdraws all that is committed after the work of some streams, since its owner goes. Where
-    /// other devices have access nothing is withdrawn: their streams are not named, and the drop of the
-    /// region waits for all work of all of them.
+    /// Withdraws all committed memory after the work of some streams, because its owner is being
+    /// dropped. If other devices have access nothing is withdrawn: their streams are not named, and
+    /// dropping the region waits for all work of all devices.
     pub(crate) fn end_after(&mut self, streams: &[Stream]) {
         if self.space.users().nth(1).is_some() {
             return;
@@ -167,9 +170,9 @@ impl Region {
         self.note_pending(&all);
     }
 
-    /// Unmaps everything: what was withdrawn behind its own fence, the rest behind all work of the
-    /// devices that have access. What cannot be proved complete stays, and the first reason is the
-    /// error.
+    /// Unmaps everything: withdrawn memory behind its own fence, the rest behind all work of the
+    /// devices that have access. Memory without proof of completion stays, and the first reason is
+    /// the error.
     pub(super) fn empty(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device().forked() {
             return Err(forked);

@@ -1,4 +1,4 @@
-//! Holes of a region that read as zero.
+//! Holes of a region that are backed with zeros.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use crate::error::MemoryError;
 use crate::own::Stream;
 
 impl Region {
-    /// Backs the holes of a range with zeros that can be read and not written: parts that no extent
-    /// lies in. Parts that are pending free and have passed are given back first.
+    /// Maps read-only zeros into the holes of a range, which are the parts without an extent. Parts
+    /// that are pending free with a complete fence are purged first.
     ///
     /// Creates at most one physical for each power of two up to the largest alias
-    /// ([`RegionBuilder::zero_extent`](super::RegionBuilder::zero_extent)), and makes `cuMemMap` and
-    /// `cuMemSetAccess` for each alias. All or nothing.
+    /// ([`RegionBuilder::zero_extent`](super::RegionBuilder::zero_extent)), and makes `cuMemMap`
+    /// and `cuMemSetAccess` for each alias. All or nothing.
     ///
     /// # Errors
-    /// [`MemoryError`] when part of the range is pending free and in use, the mappings would be more
-    /// than the region may have, or the driver refuses. Nothing has changed.
+    /// [`MemoryError`] when part of the range is pending free and its fence is incomplete, the
+    /// mappings would exceed the region's limit, or the driver refuses. Nothing has changed.
     pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         self.check(&range)?;
         self.purge_in(&range)?;
@@ -30,12 +30,12 @@ impl Region {
             .iter()
             .map(|hole| self.zeros.needed(granule, hole))
             .sum();
-        self.afford(needed, 0)?;
+        self.check_mapping_limit(needed, 0)?;
         self.zeros.put(&mut self.space, &holes)
     }
 
-    /// Takes the zeros under a range away again, if all work of the devices that can read them has
-    /// passed. Returns the bytes of addresses that have nothing behind them any more.
+    /// Unmaps the zeros under a range if all work of the devices that can read them is complete.
+    /// Returns the bytes of addresses that have no memory any more.
     ///
     /// # Errors
     /// [`MemoryError`] while such work is running or queued, or when the driver refuses. Nothing
@@ -45,10 +45,11 @@ impl Region {
         self.remove_zeros_with(&range, fence)
     }
 
-    /// The same where only these streams read the zeros.
+    /// Unmaps the zeros under a range, given that only `streams` read them. Otherwise like
+    /// [`remove_zeros`](Self::remove_zeros).
     ///
     /// # Errors
-    /// As [`Self::remove_zeros`], and when a stream's device has no access.
+    /// Those of [`Self::remove_zeros`], and when a stream's device has no access.
     pub fn remove_zeros_after(
         &mut self,
         range: Range<u64>,
@@ -71,7 +72,7 @@ impl Region {
         Ok(bytes(&taken) - bytes(&beside))
     }
 
-    /// Bytes of addresses whose holes read as zero.
+    /// Returns the bytes of addresses that are backed with zeros.
     #[must_use]
     pub fn zero_backed(&self) -> u64 {
         self.zeros.backed()

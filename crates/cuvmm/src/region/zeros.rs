@@ -1,8 +1,8 @@
-//! Read-only zeros under holes: one physical of zeroed memory, mapped again and again.
+//! Read-only zeros under holes: physicals of zeroed memory, each mapped many times.
 //!
-//! A stray read of a hole is then harmless, and a stray write still faults. Each alias is a mapping
-//! like any other, and counts as one: a terabyte of them at 2 MiB would be all the mappings that a
-//! device can have, so they are as large as may be.
+//! A stray read of a hole is then harmless, and a stray write still faults. Each alias counts as a
+//! mapping. A terabyte of aliases of 2 MiB would use all the mappings that a device can have, so
+//! aliases are as large as possible.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,18 +16,19 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical};
 use crate::size::Granularity;
 
-/// The largest alias by default: a terabyte of holes takes 16,384 of them, and 64 MiB of memory.
+/// The default size of the largest alias. A terabyte of holes takes 16,384 aliases of this size and
+/// 64 MiB of memory.
 pub(super) const DEFAULT_ZERO_EXTENT: u64 = 64 << 20;
 
-/// Zeros under the holes of a space.
+/// The aliases of zeros under the holes of a space.
 #[derive(Debug)]
 pub(super) struct Zeros {
     /// The largest alias in bytes.
     extent: u64,
-    /// The memory behind them: one physical for each size of alias, never written to.
+    /// The memory behind the aliases: one physical for each size, never written to.
     by_size: BTreeMap<u64, Physical>,
     aliases: BTreeMap<u64, Placed>,
-    /// Bytes of addresses that they take up.
+    /// Bytes of addresses that the aliases cover.
     backed: u64,
 }
 
@@ -41,12 +42,11 @@ impl Zeros {
         }
     }
 
-    /// None of them, to be as large.
-    pub(super) const fn empty_twin(&self) -> Self {
+    /// An empty set with the same largest alias.
+    pub(super) const fn empty_like(&self) -> Self {
         Self::new(self.extent)
     }
 
-    /// How many mappings they are.
     pub(super) fn count(&self) -> u64 {
         self.aliases.len() as u64
     }
@@ -74,17 +74,17 @@ impl Zeros {
         Some(alias)
     }
 
-    /// Bytes of memory behind them.
+    /// Bytes of memory behind the aliases.
     pub(super) fn held(&self) -> u64 {
         self.by_size.values().map(Physical::size).sum()
     }
 
-    /// How many aliases a hole takes.
+    /// The number of aliases that a hole takes.
     pub(super) fn needed(&self, granule: Granularity, hole: &Range<u64>) -> u64 {
         granule.cover(hole.end - hole.start, self.extent).count() as u64
     }
 
-    /// The aliases that meet a range, in order.
+    /// The aliases that overlap a range, in order.
     pub(super) fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.aliases.range(..range.start).next_back();
         before
@@ -95,7 +95,7 @@ impl Zeros {
             .collect()
     }
 
-    /// The parts of a hole that no alias lies in, in order.
+    /// The parts of a hole without an alias, in order.
     pub(super) fn lacking(&self, hole: &Range<u64>) -> Vec<Range<u64>> {
         let mut parts = vec![];
         let mut at = hole.start;
@@ -108,7 +108,7 @@ impl Zeros {
         parts
     }
 
-    /// Backs holes: all of them or none.
+    /// Backs holes with zeros: all of them or none.
     pub(super) fn put(
         &mut self,
         space: &mut Space,
@@ -159,7 +159,7 @@ impl Zeros {
         Ok(())
     }
 
-    /// Takes away the aliases that meet a range and returns where they were: all of them or none.
+    /// Unmaps the aliases that overlap a range and returns their ranges: all of them or none.
     pub(super) fn take(
         &mut self,
         space: &mut Space,
@@ -186,8 +186,8 @@ impl Zeros {
         Ok(taken)
     }
 
-    /// Backs again what was taken away for something that then failed. Where even that fails, a
-    /// hole has no zeros any more; no data is lost by it.
+    /// Backs holes again after an operation that had unmapped their zeros has failed. If this fails
+    /// too, a hole has no zeros any more; no data is lost.
     pub(super) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
         for hole in holes {
             if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
@@ -205,7 +205,7 @@ impl Zeros {
         }
     }
 
-    /// Unmaps all and lets the memory go.
+    /// Unmaps all aliases and releases their memory.
     pub(super) fn clear(&mut self, proof: Unused) -> Result<(), CallError> {
         while let Some((offset, placed)) = self.aliases.pop_first() {
             self.backed -= placed.mapping.size();
@@ -218,7 +218,7 @@ impl Zeros {
         Ok(())
     }
 
-    pub(super) fn let_in(&self, guest: &AccessGrant) -> Result<(), MemoryError> {
+    pub(super) fn grant_to(&self, guest: &AccessGrant) -> Result<(), MemoryError> {
         let opened = self.open_all(&guest.at_most(Access::Read));
         if opened.is_err() {
             self.close_to(&guest.at_most(Access::None));
@@ -226,11 +226,12 @@ impl Zeros {
         opened
     }
 
-    pub(super) fn shut_out(&self, device: &Device) {
-        self.close_to(&AccessGrant::device(device, Access::None));
+    pub(super) fn revoke_from(&self, device: &Device) {
+        self.close_to(&AccessGrant::new(device, Access::None));
     }
 
-    /// That a device can go on reading zeros harms nobody.
+    /// Revokes access. A failure is only logged, since it is harmless if a device can still read
+    /// zeros.
     fn close_to(&self, none: &AccessGrant) {
         if let Err(error) = self.open_all(none) {
             tracing::error!(%error, "zeros stay readable");
@@ -244,7 +245,8 @@ impl Zeros {
 }
 
 impl Region {
-    /// Refuses a change of the zeros that meet a range unless a fence has passed; proof that it has.
+    /// Refuses a change of the zeros that overlap a range unless a fence is complete; returns the
+    /// proof.
     pub(super) fn zeros_are_unread(
         &self,
         range: &Range<u64>,
@@ -265,7 +267,7 @@ impl Region {
     }
 }
 
-/// The parts of aliases that lie outside a range.
+/// The parts of aliases outside a range.
 pub(super) fn beside(aliases: &[Range<u64>], range: &Range<u64>) -> Vec<Range<u64>> {
     aliases
         .iter()
@@ -273,7 +275,7 @@ pub(super) fn beside(aliases: &[Range<u64>], range: &Range<u64>) -> Vec<Range<u6
         .collect()
 }
 
-/// What is left of one range without another.
+/// The parts of one range outside another.
 fn without(range: &Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let before = range.start..range.end.min(other.start);
     let behind = range.start.max(other.end)..range.end;

@@ -1,8 +1,9 @@
-//! Memory of another process under addresses of our own.
+//! Memory of another process, mapped at addresses of this process.
 //!
-//! Everything that its description says is checked before a handle is imported, everything that the
-//! driver says of the handles before one is mapped; and what is mapped is seen by nobody before all of
-//! it is. Sizes the driver checks as it maps: a handle fits its extent exactly or not at all.
+//! The whole description is checked before any handle is imported, and everything that the driver
+//! reports about the handles is checked before any is mapped. The mapped range is not visible to
+//! the caller before it is complete. The driver checks sizes when it maps: a handle fits its extent
+//! exactly, or mapping fails.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,10 +21,10 @@ use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
 
-/// What is counted of what came.
+/// The name of the counted items in errors.
 const HANDLES: &str = "handles, one for each extent";
 
-/// How memory of another process is to be attached.
+/// Settings for attaching memory of another process.
 #[derive(Clone, Debug)]
 pub struct AttachmentBuilder<'a> {
     home: &'a Device,
@@ -33,43 +34,43 @@ pub struct AttachmentBuilder<'a> {
 }
 
 impl<'a> AttachmentBuilder<'a> {
-    /// Names another device of this process: memory may lie on it, and it has access too.
+    /// Adds another device of this process. The memory may be on it, and it gets access too.
     #[must_use]
     pub fn also(mut self, device: &'a Device) -> Self {
         self.others.push(device);
         self
     }
 
-    /// The stream that views of it name as the one it is used on; by default the device's legacy
-    /// default stream.
+    /// Sets the stream that views of the memory name as their home stream. The default is the
+    /// device's legacy default stream.
     #[must_use]
     pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
         self.stream = Some(stream);
         self
     }
 
-    /// Wants to write as well, which is an error where the giver lets others only read.
+    /// Requests write access. Attaching then fails if the giver allows only reading.
     #[must_use]
     pub const fn read_write(mut self) -> Self {
         self.access = Access::ReadWrite;
         self
     }
 
-    /// Attaches what came over a transport of the caller's own.
+    /// Attaches memory whose description and handles came over a transport of the caller.
     ///
-    /// Per extent: `cuMemImportFromShareableHandle`, `cuMemGetAllocationPropertiesFromHandle`,
-    /// `cuMemMap`, `cuMemSetAccess`.
+    /// For each extent, this calls `cuMemImportFromShareableHandle`,
+    /// `cuMemGetAllocationPropertiesFromHandle`, `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`ShareError`]; nothing of it is held then.
+    /// [`ShareError`]; nothing stays imported or mapped.
     pub fn open(&self, parcel: &Parcel) -> Result<Attachment, ShareError> {
         let mut arriving = self.agree(&parcel.description)?;
         arriving.add(&parcel.handles)?;
         arriving.map()
     }
 
-    /// Looks at a description before any handle of it is asked for.
-    pub(super) fn agree(&self, description: &Description) -> Result<Arriving, ShareError> {
+    /// Checks a description before any of its handles is requested.
+    pub(super) fn agree(&self, description: &Description) -> Result<PendingAttachment, ShareError> {
         if self.access > description.access() {
             return Err(MemoryError::read_only(&(0..description.size())).into());
         }
@@ -100,7 +101,7 @@ impl<'a> AttachmentBuilder<'a> {
             .into());
         }
         let places = extents.iter().map(|extent| self.place(extent.origin));
-        Ok(Arriving {
+        Ok(PendingAttachment {
             description: description.clone(),
             access: self.access,
             home: self.home.clone(),
@@ -123,32 +124,32 @@ impl<'a> AttachmentBuilder<'a> {
     }
 }
 
-/// Memory of which the description was found good, and whose handles are coming.
+/// Memory whose description was accepted and whose handles are being received.
 #[derive(Debug)]
-pub(super) struct Arriving {
+pub(super) struct PendingAttachment {
     description: Description,
     access: Access,
     home: Device,
     stream: Stream,
     others: Vec<Device>,
-    /// One for each extent.
+    /// The place of each extent.
     places: Vec<Place>,
-    /// What has come, from the first extent on.
+    /// The imported physicals, in the order of the extents, from the first.
     physicals: Vec<Unmapped>,
 }
 
-impl Arriving {
-    /// How many handles have come.
+impl PendingAttachment {
+    /// Returns the number of handles that were imported.
     pub(super) fn arrived(&self) -> usize {
         self.physicals.len()
     }
 
-    /// Whether all have.
+    /// Returns `true` if all handles were imported.
     pub(super) fn is_complete(&self) -> bool {
         self.physicals.len() == self.places.len()
     }
 
-    /// Imports the next handles. They may be closed afterwards.
+    /// Imports the next handles. The caller may close them afterwards.
     pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
@@ -207,21 +208,21 @@ impl Arriving {
         Ok(Unmapped::fresh(physical))
     }
 
-    /// Maps all that came: whole, or not at all.
+    /// Maps all imported memory, or nothing.
     pub(super) fn map(self) -> Result<Attachment, ShareError> {
         let (came, wanted) = (self.arrived() as u64, self.places.len() as u64);
         ArgumentError::at_least(HANDLES, came, wanted)?;
         let guests = self
             .others
             .iter()
-            .map(|other| AccessGrant::device(other, self.access));
+            .map(|other| AccessGrant::new(other, self.access));
         let mut space = Space::reserve(&self.home, self.description.size())?.open_to(guests);
         for (extent, unmapped) in self.description.extents().iter().zip(self.physicals) {
             let placed = space.place_for(extent.offset, vec![unmapped], self.access);
             if let Err(PlaceError { error, .. }) = placed {
-                // The addresses were shown to nothing that could use them.
+                // No address of this space was given to the caller, so no work can use it.
                 if let Err(error) = space.never_used(0).retry_all() {
-                    tracing::error!(%error, "what could not be attached stays mapped");
+                    tracing::error!(%error, "memory that could not be attached stays mapped");
                 }
                 return Err(error.into());
             }
@@ -236,17 +237,40 @@ impl Arriving {
     }
 }
 
-/// Memory of another process, mapped here. Not a copy: what the other writes is seen here.
+/// Memory of another process, mapped in this one. It is not a copy: writes of the other process are
+/// visible here.
 ///
-/// It lives on when the process that gave it has gone, and the other way round. It is unmapped when
-/// this is dropped, after waiting for the devices that have access.
+/// The memory stays valid when the process that gave it ends, and stays valid there when this
+/// process ends. Dropping an attachment waits for the devices that have access, and unmaps it.
 ///
-/// Whoever has it can write to it, whatever right was given, and at any time: so bytes come by
-/// copies, and a kernel that reads while another process writes sees what it sees. A
-/// [publication](super::Publication) is not written to any more.
+/// Every process that holds the memory can write to it at any time, whatever access was granted.
+/// Bytes are therefore read and written by copies only, and a kernel that reads while another
+/// process writes may see old and new bytes. A [publication](super::Publication) is no longer
+/// written to.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let stream = cuvmm::Stream::new(&device)?;
+/// # let shareable = cuvmm::driver::HandleTypes::POSIX_FD;
+/// # let mut region = cuvmm::Region::builder(&device, 4 << 20).shareable(shareable).reserve()?;
+/// # region.commit(0..region.size())?;
+/// # region.write(&stream, 0, b"weights")?;
+/// # let parcel = cuvmm::Offer::region(&region, 0..region.size())?.parcel()?;
+/// use cuvmm::Attachment;
+///
+/// // `parcel` came from another process.
+/// let attached = Attachment::builder(&device).home_stream(&stream).open(&parcel)?;
+/// let mut bytes = [0; 7];
+/// attached.read(&stream, 0, &mut bytes)?;
+/// assert_eq!(&bytes, b"weights");
+/// assert!(attached.write(&stream, 0, b"x").is_err()); // it was given for reading
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Attachment {
     space: Space,
-    /// Where there is memory.
+    /// The ranges that have memory.
     runs: Vec<Range<u64>>,
     access: Access,
     users: Users,
@@ -254,7 +278,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Sets out to attach memory for a device of this process. It will be read only.
+    /// Returns a builder that attaches memory for a device of this process, read-only by default.
     #[must_use]
     pub const fn builder(device: &Device) -> AttachmentBuilder<'_> {
         AttachmentBuilder {
@@ -265,69 +289,70 @@ impl Attachment {
         }
     }
 
-    /// The first address here; the giver has another.
+    /// Returns the first address in this process. The giver uses another address.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.space.address()
     }
 
-    /// The size of the range in bytes, memory or not.
+    /// Returns the size of the range in bytes, including parts without memory.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.space.size()
     }
 
-    /// Bytes of memory in it. The device has them once, however many attach them.
+    /// Returns the bytes of memory in the range. The device holds them once, however many processes
+    /// attach them.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.space.bytes()
     }
 
-    /// The device it was attached for.
+    /// Returns the device that the memory was attached for.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.space.device()
     }
 
-    /// What may be done with it here.
+    /// Returns the access that devices have to the memory in this process.
     #[doc(alias = "right")]
     #[must_use]
     pub const fn access(&self) -> Access {
         self.access
     }
 
-    /// What its giver said of it.
+    /// Returns the description that the giver sent.
     #[must_use]
     pub const fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Every extent in order: what whoever registers memory must register.
+    /// Returns all extents in order. Memory is registered, for example with NCCL, by the extent.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()
     }
 
-    /// Where there is memory, in order.
+    /// Returns the ranges that have memory, in order.
     #[must_use]
     pub fn runs(&self) -> &[Range<u64>] {
         &self.runs
     }
 
-    /// Reads bytes behind what `stream` has queued.
+    /// Copies bytes to the host, after the work that is queued on `stream`.
     ///
     /// # Errors
-    /// [`MemoryError`] when they are not all there, or the stream is another device's.
+    /// [`MemoryError`] if part of the range has no memory, or the stream belongs to another device.
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.read(stream, offset, bytes)
     }
 
-    /// Writes bytes behind what `stream` has queued, and returns when they are there.
+    /// Writes bytes after the work that is queued on `stream`, and returns when they are written.
     ///
     /// # Errors
-    /// [`MemoryError`] when it may only be read, they do not all fit, or the stream is another
-    /// device's.
+    /// [`MemoryError`] if the memory is read-only, part of the range has no memory, or the stream
+    /// belongs to another device.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         if self.access != Access::ReadWrite {
             return Err(MemoryError::read_only(&(0..self.size())));
@@ -336,10 +361,10 @@ impl Attachment {
         self.space.write(stream, offset, bytes)
     }
 
-    /// All elements, where it was given as such: a vector.
+    /// Returns a view of all elements, if a vector was given.
     ///
     /// # Errors
-    /// [`ShareError`] when it was given otherwise, or elements have another size.
+    /// [`ShareError`] if something else was given, or its elements have another size.
     pub fn view<T: Pod>(&self) -> Result<View<'_, T>, ShareError> {
         let given = self.description.elements();
         match given {
@@ -354,10 +379,10 @@ impl Attachment {
         }
     }
 
-    /// A range of bytes as elements, for a kernel to read.
+    /// Returns a view of a range of bytes as elements, for a kernel to read.
     ///
     /// # Errors
-    /// [`ShareError`] when it is not all there, or is no whole elements.
+    /// [`ShareError`] if part of the range has no memory, or it does not consist of whole elements.
     pub fn view_of<T: Pod>(&self, range: Range<u64>) -> Result<View<'_, T>, ShareError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         if !self.is_there(offset, size) {
@@ -371,10 +396,12 @@ impl Attachment {
         Ok(View::new(address, len, &self.users))
     }
 
-    /// The same for a kernel to write; other processes see it.
+    /// Returns a mutable view of a range of bytes as elements, for a kernel to write. Other
+    /// processes see the writes.
     ///
     /// # Errors
-    /// [`ShareError`] besides when the memory may only be read.
+    /// [`ShareError`] if the memory is read-only, part of the range has no memory, or it does not
+    /// consist of whole elements.
     pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ShareError> {
         if self.access != Access::ReadWrite {
             return Err(MemoryError::read_only(&range).into());
@@ -386,8 +413,8 @@ impl Attachment {
         Ok(ViewMut::new(address, len, &self.users))
     }
 
-    /// Waits for the devices that have access and unmaps everything. On failure it is handed back
-    /// with what could not be unmapped.
+    /// Waits for the devices that have access, and unmaps everything. On failure the attachment is
+    /// handed back with the extents that could not be unmapped.
     ///
     /// # Errors
     /// [`CloseError`] with the attachment in it.

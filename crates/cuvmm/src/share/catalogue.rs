@@ -1,4 +1,4 @@
-//! What a publisher has published, as its readers see it.
+//! The publications of a publisher, shared with the threads of its readers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -14,18 +14,19 @@ use crate::sync::{Mutex, MutexGuard};
 /// A version that is to be published.
 pub(super) struct New {
     pub(super) tensors: u64,
-    /// As it travels.
+    /// In serialized form.
     pub(super) manifest: Vec<u8>,
     pub(super) offer: Offer,
     pub(super) memory: Box<dyn Send + Sync>,
 }
 
-/// One finished version. It keeps the memory. What all readers are sent is there once for all of them.
+/// One finished version, which owns its memory. Everything that is sent to all readers is
+/// serialized once.
 pub(super) struct Published {
     listing: Listing,
-    /// As it travels.
+    /// In serialized form.
     pub(super) manifest: Vec<u8>,
-    /// The offer's description as it travels.
+    /// The description of the offer, in serialized form.
     pub(super) description: Vec<u8>,
     pub(super) offer: Offer,
     /// Dropped after the offer.
@@ -41,22 +42,22 @@ impl Published {
 #[derive(Default)]
 struct Catalogue {
     newest: BTreeMap<String, Arc<Published>>,
-    /// The last version of each name that there ever was.
+    /// The last version of every name that was ever published.
     versions: BTreeMap<String, u64>,
-    /// Woken when anything is published or withdrawn: one for each reader that waits.
+    /// The wakers of waiting readers, woken whenever a publication changes.
     wakers: BTreeMap<u64, Arc<Waker>>,
-    /// How many wakers there ever were.
+    /// The number of wakers that were ever registered.
     hung: u64,
 }
 
-/// What a publisher and the threads of its readers share.
+/// The state that a publisher shares with the threads of its readers.
 pub(super) struct Shared {
-    /// Tells this publisher from others, and from one before it at the same path.
+    /// Distinguishes this publisher from others, and from an earlier one at the same path.
     pub(super) id: u64,
     catalogue: Mutex<Catalogue>,
-    /// Woken once it is over.
+    /// Woken when the publisher is dropped.
     pub(super) stop: Arc<Waker>,
-    /// For what readers have done wrong, who decide how often.
+    /// Limits log lines about readers' errors, whose rate the readers determine.
     pub(super) log: LogLimit,
 }
 
@@ -82,7 +83,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes this the newest version of its name, and returns its number.
+    /// Makes this the newest version of its name, and returns its version number.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
         let described = new.offer.description();
         let mut published = Published {
@@ -107,12 +108,12 @@ impl Shared {
         let before = catalogue.newest.insert(name.to_owned(), published);
         catalogue.wake();
         drop(catalogue);
-        // Its memory may go with it, which waits for the device.
+        // This may drop the old version's memory, which waits for the device.
         drop(before);
         version
     }
 
-    /// Takes a name away. Says whether there was one.
+    /// Removes a name. Returns `true` if it was published.
     pub(super) fn withdraw(&self, name: &str) -> bool {
         let gone = {
             let mut catalogue = self.lock();
@@ -126,7 +127,7 @@ impl Shared {
         self.lock().newest.get(name).cloned()
     }
 
-    /// Lists the first publications, at most this many.
+    /// Lists the first publications, at most `most`.
     pub(super) fn list(&self, most: usize) -> Listings {
         let catalogue = self.lock();
         let first = catalogue.newest.values().take(most);
@@ -137,14 +138,14 @@ impl Shared {
     }
 }
 
-/// A waker that is listed for as long as somebody waits for it.
-pub(super) struct Hung<'a> {
+/// A waker that is registered while a reader waits.
+pub(super) struct WakerGuard<'a> {
     shared: &'a Shared,
     number: u64,
     pub(super) waker: Arc<Waker>,
 }
 
-impl<'a> Hung<'a> {
+impl<'a> WakerGuard<'a> {
     pub(super) fn in_reach_of(shared: &'a Shared) -> Result<Self, ChannelError> {
         let waker = Arc::new(Waker::new()?);
         let mut catalogue = shared.lock();
@@ -159,13 +160,13 @@ impl<'a> Hung<'a> {
     }
 }
 
-impl Drop for Hung<'_> {
+impl Drop for WakerGuard<'_> {
     fn drop(&mut self) {
         self.shared.lock().wakers.remove(&self.number);
     }
 }
 
-/// A number that no other publisher of this machine has, now or soon.
+/// Returns a number that no other publisher on this machine has, now or soon.
 fn new_id() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos() as u64);
@@ -197,14 +198,14 @@ mod tests {
                 offer: Offer::physical(&physical).unwrap(),
                 memory: Box::new(()),
             };
-            // Each byte is escaped.
+            // Each byte of the name is escaped.
             let number = format!("{number:05}");
             let name = "\"".repeat(MOST_NAME - number.len()) + &number;
             assert_eq!(shared.add(&name, new), 1);
         }
         let listed = shared.list(MOST_LISTED);
         assert_eq!(
-            (listed.publications.len(), listed.left_out()),
+            (listed.publications.len(), listed.omitted()),
             (MOST_LISTED, 1)
         );
         let reply = Reply::from(listed.clone());
@@ -215,7 +216,7 @@ mod tests {
         assert!(shared.withdraw(&listed.publications[0].name));
         let listed = shared.list(MOST_LISTED);
         assert_eq!(
-            (listed.publications.len(), listed.left_out()),
+            (listed.publications.len(), listed.omitted()),
             (MOST_LISTED, 0)
         );
         assert!(matches!(Reply::from(listed), Reply::Publications(_)));

@@ -1,9 +1,8 @@
-//! A connection to another process: messages in order, with descriptors beside them, each within a
-//! time.
+//! A connection to another process: messages in order, with descriptors, each with a time limit.
 //!
-//! A Unix socket of type `SOCK_SEQPACKET`: what was sent in one piece comes in one piece, and is cut
-//! visibly if it does not fit. Every descriptor that comes is owned from the moment it is here, so a
-//! message that is wrong leaks none.
+//! The connection is a Unix socket of type `SOCK_SEQPACKET`: a message arrives as it was sent, and
+//! is marked as truncated if it does not fit the buffer. Every descriptor is owned as soon as it is
+//! received, so that a malformed message leaks none.
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -29,16 +28,37 @@ use super::wait::{Deadline, wait_for};
 use super::waker::Waker;
 use crate::error::ChannelError;
 
-/// How long an exchange with a peer may take, unless it is told otherwise.
+/// The time that one exchange with a peer may take by default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long is waited before descriptors that the system has no room for are tried again.
+/// The pause before descriptors are sent again that exceeded the system's limit.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A connection to another process of this machine.
+/// A connection to another process on this machine.
 ///
-/// What a peer sends is checked; what is wrong is an error, and the channel is of no use afterwards.
-/// A peer that says nothing is waited for as long as the [timeout](Self::set_timeout) says.
+/// Everything that a peer sends is checked. After a malformed message the call fails and the
+/// channel cannot be used any more. Each exchange with a peer ends with an error after the
+/// [timeout](Self::set_timeout).
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let shareable = cuvmm::driver::HandleTypes::POSIX_FD;
+/// # let mut region = cuvmm::Region::builder(&device, 4 << 20).shareable(shareable).reserve()?;
+/// # region.commit(0..region.size())?;
+/// use std::thread;
+/// use cuvmm::{Attachment, Channel, Offer};
+///
+/// let offer = Offer::region(&region, 0..region.size())?;
+/// let (mut giver, mut taker) = Channel::pair()?; // usually in two processes
+/// let attached = thread::scope(|scope| {
+///     scope.spawn(move || giver.send(&offer));
+///     taker.recv(&Attachment::builder(&device))
+/// })?;
+/// assert_eq!(attached.held(), region.size());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Channel {
     socket: OwnedFd,
     peer: Peer,
@@ -46,15 +66,15 @@ pub struct Channel {
     sent: u32,
     received: u32,
     broken: bool,
-    /// Once it is woken, the peer is not waited for any more.
+    /// Ends every wait for the peer once it is woken.
     stop: Option<Arc<Waker>>,
 }
 
 impl Channel {
-    /// Two ends that are connected, for a child process to inherit one.
+    /// Creates two connected channels, for example for a child process to inherit one.
     ///
     /// # Errors
-    /// [`ChannelError`] when the system gives none.
+    /// [`ChannelError`] if the system refuses.
     #[doc(alias = "socketpair")]
     pub fn pair() -> Result<(Self, Self), ChannelError> {
         let (one, other) = socketpair(
@@ -65,21 +85,24 @@ impl Channel {
         )
         .map_err(system("socketpair"))?;
         let users = Users::own();
-        Ok((Self::over(one, &users)?, Self::over(other, &users)?))
+        Ok((
+            Self::from_socket(one, &users)?,
+            Self::from_socket(other, &users)?,
+        ))
     }
 
-    /// Connects to whoever listens at a path: a process of the same user.
+    /// Connects to the process of the same user that listens at a path.
     ///
     /// # Errors
-    /// [`ChannelError`] when nobody listens there, or another user's process does.
+    /// [`ChannelError`] if no process listens there, or a process of another user does.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ChannelError> {
         Self::connect_to(path, &Users::own())
     }
 
-    /// The same where the other process may be one of these users.
+    /// Connects to a process that listens at a path and belongs to one of `users`.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// [`ChannelError`] if no process listens there, or a process of another user does.
     pub fn connect_to(path: impl AsRef<Path>, users: &Users) -> Result<Self, ChannelError> {
         let path = path.as_ref();
         let address = address(path)?;
@@ -87,14 +110,14 @@ impl Channel {
         let deadline = Deadline::after(DEFAULT_TIMEOUT);
         loop {
             deadline.check()?;
-            // A listener that is busy holds up a connection until it accepts it.
+            // A busy listener delays a connection until it accepts it.
             let left = deadline.left().max(AGAIN);
             set_socket_timeout(&socket, Timeout::Send, Some(left))
                 .map_err(system("setsockopt(SO_SNDTIMEO)"))?;
             let path = || path.to_owned();
             return match connect(&socket, &address) {
-                Ok(()) => Self::over(socket, users),
-                // A signal ends the wait, whatever its handler was registered with.
+                Ok(()) => Self::from_socket(socket, users),
+                // A signal ends the wait even if its handler was installed with `SA_RESTART`.
                 Err(Errno::INTR | Errno::AGAIN) => continue,
                 Err(Errno::NOENT | Errno::CONNREFUSED) => {
                     Err(ChannelError::NotListening { path: path() })
@@ -105,17 +128,18 @@ impl Channel {
         }
     }
 
-    /// Uses a socket that was had otherwise: inherited, or sent.
+    /// Creates a channel from a connected socket, for example one that was inherited or received.
     ///
     /// # Errors
-    /// [`ChannelError`] when it is no connected Unix socket of type `SOCK_SEQPACKET`, or another
-    /// user's process is at the other end.
-    pub fn over(socket: OwnedFd, users: &Users) -> Result<Self, ChannelError> {
+    /// [`ChannelError`] if it is not a connected Unix socket of type `SOCK_SEQPACKET`, or the
+    /// process at the other end belongs to another user.
+    #[doc(alias = "over")]
+    pub fn from_socket(socket: OwnedFd, users: &Users) -> Result<Self, ChannelError> {
         let domain = socket_domain(&socket).map_err(system("getsockopt(SO_DOMAIN)"))?;
         let kind = socket_type(&socket).map_err(system("getsockopt(SO_TYPE)"))?;
         if domain != AddressFamily::UNIX || kind != SocketType::SEQPACKET {
             return Err(ChannelError::Malformed {
-                what: "over another kind of socket",
+                what: "on another kind of socket",
             });
         }
         Ok(Self {
@@ -129,19 +153,20 @@ impl Channel {
         })
     }
 
-    /// Waits for the peer only until `stop` is woken; then it has [closed](ChannelError::Closed).
+    /// Ends waits for the peer once `stop` is woken; they then fail with [`ChannelError::Closed`].
     pub(super) fn until(mut self, stop: Arc<Waker>) -> Self {
         self.stop = Some(stop);
         self
     }
 
-    /// Who is at the other end.
+    /// Returns the process at the other end.
     #[must_use]
     pub const fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// How long one exchange (a giving, a taking, a request) may take in all; 10 seconds by default.
+    /// Sets the time that one exchange (sending or receiving memory, a request) may take in all.
+    /// The default is 10 seconds.
     pub const fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -150,19 +175,20 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// When one must have ended whose peer may take so long of its own accord.
+    /// Returns the deadline of an exchange in which the peer may take `time` in addition to the
+    /// timeout.
     pub(super) fn deadline_after(&self, time: Duration) -> Deadline {
         Deadline::after(self.timeout.saturating_add(time))
     }
 
-    /// When an exchange that begins now must have ended.
+    /// Returns the deadline of an exchange that begins now.
     pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// Sends a message, which may lie in several parts, in as many frames as it takes. Of a large one
-    /// only a frame is copied at a time.
-    pub(super) fn send(
+    /// Sends a message, which may consist of several parts, in as many frames as it needs. Only one
+    /// frame is copied at a time.
+    pub(super) fn send_message(
         &mut self,
         kind: Kind,
         message: &[&[u8]],
@@ -184,7 +210,7 @@ impl Channel {
         self.send_frame(kind, &body, &[], false, deadline)
     }
 
-    /// Sends a frame of handles.
+    /// Sends a frame with handles.
     pub(super) fn send_handles(
         &mut self,
         body: &[u8],
@@ -194,7 +220,7 @@ impl Channel {
         self.send_frame(Kind::Handles, body, handles, false, deadline)
     }
 
-    /// Receives a message of one of these kinds, with what handles come beside it.
+    /// Receives a message of one of these kinds, with the handles that were sent with it.
     pub(super) fn receive(
         &mut self,
         kinds: &[Kind],
@@ -202,7 +228,7 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<Message, ChannelError> {
         let received = self.receive_whole(kinds, most, deadline);
-        // After a message that was not understood, or came in part, nothing else can be.
+        // After a message that was malformed or incomplete, the stream of frames is out of step.
         self.broken |= received.is_err();
         received
     }
@@ -220,8 +246,8 @@ impl Channel {
             let bytes = buffer.get(..length).unwrap_or_default();
             let frame = frame::read(bytes, self.received, handles.len())?;
             self.received = self.received.wrapping_add(1);
-            // What follows has to be worth its head: a peer that sends a byte at a time would keep us
-            // busy for as long as a large message may have bytes.
+            // A frame that announces another must be full. Otherwise a peer could send one byte per
+            // frame and occupy this thread for as many frames as a large message has bytes.
             if frame.more && frame.body.len() < MOST_BODY {
                 return Err(ChannelError::Malformed {
                     what: "followed by more, and not full itself",
@@ -229,7 +255,7 @@ impl Channel {
             }
             if !kinds.contains(&frame.kind) {
                 return Err(ChannelError::Malformed {
-                    what: "not the one that comes now",
+                    what: "unexpected at this point",
                 });
             }
             let whole = message.get_or_insert_with(|| Message {
@@ -239,7 +265,7 @@ impl Channel {
             });
             if whole.kind != frame.kind {
                 return Err(ChannelError::Malformed {
-                    what: "mixed up with another",
+                    what: "interleaved with another",
                 });
             }
             if whole.body.len() + frame.body.len() > most {
@@ -270,7 +296,7 @@ impl Channel {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDLES))];
             let mut beside = SendAncillaryBuffer::new(&mut space);
             if !handles.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(handles)) {
-                break Err(ChannelError::NoRoomForHandles);
+                break Err(ChannelError::TooManyFiles);
             }
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match retry_on_intr(|| sendmsg(&self.socket, &parts, &mut beside, flags)) {
@@ -279,11 +305,11 @@ impl Channel {
                     Ok(()) => {}
                     Err(error) => break Err(error),
                 },
-                // So many descriptors are on their way already.
+                // Too many descriptors are in flight already.
                 Err(Errno::TOOMANYREFS) => match self.pause(deadline) {
                     Ok(()) => {}
                     Err(ChannelError::TimedOut { .. }) => {
-                        break Err(ChannelError::NoRoomForHandles);
+                        break Err(ChannelError::TooManyFiles);
                     }
                     Err(error) => break Err(error),
                 },
@@ -306,7 +332,7 @@ impl Channel {
         if self.broken {
             return Err(ChannelError::Broken);
         }
-        // A peer that never stops talking is not listened to for ever either.
+        // Ends an exchange with a peer that sends without end.
         deadline.check()?;
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDLES))];
@@ -323,7 +349,7 @@ impl Channel {
                 Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
                 Err(errno) => return Err(system("recvmsg")(errno)),
             };
-            // Owned first, so that none is left open whatever else is wrong.
+            // Owned first, so that no descriptor leaks whatever check fails.
             let mut handles = vec![];
             for message in beside.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -331,7 +357,7 @@ impl Channel {
                 }
             }
             if got.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(ChannelError::NoRoomForHandles);
+                return Err(ChannelError::TooManyFiles);
             }
             if got.flags.contains(ReturnFlags::TRUNC) {
                 return Err(ChannelError::TooLarge { most: MOST_FRAME });
@@ -355,7 +381,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Lets a moment pass, if the exchange has one left.
+    /// Pauses briefly, if the exchange has time left.
     fn pause(&self, deadline: Deadline) -> Result<(), ChannelError> {
         deadline.check()?;
         let stop = self.stop.as_ref().map(|stop| (stop.as_fd(), PollFlags::IN));
@@ -366,19 +392,21 @@ impl Channel {
         }
     }
 
-    /// Something was said that makes no sense, or not all of it was: nothing that follows can.
+    /// Marks the channel as broken: a message was malformed or incomplete, so no later one can be
+    /// read.
     pub(super) fn give_up(&mut self) {
         self.broken = true;
     }
 
-    /// What came is no answer.
+    /// Marks the channel as broken, and returns an error that describes the message.
     pub(super) fn malformed(&mut self, what: &'static str) -> ChannelError {
         self.give_up();
         ChannelError::Malformed { what }
     }
 
-    /// Waits for a time until the peer has something to say, or `other` can be read; which of the two.
-    pub(super) fn wait_beside(
+    /// Waits at most `time` until the peer sends something or `other` is readable, and returns
+    /// which.
+    pub(super) fn wait_with(
         &self,
         other: BorrowedFd<'_>,
         time: Duration,
@@ -393,14 +421,14 @@ impl Channel {
     }
 }
 
-/// What woke a wait for two.
+/// The cause that ended a wait for two descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Peer,
     Other,
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) kind: Kind,
@@ -408,7 +436,7 @@ pub(super) struct Message {
     pub(super) handles: Vec<OwnedFd>,
 }
 
-/// A socket of the kind that channels use.
+/// Creates a socket of the type that channels use.
 pub(super) fn new_socket() -> Result<OwnedFd, ChannelError> {
     socket_with(
         AddressFamily::UNIX,
@@ -419,9 +447,9 @@ pub(super) fn new_socket() -> Result<OwnedFd, ChannelError> {
     .map_err(system("socket"))
 }
 
-/// The address of a path.
+/// Returns the socket address of a path.
 pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, ChannelError> {
-    /// What the system has room for, with the zero at the end.
+    /// The longest path that fits, with its terminating zero.
     const MOST: usize = 107;
     let length = path.as_os_str().len();
     if length > MOST {

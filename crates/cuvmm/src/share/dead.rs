@@ -1,4 +1,4 @@
-//! Telling a socket that a dead process has left from a live one, and removing it.
+//! Detection and removal of sockets that dead processes left.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -12,26 +12,28 @@ use super::peer::is_own_user;
 use super::system::{failed, system};
 use crate::error::ChannelError;
 
-/// How it is with the socket at a path.
+/// The state of the socket at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// There is none.
+    /// There is no file.
     Nothing,
     /// A process listens there.
     Live,
-    /// One of this user, at which no process listens.
+    /// The socket belongs to this user and no process listens at it.
     Dead(FileId),
-    /// One of another user, at which no process listens.
+    /// The socket belongs to another user and no process listens at it.
     NotOurs,
 }
 
-/// Asks a socket whether a process listens at it, by connecting. A connection that is made ends at
-/// once.
+/// Determines whether a process listens at a socket, by connecting to it. A connection that
+/// succeeds is closed at once.
 ///
-/// One that is bound and does not listen yet seems dead: only the holder of its lock may believe it.
+/// A socket that is bound but does not listen yet appears dead, so only the holder of its lock may
+/// rely on that answer.
 ///
 /// # Errors
-/// [`ChannelError::Path`] when something else is there, and [`ChannelError::System`].
+/// [`ChannelError::Path`] if the path is something other than a socket, and
+/// [`ChannelError::System`].
 pub(super) fn state_of(path: &Path) -> Result<State, ChannelError> {
     let Some(found) = look(path)? else {
         return Ok(State::Nothing);
@@ -40,10 +42,10 @@ pub(super) fn state_of(path: &Path) -> Result<State, ChannelError> {
         return Err(ChannelError::no_socket(path.to_owned()));
     }
     let (address, socket) = (address(path)?, new_socket()?);
-    // One whose queue is full is not waited for.
+    // Does not wait for a listener whose queue is full.
     ioctl_fionbio(&socket, true).map_err(system("ioctl(FIONBIO)"))?;
     match retry_on_intr(|| connect(&socket, &address)) {
-        // A socket of another type answers too.
+        // A socket of another type answers with `EPROTOTYPE`.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(State::Live),
         Err(Errno::NOENT) => Ok(State::Nothing),
         Err(Errno::CONNREFUSED) if is_own_user(found.uid()) => Ok(State::Dead(FileId::of(&found))),
@@ -52,7 +54,7 @@ pub(super) fn state_of(path: &Path) -> Result<State, ChannelError> {
     }
 }
 
-/// Removes a socket, unless another file is at its path by now.
+/// Removes a socket, unless the path names another file by now.
 ///
 /// # Errors
 /// [`ChannelError::System`].
@@ -65,15 +67,15 @@ pub(super) fn clear(path: &Path, id: FileId) -> Result<(), ChannelError> {
     }
 }
 
-/// Removes what a dead listener of this user has left at a path: its socket and the lock beside it, or
-/// the lock alone. Returns whether there was any of it.
+/// Removes the files that a dead listener of this user left at a path: its socket and the lock
+/// beside it, or the lock alone. Returns `true` if there were any.
 ///
-/// Leaves everything as it is unless the file beside the socket can only be a lock of this library and
-/// of this user (empty, mode 0600, one link, its name ending with `.cuvmm-lock`), no process holds that
-/// lock, and no process answers at the socket. Makes no file.
+/// Changes nothing unless the file beside the socket can only be a lock of this library and of this
+/// user (empty, mode 0600, one link, its name ending with `.cuvmm-lock`), no process holds that
+/// lock, and no process answers at the socket. Creates no file.
 ///
 /// # Errors
-/// [`ChannelError`] when something else than a socket is there, or the system refuses.
+/// [`ChannelError`] if the path is something other than a socket, or the system refuses.
 pub fn sweep(path: impl AsRef<Path>) -> Result<bool, ChannelError> {
     let path = path.as_ref();
     if look(path)?.is_some_and(|found| !found.file_type().is_socket()) {

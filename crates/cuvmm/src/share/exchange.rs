@@ -1,5 +1,5 @@
-//! Memory given over a channel: described, agreed to, and only then handed over, a few handles at a
-//! time, so that neither side has many of them open at once.
+//! The exchange of memory over a channel: the description is sent and accepted first, then the
+//! handles follow in small batches, so that neither side has many of them open at once.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -13,32 +13,35 @@ use super::wait::Deadline;
 use super::wire::{Description, MOST_DESCRIPTION};
 use crate::error::{ArgumentError, ChannelError, ShareError};
 
-/// The most of a reason that is sent or read.
+/// The longest reason of a refusal that is sent or read, in bytes.
 const MOST_REASON: usize = 4096;
 
-/// How many handles are made and sent at a time. A peer takes as many as the system lets through at
-/// once; but a publisher with many readers makes them for all at the same time, and a process may
-/// have 1024 files open unless it asked for more.
+/// The number of handles that are made and sent at a time. The system lets more through in one
+/// message; but a publisher with many readers makes handles for all of them at once, and a process
+/// may have only 1,024 files open by default.
 const BATCH: usize = 32;
 
-/// The bytes of a fabric handle.
+/// The size of a fabric handle in bytes.
 const FABRIC: usize = 64;
 
 impl Channel {
-    /// Gives memory to the peer, which [takes](Self::take) it, and returns when it has it.
+    /// Sends memory to the peer, which must call [`recv`](Self::recv), and returns when the peer
+    /// has mapped it.
     ///
-    /// Per extent `cuMemExportToShareableHandle`; not before the peer has agreed.
+    /// Calls `cuMemExportToShareableHandle` for each extent, after the peer has accepted the
+    /// description.
     ///
     /// # Errors
-    /// [`ShareError`]. The peer holds nothing of it then, unless the error is of the channel: a peer
-    /// whose last answer was lost may hold it.
-    pub fn give(&mut self, offer: &Offer) -> Result<(), ShareError> {
+    /// [`ShareError`]. The peer then holds no part of the memory, unless the error concerns the
+    /// channel: if the peer's last answer was lost, it may hold all of it.
+    #[doc(alias = "give")]
+    pub fn send(&mut self, offer: &Offer) -> Result<(), ShareError> {
         let deadline = self.deadline();
-        self.give_before(offer, &offer.description().to_bytes(), deadline)
+        self.send_until(offer, &offer.description().to_bytes(), deadline)
     }
 
-    /// Gives memory whose description is there as it travels.
-    pub(super) fn give_before(
+    /// Sends memory whose description is already serialized.
+    pub(super) fn send_until(
         &mut self,
         offer: &Offer,
         described: &[u8],
@@ -57,8 +60,8 @@ impl Channel {
         described: &[u8],
         deadline: Deadline,
     ) -> Result<(), ShareError> {
-        self.send(Kind::Description, &[described], deadline)?;
-        self.hear_verdict(deadline)?;
+        self.send_message(Kind::Description, &[described], deadline)?;
+        self.receive_verdict(deadline)?;
         let all = offer.description().extents().len();
         let mut given = 0;
         while given < all {
@@ -71,26 +74,27 @@ impl Channel {
                 Ok((names, descriptors)) => self.send_handles(&names, &descriptors, deadline)?,
                 Err(error) => return Err(self.withdraw(error, deadline)),
             }
-            self.hear_verdict(deadline)?;
+            self.receive_verdict(deadline)?;
             given = next;
         }
         Ok(())
     }
 
-    /// Takes memory that the peer [gives](Self::give).
+    /// Receives memory that the peer sends with [`send`](Self::send).
     ///
-    /// Its description is checked before a handle is asked for, all handles before any is mapped.
-    /// Per extent: `cuMemImportFromShareableHandle`, `cuMemGetAllocationPropertiesFromHandle`,
-    /// `cuMemMap`, `cuMemSetAccess`.
+    /// The description is checked before a handle is requested, and all handles before any is
+    /// mapped. For each extent, this calls `cuMemImportFromShareableHandle`,
+    /// `cuMemGetAllocationPropertiesFromHandle`, `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`ShareError`]; nothing of it is held then, and the peer is told why.
-    pub fn take(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, ShareError> {
+    /// [`ShareError`]; nothing stays imported or mapped, and the reason is sent to the peer.
+    #[doc(alias = "take")]
+    pub fn recv(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, ShareError> {
         let deadline = self.deadline();
-        self.take_before(how, deadline)
+        self.receive_until(how, deadline)
     }
 
-    pub(super) fn take_before(
+    pub(super) fn receive_until(
         &mut self,
         how: &AttachmentBuilder<'_>,
         deadline: Deadline,
@@ -125,7 +129,7 @@ impl Channel {
         }
     }
 
-    /// Tells the peer how something ended, and hands it on.
+    /// Sends the outcome of a step to the peer, and returns it.
     fn answer<T>(
         &mut self,
         outcome: Result<T, ShareError>,
@@ -143,21 +147,21 @@ impl Channel {
         }
     }
 
-    /// Tells the peer that it gets nothing after all.
+    /// Tells the peer that the memory is not sent after all, and returns the error.
     fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
         self.refuse(&error.to_string(), deadline);
         error
     }
 
-    /// Says no, and why, if that can still be said: what went wrong first is what the caller must
-    /// hear of.
+    /// Sends a refusal with its reason. A failure to send it is only logged: the caller reports the
+    /// first error.
     fn refuse(&mut self, reason: &str, deadline: Deadline) {
         if let Err(unsaid) = self.send_verdict(Some(reason), deadline) {
-            tracing::debug!(%unsaid, "the peer was not told of a refusal");
+            tracing::debug!(%unsaid, "a refusal could not be sent to the peer");
         }
     }
 
-    /// Says yes, or no and why.
+    /// Sends an acceptance, or a refusal with its reason.
     pub(super) fn send_verdict(
         &mut self,
         reason: Option<&str>,
@@ -171,11 +175,11 @@ impl Channel {
                 body
             }
         };
-        self.send(Kind::Verdict, &[&body], deadline)
+        self.send_message(Kind::Verdict, &[&body], deadline)
     }
 
-    /// Waits for a yes.
-    pub(super) fn hear_verdict(&mut self, deadline: Deadline) -> Result<(), ShareError> {
+    /// Waits for an acceptance.
+    pub(super) fn receive_verdict(&mut self, deadline: Deadline) -> Result<(), ShareError> {
         let message = self.receive(&[Kind::Verdict], MOST_REASON, deadline)?;
         match verdict(&message)? {
             None => Ok(()),
@@ -184,7 +188,7 @@ impl Channel {
     }
 }
 
-/// Handles as they travel: fabric handles in a message, descriptors beside it.
+/// Splits handles as they are sent: fabric handles in the body, descriptors as ancillary data.
 fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareError> {
     let (mut names, mut descriptors) = (vec![], vec![]);
     for handle in handles {
@@ -197,18 +201,18 @@ fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareE
     Ok((names, descriptors))
 }
 
-/// The reason for a no; nothing for a yes.
+/// Returns the reason of a refusal, or `None` for an acceptance.
 fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
     match message.body.split_first() {
         Some((0, [])) => Ok(None),
         Some((1, reason)) => Ok(Some(String::from_utf8_lossy(reason).into_owned())),
         _ => Err(ChannelError::Malformed {
-            what: "neither yes nor no",
+            what: "neither an acceptance nor a refusal",
         }),
     }
 }
 
-/// The message, unless it says that the peer gives nothing after all.
+/// Returns the message, unless it says that the peer does not send the memory after all.
 fn given_up(message: Message) -> Result<Message, ShareError> {
     if message.kind != Kind::Verdict {
         return Ok(message);
@@ -216,12 +220,13 @@ fn given_up(message: Message) -> Result<Message, ShareError> {
     match verdict(&message)? {
         Some(reason) => Err(ShareError::Refused { reason }),
         None => Err(ShareError::Channel(ChannelError::Malformed {
-            what: "a yes to nothing",
+            what: "an acceptance of nothing",
         })),
     }
 }
 
-/// The handles in a message, or beside it: at least one, and of one kind.
+/// Returns the handles in the body or the ancillary data of a message: at least one, and all of one
+/// type.
 fn handles_of(message: Message) -> Result<Vec<Exported>, ChannelError> {
     let inside = message.body.chunks_exact(FABRIC);
     let whole = inside.remainder().is_empty();

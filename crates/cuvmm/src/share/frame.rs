@@ -1,6 +1,6 @@
-//! What goes over a channel in one piece: a head, a body, and the number of descriptors beside it.
+//! One frame of a channel: a head, a body, and the number of descriptors sent with it.
 //!
-//! Pure: what a peer sent is read here, whatever it is.
+//! This module makes no system call; it only builds heads and parses received bytes.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,10 +10,10 @@ use crate::error::ChannelError;
 
 const MAGIC: [u8; 4] = *b"cvmm";
 
-/// The most bytes behind a head.
+/// The most bytes after a head.
 pub(super) const MOST_BODY: usize = 64 << 10;
 
-/// The most descriptors that the system takes beside one message.
+/// The most descriptors that the system accepts in one message.
 pub(super) const MOST_HANDLES: usize = 253;
 
 /// The most bytes of a whole frame.
@@ -29,20 +29,20 @@ struct Head {
     serial: U32,
     length: U32,
     handles: U16,
-    /// Whether the message goes on in the next frame.
+    /// Is 1 if the message continues in the next frame.
     more: U16,
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A description of shared memory.
     Description,
-    /// Handles: descriptors beside it, or fabric handles in it.
+    /// Handles: descriptors as ancillary data, or fabric handles in the body.
     Handles,
-    /// Yes, or no and why.
+    /// An acceptance, or a refusal with its reason.
     Verdict,
-    /// A request or what answers it.
+    /// A request or a reply.
     Text,
 }
 
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-/// One frame as it came.
+/// One received frame.
 #[derive(Debug)]
 pub(super) struct Frame<'a> {
     pub(super) kind: Kind,
@@ -75,7 +75,7 @@ pub(super) struct Frame<'a> {
     pub(super) body: &'a [u8],
 }
 
-/// Reads a frame that came with so many descriptors, and should be the one with this number.
+/// Parses a frame that came with `handles` descriptors and must have the number `serial`.
 pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_>, ChannelError> {
     let malformed = |what| Err(ChannelError::Malformed { what });
     let Ok((head, body)) = Head::ref_from_prefix(bytes) else {
@@ -94,7 +94,7 @@ pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_
         return malformed("shorter or longer than its head says");
     }
     if usize::from(head.handles.get()) != handles {
-        return malformed("without the descriptors that its head tells of, or with others");
+        return malformed("without the descriptors that its head announces, or with others");
     }
     let more = match head.more.get() {
         0 => false,
@@ -110,7 +110,7 @@ pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_
     Ok(Frame { kind, more, body })
 }
 
-/// The head of a frame.
+/// Builds the head of a frame.
 pub(super) fn head(
     kind: Kind,
     serial: u32,
@@ -123,7 +123,7 @@ pub(super) fn head(
         version: VERSION.into(),
         kind: kind.number().into(),
         serial: serial.into(),
-        // Both are bounded by their sender, far below what fits.
+        // The caller has bounded both far below these maxima.
         length: u32::try_from(body).unwrap_or(u32::MAX).into(),
         handles: u16::try_from(handles).unwrap_or(u16::MAX).into(),
         more: u16::from(more).into(),

@@ -1,10 +1,10 @@
 //! A socket at a path, for other processes to connect to.
 //!
-//! A listener holds the [lock](super::lock) of its socket. What a dead process has left is replaced by
-//! the next that listens there, or removed by a [sweep](super::sweep()).
+//! A listener holds the [lock](super::lock) of its socket. Files that a dead process left are
+//! replaced by the next listener at the path, or removed by a [sweep](super::sweep()).
 //!
-//! A forked child has inherited lock and socket, so both live on in it until it ends or runs another
-//! program.
+//! A forked child inherits the lock and the socket, so both stay in use until the child ends or
+//! executes another program.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,68 +25,69 @@ use super::wait::{Deadline, pause, wait_for};
 use crate::error::ChannelError;
 use crate::sync::Mutex;
 
-/// How many may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// How long a sweep may hold the lock of a socket that is to be bound, or another process may take to
-/// listen once it has bound it.
+/// The time for which a sweep may hold the lock of a socket that is to be bound, or another process
+/// may take between binding the socket and listening.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// How long is waited before the lock is tried again.
+/// The pause before the lock is tried again.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// How old the files of a listener may become. Cleaners of temporary folders remove what was not
-/// touched for days.
+/// The greatest age of a listener's files before they are touched. Cleaners of temporary
+/// directories remove files that were not touched for days.
 pub(super) const FRESH: Duration = Duration::from_secs(3600);
 
-/// Accepts connections of other processes at a path, until it is dropped.
+/// A socket at a path that accepts connections of other processes until it is dropped.
 ///
-/// The socket belongs to this user alone (mode 0600), unless others are let in; then everybody may
-/// knock (0666), and whoever is none of them is turned away.
+/// The socket is accessible to this user alone (mode 0600), unless other users are admitted: then
+/// every user can connect (mode 0666), and processes of other users are refused.
 ///
-/// Beside the socket lies a lock, an empty file whose name ends with `.cuvmm-lock`. The folder should
-/// be one in which only trusted users may rename files.
+/// The lock is an empty file beside the socket, whose name ends with `.cuvmm-lock`. Put the socket
+/// in a directory in which only trusted users may rename files.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// The file of the socket. Its number is not used again while the socket is open.
+    /// The file of the socket. Its inode number is not reused while the socket is open.
     id: FileId,
     users: Users,
-    /// The process that made it: a forked child removes nothing.
+    /// The process that created it. A forked child removes no files.
     made_by: u32,
     /// Dropped last.
     lock: Mutex<Lock>,
 }
 
 impl Listener {
-    /// Listens at a path, for processes of the same user. What a dead process has left there is
-    /// replaced.
+    /// Listens at a path for processes of the same user. Replaces the files of a dead process.
     ///
-    /// Waits for up to 5 seconds while another process sweeps that path.
+    /// Waits for up to 5 seconds while another process sweeps the path.
     ///
     /// # Errors
-    /// [`ChannelError`] when another process listens there, something else than a socket is there, a
-    /// file that is no lock of this user is where the lock should be, or the system refuses.
+    /// [`ChannelError`] if another process listens there, the path is something other than a
+    /// socket, the path of the lock is a file that is not a lock of this user, or the system
+    /// refuses.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ChannelError> {
         Self::bind_for(path, Users::own())
     }
 
-    /// Listens at a path, for processes of these users.
+    /// Listens at a path for processes that belong to `users`. Otherwise like [`bind`](Self::bind).
     ///
     /// # Errors
-    /// As [`Self::bind`].
+    /// [`ChannelError`] if another process listens there, the path is something other than a
+    /// socket, the path of the lock is a file that is not a lock of this user, or the system
+    /// refuses.
     pub fn bind_for(path: impl AsRef<Path>, users: Users) -> Result<Self, ChannelError> {
         let path = path.as_ref();
         let address = address(path)?;
         own_user()?;
         let lock = lock_of(path)?;
-        make_way(path)?;
+        remove_stale(path)?;
         let socket = new_socket()?;
-        // `accept` must not wait for another connection where another thread was quicker.
+        // `accept` must not block if another thread accepted the connection first.
         ioctl_fionbio(&socket, true).map_err(system("ioctl(FIONBIO)"))?;
-        // The file that `bind` makes has the mode that the socket has before, less what the process
-        // takes from all its files.
+        // `bind` creates the file with the mode of the socket, reduced by the process's umask.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(system("fchmod"))?;
         bind(&socket, &address).map_err(system("bind"))?;
         let id = bound(path)?;
@@ -105,7 +106,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Lets every user connect. No link is followed, whatever lies at the path by now.
+    /// Lets every user connect. Follows no link, whatever file is at the path by now.
     fn open_to_all(&self) -> Result<(), ChannelError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = retry_on_intr(|| open(&self.path, flags, Mode::empty()));
@@ -120,11 +121,11 @@ impl Listener {
         chmod(file, Mode::from_raw_mode(0o666)).map_err(system("chmod"))
     }
 
-    /// Keeps the files of this listener from those who remove old ones: touches them, and makes the
-    /// lock anew if it has gone.
+    /// Protects the files of this listener from cleaners of old files: touches them, and creates
+    /// the lock file again if it was removed.
     pub(super) fn refresh(&self) {
         if let Err(error) = self.try_refresh() {
-            tracing::debug!(%error, path = %self.path.display(), "a socket was not kept fresh");
+            tracing::debug!(%error, path = %self.path.display(), "the files of a socket could not be touched");
         }
     }
 
@@ -136,7 +137,7 @@ impl Listener {
         let Some(there) = there else {
             return Ok(());
         };
-        // Looked at again after an hour, which may end a little early.
+        // The caller returns after an hour, which may end a little early.
         let old = FRESH / 2;
         if is_older(&there, old) {
             let flags = AtFlags::SYMLINK_NOFOLLOW;
@@ -151,16 +152,17 @@ impl Listener {
         lock.refresh(old)
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits for the next connection, at most for a time.
+    /// Waits up to `timeout` for the next connection.
     ///
     /// # Errors
-    /// [`ChannelError`] when none comes in time, or one of a user who is not let in. It listens still.
+    /// [`ChannelError`] if no connection comes in time, or the user of the connecting process is
+    /// not admitted. The listener stays usable.
     pub fn accept(&self, timeout: Duration) -> Result<Channel, ChannelError> {
         let deadline = Deadline::after(timeout);
         self.refresh();
@@ -172,15 +174,15 @@ impl Listener {
         }
     }
 
-    /// Which users it lets in.
+    /// Returns the users that are admitted.
     pub(super) const fn users(&self) -> &Users {
         &self.users
     }
 
-    /// Accepts one that waits, if one does.
+    /// Accepts a waiting connection, if there is one.
     pub(super) fn accept_now(&self) -> Result<Option<Channel>, ChannelError> {
         match retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC)) {
-            Ok(socket) => Channel::over(socket, &self.users).map(Some),
+            Ok(socket) => Channel::from_socket(socket, &self.users).map(Some),
             Err(Errno::AGAIN) => Ok(None),
             Err(errno) => Err(system("accept")(errno)),
         }
@@ -209,7 +211,8 @@ fn lock_of(path: &Path) -> Result<Lock, ChannelError> {
         if let Taken::Lock(lock) = Lock::make(path)? {
             return Ok(lock);
         }
-        // Where nothing answers, a sweep has the lock, which gives it back, or a listener in the making.
+        // If no process answers at the socket, the lock is held by a sweep, which returns it, or by
+        // a listener that is being created.
         if state_of(path)? == State::Live || deadline.left().is_zero() {
             return Err(ChannelError::InUse {
                 path: path.to_owned(),
@@ -219,8 +222,8 @@ fn lock_of(path: &Path) -> Result<Lock, ChannelError> {
     }
 }
 
-/// Removes what a dead process has left at a path whose lock is held.
-fn make_way(path: &Path) -> Result<(), ChannelError> {
+/// Removes the files of a dead process at a path whose lock is held.
+fn remove_stale(path: &Path) -> Result<(), ChannelError> {
     let path = path.to_owned();
     match state_of(&path)? {
         State::Nothing => Ok(()),
@@ -230,7 +233,7 @@ fn make_way(path: &Path) -> Result<(), ChannelError> {
     }
 }
 
-/// Which file was made by binding a socket, an instant ago.
+/// Returns the identity of the file that was just created by binding a socket.
 fn bound(path: &Path) -> Result<FileId, ChannelError> {
     let found = look(path).and_then(|found| {
         let path = path.to_owned();
@@ -239,7 +242,7 @@ fn bound(path: &Path) -> Result<FileId, ChannelError> {
     match found {
         Ok(found) => Ok(FileId::of(&found)),
         Err(error) => {
-            // The lock is held, so it is the one that was made.
+            // The lock is held, so the file is the one that was created.
             let _ = std::fs::remove_file(path);
             Err(error)
         }

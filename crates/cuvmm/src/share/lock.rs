@@ -1,9 +1,9 @@
-//! The lock beside a socket, which tells a live publisher from what a dead one has left.
+//! The lock beside a socket, which distinguishes a live publisher from the files of a dead one.
 //!
-//! A process holds it to bind, replace or remove the socket, and the system drops it when the process
-//! ends, however it ends. Its file is an empty one of this user, of mode 0600, with one name, which has
-//! an ending that nothing else uses. A file that differs in any of these is not opened, locked or
-//! removed.
+//! A process holds the lock while it binds, replaces or removes the socket, and the system releases
+//! it when the process ends in any way. The lock's file is empty, belongs to this user, has mode
+//! 0600 and a single link, and its name has an ending that no other file uses. A file that differs
+//! in any of these is not opened, locked or removed.
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -20,13 +20,13 @@ use super::peer::is_own_user;
 use super::system::{failed, system};
 use crate::error::ChannelError;
 
-/// What the name of the lock beside a socket ends with, behind the name of the socket.
+/// The suffix that is appended to a socket's name to name its lock.
 pub const LOCK_ENDING: &str = ".cuvmm-lock";
 
 /// The permissions of a lock's file.
 const MODE: u32 = 0o600;
 
-/// The times of a file that is touched.
+/// The times that a touched file gets.
 pub(super) const NOW: Timestamps = Timestamps {
     last_access: AT_ONCE,
     last_modification: AT_ONCE,
@@ -37,7 +37,7 @@ const AT_ONCE: Timespec = Timespec {
     tv_nsec: UTIME_NOW as _,
 };
 
-/// Which file it is, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
@@ -60,7 +60,7 @@ impl FileId {
     }
 }
 
-/// Looks at what is at a path, if there is something. Follows no link.
+/// Returns the metadata of the file at a path, if there is one. Follows no link.
 pub(super) fn look(path: &Path) -> Result<Option<Metadata>, ChannelError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
@@ -69,24 +69,24 @@ pub(super) fn look(path: &Path) -> Result<Option<Metadata>, ChannelError> {
     }
 }
 
-/// Whether a file was not touched for some time.
+/// Returns `true` if a file was last modified longer than `than` ago.
 pub(super) fn is_older(found: &Metadata, than: Duration) -> bool {
     let modified = found.modified().ok();
     let age = modified.and_then(|then| SystemTime::now().duration_since(then).ok());
     age.is_some_and(|age| age > than)
 }
 
-/// What came of taking a lock.
+/// The outcome of taking a lock.
 #[derive(Debug)]
 pub(super) enum Taken {
     Lock(Lock),
     /// Another process has it, or its file was replaced meanwhile.
     Held,
-    /// There is no file, or none of ours.
+    /// There is no file, or it is not a lock of this user.
     Nothing,
 }
 
-/// The lock of a socket. Its file goes with it, unless the socket is still there.
+/// The held lock of a socket. Dropping it removes its file, unless the socket still exists.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: File,
@@ -97,14 +97,14 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Takes the lock of a socket and makes its file if there is none.
+    /// Takes the lock of a socket, and creates its file if there is none.
     ///
     /// # Errors
-    /// [`ChannelError::Path`] when something else is where the file should be, and
+    /// [`ChannelError::Path`] if the file's path is something other than a lock, and
     /// [`ChannelError::System`].
     pub(super) fn make(socket: &Path) -> Result<Taken, ChannelError> {
         let path = path_of(socket);
-        // Two that make it at once: the second finds the first one's file.
+        // If two processes create it at once, the second finds the first one's file.
         match create(&path)? {
             Some(file) => Self::take(file, path, socket),
             None => match open(&path)? {
@@ -117,7 +117,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock of a socket if it has a file. Makes none.
+    /// Takes the lock of a socket if its file exists. Creates none.
     ///
     /// # Errors
     /// [`ChannelError::System`].
@@ -143,20 +143,21 @@ impl Lock {
             socket: socket.to_owned(),
             made_by: std::process::id(),
         };
-        // The process that had it may have removed the file meanwhile, and another made it anew.
+        // The process that held it may have removed the file meanwhile, and another may have
+        // created a new one.
         match lock.is_in_place()? {
             true => Ok(Taken::Lock(lock)),
             false => Ok(Taken::Held),
         }
     }
 
-    /// Whether its file is still where others look for it.
+    /// Returns `true` if its file is still at its path.
     pub(super) fn is_in_place(&self) -> Result<bool, ChannelError> {
         let there = look(&self.path)?;
         Ok(there.is_some_and(|there| FileId::of(&there) == self.id))
     }
 
-    /// Sets the times of its file to now if they are older than that.
+    /// Sets the times of its file to now if they are older than `than`.
     pub(super) fn refresh(&self, than: Duration) -> Result<(), ChannelError> {
         let found = self.file.metadata().map_err(failed("fstat"))?;
         match is_older(&found, than) {
@@ -165,8 +166,9 @@ impl Lock {
         }
     }
 
-    /// Removes its file while the lock is held, so that no process takes a file that goes. It stays
-    /// beside a socket: without it nothing would say that the socket may be swept.
+    /// Removes its file while the lock is held, so that no process locks a file that is being
+    /// removed. The file stays while the socket exists: without it no process could tell that the
+    /// socket may be swept.
     fn remove(&self) -> Result<(), ChannelError> {
         let socket = look(&self.socket)?;
         if socket.is_some_and(|found| found.file_type().is_socket()) || !self.is_in_place()? {
@@ -184,9 +186,9 @@ impl Drop for Lock {
         if let Err(error) = self.remove() {
             tracing::warn!(%error, path = %self.path.display(), "a lock could not be removed");
         }
-        // A forked child may have the same open file.
+        // A forked child may share the open file, so closing it would not release the lock.
         if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
-            tracing::warn!(%error, path = %self.path.display(), "a lock could not be given back");
+            tracing::warn!(%error, path = %self.path.display(), "a lock could not be released");
         }
     }
 }
@@ -197,7 +199,7 @@ fn path_of(socket: &Path) -> PathBuf {
     path.into()
 }
 
-/// Whether a file can only be a lock of this user's.
+/// Returns `true` if a file can only be a lock of this user.
 fn is_lock(found: &Metadata) -> bool {
     found.file_type().is_file()
         && found.size() == 0
@@ -206,7 +208,7 @@ fn is_lock(found: &Metadata) -> bool {
         && is_own_user(found.uid())
 }
 
-/// Makes the file; nothing if there is something already.
+/// Creates the file, or returns `None` if the path exists.
 fn create(path: &Path) -> Result<Option<File>, ChannelError> {
     let made = File::options()
         .read(true)
@@ -216,7 +218,7 @@ fn create(path: &Path) -> Result<Option<File>, ChannelError> {
         .open(path);
     match made {
         Ok(file) => {
-            // What the process takes from all its files may have gone too far.
+            // The process's umask may have removed too much.
             fchmod(&file, Mode::from_raw_mode(MODE)).map_err(system("fchmod"))?;
             Ok(Some(file))
         }
@@ -225,12 +227,12 @@ fn create(path: &Path) -> Result<Option<File>, ChannelError> {
     }
 }
 
-/// Opens the file if it is a lock of ours.
+/// Opens the file if it is a lock of this user.
 fn open(path: &Path) -> Result<Option<File>, ChannelError> {
     if !look(path)?.is_some_and(|found| is_lock(&found)) {
         return Ok(None);
     }
-    // Neither led elsewhere nor held up by what may be there by now.
+    // Do not follow a link or block on a special file that may have replaced it.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = File::options()
         .read(true)

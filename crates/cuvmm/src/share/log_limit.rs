@@ -1,4 +1,4 @@
-//! How often the same kind of thing is logged, where a peer decides how often it happens.
+//! A limit on log lines about events whose rate a peer determines.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::sync::Mutex;
 /// The least time between two lines.
 const BETWEEN: Duration = Duration::from_secs(10);
 
-/// Lets one line through now and then, and counts the others.
+/// Admits one line per interval and counts the suppressed ones.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit(Mutex<Lines>);
 
@@ -19,8 +19,8 @@ struct Lines {
 }
 
 impl LogLimit {
-    /// Whether something that happens at this time is to be logged; if so, how many things were not
-    /// since the last that was.
+    /// Returns the number of suppressed events since the last line, if an event at `now` is to be
+    /// logged.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let soon = |last| now.saturating_duration_since(last) < BETWEEN;

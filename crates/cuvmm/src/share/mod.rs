@@ -1,31 +1,33 @@
-//! Memory passed to other processes without a copy.
+//! Sharing of memory with other processes, without a copy.
 //!
-//! An [`Offer`] says what is given, and keeps it; a [`Channel`] carries it, described and as handles;
-//! an [`Attachment`] is what the other side has: the same memory, at addresses of its own.
+//! An [`Offer`] names the memory and keeps it alive. A [`Channel`] carries its description and its
+//! handles. An [`Attachment`] is the same memory in the other process, at addresses of that
+//! process.
 //!
 //! ```text
 //!   giver                                    taker
 //!   Offer::region(&region, range)            Attachment::builder(&device)
 //!        │                                        │
-//!   channel.give(&offer)  ── description ──▶  checked: sizes, places, rights
-//!                         ◀── yes, or why not ──
-//!                         ── handles, some at a time ─▶  imported, checked, mapped
-//!                         ◀── yes ──
+//!   channel.send(&offer)  ── description ──▶  checked: sizes, places, access
+//!                         ◀── accepted, or refused with a reason ──
+//!                         ── handles, in batches ─▶  imported, checked, mapped
+//!                         ◀── accepted ──
 //! ```
 //!
-//! Over any other transport a [`Parcel`] does the same by hand.
+//! A [`Parcel`] holds the description and the handles for use with any other transport.
 //!
-//! A [`Publisher`] gives finished memory under a name to whoever attaches it, by [`Subscriber`]: weights
-//! that one process loads and many serve from.
+//! A [`Publisher`] publishes finished memory under a name, and a [`Subscriber`] attaches it: for
+//! example, one process loads weights and many processes serve from them.
 //!
 //! # Trust
-//! The driver enforces no right on memory that another process imported: whoever has a handle can
-//! write. Reading only is a promise of this library on both sides. So a channel is for processes of
-//! one user unless it is told [otherwise](Users::and), its socket is private to that user, and memory
-//! that was exported once is never handed to anybody else, in this process or another.
+//! The driver does not restrict access to imported memory: every process that holds a handle can
+//! write to it. Read-only access is a convention that this library keeps on both sides. Therefore a
+//! channel connects only processes of one user unless [other users](Users::and) are added, its
+//! socket is private to that user, and exported memory is never reused for another purpose, in this
+//! process or another.
 //!
-//! What a peer *sends* is not trusted: a message that is wrong, short, out of order or too late is an
-//! error on this side, with no descriptor left open and nothing mapped.
+//! Messages from a peer are *not* trusted. A message that is malformed, too short, out of order or
+//! late is an error on this side; no descriptor stays open and nothing stays mapped.
 
 mod attachment;
 mod catalogue;

@@ -1,7 +1,7 @@
-//! Memory as its owner offers it: which extents, with what right, as what handles.
+//! Memory that is offered to other processes: its extents, the access, and the type of the handles.
 //!
-//! An offer holds the memory, so it can be given again and again, and after its owner has gone. What
-//! was given once is [exported](Physical::is_exported) for good.
+//! An offer holds the memory, so it can be given repeatedly, and after the owner is dropped. Memory
+//! that was given once counts as [exported](Physical::is_exported) for good.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,30 +18,51 @@ use crate::pool::{Block, Lease};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
-/// How many handles an offer keeps once they are made: making one can take the driver half a
-/// millisecond (`docs/measurements.md`), and what is published is given often. Where extents are many,
-/// so would be the descriptors.
+/// The largest number of handles that an offer keeps once they are made. Making a handle can take
+/// the driver half a millisecond (`docs/measurements.md`), and a publication is given often. With
+/// more extents the descriptors would be too many to keep open.
 const MOST_KEPT: usize = 64;
 
-/// Memory to be given to other processes: a physical, a region, a vector, a pool's block.
+/// Memory to be given to other processes: a physical, a range of a region, a vector, or a block of
+/// a pool.
 ///
-/// It lets them read, unless told [otherwise](Self::read_write). The driver enforces that on nobody:
-/// what has the handle can write, so give it to processes that you trust.
+/// An offer grants read access unless [`read_write`](Self::read_write) is called. The driver does
+/// not enforce this: every process that holds a handle can write, so give memory only to processes
+/// that you trust.
 ///
-/// The memory that is offered must have been made shareable
+/// The memory must have been created as shareable
 /// ([`PhysicalBuilder::shareable`](crate::own::PhysicalBuilder::shareable),
 /// [`RegionBuilder::shareable`](crate::region::RegionBuilder::shareable),
-/// [`PoolBuilder::shareable`](crate::pool::PoolBuilder::shareable)). From the offer on it counts as
-/// exported. The offer keeps it: what the owner decommits meanwhile stays with whoever holds the
-/// offer, and what it commits anew is not part of it.
+/// [`PoolBuilder::shareable`](crate::pool::PoolBuilder::shareable)). It counts as exported from the
+/// offer on. The offer keeps the memory: extents that the owner decommits later stay alive in the
+/// offer, and memory that it commits later is not part of the offer.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// use cuvmm::driver::HandleTypes;
+/// use cuvmm::{Access, Offer, Region};
+///
+/// let mut region = Region::builder(&device, 4 << 20).shareable(HandleTypes::POSIX_FD).reserve()?;
+/// region.commit(0..region.size())?;
+/// let offer = Offer::region(&region, 0..region.size())?.read_write();
+/// assert_eq!(offer.description().access(), Access::ReadWrite);
+///
+/// // Give it over a `Channel`, or send its parts over another transport.
+/// let (description, handles) = offer.parcel()?.into_parts();
+/// assert_eq!(description.extents().len(), handles.len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
+#[doc(alias = "IPC")]
 pub struct Offer {
     description: Description,
-    /// One for each extent, in their order.
+    /// The physical of each extent, in order.
     physicals: Vec<Physical>,
-    /// Handles of all of them, where they are few.
+    /// The handles of all extents, kept if there are at most [`MOST_KEPT`].
     kept: OnceLock<Vec<Exported>>,
-    /// What keeps a block's memory in place, and goes after it.
+    /// Keeps a block's memory in place, and is dropped after the physicals.
     _lease: Option<Lease>,
 }
 
@@ -49,17 +70,18 @@ impl Offer {
     /// Offers one physical.
     ///
     /// # Errors
-    /// [`ShareError`] when it lies where a description cannot say.
+    /// [`ShareError`] if a description cannot express the place of the memory.
     pub fn physical(physical: &Physical) -> Result<Self, ShareError> {
         physical.mark_exported();
         Self::of_parts(physical.size(), None, vec![(0, physical.clone())])
     }
 
-    /// Offers what is committed of a range of a region. Offsets begin with the range.
+    /// Offers the committed memory in a range of a region. Offsets of the offer start at the start
+    /// of the range.
     ///
     /// # Errors
-    /// [`ShareError`] when the range leaves the region, nothing is committed there, or it cuts an
-    /// extent or has to be [unshared](Region::unshare) first.
+    /// [`ShareError`] if the range is not within the region, nothing is committed in it, it cuts an
+    /// extent, or it must be [unshared](Region::unshare) first.
     pub fn region(region: &Region, range: Range<u64>) -> Result<Self, ShareError> {
         region.check(&range)?;
         let (start, end) = (range.start, range.end);
@@ -73,11 +95,11 @@ impl Offer {
         Self::of_parts(size, None, placed.collect())
     }
 
-    /// Offers a vector: its elements, and the memory behind the last as far as the extent goes that
-    /// it lies in. What is added later is not part of it.
+    /// Offers a vector: its elements, and the memory after the last element up to the end of the
+    /// extent. Memory that the vector adds later is not part of the offer.
     ///
     /// # Errors
-    /// [`ShareError`] when it is empty.
+    /// [`ShareError`] if the vector is empty.
     pub fn vec<T: Pod>(vec: &DeviceVec<T>) -> Result<Self, ShareError> {
         let elements = Elements {
             count: vec.len() as u64,
@@ -88,12 +110,13 @@ impl Offer {
         Self::of_parts(size, Some(elements), offsets(parts))
     }
 
-    /// Offers a block of a pool, whole extents: the last may reach beyond the block's end. While the
-    /// offer lives the block's memory stays in place, even if the block is dropped.
+    /// Offers a block of a pool, in whole extents: the last one may reach beyond the end of the
+    /// block. While the offer lives, the block's memory stays in place, even if the block is
+    /// dropped.
     ///
     /// # Errors
-    /// [`ShareError`] when the block sleeps or shares memory with [forks](Block::fork), or a
-    /// description cannot say where it lies.
+    /// [`ShareError`] if the block is asleep, shares memory with [forks](Block::fork), or a
+    /// description cannot express the place of its memory.
     pub fn block(block: &Block) -> Result<Self, ShareError> {
         let (parts, lease) = block.parts()?.promise();
         let size = end_of(&parts);
@@ -141,35 +164,35 @@ impl Offer {
         })
     }
 
-    /// Lets the others write as well.
+    /// Grants other processes write access as well.
     #[must_use]
     pub fn read_write(mut self) -> Self {
         self.description = self.description.with_access(Access::ReadWrite);
         self
     }
 
-    /// Gives fabric handles, which name memory across nodes, instead of descriptors. The memory must
-    /// have been made for it, which few machines can
-    /// ([`Physical::probe_export`] tells).
+    /// Gives fabric handles, which name memory across nodes, instead of descriptors. The memory
+    /// must have been created for fabric handles, which few machines support
+    /// ([`Physical::probe_export`] reports it).
     #[must_use]
     pub fn as_fabric(mut self) -> Self {
         self.description = self.description.with_handle_type(HandleTypes::FABRIC);
-        // Those that were made are of another type.
+        // Handles that were made before are of another type.
         self.kept = OnceLock::new();
         self
     }
 
-    /// What is offered.
+    /// Returns the description of the offered memory.
     #[must_use]
     pub const fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Makes all handles at once, for a transport of the caller's own
-    /// (`cuMemExportToShareableHandle` for each extent).
+    /// Makes all handles, for a transport of the caller (`cuMemExportToShareableHandle` for each
+    /// extent).
     ///
     /// # Errors
-    /// [`ShareError`] when the driver gives no handle.
+    /// [`ShareError`] if the driver makes no handle.
     pub fn parcel(&self) -> Result<Parcel, ShareError> {
         let handles = self.handles(0..self.physicals.len())?;
         Ok(Parcel {
@@ -178,7 +201,7 @@ impl Offer {
         })
     }
 
-    /// The handles of some extents: made now, or once for all.
+    /// Returns the handles of some extents, made for this call or kept from an earlier one.
     pub(super) fn batch(&self, range: Range<usize>) -> Result<Batch<'_>, ShareError> {
         if self.physicals.len() > MOST_KEPT {
             return Ok(Batch::Made(self.handles(range)?));
@@ -201,7 +224,7 @@ impl Offer {
     }
 }
 
-/// Handles to be sent.
+/// A batch of handles to send.
 #[derive(Debug)]
 pub(super) enum Batch<'a> {
     Made(Vec<Exported>),
@@ -217,7 +240,7 @@ impl Batch<'_> {
     }
 }
 
-/// One past the last byte of the last extent.
+/// Returns the offset after the last byte of the last extent.
 fn end_of(parts: &[(Extent, Physical)]) -> u64 {
     parts.last().map_or(0, |(extent, _)| extent.end())
 }
@@ -229,7 +252,7 @@ fn offsets(parts: Vec<(Extent, Physical)>) -> Vec<(u64, Physical)> {
         .collect()
 }
 
-/// Where a physical lies, so that another process understands it.
+/// Returns the place of a physical in a form that other processes understand.
 fn origin_of(physical: &Physical) -> Result<Origin, ShareError> {
     match physical.place() {
         Place::Device(device) => Ok(Origin::Device(device.uuid())),

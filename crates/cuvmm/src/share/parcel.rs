@@ -1,5 +1,4 @@
-//! Shared memory on its way, with no channel of ours: a description and its handles, to be sent by
-//! whatever transport there is.
+//! Shared memory for transports other than a channel: a description and its handles.
 
 use cuvmm_driver::Exported;
 
@@ -8,12 +7,13 @@ use crate::error::DescriptionError;
 
 /// A description of shared memory and the handles for it, in the order of its extents.
 ///
-/// Send [`Description::to_bytes`] and the handles as you like: descriptors over a Unix socket (at most
-/// 253 in one message), by `pidfd_getfd`, or inherited; fabric handles, which are 64 bytes each, over
-/// anything. On the other side [`Description::from_bytes`] reads it, and
-/// [`AttachmentBuilder::open`](super::AttachmentBuilder::open) checks and maps it.
+/// Send [`Description::to_bytes`] and the handles over any transport: descriptors over a Unix
+/// socket (at most 253 in one message), by `pidfd_getfd`, or by inheritance; fabric handles, which
+/// are 64 bytes each, over any connection. On the other side [`Description::from_bytes`] reads the
+/// description, and [`AttachmentBuilder::open`](super::AttachmentBuilder::open) checks and maps the
+/// memory.
 ///
-/// The memory lives for as long as a descriptor is open, whatever becomes of giver and taker.
+/// The memory lives as long as a descriptor is open, even after giver and taker have ended.
 #[derive(Debug)]
 pub struct Parcel {
     pub(super) description: Description,
@@ -21,7 +21,7 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// What came over a transport of the caller's own.
+    /// Creates a parcel from a description and handles that were received.
     #[must_use]
     pub const fn new(description: Description, handles: Vec<Exported>) -> Self {
         Self {
@@ -30,10 +30,10 @@ impl Parcel {
         }
     }
 
-    /// The same from a description as it travels.
+    /// Creates a parcel from a serialized description and the handles that were received.
     ///
     /// # Errors
-    /// [`DescriptionError`] when it is none.
+    /// [`DescriptionError`] if the bytes are not a valid description.
     pub fn from_bytes(
         description: &[u8],
         handles: Vec<Exported>,
@@ -41,19 +41,19 @@ impl Parcel {
         Ok(Self::new(Description::from_bytes(description)?, handles))
     }
 
-    /// What the memory is like.
+    /// Returns the description of the memory.
     #[must_use]
     pub const fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The handles, one for each extent in order.
+    /// Returns the handles, one for each extent in order.
     #[must_use]
     pub fn handles(&self) -> &[Exported] {
         &self.handles
     }
 
-    /// Both, to be sent.
+    /// Splits the parcel into description and handles.
     #[must_use]
     pub fn into_parts(self) -> (Description, Vec<Exported>) {
         (self.description, self.handles)

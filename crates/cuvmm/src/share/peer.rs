@@ -1,7 +1,8 @@
-//! Who may be at the other end.
+//! The process at the other end of a channel, and the users that are admitted.
 //!
-//! `unsafe` here: asking for a peer's credentials. A process that this one's PID namespace does not
-//! show, as in another container, has the id 0, for which the safe wrappers have no room.
+//! `unsafe` in this file: querying a peer's credentials. A process that is not visible in this PID
+//! namespace, as in another container, has the process id 0, which the safe wrappers cannot
+//! represent.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -16,47 +17,47 @@ use crate::error::ChannelError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its process id; 0 where this process does not see it, as in another container.
+    /// Its process id, or 0 if this process cannot see it, as in another container.
     pub pid: u32,
     /// Its user id.
     pub uid: u32,
 }
 
-/// Which users' processes may be at the other end: by default this process's own user alone, without
-/// root.
+/// The users whose processes may be at the other end. The default is this process's own user alone,
+/// which does not include root.
 ///
-/// The system's overflow user id (65534, `/proc/sys/kernel/overflowuid`) is never let in, not even where
-/// it is this process's own: in a user namespace it stands for every user that has no id there.
+/// The system's overflow user id (65534, `/proc/sys/kernel/overflowuid`) is never admitted, even if
+/// this process has it: in a user namespace it stands for every user that is not mapped there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     others: Vec<u32>,
 }
 
 impl Users {
-    /// Lets in this process's own user.
+    /// Admits this process's own user.
     #[must_use]
     pub const fn own() -> Self {
         Self { others: Vec::new() }
     }
 
-    /// Lets in another user too, by its user id.
+    /// Admits another user too, by user id.
     #[must_use]
     pub fn and(mut self, uid: u32) -> Self {
         self.others.push(uid);
         self
     }
 
-    /// Whether it is this process's own user alone.
+    /// Returns `true` if only this process's own user is admitted.
     pub(super) const fn is_own_only(&self) -> bool {
         self.others.is_empty()
     }
 
-    /// How many users are let in, at most.
+    /// Returns the largest number of users that are admitted.
     pub(super) const fn count(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// Who is at the other end of a socket, if that is one of them.
+    /// Returns the process at the other end of a socket, if its user is admitted.
     pub(super) fn admit(&self, socket: impl AsFd) -> Result<Peer, ChannelError> {
         let peer = peer_of(socket).map_err(system("getsockopt(SO_PEERCRED)"))?;
         let Peer { pid, uid } = peer;
@@ -70,7 +71,7 @@ impl Users {
     }
 }
 
-/// Checks that this process's own user is one that can be told from others.
+/// Checks that this process's user id identifies one user.
 pub(super) fn own_user() -> Result<(), ChannelError> {
     let uid = geteuid().as_raw();
     match is_own_user(uid) {
@@ -82,31 +83,31 @@ pub(super) fn own_user() -> Result<(), ChannelError> {
     }
 }
 
-/// Whether an id is that of this process's user, and of no other.
+/// Returns `true` if `uid` is this process's user and identifies one user.
 pub(super) fn is_own_user(uid: u32) -> bool {
     uid == geteuid().as_raw() && uid != overflow_uid()
 }
 
-/// The id that the system shows for every user who has none in this process's namespace.
+/// Returns the id that the system shows for users that are not mapped in this namespace.
 fn overflow_uid() -> u32 {
-    /// Where the system does not say.
+    /// Used if the system does not report it.
     const USUAL: u32 = 65_534;
     let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
     let said = said.and_then(|text| text.trim().parse().ok());
     said.unwrap_or(USUAL)
 }
 
-/// Who is at the other end of a Unix socket.
+/// Returns the process at the other end of a Unix socket.
 fn peer_of(socket: impl AsFd) -> Result<Peer, Errno> {
     let mut found = libc::ucred {
         pid: 0,
-        // Nobody's, should the system write nothing.
+        // Not a valid user id, in case the system writes nothing.
         uid: u32::MAX,
         gid: u32::MAX,
     };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
-    // SAFETY: the socket is open for the call, and `length` says how much there is to write to, all
-    // of it plain numbers.
+    // SAFETY: the descriptor is open for the whole call. `found` is a valid `ucred`, which consists
+    // of integers only, and `length` is its size, so the system writes within it.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! What a publisher and those who read from it say to each other.
+//! The messages between a publisher and its readers.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,32 +9,32 @@ use super::manifest::Manifest;
 use super::wait::Deadline;
 use crate::error::ChannelError;
 
-/// The most bytes of a request.
+/// The largest request in bytes.
 pub(super) const MOST_REQUEST: usize = 4096;
 
-/// The most bytes of what answers one: a manifest of some hundred thousand tensors.
+/// The largest reply in bytes: a manifest of some hundred thousand tensors.
 pub(super) const MOST_REPLY: usize = 64 << 20;
 
-/// The most publications in one answer.
+/// The most publications in one reply.
 pub(super) const MOST_LISTED: usize = 4096;
 
-/// The most bytes of such an answer: names, each byte of which may be escaped, and figures.
+/// The largest reply to a listing in bytes: names, each byte of which may be escaped, and figures.
 pub(super) const MOST_LISTING: usize = MOST_LISTED * (2 * MOST_NAME + 256);
 
-/// The most bytes of a manifest, with room for what is around it.
+/// The largest manifest in bytes, which leaves space for the rest of the reply.
 pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
 
-/// The most bytes of a publication's name.
+/// The longest name of a publication in bytes.
 pub(super) const MOST_NAME: usize = 255;
 
-/// What a reader asks.
+/// A reader's request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// What is there.
+    /// Lists the publications.
     List,
-    /// The newest version of a name.
+    /// Attaches the newest version of a name.
     Attach { name: String },
-    /// To be told when there is a newer version than this, for so long.
+    /// Waits up to `millis` for a newer version than this one.
     Watch {
         name: String,
         publisher: u64,
@@ -43,25 +43,25 @@ pub(super) enum Request {
     },
 }
 
-/// What a publisher answers.
+/// A publisher's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Publications(Vec<Listing>),
-    /// The first of more than one answer holds.
+    /// The first publications, where there are more than one reply holds.
     FirstPublications(Listings),
-    /// The memory comes next. Sent by [`Channel::tell_published`].
+    /// The memory follows. Sent by [`Channel::send_published`].
     Published {
         publisher: u64,
         version: u64,
         manifest: Manifest,
     },
-    /// The newest version, if it is another one.
+    /// The newest version, if it differs from the reader's.
     Newest(Option<u64>),
-    /// There is nothing of that name.
+    /// There is no publication with that name.
     NotPublished,
 }
 
-/// Something published.
+/// A published name and its newest version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Listing {
@@ -69,35 +69,35 @@ pub struct Listing {
     pub name: String,
     /// Its newest version.
     pub version: u64,
-    /// Bytes of memory that it holds.
+    /// The bytes of memory that it holds.
     pub held: u64,
-    /// In how many extents.
+    /// The number of its extents.
     pub extents: u64,
-    /// How many tensors are in it.
+    /// The number of its tensors.
     pub tensors: u64,
 }
 
-/// What a publisher has published, or the first of it.
+/// The publications of a publisher, or the first of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Listings {
     /// The publications in the order of their names, at most 4,096.
     pub publications: Vec<Listing>,
-    /// How many there are.
+    /// The number of all publications.
     pub all: u64,
 }
 
 impl Listings {
     /// Returns how many publications the listing leaves out.
     #[must_use]
-    pub fn left_out(&self) -> u64 {
+    pub fn omitted(&self) -> u64 {
         self.all.saturating_sub(self.publications.len() as u64)
     }
 }
 
 impl From<Listings> for Reply {
     fn from(listings: Listings) -> Self {
-        match listings.left_out() {
+        match listings.omitted() {
             0 => Self::Publications(listings.publications),
             _ => Self::FirstPublications(listings),
         }
@@ -105,9 +105,9 @@ impl From<Listings> for Reply {
 }
 
 impl Channel {
-    /// Answers with a version whose manifest is there as it travels, so that no reader costs another
+    /// Sends a [`Reply::Published`] whose manifest is already serialized, so that readers share one
     /// copy of it.
-    pub(super) fn tell_published(
+    pub(super) fn send_published(
         &mut self,
         publisher: u64,
         version: u64,
@@ -116,7 +116,7 @@ impl Channel {
     ) -> Result<(), ChannelError> {
         let head =
             format!(r#"{{"Published":{{"publisher":{publisher},"version":{version},"manifest":"#);
-        self.send(Kind::Text, &[head.as_bytes(), manifest, b"}}"], deadline)
+        self.send_message(Kind::Text, &[head.as_bytes(), manifest, b"}}"], deadline)
     }
 
     pub(super) fn tell<T: Serialize>(
@@ -125,9 +125,9 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<(), ChannelError> {
         let text = serde_json::to_vec(what).map_err(|_| ChannelError::Malformed {
-            what: "not to be written down",
+            what: "not serializable",
         })?;
-        self.send(Kind::Text, &[&text], deadline)
+        self.send_message(Kind::Text, &[&text], deadline)
     }
 
     pub(super) fn hear<T: DeserializeOwned>(
@@ -137,6 +137,6 @@ impl Channel {
     ) -> Result<T, ChannelError> {
         let message = self.receive(&[Kind::Text], most, deadline)?;
         serde_json::from_slice(&message.body)
-            .map_err(|_| self.malformed("not what is said in a publication's protocol"))
+            .map_err(|_| self.malformed("not valid in the protocol of publications"))
     }
 }

@@ -1,8 +1,8 @@
-//! Named memory that other processes read: whole versions, one after the other.
+//! Publication of named memory for other processes to read, version by version.
 //!
-//! A version is published when it is finished, in one step: readers get the one before or this one,
-//! never a part of each. From then on nothing of this library writes to it, and its owner's own devices
-//! may only read. It lives until the last who has it lets go, in whichever process.
+//! A version is published in one step when it is finished: a reader attaches either the version
+//! before or this one, never a mixture. From then on this library does not write to it, and the
+//! owner's own devices may only read it. It lives until the last process that holds it releases it.
 
 use std::fmt;
 use std::path::Path;
@@ -20,15 +20,33 @@ use super::system::failed;
 use crate::error::{ArgumentError, ChannelError, HandedBack, ShareError};
 use crate::sync::thread::{self, JoinHandle};
 
-/// Publishes memory under names, for other processes of this machine to read
-/// ([`Subscriber`](super::Subscriber)).
+/// Publishes memory under names, for other processes on this machine to read with a
+/// [`Subscriber`](super::Subscriber).
 ///
-/// It serves as many readers at once as a quarter of the files that this process may open
-/// (`RLIMIT_NOFILE`), at most 1,024, and each user who is let in an equal share of them; further
-/// readers are turned away. A reader that asks for nothing is let go after a time
-/// ([`Subscriber`](super::Subscriber)).
+/// A publisher serves as many readers at once as a quarter of the files that this process may open
+/// (`RLIMIT_NOFILE`), at most 1,024, and gives each permitted user an equal share of them. Further
+/// readers are refused. A reader that sends no request is disconnected after a time (see
+/// [`Subscriber`](super::Subscriber)).
 ///
-/// When it is dropped, readers cannot attach any more, and those that have attached keep what they have.
+/// Dropping the publisher ends its service; readers that attached memory keep it.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let shareable = cuvmm::driver::HandleTypes::POSIX_FD;
+/// # let mut region = cuvmm::Region::builder(&device, 4 << 20).shareable(shareable).reserve()?;
+/// # region.commit(0..region.size())?;
+/// use cuvmm::share::{Manifest, Publisher};
+///
+/// let socket = std::env::temp_dir().join(format!("publisher-{}", std::process::id()));
+/// let publisher = Publisher::bind(&socket)?;
+/// let version = publisher.publish("model", Manifest::default(), region)?;
+/// assert_eq!(version, 1);
+/// assert_eq!(publisher.list()[0].name, "model");
+/// publisher.withdraw("model"); // readers keep what they attached
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Publisher {
     shared: Arc<Shared>,
     listener: Arc<Listener>,
@@ -37,18 +55,18 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Listens at a path for readers of the same user, on a thread of its own.
+    /// Listens at a path for readers of the same user, on a thread of the publisher.
     ///
     /// # Errors
-    /// [`ChannelError`] when another process listens there, or the system refuses.
+    /// [`ChannelError`] if another process listens there, or the system refuses.
     pub fn bind(path: impl AsRef<Path>) -> Result<Self, ChannelError> {
         Self::bind_for(path, Users::own())
     }
 
-    /// The same for readers of these users.
+    /// Listens at a path for readers that belong to `users`, on a thread of the publisher.
     ///
     /// # Errors
-    /// As [`Self::bind`].
+    /// [`ChannelError`] if another process listens there, or the system refuses.
     pub fn bind_for(path: impl AsRef<Path>, users: Users) -> Result<Self, ChannelError> {
         let listener = Arc::new(Listener::bind_for(path, users)?);
         let shared = Arc::new(Shared::new()?);
@@ -65,25 +83,25 @@ impl Publisher {
         })
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.listener.path()
     }
 
-    /// Publishes memory under a name, whole and finished: readers that attach from now on get this
-    /// version, and those that wait for a newer one are told. Returns its version, which counts from
-    /// 1 for each name.
+    /// Publishes finished memory under a name and returns its version, which counts from 1 for each
+    /// name. Readers that attach from now on get this version, and readers that wait for a newer
+    /// one are woken.
     ///
-    /// Waits for the devices that have access (`cuCtxSynchronize`), so that all that was written is
-    /// there, and lowers their access to reading (`cuMemSetAccess` for each extent).
+    /// This waits for the devices that have access (`cuCtxSynchronize`), so that all writes are
+    /// complete, and lowers their access to reading (`cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`HandedBack`] with the memory in it, as it was, save that it may count as exported. While
+    /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. While
     /// leases, registrations, tensors or slices of the memory live, the reason is
     /// [`MemoryError::Leased`](crate::error::MemoryError::Leased) or
-    /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): they may write where writing
-    /// would fault.
+    /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): their holders may still
+    /// write, and such a write would fault.
     pub fn publish<M: Publishable>(
         &self,
         name: &str,
@@ -104,7 +122,7 @@ impl Publisher {
         }
     }
 
-    /// Checks whether something can be published under a name, before it is made: a name has from 1 to
+    /// Checks that memory can be published under a name, before the memory is made: a name has 1 to
     /// 255 bytes and no control characters. Makes no driver call.
     ///
     /// # Errors
@@ -126,11 +144,11 @@ impl Publisher {
         memory: &mut M,
     ) -> Result<(Offer, Vec<u8>), ShareError> {
         Self::check_name(name)?;
-        // What is offered counts as exported for good, so this is asked first.
+        // Checked first, because offered memory counts as exported for good.
         memory.may_be_sealed()?;
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;
-        // Written down once for all readers, none of which would read a larger one.
+        // Serialized once for all readers, which would refuse a larger one.
         let text = serde_json::to_vec(manifest);
         let bytes = text.as_ref().map_or(usize::MAX, Vec::len);
         let (Ok(text), ..=MOST_MANIFEST) = (text, bytes) else {
@@ -142,18 +160,19 @@ impl Publisher {
             }
             .into());
         };
-        // Asked for once before it is promised to anybody.
+        // Makes a handle once before any reader is promised one.
         drop(offer.batch(0..1)?);
         memory.seal()?;
         Ok((offer, text))
     }
 
-    /// Lets nobody attach a name any more. Says whether there was such a name.
+    /// Withdraws a name, so that no reader can attach it any more. Returns `true` if the name was
+    /// published.
     pub fn withdraw(&self, name: &str) -> bool {
         !self.is_forked() && self.shared.withdraw(name)
     }
 
-    /// Returns all that is published, in the order of the names; nothing in a forked child.
+    /// Returns all publications in the order of their names, or none in a forked child.
     #[must_use]
     pub fn list(&self) -> Vec<Listing> {
         match self.is_forked() {
@@ -162,7 +181,8 @@ impl Publisher {
         }
     }
 
-    /// Whether another thread may have had the lock when this process was forked.
+    /// Returns `true` in a forked child, where another thread of the parent may have held the lock
+    /// during the fork.
     fn is_forked(&self) -> bool {
         self.made_by != std::process::id()
     }

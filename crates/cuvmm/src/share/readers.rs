@@ -1,4 +1,4 @@
-//! The threads that serve a publisher's readers: one accepts them, and each has one more.
+//! The threads of a publisher: one accepts readers, and each reader is served by one more.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Resource, getrlimit};
 
-use super::catalogue::{Hung, Shared};
+use super::catalogue::{Shared, WakerGuard};
 use super::channel::{Channel, Woken};
 use super::listener::{FRESH, Listener};
 use super::protocol::{MOST_LISTED, MOST_REQUEST, Reply, Request};
@@ -17,17 +17,17 @@ use crate::error::{ChannelError, ShareError};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
-/// How long is waited where the system has no room for another connection.
+/// The pause after the system refused another connection.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// How many readers are served at once, and how long one may ask for nothing.
+/// Limits on the number of readers, and on the time that a reader may send no request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// The most readers, where this process may open files for them.
+    /// The most readers, if this process may open enough files for them.
     pub(super) readers: usize,
-    /// The silence of a reader that has not asked for anything yet.
+    /// The longest silence of a reader before its first request.
     pub(super) at_first: Duration,
-    /// The silence of a reader between two requests.
+    /// The longest silence of a reader between two requests.
     pub(super) between: Duration,
 }
 
@@ -38,8 +38,8 @@ impl Bounds {
         between: Duration::from_secs(600),
     };
 
-    /// How many readers there may be now. Each has two descriptors while it waits, so that half of
-    /// those that the process may have are left for handles and for the rest of the program.
+    /// Returns how many readers may be served now. Each has two descriptors while it waits, so half
+    /// of the process's descriptors are left for handles and for the rest of the program.
     fn most(&self) -> usize {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let room = usize::try_from(files / 4).unwrap_or(usize::MAX);
@@ -47,7 +47,7 @@ impl Bounds {
     }
 }
 
-/// Accepts readers until it is over, and then waits for the threads that serve them.
+/// Accepts readers until the publisher stops, then waits for the threads that serve them.
 pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Bounds) {
     let mut serving: Vec<Reader> = vec![];
     let wanted = [
@@ -69,9 +69,9 @@ pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Boun
             Ok(reader) => serving.extend(reader),
             Err(error) => {
                 if let Some(untold) = shared.log.admit(Instant::now()) {
-                    tracing::warn!(%error, untold, "a reader was turned away");
+                    tracing::warn!(%error, untold, "a reader was refused");
                 }
-                // The system has no room, and the next would fail at once.
+                // The system is out of resources, and the next attempt would fail at once.
                 if matches!(error, ChannelError::System { .. }) {
                     pause(AGAIN);
                 }
@@ -81,7 +81,7 @@ pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Boun
     serving.into_iter().for_each(Reader::join);
 }
 
-/// Accepts a reader, if one waits and there is room for it.
+/// Accepts a reader, if one waits and the limits permit it.
 fn accept(
     shared: &Arc<Shared>,
     listener: &Listener,
@@ -109,7 +109,7 @@ fn accept(
 struct Reader {
     thread: JoinHandle<()>,
     uid: u32,
-    /// Said by the thread as it ends.
+    /// Set by the thread as it ends.
     gone: Arc<AtomicBool>,
 }
 
@@ -138,7 +138,7 @@ impl Reader {
     }
 }
 
-/// Says that a thread has come to its end, however it has.
+/// Marks a thread as ended when dropped, on every way out of the thread.
 struct Gone(Arc<AtomicBool>);
 
 impl Drop for Gone {
@@ -147,12 +147,13 @@ impl Drop for Gone {
     }
 }
 
-/// Answers one reader until it goes, does something wrong, asks for nothing any more, or it is over.
+/// Serves one reader until it disconnects, makes an error, stays silent too long, or the publisher
+/// stops.
 fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
     let peer = channel.peer();
     let mut silence = bounds.at_first;
     loop {
-        let answered = match channel.wait_beside(shared.stop.as_fd(), silence) {
+        let answered = match channel.wait_with(shared.stop.as_fd(), silence) {
             Ok(Woken::Peer) => answer(shared, &mut channel),
             Ok(Woken::Other) => return,
             Err(error) => Err(error),
@@ -162,7 +163,7 @@ fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
             Err(ChannelError::Closed) => return,
             Err(error) => {
                 if let Some(untold) = shared.log.admit(Instant::now()) {
-                    tracing::warn!(%error, pid = peer.pid, untold, "a reader was let go");
+                    tracing::warn!(%error, pid = peer.pid, untold, "a reader was disconnected");
                 }
                 return;
             }
@@ -179,13 +180,13 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
                 return channel.tell(&Reply::NotPublished, deadline);
             };
             let version = published.version();
-            channel.tell_published(shared.id, version, &published.manifest, deadline)?;
-            match channel.give_before(&published.offer, &published.description, deadline) {
+            channel.send_published(shared.id, version, &published.manifest, deadline)?;
+            match channel.send_until(&published.offer, &published.description, deadline) {
                 Ok(()) => Ok(()),
                 Err(ShareError::Channel(error)) => Err(error),
                 Err(error) => {
                     if let Some(untold) = shared.log.admit(Instant::now()) {
-                        tracing::warn!(%error, name, untold, "a reader did not get what it asked for");
+                        tracing::warn!(%error, name, untold, "a publication could not be sent to a reader");
                     }
                     Ok(())
                 }
@@ -205,8 +206,8 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
     }
 }
 
-/// Waits until a name has another version than the one seen, for so long; or until the reader says
-/// something else, or it is over.
+/// Waits up to `time` until a name has another version than `seen`. Also returns when the reader
+/// sends another request or the publisher stops.
 fn watch(
     shared: &Shared,
     channel: &Channel,
@@ -215,7 +216,7 @@ fn watch(
     time: Duration,
 ) -> Result<Reply, ChannelError> {
     let deadline = Deadline::after(time);
-    let hung = Hung::in_reach_of(shared)?;
+    let hung = WakerGuard::in_reach_of(shared)?;
     let wanted = [
         (hung.waker.as_fd(), PollFlags::IN),
         (channel.as_fd(), PollFlags::IN),
@@ -247,7 +248,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// Ends a publisher's thread, also where a test fails.
+    /// Stops a publisher's thread when dropped, including after a failed assertion.
     struct Over<'a>(&'a Waker);
 
     impl Drop for Over<'_> {
@@ -256,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Runs something beside a publisher's thread with such bounds.
+    /// Runs `work` while a publisher's thread serves with these bounds.
     fn beside(at_first: Duration, between: Duration, readers: usize, work: impl Fn(&Listener)) {
         let folder = tempfile::tempdir().unwrap();
         let listener = Arc::new(Listener::bind(folder.path().join("socket")).unwrap());
@@ -310,7 +311,7 @@ mod tests {
         beside(LONG, SHORT, 1, |listener| {
             let connect = || Channel::connect(listener.path()).unwrap();
             let mut served = std::iter::repeat_with(connect).filter_map(|mut channel| {
-                // It is turned away as long as the one before is there.
+                // It is refused while the previous reader is connected.
                 ask(&mut channel).ok().map(|()| channel)
             });
             for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Memory that can be published: what it offers, and how writing to it ends.
+//! Memory that can be published: how it is offered, and how writing to it ends.
 
 use bytemuck::Pod;
 
@@ -8,12 +8,12 @@ use crate::pool::Block;
 use crate::region::Region;
 use crate::vec::DeviceVec;
 
-/// Memory that a [`Publisher`](super::Publisher) can take: a region, a vector, or a pool's block.
+/// Memory that a [`Publisher`](super::Publisher) accepts: a region, a vector, or a block of a pool.
 pub trait Publishable: Send + Sync + private::Seal + 'static {
-    /// All that is in it.
+    /// Offers all memory in it.
     ///
     /// # Errors
-    /// [`ShareError`] when there is nothing in it.
+    /// [`ShareError`] if it holds no memory.
     fn offer(&self) -> Result<Offer, ShareError>;
 }
 
@@ -21,10 +21,11 @@ pub(super) mod private {
     use crate::error::ShareError;
 
     pub trait Seal {
-        /// Whether nothing that others hold here may write to it.
+        /// Checks that no lease, registration, tensor or slice in this process may still write to
+        /// it.
         fn may_be_sealed(&self) -> Result<(), ShareError>;
 
-        /// Waits for what writes to it, and lets nobody here write any more.
+        /// Waits for work that writes to it, and makes it read-only for this process's devices.
         fn seal(&mut self) -> Result<(), ShareError>;
     }
 }

@@ -16,15 +16,38 @@ use crate::view::View;
 
 /// A connection to a [`Publisher`](super::Publisher).
 ///
-/// The publisher closes a connection over which nothing was asked for 10 minutes, and a new one over
-/// which nothing is asked within 10 seconds. [Waiting](Self::wait_for_newer) is asking.
+/// The publisher closes a new connection that sends no request within 10 seconds, and any
+/// connection that sends none for 10 minutes. [Waiting](Self::wait_for_newer) is a request.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let shareable = cuvmm::driver::HandleTypes::POSIX_FD;
+/// # let mut region = cuvmm::Region::builder(&device, 4 << 20).shareable(shareable).reserve()?;
+/// # region.commit(0..region.size())?;
+/// # let socket = std::env::temp_dir().join(format!("subscriber-{}", std::process::id()));
+/// # let publisher = cuvmm::share::Publisher::bind(&socket)?;
+/// # publisher.publish("model", cuvmm::share::Manifest::default(), region)?;
+/// use std::time::Duration;
+/// use cuvmm::Attachment;
+/// use cuvmm::share::Subscriber;
+///
+/// // Another process publishes "model" at `socket`.
+/// let mut subscriber = Subscriber::connect(&socket)?;
+/// let model = subscriber.attach("model", &Attachment::builder(&device))?;
+/// println!("version {}, {} bytes", model.version(), model.memory().held());
+/// let newer = subscriber.wait_for_newer(&model, Duration::from_millis(1))?;
+/// assert_eq!(newer, None); // it is still the newest version
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Subscriber {
     channel: Channel,
 }
 
-/// One version of published memory, attached. It stays as it is when a newer one is published, and
-/// when its publisher goes.
+/// One attached version of published memory. It does not change when a newer version is published
+/// or the publisher ends.
 #[derive(Debug)]
 pub struct Publication {
     name: String,
@@ -38,34 +61,35 @@ impl Subscriber {
     /// Connects to a publisher of the same user.
     ///
     /// # Errors
-    /// [`ChannelError`] when there is none, or it is another user's.
+    /// [`ChannelError`] if no publisher listens at the path, or it belongs to another user.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ChannelError> {
-        Ok(Self::over(Channel::connect(path)?))
+        Ok(Self::from_channel(Channel::connect(path)?))
     }
 
-    /// The same where the publisher may be one of these users.
+    /// Connects to a publisher that belongs to one of `users`.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// [`ChannelError`] if no publisher listens at the path, or it belongs to another user.
     pub fn connect_to(path: impl AsRef<Path>, users: &Users) -> Result<Self, ChannelError> {
-        Ok(Self::over(Channel::connect_to(path, users)?))
+        Ok(Self::from_channel(Channel::connect_to(path, users)?))
     }
 
-    /// Reads from a publisher over a channel that there is.
+    /// Creates a subscriber that uses an existing channel.
     #[must_use]
-    pub const fn over(channel: Channel) -> Self {
+    #[doc(alias = "over")]
+    pub const fn from_channel(channel: Channel) -> Self {
         Self { channel }
     }
 
-    /// The connection, to look at its peer or set its timeout.
+    /// Returns the channel, for example to inspect the peer or to set the timeout.
     pub const fn channel(&mut self) -> &mut Channel {
         &mut self.channel
     }
 
-    /// Lists the publications, at most 4,096 of them, and says how many there are.
+    /// Lists the publications, at most 4,096 of them, with their total number.
     ///
     /// # Errors
-    /// [`ShareError`] when the publisher does not answer.
+    /// [`ShareError`] if the publisher does not answer.
     pub fn list(&mut self) -> Result<Listings, ShareError> {
         let deadline = self.channel.deadline();
         self.channel.tell(&Request::List, deadline)?;
@@ -82,8 +106,8 @@ impl Subscriber {
     /// Attaches the newest version of a name.
     ///
     /// # Errors
-    /// [`ShareError`] when there is none, or it cannot be attached as it is wanted. Nothing of it
-    /// is held then.
+    /// [`ShareError`] if the name is not published, or the memory cannot be attached as `how` says.
+    /// Nothing stays imported or mapped then.
     pub fn attach(
         &mut self,
         name: &str,
@@ -91,7 +115,7 @@ impl Subscriber {
     ) -> Result<Publication, ShareError> {
         let deadline = self.channel.deadline();
         let name = name.to_owned();
-        // Nothing has such a name, and a request could not hold every one.
+        // No publication has such a name, and a request may not be long enough to hold it.
         if name.len() > MOST_NAME {
             return Err(ShareError::NotFound { name });
         }
@@ -106,7 +130,7 @@ impl Subscriber {
             Reply::NotPublished => return Err(ShareError::NotFound { name }),
             _ => return Err(self.unexpected()),
         };
-        let memory = self.channel.take_before(how, deadline)?;
+        let memory = self.channel.receive_until(how, deadline)?;
         manifest.check(memory.runs())?;
         Ok(Publication {
             name,
@@ -117,11 +141,12 @@ impl Subscriber {
         })
     }
 
-    /// Waits until there is another version than this one, for so long, and returns its version;
-    /// nothing if none came.
+    /// Waits up to `timeout` for another version than `than`, and returns its number, or `None` if
+    /// none was published.
     ///
     /// # Errors
-    /// [`ShareError`] when the name is not published any more, or the publisher has gone.
+    /// [`ShareError`] if the name is not published any more, or the publisher has ended.
+    #[doc(alias = "newer")]
     pub fn wait_for_newer(
         &mut self,
         than: &Publication,
@@ -145,45 +170,45 @@ impl Subscriber {
     }
 
     fn unexpected(&mut self) -> ShareError {
-        ShareError::Channel(self.channel.malformed("not an answer to what was asked"))
+        ShareError::Channel(self.channel.malformed("not a reply to the request"))
     }
 }
 
 impl Publication {
-    /// The name that it is published under.
+    /// Returns the name of the publication.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its version, which counts from 1 for each name of a publisher.
+    /// Returns the version, which counts from 1 for each name of a publisher.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// What lies where.
+    /// Returns the manifest: where each tensor is.
     #[must_use]
     pub const fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The memory.
+    /// Returns the attached memory.
     #[must_use]
     pub const fn memory(&self) -> &Attachment {
         &self.memory
     }
 
-    /// The memory alone.
+    /// Returns the attached memory and drops the rest.
     #[must_use]
     pub fn into_memory(self) -> Attachment {
         self.memory
     }
 
-    /// The elements of a tensor, for a kernel to read.
+    /// Returns a view of the elements of a tensor, for a kernel to read.
     ///
     /// # Errors
-    /// [`ShareError`] when there is no such tensor, or its bytes are no whole elements of that type.
+    /// [`ShareError`] if there is no such tensor, or its bytes are not whole elements of type `T`.
     pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
         let found: Option<Range<u64>> = self.manifest.tensor(tensor).map(Tensor::range);
         match found {

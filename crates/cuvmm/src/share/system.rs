@@ -1,15 +1,15 @@
-//! What the system answers, as our errors.
+//! Conversions from errors of the system to errors of this crate.
 
 use rustix::io::Errno;
 
 use crate::error::ChannelError;
 
-/// What a system call answered, as our error.
+/// Converts the error of a system call.
 pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> ChannelError {
     move |errno| ChannelError::System { call, errno }
 }
 
-/// An error of the standard library, as ours.
+/// Converts an error of the standard library.
 pub(super) fn failed(call: &'static str) -> impl Fn(std::io::Error) -> ChannelError {
     move |error| {
         let code = error.raw_os_error().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Waiting for descriptors, and never for longer than an exchange may take.
+//! Waiting for descriptors until a deadline.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::system::system;
 use crate::error::ChannelError;
 use crate::sync::thread;
 
-/// When an exchange must have ended.
+/// The instant by which an exchange must have ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     end: Option<Instant>,
@@ -31,7 +31,7 @@ impl Deadline {
         })
     }
 
-    /// Whether there is time left.
+    /// Returns an error if the time is up.
     pub(super) fn check(&self) -> Result<(), ChannelError> {
         if self.left().is_zero() {
             return Err(ChannelError::TimedOut {
@@ -42,7 +42,8 @@ impl Deadline {
     }
 }
 
-/// Waits until one of these is as it is wanted, or has ended; which.
+/// Waits until at least one descriptor is ready for its events or has hung up, and returns the
+/// indices of those.
 pub(super) fn wait_for(
     wanted: &[(BorrowedFd<'_>, PollFlags)],
     deadline: Option<Deadline>,
@@ -52,7 +53,7 @@ pub(super) fn wait_for(
             .iter()
             .map(|(fd, what)| PollFd::from_borrowed_fd(*fd, *what))
             .collect();
-        // A time that does not fit is as good as none.
+        // A time that does not fit is treated as no limit.
         let left = deadline.and_then(|deadline| Timespec::try_from(deadline.left()).ok());
         match poll(&mut fds, left.as_ref()) {
             Ok(0) => {
@@ -72,7 +73,7 @@ pub(super) fn wait_for(
     }
 }
 
-/// Lets some time pass.
+/// Sleeps for a duration.
 pub(super) fn pause(time: Duration) {
     thread::sleep(time);
 }

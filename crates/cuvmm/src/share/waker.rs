@@ -1,4 +1,4 @@
-//! What wakes a thread that waits for descriptors.
+//! A wake-up signal for threads that wait for descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,7 +9,7 @@ use super::system::system;
 use crate::error::ChannelError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Can be read once it was woken, until it is silenced.
+/// An eventfd that is readable from [`wake`](Self::wake) until [`silence`](Self::silence).
 #[derive(Debug)]
 pub(super) struct Waker {
     event: OwnedFd,
@@ -26,18 +26,18 @@ impl Waker {
 
     pub(super) fn wake(&self) {
         self.woken.store(true, Ordering::Release);
-        // One that is full is readable already.
+        // If the counter is full, it is readable already.
         let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
     }
 
-    /// Whether it was woken, for a thread that cannot wait for it.
+    /// Returns `true` if it was woken, for a thread that cannot wait for the descriptor.
     pub(super) fn is_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }
 
     pub(super) fn silence(&self) {
         self.woken.store(false, Ordering::Release);
-        // One that is empty is silent already.
+        // If the counter is empty, it is silent already.
         let _ = read(&self.event, &mut [0; 8]);
     }
 }

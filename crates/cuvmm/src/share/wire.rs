@@ -1,8 +1,8 @@
-//! The form in which shared memory is described to another process: sizes, places and rights, which
-//! the driver's handles do not tell.
+//! The serialized description of shared memory: sizes, places and access, which the driver's
+//! handles do not contain.
 //!
-//! All numbers are little-endian. What is read here came from somebody else: nothing of it is
-//! believed before [`Description::from_bytes`] has checked all of it, and nothing here asks the
+//! All numbers are little-endian. Received bytes come from another process: nothing in them is used
+//! before [`Description::from_bytes`] has checked all of it. This module makes no call to the
 //! driver or the system.
 
 use std::ops::Range;
@@ -17,16 +17,16 @@ use crate::size::{Granularity, range_within};
 
 const MAGIC: [u8; 8] = *b"cuvmm-sh";
 
-/// The version of everything that travels.
+/// The version of the whole wire format.
 pub(super) const VERSION: u16 = 2;
 
-/// As many mappings as a device can have.
+/// The most mappings that a device can have.
 const MOST_EXTENTS: usize = 524_288;
 
 /// More devices and nodes than a machine has.
 const MOST_PLACES: usize = 256;
 
-/// The most bytes that a description may have.
+/// The largest serialized description in bytes.
 pub(super) const MOST_DESCRIPTION: usize = size_of::<Head>()
     + MOST_PLACES * size_of::<PlaceRecord>()
     + MOST_EXTENTS * size_of::<ExtentRecord>();
@@ -67,24 +67,24 @@ struct ExtentRecord {
 const READ: u16 = 1;
 const READ_WRITE: u16 = 3;
 
-/// Where shared memory lies.
+/// The place of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// On the device with this identity, which is the same in every process.
+    /// The device with this UUID, which is the same in every process.
     Device([u8; 16]),
-    /// On a NUMA node of the host.
+    /// A NUMA node of the host.
     HostNuma(i32),
 }
 
-/// An extent of shared memory.
+/// One extent of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedExtent {
-    /// Where in the range it begins, in bytes.
+    /// Its offset in the range, in bytes.
     pub offset: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// Where it lies.
+    /// Its place.
     pub origin: Origin,
 }
 
@@ -102,7 +102,7 @@ impl SharedExtent {
     }
 }
 
-/// Elements of one size, from the first byte on.
+/// A number of elements of one size, from the first byte on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Elements {
     pub(super) count: u64,
@@ -110,17 +110,17 @@ pub(super) struct Elements {
 }
 
 impl Elements {
-    /// How many bytes they take; nothing if that cannot be counted.
+    /// Returns the size of all elements in bytes, or `None` on overflow.
     const fn bytes(self) -> Option<u64> {
         self.count.checked_mul(self.size as u64)
     }
 }
 
-/// What shared memory is like: everything that its handles do not tell.
+/// A description of shared memory: everything that its handles do not contain.
 ///
-/// One that was made [from bytes](Self::from_bytes) is consistent in itself: its extents follow one
-/// another, in whole granules, within its size. That they are what it says shows when they are
-/// imported and mapped.
+/// A description that was made [from bytes](Self::from_bytes) is consistent in itself: its extents
+/// are in order, consist of whole granules and are within its size. Importing and mapping verify
+/// that it matches the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     access: Access,
@@ -132,7 +132,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Checked as one that came from elsewhere.
+    /// Creates a description, with the same checks as for one that was received.
     pub(super) fn new(
         access: Access,
         handle_type: HandleTypes,
@@ -164,51 +164,51 @@ impl Description {
         }
     }
 
-    /// The size of the range in bytes, memory or not.
+    /// Returns the size of the range in bytes, including parts without memory.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of memory in it.
+    /// Returns the bytes of memory in the range.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.extents.iter().map(|extent| extent.size).sum()
     }
 
-    /// What its giver allows. The driver does not enforce it.
+    /// Returns the access that the giver grants. The driver does not enforce it.
     #[doc(alias = "right")]
     #[must_use]
     pub const fn access(&self) -> Access {
         self.access
     }
 
-    /// What its handles are.
+    /// Returns the type of the handles.
     #[must_use]
     pub const fn handle_type(&self) -> HandleTypes {
         self.handle_type
     }
 
-    /// The granule on the giver's side, in bytes.
+    /// Returns the granule of the giver's device in bytes.
     #[must_use]
     pub const fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// Its extents in order: one handle for each.
+    /// Returns the extents in order, one for each handle.
     #[must_use]
     pub fn extents(&self) -> &[SharedExtent] {
         &self.extents
     }
 
-    /// How many elements of which size in bytes it holds, where it was given as elements.
+    /// Returns the number of elements and their size in bytes, if a vector was given.
     #[must_use]
     pub fn elements(&self) -> Option<(u64, u32)> {
         let Elements { count, size } = self.elements?;
         Some((count, size))
     }
 
-    /// Where it has memory, neighbours joined.
+    /// Returns the ranges that have memory, with adjacent extents joined.
     pub(super) fn runs(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<Range<u64>> = vec![];
         for extent in &self.extents {
@@ -268,7 +268,7 @@ impl Description {
         Ok(())
     }
 
-    /// As it travels.
+    /// Serializes the description.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut places: Vec<Origin> = vec![];
@@ -315,11 +315,10 @@ impl Description {
         bytes
     }
 
-    /// Reads one that somebody else has written, and checks all that can be checked without asking
-    /// the driver.
+    /// Reads a serialized description and checks everything that can be checked without the driver.
     ///
     /// # Errors
-    /// [`DescriptionError`] says what is wrong with it.
+    /// [`DescriptionError`] with the first field that is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptionError> {
         let short = |wanted: u64| DescriptionError::Length {
             length: bytes.len() as u64,
@@ -341,8 +340,8 @@ impl Description {
             return Err(short(wanted));
         };
         let origins: Vec<Origin> = places.iter().map(Origin::read).collect::<Result<_, _>>()?;
-        // The table names each place once, in the order in which the extents come to them: a
-        // description has one form, and no place that nobody uses.
+        // The table names each place once, in the order in which extents first refer to it, and no
+        // unused place: each description has exactly one serialized form.
         let unlike = |(index, origin): (usize, &Origin)| {
             origins.iter().take(index).all(|before| before != origin)
         };
@@ -386,7 +385,7 @@ impl Description {
 }
 
 impl Head {
-    /// Its two counts, if it is such a head at all.
+    /// Returns the numbers of places and extents, after checking the rest of the head.
     fn counts(&self) -> Result<(usize, usize), DescriptionError> {
         if self.magic != MAGIC {
             return Err(wrong("first bytes", u64::from_le_bytes(self.magic)));
@@ -406,7 +405,7 @@ impl Head {
         Ok((places, extents))
     }
 
-    /// Bytes with its tables.
+    /// Returns the size of the description in bytes, with its tables.
     fn length(&self) -> Result<u64, DescriptionError> {
         let (places, extents) = self.counts()?;
         let tables = places * size_of::<PlaceRecord>() + extents * size_of::<ExtentRecord>();
@@ -422,12 +421,13 @@ fn bounded(what: &'static str, count: U32, most: usize) -> Result<usize, Descrip
     Ok(count)
 }
 
-/// A count that a check has bounded far below what fits.
+/// Converts a count that a check has bounded far below `u32::MAX`.
 fn count(value: usize) -> U32 {
     u32::try_from(value).unwrap_or(u32::MAX).into()
 }
 
-/// Whether bytes lie in one of these runs, which are in order; at least one byte.
+/// Returns `true` if at least one byte is given and all are within one of the `runs`, which are in
+/// order.
 pub(super) fn is_within(runs: &[Range<u64>], offset: u64, size: u64) -> bool {
     let after = runs.partition_point(|run| run.start <= offset);
     let run = after.checked_sub(1).and_then(|index| runs.get(index));
@@ -462,7 +462,7 @@ impl Origin {
     }
 }
 
-/// Something in a description that cannot be meant.
+/// Creates an error for a field with an invalid value.
 fn wrong(what: &'static str, value: impl Into<u64>) -> DescriptionError {
     let value = value.into();
     DescriptionError::Field { what, value }

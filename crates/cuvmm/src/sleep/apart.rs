@@ -1,5 +1,5 @@
-//! Sleeping and waking as futures: the operation runs on a thread of its own, since it waits for
-//! copies, and its future waits for that thread.
+//! Futures of sleep and wake. The operation runs on a thread of its own, since it waits for copies;
+//! the future waits for that thread.
 
 use std::any::Any;
 use std::future::Future;
@@ -16,8 +16,7 @@ use crate::store::HostStore;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, thread};
 
-/// Blocks that are being put to sleep, or woken: see [`Blocks::sleep_async`] and
-/// [`Blocks::wake_async`].
+/// The future of [`Blocks::sleep_async`] and [`Blocks::wake_async`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct SleepFuture<'a, T> {
     operation: Option<Operation<T>>,
@@ -26,22 +25,22 @@ pub struct SleepFuture<'a, T> {
     watch: Option<Watch<'a>>,
 }
 
-/// What the thread does; it is told what says whether to go on.
+/// The operation that the thread runs. Its argument shows if it was cancelled.
 type Operation<T> = Box<dyn FnOnce(&Running<T>) -> Result<T, SleepError> + Send>;
 
-/// What a future and its thread share.
+/// The state that a future shares with its thread.
 struct Running<T> {
     state: Mutex<State<T>>,
-    /// Whether the future has gone, or its watcher said to stop.
+    /// The future was dropped, or its function returned `false`.
     cancelled: AtomicBool,
-    /// Whether it is looked at how far it is.
+    /// The future has a function that observes the progress.
     watched: bool,
 }
 
 struct State<T> {
     progress: Option<Progress>,
     waker: Option<Waker>,
-    /// What came of it, or what its panic said.
+    /// The outcome, or the payload of a panic.
     outcome: Option<Result<Result<T, SleepError>, Box<dyn Any + Send>>>,
 }
 
@@ -54,7 +53,7 @@ impl<T> Running<T> {
         !self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Changes what the future finds, and wakes it.
+    /// Changes the state that the future reads, and wakes it.
     fn tell(&self, change: impl FnOnce(&mut State<T>)) {
         let mut state = self.lock();
         change(&mut state);
@@ -130,7 +129,7 @@ impl<T: Send + 'static> Future for SleepFuture<'_, T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        // The thread did not come along, and may have held the lock.
+        // The operation's thread does not exist in a forked child, and may have held the lock.
         if let Err(forked) = this.device.own_process() {
             return Poll::Ready(Err(forked.into()));
         }
@@ -170,15 +169,15 @@ impl<T> std::fmt::Debug for SleepFuture<'_, T> {
 }
 
 impl<'a> Blocks<'a> {
-    /// [Puts them to sleep](Self::sleep) on a thread of its own, which begins with the first poll.
-    /// Needs no mapper. The [watcher](Self::watch) is called in polls.
+    /// [Puts the blocks to sleep](Self::sleep) on a thread of its own, which starts with the first
+    /// poll. Needs no mapper. The function given to [`on_progress`](Self::on_progress) is called in polls.
     ///
-    /// A future that is dropped ends the operation as a watcher does that says to stop: the thread
-    /// makes everything as it was, soon after, unless all was done already. Until then it keeps the
-    /// tenant registered and the pool from being closed.
+    /// Dropping the future cancels the operation as that function does by returning `false`: soon
+    /// after, the thread restores everything, unless it was already finished. Until then it keeps
+    /// the tenant registered and prevents the pool from being closed.
     ///
     /// # Errors
-    /// As [`sleep`](Self::sleep).
+    /// The errors of [`sleep`](Self::sleep).
     pub fn sleep_async(self, contents: Contents<'_>) -> SleepFuture<'a, Slept> {
         let store: Option<HostStore> = match contents {
             Contents::Discard => None,
@@ -189,11 +188,11 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// [Wakes them](Self::wake) on a thread of its own, as [`sleep_async`](Self::sleep_async) puts them
-    /// to sleep. Pressure hooks are called on that thread.
+    /// [Wakes the blocks](Self::wake) on a thread of its own, with the same rules as
+    /// [`sleep_async`](Self::sleep_async). Pressure hooks are called on that thread.
     ///
     /// # Errors
-    /// As [`wake`](Self::wake).
+    /// The errors of [`wake`](Self::wake).
     pub fn wake_async(self) -> SleepFuture<'a, Woken> {
         SleepFuture::of(self, |blocks| blocks.wake())
     }

@@ -2,7 +2,7 @@
 
 use super::{Blocks, Slept};
 use crate::error::{ArgumentError, SleepError};
-use crate::pool::{MovingBlock, ToSleep};
+use crate::pool::{ToSleep, TransitioningBlock};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
@@ -29,7 +29,7 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     let mut to_sleep = blocks
         .tenant
         .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
-    // Room for all of them at once, so that the refusal says what is missing.
+    // Takes space for all blocks at once, so that a refusal reports the total.
     let wanted = to_sleep.iter().map(ToSleep::bytes).sum();
     let rooms = match store.rooms(to_sleep.iter().map(ToSleep::bytes), wanted) {
         Ok(rooms) => rooms,
@@ -47,7 +47,7 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     }
 }
 
-/// Copies all contents, and takes each block's memory out when all of its own have been.
+/// Copies all contents, and takes each block's memory out once its own contents have been copied.
 fn copy_out(
     blocks: &Blocks<'_>,
     store: &HostStore,
@@ -56,7 +56,7 @@ fn copy_out(
     let mut left: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
     let total = left.iter().sum();
     let contents = to_sleep.iter_mut().filter_map(ToSleep::contents);
-    let (moving_blocks, saved): (Vec<&MovingBlock>, Vec<&mut Saved>) = contents.unzip();
+    let (moving_blocks, saved): (Vec<&TransitioningBlock>, Vec<&mut Saved>) = contents.unzip();
     copy(store, Direction::Out, |copies| {
         for (index, (moving, saved)) in moving_blocks.iter().zip(saved).enumerate() {
             Job::all(index, moving.span(), saved).for_each(|job| copies.add(job));
@@ -87,7 +87,7 @@ fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
     }
 }
 
-/// All memory has been taken out: it is the pool's.
+/// Gives all memory that was taken out to the pool.
 fn finish(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>) -> Slept {
     let mut slept = Slept::default();
     for one in to_sleep {
@@ -97,16 +97,16 @@ fn finish(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>) -> Slept {
     if blocks.tags.is_empty() {
         match blocks.tenant.give_up_cached(blocks.release) {
             Ok(given) => slept.given += given,
-            // It stays charged, and is taken back when somebody wants it.
+            // It stays charged, and is reclaimed when another tenant needs it.
             Err(error) => {
-                tracing::warn!(%error, "idle memory of a tenant that sleeps stays mapped")
+                tracing::warn!(%error, "cached memory of a sleeping tenant stays mapped")
             }
         }
     }
     slept
 }
 
-/// Gives everybody back what was taken out.
+/// Returns to every block the memory that was taken out.
 fn undo(to_sleep: Vec<ToSleep>, cause: SleepError) -> SleepError {
     let (mut stayed, mut lost) = (0, 0);
     for one in to_sleep {

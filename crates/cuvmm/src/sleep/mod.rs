@@ -1,26 +1,27 @@
-//! Putting blocks to sleep, and waking them at the same addresses.
+//! Sleep and wake of blocks: their memory is given up and committed again at the same addresses.
 //!
-//! A model that is not asked anything keeps its addresses and gives its memory to others. When it
-//! wakes, all it holds is where it was: pointers, tensors over the memory, captured graphs.
+//! A model without requests keeps its addresses and gives its memory to other tenants. When it
+//! wakes, everything is where it was: pointers, tensors over the memory, captured graphs.
 //!
-//! - **What sleeps**: all blocks of a tenant, or those with one of some
-//!   [tags](crate::pool::BlockBuilder::tag), chosen with [`Tenant::blocks`]. All of them, or none.
-//! - **Contents** are [discarded](Contents::Discard) (a cache, weights that are loaded anew), or
-//!   [kept](Contents::Keep) in a [`HostStore`], whose memory was prepared beforehand.
-//! - **What it takes**: nothing is unmapped while a [`Lease`](crate::Lease) lives on a block or
-//!   before the work has passed that was queued on it; [`Blocks::timeout`] says how long to wait
-//!   for that. Work that is queued while the blocks are falling asleep is not seen: whoever launches
-//!   it takes a lease, or sees to it that there is none.
-//! - **A sleeping block** is charged to nobody, grows and shrinks not, and can be dropped. What
-//!   touches it on the GPU faults. [`Block::is_asleep`](crate::Block::is_asleep) tells.
-//! - **Waking** charges for the memory as allocating does: idle memory of others is taken back for
-//!   it, pressure hooks are asked. If it does not fit, all sleep on and the error says what is
-//!   missing. A tenant's guarantee is kept for it while it sleeps. What
-//!   [forks](crate::Block::fork) share is each one's own when they wake, and takes more than it did.
+//! - **Selection**: all blocks of a tenant, or those with one of some
+//!   [tags](crate::pool::BlockBuilder::tag), chosen with [`Tenant::blocks`]. An operation moves all
+//!   of them, or none.
+//! - **Contents** are [discarded](Contents::Discard) (caches, or weights that are loaded again), or
+//!   [kept](Contents::Keep) in a [`HostStore`] that was allocated in advance.
+//! - **Conditions**: no memory is unmapped while a [`Lease`](crate::Lease) on a block lives or
+//!   before the work queued on the block is complete; [`Blocks::timeout`] sets how long to wait for
+//!   that. Work that is queued while the operation runs is not noticed: a thread that launches such
+//!   work must hold a lease, or the program must rule it out.
+//! - **A sleeping block** is charged to no tenant, does not grow or shrink, and can be dropped. GPU
+//!   access to it faults. [`Block::is_asleep`](crate::Block::is_asleep) reports it.
+//! - **Waking** charges for the memory as an allocation does: cached memory of other tenants is
+//!   reclaimed, and pressure hooks are called. If it does not fit, all blocks stay asleep and the
+//!   error says what is missing. A tenant's guarantee is kept for it while it sleeps. Blocks that
+//!   shared memory as [forks](crate::Block::fork) have separate memory when they wake, and take
+//!   more than before.
 //!
-//! Contents are copied in parts on several streams at once, and blocks are unmapped, or extents
-//! mapped, while other parts are being copied.
-//!
+//! Contents are copied in parts on several streams at once. Blocks are unmapped, or extents mapped,
+//! while other parts are being copied.
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use cuvmm::driver::host::{HostDriver, HostOptions};
@@ -46,9 +47,9 @@
 //! # }
 //! ```
 //!
-//! # What is not here
-//! Nobody decides here who sleeps when. Exported blocks do not sleep: others would go on using the
-//! memory.
+//! # Not provided
+//! This module does not decide which blocks sleep when. Exported blocks cannot sleep, because other
+//! processes could still use the memory.
 
 mod apart;
 mod down;
@@ -65,51 +66,52 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
 
-/// What becomes of what sleeping blocks hold.
+/// The treatment of the contents of sleeping blocks.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Contents<'a> {
-    /// It is lost: what wakes reads as a newly allocated block does.
+    /// The contents are lost: a woken block reads like a newly allocated one.
     Discard,
-    /// It is copied to host memory, and back.
+    /// The contents are copied to host memory, and back.
     Keep(&'a HostStore),
 }
 
-/// How far an operation has come, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The progress of an operation, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Copied so far; unmapped or mapped, where nothing is copied.
+    /// The bytes that were copied; where nothing is copied, the bytes unmapped or mapped.
     pub done: u64,
-    /// In all.
+    /// The total bytes of the operation.
     pub total: u64,
 }
 
-/// What was put to sleep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The outcome of putting blocks to sleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Slept {
-    /// How many blocks. Those that slept already do not count.
+    /// The number of blocks. Blocks that were already asleep do not count.
     pub blocks: u64,
-    /// Bytes of memory that were given up, idle memory of the tenant included if all was to sleep.
+    /// The bytes of memory that were given up, including the tenant's cached memory if no tag was
+    /// given.
     pub given: u64,
-    /// Bytes of contents kept.
+    /// The bytes of contents that were kept.
     pub kept: u64,
 }
 
-/// What was woken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The outcome of waking blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Woken {
-    /// How many blocks. Those that were awake do not count.
+    /// The number of blocks. Blocks that were awake do not count.
     pub blocks: u64,
-    /// Bytes of memory that were mapped.
+    /// The bytes of memory that were mapped.
     pub mapped: u64,
-    /// Bytes of contents that were brought back.
+    /// The bytes of contents that were restored.
     pub restored: u64,
 }
 
-/// Blocks of a tenant, to be put to sleep or woken together.
+/// A selection of a tenant's blocks, to be put to sleep or woken together.
 #[derive(Clone)]
 #[must_use = "nothing sleeps or wakes before `sleep` or `wake`"]
 pub struct Blocks<'a> {
@@ -122,11 +124,11 @@ pub struct Blocks<'a> {
     cancelled: Option<&'a AtomicBool>,
 }
 
-/// What is told how far an operation has come, and says whether it goes on.
+/// A function that observes the progress of an operation, and returns whether to go on.
 type Watch<'a> = &'a (dyn Fn(&Progress) -> bool + Sync);
 
 impl Tenant {
-    /// All of its blocks, to be put to [sleep](crate::sleep) or woken.
+    /// Selects all blocks of the tenant, to be put to [sleep](crate::sleep) or woken.
     pub const fn blocks(&self) -> Blocks<'_> {
         Blocks {
             tenant: self,
@@ -140,46 +142,50 @@ impl Tenant {
 }
 
 impl<'a> Blocks<'a> {
-    /// Only those with this tag, or another that was named so.
+    /// Restricts the selection to blocks with this tag, or with another tag that was added.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.tags.push(tag.into());
         self
     }
 
-    /// How long to wait for leases to end and work to pass before sleeping, and for memory in use
-    /// to come free before waking. By default not at all; pressure hooks are asked all the same.
+    /// Sets how long to wait: before sleeping, for leases to end and work to complete; before
+    /// waking, for memory in use to become free. By default neither waits. Pressure hooks are
+    /// called in any case.
     #[doc(alias = "deadline")]
     pub const fn timeout(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
 
-    /// Gives the memory to the driver, for other processes (`cuMemRelease`). Otherwise the pool
-    /// keeps it for its other tenants, which is quicker, both now and for who has it next.
+    /// Sets whether the memory is released to the driver, for other processes (`cuMemRelease`).
+    /// Otherwise the pool keeps it for its other tenants, which is faster, both now and for the
+    /// next allocation.
     pub const fn release(mut self, yes: bool) -> Self {
         self.release = yes;
         self
     }
 
-    /// A function that is told how far it has come, about every 16 MiB that are copied and block by
-    /// block where nothing is, and says whether to go on. If not, or if it panics, everything is made
-    /// as it was, as after a failure of the driver, and the operation fails with `Cancelled`.
-    /// It may use the library, and the same store: a copy that it makes there goes by one stream of
-    /// its own (`cuStreamCreate`).
-    pub const fn watch(mut self, watch: &'a (dyn Fn(&Progress) -> bool + Sync)) -> Self {
-        self.watch = Some(watch);
+    /// Sets a function that is called with the progress of the operation, about every 16 MiB that
+    /// are copied, or after each block if nothing is copied, and that returns whether to go on. If
+    /// it returns `false` or panics, everything is restored as after a failure of the driver, and
+    /// the operation fails with `Cancelled`. The function may use this library and the same store:
+    /// a copy that it makes there uses one stream of its own (`cuStreamCreate`).
+    #[doc(alias = "watch")]
+    pub const fn on_progress(mut self, hook: &'a (dyn Fn(&Progress) -> bool + Sync)) -> Self {
+        self.watch = Some(hook);
         self
     }
 
-    /// Puts those of them that are awake to sleep. Where contents are kept this returns when they
-    /// have been copied.
+    /// Puts the selected blocks that are awake to sleep. If contents are kept, this returns when
+    /// they have been copied.
     ///
-    /// Per extent `cuMemUnmap`, and `cuMemcpyDtoHAsync` for each 2 MiB of contents kept.
+    /// Calls `cuMemUnmap` for each extent, and `cuMemcpyDtoHAsync` for each 2 MiB of contents that
+    /// are kept.
     ///
     /// # Errors
-    /// [`SleepError`] when a block is leased, exported or still in use, the store has no room, or
-    /// the driver refuses. All are as before then, unless the error says that some
-    /// [stayed asleep](SleepError::Stayed).
+    /// [`SleepError`] if a block is leased, exported or still in use, the store is full, or the
+    /// driver refuses. All blocks are then as before, unless the error says that some [stayed
+    /// asleep](SleepError::Stayed).
     #[doc(alias("cuMemUnmap", "cuMemcpyDtoHAsync"))]
     pub fn sleep(&self, contents: Contents<'_>) -> Result<Slept, SleepError> {
         match contents {
@@ -188,17 +194,17 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Wakes those of them that sleep. What was kept is there when this returns, and is kept no
-    /// more; zeros that are owed are ordered on each block's home stream.
+    /// Wakes the selected blocks that are asleep. When this returns, kept contents are restored and
+    /// removed from the store; fills with zeros are ordered on each block's home stream.
     ///
-    /// Per extent `cuMemMap` and `cuMemSetAccess`, with `cuMemCreate` where the pool's free list
-    /// has nothing, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
+    /// For each extent, this calls `cuMemMap` and `cuMemSetAccess`, with `cuMemCreate` if the
+    /// pool's free list is empty, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
     ///
     /// # Errors
-    /// [`SleepError`] when there is not enough memory, with the figures, or the driver refuses. All
-    /// sleep on then, and what was kept of them is. Where the driver, on top of that, twice refuses to
-    /// unmap what had been mapped, or does not say that zeros on their way there have arrived, that
-    /// memory is quarantined at the block's addresses, and the block wakes no more.
+    /// [`SleepError`] if there is not enough memory, with the figures, or the driver refuses. All
+    /// blocks then stay asleep with their contents. If the driver, in addition, twice refuses to
+    /// unmap what had been mapped, or does not confirm that queued fills with zeros are complete,
+    /// that memory is quarantined at the block's addresses, and the block cannot be woken any more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<Woken, SleepError> {
         wake::wake(self)
@@ -212,7 +218,7 @@ impl<'a> Blocks<'a> {
         self.wait.map(after)
     }
 
-    /// Whether it is worth waiting still.
+    /// Returns `true` unless the operation was cancelled.
     fn is_wanted(&self) -> bool {
         self.cancelled
             .is_none_or(|cancelled| !cancelled.load(Ordering::SeqCst))

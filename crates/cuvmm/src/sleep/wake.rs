@@ -18,10 +18,10 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
     let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
     let (mut kept, mut bare): (Vec<ToWake>, Vec<ToWake>) =
         to_wake.into_iter().partition(|one| one.kept() > 0);
-    // Those of one store are copied together.
+    // Contents in the same store are copied together.
     kept.sort_by_key(store);
     for one in &mut bare {
-        waking.furnish(one)?;
+        waking.place_memory(one)?;
     }
     for group in kept.chunk_by_mut(|one, other| store(one) == store(other)) {
         waking.restore(group)?;
@@ -29,12 +29,12 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
     Ok(finish(bare.into_iter().chain(kept)))
 }
 
-/// A waking that is going on.
+/// A wake in progress.
 struct Waking<'a, 'b> {
     blocks: &'a Blocks<'b>,
     done: u64,
     total: u64,
-    /// The total in whole granules.
+    /// The memory of all blocks in whole granules, in bytes.
     used: u64,
 }
 
@@ -47,16 +47,16 @@ impl Waking<'_, '_> {
         }
     }
 
-    /// Gives a block memory of which nothing was kept.
-    fn furnish(&mut self, one: &mut ToWake) -> Result<(), SleepError> {
+    /// Gives memory to a block without kept contents.
+    fn place_memory(&mut self, one: &mut ToWake) -> Result<(), SleepError> {
         let bytes = self.used;
-        one.furnish()
+        one.place_memory()
             .map_err(|cause| SleepError::Block { bytes, cause })?;
         self.has_done(one.bytes())
     }
 
-    /// Gives blocks memory and what was kept of them, in one store: an extent is mapped while those
-    /// before it are copied to.
+    /// Gives memory to blocks with contents in one store, and restores them: an extent is mapped
+    /// while those before it are copied to.
     fn restore(&mut self, group: &mut [ToWake]) -> Result<(), SleepError> {
         let Some(store) = group.iter().find_map(ToWake::kept_in) else {
             return Ok(());
@@ -68,7 +68,7 @@ impl Waking<'_, '_> {
                 let mut jobs = Job::all(index, moving.span(), saved).peekable();
                 let mut end = 0;
                 while end < moving.used() {
-                    // What is taken back for it may be the last that kept a user's value.
+                    // Runs user code: reclaiming memory for it may drop a value of the user.
                     let furnished = copies.aside(|| moving.furnish_next());
                     end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
@@ -85,7 +85,7 @@ impl Waking<'_, '_> {
     }
 }
 
-/// All memory is there, and shows what was kept.
+/// Finishes blocks whose memory and contents are complete.
 fn finish(all: impl Iterator<Item = ToWake>) -> Woken {
     let mut woken = Woken::default();
     for one in all {

@@ -1,9 +1,9 @@
-//! The shape of a grid that is stored brick by brick: which element and which brick is where.
+//! The shape of a grid that is stored brick by brick: the positions of elements and bricks.
 //!
-//! Figures alone: no memory, no driver.
+//! Pure arithmetic: no memory, no driver.
 //!
-//! `unsafe` here: kernels take the parameters as bytes, and bytemuck's mark of plain data is an unsafe
-//! trait.
+//! `unsafe` is used because kernels take the parameters as bytes, and bytemuck's marker of plain
+//! data is an unsafe trait.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::error::{ArgumentError, ContainerError};
 
-/// What an axis counts, for errors.
+/// The units of the axes, for errors.
 const ELEMENTS: [&str; 3] = [
     "elements along axis 0",
     "elements along axis 1",
@@ -26,10 +26,10 @@ const BRICKS: [&str; 3] = [
 
 /// The shape of a grid of one to three axes, and of the bricks that it is divided into.
 ///
-/// Bricks are numbered from 0, along the last axis first. An element lies at index
-/// `number of its brick * elements of a brick + index inside the brick`, and inside a brick elements
-/// are counted along the last axis first, too. Bricks at the end of an axis are whole, also where the
-/// shape ends within them.
+/// Bricks are numbered from 0, along the last axis first. An element has the index
+/// `number of its brick * elements of a brick + index inside the brick`, where elements inside a
+/// brick are also counted along the last axis first. Bricks at the end of an axis are whole even if
+/// the shape ends within them.
 ///
 /// ```
 /// use cuvmm::sparse::Bricks;
@@ -55,11 +55,11 @@ pub struct Bricks<const D: usize> {
     len: usize,
 }
 
-/// The shape of a grid as a kernel takes it, by value: three axes, in elements and in bricks. A grid
-/// of fewer axes has 1 along those that it lacks, which come first.
+/// The shape of a grid as a kernel takes it, by value: three axes, in elements and in bricks. A
+/// grid of fewer axes has 1 along the missing ones, which come first.
 ///
-/// A kernel finds element `[x, y, z]` of an array `base`, whose address a
-/// [view](super::SparseGrid::view) has, so:
+/// A kernel finds element `[x, y, z]` of an array `base`, whose address is that of a
+/// [view](super::SparseGrid::view), as follows:
 ///
 /// ```c
 /// uint64_t number = (x / brick[0] * counts[1] + y / brick[1]) * counts[2] + z / brick[2];
@@ -79,17 +79,18 @@ pub struct BrickParams {
     pub brick_len: u64,
 }
 
-// SAFETY: it is ten numbers of 64 bits, which may all be zero.
+// SAFETY: the type is ten numbers of 64 bits, which may all be zero.
 unsafe impl Zeroable for BrickParams {}
-// SAFETY: it is ten numbers of 64 bits in C's order: any bytes are one, and there are none between them.
+// SAFETY: the type is ten numbers of 64 bits in C's layout: any bytes are valid, and there is no
+// padding.
 unsafe impl Pod for BrickParams {}
 
 impl<const D: usize> Bricks<D> {
     /// Divides a grid of `shape` elements into bricks of `brick` elements.
     ///
     /// # Errors
-    /// [`ContainerError::Shape`] when there are no axes or more than three, the shape or the brick is
-    /// zero along one, or the elements of all bricks cannot be counted.
+    /// [`ContainerError::Shape`] when there are no axes or more than three, the shape or the brick
+    /// is zero along one, or the number of elements of all bricks overflows.
     pub fn new(shape: [usize; D], brick: [usize; D]) -> Result<Self, ContainerError> {
         let refused = || ContainerError::Shape {
             shape: shape.to_vec(),
@@ -138,16 +139,16 @@ impl<const D: usize> Bricks<D> {
         self.brick_len
     }
 
-    /// Returns the number of elements of all bricks, also those beyond the shape.
+    /// Returns the number of elements of all bricks, including those beyond the shape.
     #[must_use]
     pub const fn array_len(&self) -> usize {
         self.len
     }
 
-    /// Returns the brick that an element lies in, counted in bricks along each axis.
+    /// Returns the brick that contains an element, counted in bricks along each axis.
     ///
     /// # Errors
-    /// [`ArgumentError::OutOfRange`] when the element lies outside the shape.
+    /// [`ArgumentError::OutOfRange`] when the element is outside the shape.
     pub fn brick_of(&self, element: [usize; D]) -> Result<[usize; D], ContainerError> {
         within(element, self.shape, &ELEMENTS)?;
         let mut brick = element;
@@ -160,13 +161,13 @@ impl<const D: usize> Bricks<D> {
     /// Returns the number of a brick.
     ///
     /// # Errors
-    /// [`ArgumentError::OutOfRange`] when there is no such brick.
+    /// [`ArgumentError::OutOfRange`] when the brick does not exist.
     pub fn number_of(&self, brick: [usize; D]) -> Result<usize, ContainerError> {
         within(brick, self.counts, &BRICKS)?;
         Ok(folded(brick, self.counts))
     }
 
-    /// Returns the brick of a number; nothing if there are not as many bricks.
+    /// Returns the brick with a number; `None` if there are not as many bricks.
     #[must_use]
     pub fn at(&self, number: usize) -> Option<[usize; D]> {
         let (mut rest, mut brick) = (number, self.counts);
@@ -181,7 +182,7 @@ impl<const D: usize> Bricks<D> {
     /// Returns the index of an element in the array of all bricks.
     ///
     /// # Errors
-    /// [`ArgumentError::OutOfRange`] when the element lies outside the shape.
+    /// [`ArgumentError::OutOfRange`] when the element is outside the shape.
     pub fn index_of(&self, element: [usize; D]) -> Result<usize, ContainerError> {
         let brick = self.brick_of(element)?;
         let mut inside = element;
@@ -195,13 +196,13 @@ impl<const D: usize> Bricks<D> {
     /// Returns the indices of a brick's elements in the array of all bricks.
     ///
     /// # Errors
-    /// [`ArgumentError::OutOfRange`] when there is no such brick.
+    /// [`ArgumentError::OutOfRange`] when the brick does not exist.
     pub fn elements_of(&self, brick: [usize; D]) -> Result<Range<usize>, ContainerError> {
         let first = self.number_of(brick)? * self.brick_len;
         Ok(first..first + self.brick_len)
     }
 
-    /// Returns the shape as kernels take it.
+    /// Returns the shape in the form that kernels take.
     #[must_use]
     pub fn params(&self) -> BrickParams {
         let three = |axes: [usize; D]| {
@@ -220,7 +221,7 @@ impl<const D: usize> Bricks<D> {
     }
 }
 
-/// Refuses a place that lies beyond the end of an axis.
+/// Refuses a position beyond the end of an axis.
 fn within<const D: usize>(
     at: [usize; D],
     counts: [usize; D],
@@ -235,7 +236,8 @@ fn within<const D: usize>(
     Ok(())
 }
 
-/// The number of a place, counted along the last axis first. It overflows nowhere: the place is within.
+/// The number of a position, counted along the last axis first. It cannot overflow, since the
+/// position is within the axes.
 fn folded<const D: usize>(at: [usize; D], counts: [usize; D]) -> usize {
     let axes = at.into_iter().zip(counts);
     axes.fold(0, |number, (at, count)| number * count + at)
@@ -258,7 +260,7 @@ mod tests {
             let brick = bricks.brick_of([x, y, z]).unwrap();
             assert!(bricks.elements_of(brick).unwrap().contains(&index));
             assert_eq!(bricks.at(bricks.number_of(brick).unwrap()), Some(brick));
-            // What the documentation tells kernels to compute.
+            // The formula that the documentation gives to kernels.
             let (at, BrickParams { brick, counts, .. }) = ([x, y, z].map(|it| it as u64), params);
             let number =
                 (at[0] / brick[0] * counts[1] + at[1] / brick[1]) * counts[2] + at[2] / brick[2];

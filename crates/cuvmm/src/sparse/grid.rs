@@ -1,8 +1,8 @@
-//! A grid of which chosen bricks have memory.
+//! Sparse grids: grids in which selected bricks have memory.
 //!
-//! Memory comes in tiles, which many small bricks share. So the grid knows which bytes belong to
-//! bricks that are committed: a tile has memory as long as one of its bricks is, and a brick that
-//! comes back to a tile that stayed is filled with zeros first.
+//! Memory is committed in tiles, which many small bricks may share. So the grid records which bytes
+//! belong to committed bricks: a tile has memory as long as one of its bricks is committed, and a
+//! brick that is committed again in a tile that kept its memory is filled with zeros first.
 
 use std::marker::PhantomData;
 
@@ -17,15 +17,16 @@ use crate::own::Stream;
 use crate::region::{Committed, DEFAULT_MAPPING_LIMIT};
 use crate::view::{View, ViewMut};
 
-/// A grid of one to three axes in a [sparse array](SparseArray), brick by brick, of which chosen bricks
-/// have memory. Its address is fixed for life.
+/// A grid of one to three axes in a [sparse array](SparseArray), stored brick by brick, in which
+/// selected bricks have memory. Its address is fixed for life.
 ///
-/// A brick that is committed reads as zero. One that was decommitted has no elements any more, and its
-/// memory goes when all bricks that share a tile with it are decommitted. Tiles are as small as they
-/// can be: a granule, or as many as a brick has, unless the [builder](Self::builder) is told otherwise.
+/// A newly committed brick reads as zero. A decommitted brick has no elements any more, and its
+/// memory is released when all bricks that share a tile with it are decommitted. Tiles are as small
+/// as possible: one granule, or as many as a brick has, unless the [builder](Self::builder) sets
+/// another size.
 ///
-/// A kernel keeps to bricks that are committed. Elsewhere it faults, or finds bytes of a tile that
-/// other bricks use.
+/// A kernel must access only committed bricks. Elsewhere it faults, or accesses bytes of a tile
+/// that other bricks use.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -50,20 +51,20 @@ use crate::view::{View, ViewMut};
 pub struct SparseGrid<T: Pod, const D: usize> {
     array: SparseArray<T>,
     bricks: Bricks<D>,
-    /// The bytes of bricks that are committed.
+    /// The bytes of committed bricks.
     present: Committed,
-    /// The bytes of bricks that were decommitted, in tiles that have memory.
+    /// The bytes of decommitted bricks in tiles that have memory.
     stale: Committed,
 }
 
 is_container!(SparseGrid [T: Pod, const D: usize] [T, D] array.elements);
 
 impl<T: Pod, const D: usize> SparseBuilder<'_, T, Bricks<D>> {
-    /// Reserves the addresses (`cuMemAddressReserve`) and takes no memory.
+    /// Reserves the addresses (`cuMemAddressReserve`) and allocates no memory.
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size, the grid or its tiles are too large, the
-    /// stream is another device's, or the driver refuses.
+    /// [`ContainerError`] when the elements have size zero, the grid or its tiles are too large,
+    /// the stream belongs to another device, or the driver refuses.
     pub fn reserve(self) -> Result<SparseGrid<T, D>, ContainerError> {
         let bricks = self.shape;
         Ok(SparseGrid {
@@ -76,16 +77,16 @@ impl<T: Pod, const D: usize> SparseBuilder<'_, T, Bricks<D>> {
 }
 
 impl<T: Pod, const D: usize> SparseGrid<T, D> {
-    /// Reserves addresses for all bricks and takes no memory.
+    /// Reserves addresses for all bricks and allocates no memory.
     ///
     /// # Errors
-    /// As [`SparseBuilder::reserve`].
+    /// Those of [`SparseBuilder::reserve`].
     pub fn new(device: &Device, home: &Stream, bricks: Bricks<D>) -> Result<Self, ContainerError> {
         Self::builder(device, home, bricks).reserve()
     }
 
-    /// Sets out to reserve addresses for all bricks. A tile has the bytes of a brick unless told
-    /// otherwise, rounded up to whole granules and whole elements.
+    /// Returns a builder for a grid. By default a tile has the bytes of a brick, rounded up to
+    /// whole granules and whole elements.
     #[must_use]
     pub fn builder<'a>(
         device: &'a Device,
@@ -111,13 +112,13 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         self.bricks
     }
 
-    /// Returns figures of the array that the grid lies in: tiles, bytes, mappings.
+    /// Returns the statistics of the grid's array: tiles, bytes, mappings.
     #[must_use]
     pub fn stats(&self) -> SparseStats {
         self.array.stats()
     }
 
-    /// Returns the bricks that are committed, by number.
+    /// Returns the committed bricks, in the order of their numbers.
     pub fn committed_bricks(&self) -> impl Iterator<Item = [usize; D]> + '_ {
         let brick = self.brick_bytes();
         let whole = 0..self.array.elements.region.size();
@@ -128,14 +129,14 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         numbers.filter_map(|number| self.bricks.at(usize::try_from(number).ok()?))
     }
 
-    /// Returns the number of bricks that are committed.
+    /// Returns the number of committed bricks.
     #[must_use]
     pub fn committed_count(&self) -> usize {
         let count = self.present.bytes().checked_div(self.brick_bytes());
         usize::try_from(count.unwrap_or_default()).unwrap_or(usize::MAX)
     }
 
-    /// Returns whether a brick is committed; false where there is no such brick.
+    /// Returns `true` if a brick is committed; `false` if the brick does not exist.
     #[must_use]
     pub fn is_committed(&self, brick: [usize; D]) -> bool {
         let elements = self.bricks.elements_of(brick).ok();
@@ -143,16 +144,17 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         bytes.is_some_and(|bytes| self.present.covers(&bytes))
     }
 
-    /// Commits one brick, which then reads as zero. A brick that is committed already stays as it is.
-    /// Returns whether the brick is new.
+    /// Commits one brick, which then reads as zero. A committed brick is left unchanged. Returns
+    /// `true` if the brick is new.
     ///
-    /// Makes driver calls for tiles without memory (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess`), and
-    /// for bytes of a tile that another brick kept (`cuMemsetD8Async`). For these, and for tiles that
-    /// are pending free, it waits for what the home stream and the recorded streams have queued.
+    /// Makes driver calls for tiles without memory (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess`),
+    /// and for bytes of a tile that other bricks kept committed (`cuMemsetD8Async`). For these, and
+    /// for tiles that are pending free, it waits for the work queued on the home stream and the
+    /// recorded streams.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such brick or the driver refuses; the brick is not
-    /// committed then, and no tile has come or gone.
+    /// [`ContainerError`] when the brick does not exist or the driver refuses; the brick is not
+    /// committed then, and no tile was committed or decommitted.
     pub fn commit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
         let elements = self.bricks.elements_of(brick)?;
         let bytes = self.array.elements.bytes(&elements)?;
@@ -161,7 +163,7 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         }
         let held = &self.array.elements;
         if self.stale.overlaps(&bytes) {
-            // What used the brick before may still write to it.
+            // Work that used the brick before may still write to it.
             held.users.wait()?;
             let mut parts = self.stale.parts(bytes.clone());
             let queued = parts.try_for_each(|part| held.region.fill(held.home(), part, 0));
@@ -174,14 +176,14 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         Ok(true)
     }
 
-    /// Decommits one brick. Tiles in which no brick is committed any more lose their memory, behind
-    /// the work of the home stream and the recorded streams: what has passed goes back to the driver
-    /// at once (`cuMemUnmap`, `cuMemRelease`), the rest with the next call, or by
-    /// [`purge`](Self::purge). Never waits. Returns whether the brick was committed.
+    /// Decommits one brick. Tiles without a committed brick are withdrawn, behind the work of the
+    /// home stream and the recorded streams. Tiles whose fence is complete are released at once
+    /// (`cuMemUnmap`, `cuMemRelease`), the rest by the next call or by [`purge`](Self::purge).
+    /// Never waits. Returns `true` if the brick was committed.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such brick, and nothing has changed; or when the driver
-    /// refuses to take memory back, and the brick is decommitted.
+    /// [`ContainerError`] when the brick does not exist, and nothing has changed; or when the
+    /// driver refuses to release memory, and the brick is decommitted.
     pub fn decommit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
         let elements = self.bricks.elements_of(brick)?;
         let bytes = self.array.elements.bytes(&elements)?;
@@ -202,8 +204,8 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         Ok(true)
     }
 
-    /// Gives tiles of decommitted bricks back to the driver, as far as the work that may use them has
-    /// passed. Returns their bytes; never waits.
+    /// Releases tiles of decommitted bricks whose fence is complete. Returns their bytes; never
+    /// waits.
     ///
     /// # Errors
     /// [`ContainerError`] from the driver.
@@ -211,27 +213,27 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         self.array.purge()
     }
 
-    /// Returns all elements for a kernel to read, of bricks with and without memory. The kernel keeps
-    /// to bricks that are committed.
+    /// Returns all elements for a kernel to read, of bricks with and without memory. The kernel
+    /// must access only committed bricks.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
         self.array.elements.view(0, self.len())
     }
 
-    /// Returns all elements for a kernel to write, of bricks with and without memory. The kernel keeps
-    /// to bricks that are committed.
+    /// Returns all elements for a kernel to write, of bricks with and without memory. The kernel
+    /// must access only committed bricks.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         let len = self.len();
         self.array.elements.view_mut(0, len)
     }
 
-    /// Copies a brick's elements to host memory (`cuMemcpyDtoHAsync`, waited for). `into` has as many
-    /// elements as a brick.
+    /// Copies a brick's elements to host memory (`cuMemcpyDtoHAsync`, waited for). `into` must have
+    /// as many elements as a brick.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such brick, `into` has another length, the brick is not
-    /// committed and holes are refused, or the copy fails.
+    /// [`ContainerError`] when the brick does not exist, `into` has another length, the brick is
+    /// not committed and holes are refused, or the copy fails.
     pub fn read_brick(
         &self,
         brick: [usize; D],
@@ -248,17 +250,17 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     }
 
     /// Copies elements from host memory to a committed brick (`cuMemcpyHtoDAsync`, waited for).
-    /// `elements` are as many as a brick has.
+    /// `elements` must be as many as a brick has.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is no such brick, `elements` are more or fewer, the brick is not
-    /// committed, or the copy fails.
+    /// [`ContainerError`] when the brick does not exist, the number of `elements` differs, the
+    /// brick is not committed, or the copy fails.
     pub fn write_brick(&mut self, brick: [usize; D], elements: &[T]) -> Result<(), ContainerError> {
         let first = self.first_of(brick, elements.len())?;
         self.array.elements.write_at(first, elements)
     }
 
-    /// The index of the first element of a brick that is committed, for a copy of `slice` elements.
+    /// The index of the first element of a committed brick, for a copy of `slice` elements.
     fn first_of(&self, brick: [usize; D], slice: usize) -> Result<usize, ContainerError> {
         let range = self.bricks.elements_of(brick)?;
         let (what, brick) = ("elements of a slice for a brick", range.len() as u64);

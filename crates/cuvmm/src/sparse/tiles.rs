@@ -1,4 +1,4 @@
-//! Elements, bytes and tiles: which is where.
+//! Conversions between elements, bytes and tiles.
 
 use std::ops::Range;
 
@@ -15,14 +15,14 @@ use crate::error::{ArgumentError, ContainerError};
 pub struct Tile {
     /// Its number, from 0.
     pub index: usize,
-    /// Its elements; those of the last tile end where the array does.
+    /// Its elements; those of the last tile end at the array's end.
     pub elements: Range<usize>,
     /// Its first address.
     pub address: DeviceAddress,
 }
 
 impl<T: Pod> SparseArray<T> {
-    /// The tiles that are committed, in order.
+    /// Returns the committed tiles, in order.
     pub fn tiles(&self) -> impl Iterator<Item = Tile> + '_ {
         let region = &self.elements.region;
         region
@@ -60,18 +60,18 @@ impl<T: Pod> SparseArray<T> {
         start..start + self.tiling.bytes()
     }
 
-    /// How many tiles there are addresses for.
+    /// The number of tiles that have addresses.
     pub(super) fn tile_count(&self) -> usize {
         self.tiles_in(&(0..self.elements.region.size())).len()
     }
 
-    /// The tiles of a range of bytes that is made of whole ones.
+    /// The tiles of a range of bytes that consists of whole tiles.
     pub(super) fn tiles_in(&self, bytes: &Range<u64>) -> Range<usize> {
         let number = |at: u64| usize::try_from(self.tiling.number(at)).unwrap_or(usize::MAX);
         number(bytes.start)..number(bytes.end)
     }
 
-    /// How many of them are committed.
+    /// The number of committed tiles in a range of bytes.
     pub(super) fn committed_tiles_in(&self, bytes: &Range<u64>) -> usize {
         self.elements
             .region
@@ -84,7 +84,7 @@ impl<T: Pod> SparseArray<T> {
         index.saturating_mul(Elements::<T>::count(self.tiling.bytes()))
     }
 
-    /// The bytes of all tiles that a range touches, which is not empty.
+    /// The bytes of all tiles that a non-empty range touches.
     pub(super) fn touched(&self, range: &Range<usize>) -> Result<Range<u64>, ContainerError> {
         let bytes = self.elements.bytes(range)?;
         let end = self.tiling.above(bytes.end);
@@ -94,7 +94,7 @@ impl<T: Pod> SparseArray<T> {
         }
     }
 
-    /// The bytes of all tiles that lie whole in a range; the last tile ends where the array does.
+    /// The bytes of all tiles that are wholly in a range; the last tile ends at the array's end.
     pub(super) fn contained(&self, range: &Range<usize>) -> Result<Range<u64>, ContainerError> {
         let bytes = self.elements.bytes(range)?;
         let start = self.tiling.above(bytes.start);

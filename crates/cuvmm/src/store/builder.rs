@@ -1,4 +1,4 @@
-//! Building a store: all of its memory is had now.
+//! The builder of a store, which allocates all of its memory.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,20 +12,20 @@ use crate::own::{HostPart, Stream};
 use crate::size::Granularity;
 use crate::sync::{Condvar, Mutex};
 
-/// Streams that copies to and from pinned memory are spread over: while one is waited for, the next
-/// is under way.
+/// The number of streams for copies to and from pinned memory: while one is waited for, the next is
+/// copying.
 const LANES: usize = 4;
 
-/// What errors call the size of a store.
+/// The name of a store's size in errors.
 const BYTES: &str = "bytes of a store";
 
-/// The most of them where processors copy too, one to a stream.
+/// The most streams where processors copy too, one thread for each stream.
 const MOST_LANES: usize = 16;
 
-/// What ordinary memory is reached through, unless something else was said.
+/// The default size of the staging area for pageable memory, in bytes.
 const STAGING: u64 = 256 << 20;
 
-/// Options of a store.
+/// A builder for a [`HostStore`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is built before `build`"]
 pub struct HostStoreBuilder<'a> {
@@ -45,30 +45,31 @@ impl<'a> HostStoreBuilder<'a> {
         }
     }
 
-    /// Bytes of pinned memory to keep contents in, rounded up to whole parts of 2 MiB.
+    /// Sets the bytes of pinned memory for contents, rounded up to whole parts of 2 MiB.
     pub const fn pinned(mut self, bytes: u64) -> Self {
         self.pinned = bytes;
         self
     }
 
-    /// Bytes of ordinary memory to keep contents in, rounded up to whole parts of 2 MiB.
+    /// Sets the bytes of pageable memory for contents, rounded up to whole parts of 2 MiB.
     pub const fn ordinary(mut self, bytes: u64) -> Self {
         self.ordinary = bytes;
         self
     }
 
-    /// Bytes of the pinned arena that ordinary memory is reached through, at least a part of 2 MiB;
-    /// 256 MiB by default. Nothing is kept in it, and without ordinary memory there is none.
+    /// Sets the bytes of the pinned staging area for pageable memory, at least one part of 2 MiB.
+    /// The default is 256 MiB. No contents are kept in it, and without pageable memory there is
+    /// none.
     pub const fn staging(mut self, bytes: u64) -> Self {
         self.staging = Some(bytes);
         self
     }
 
-    /// Gets the memory (`cuMemHostAlloc`), touches what is ordinary, and makes streams for copies.
-    /// This is the slow part: seconds for some gigabytes.
+    /// Allocates the memory (`cuMemHostAlloc`), touches its pageable part, and creates streams for
+    /// copies. This takes seconds for some gigabytes.
     ///
     /// # Errors
-    /// [`MemoryError`] when nothing was asked for or there is not so much.
+    /// [`MemoryError`] if the size is zero, or there is not enough memory.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn build(self) -> Result<HostStore, MemoryError> {
         ArgumentError::not_zero(BYTES, self.pinned.saturating_add(self.ordinary))?;
@@ -103,9 +104,9 @@ impl<'a> HostStoreBuilder<'a> {
         })
     }
 
-    /// Pinned memory in whole parts.
+    /// Allocates pinned memory in whole parts.
     fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
-        let size = whole(bytes).ok_or(ArgumentError::Uncountable {
+        let size = whole(bytes).ok_or(ArgumentError::Overflow {
             what: BYTES,
             value: bytes,
         })?;
@@ -117,13 +118,13 @@ impl<'a> HostStoreBuilder<'a> {
         })
     }
 
-    /// Ordinary memory in whole parts, touched by as many threads as help.
+    /// Allocates pageable memory in whole parts, and touches it from several threads.
     fn touched(&self) -> Result<Vec<HostPart>, MemoryError> {
         let bytes = self.ordinary;
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let size = whole(bytes).ok_or(ArgumentError::Uncountable {
+        let size = whole(bytes).ok_or(ArgumentError::Overflow {
             what: BYTES,
             value: bytes,
         })?;
@@ -133,7 +134,7 @@ impl<'a> HostStoreBuilder<'a> {
         let share = parts.len().div_ceil(threads.min(MOST_LANES)).max(1);
         thread::scope(|scope| {
             for parts in parts.chunks_mut(share) {
-                // One that cannot be had leaves its share to the first copy.
+                // If a thread cannot be started, its share is touched by the first copy.
                 let touch = move || parts.iter_mut().for_each(HostPart::touch);
                 drop(thread::Builder::new().spawn_scoped(scope, touch));
             }
@@ -141,7 +142,7 @@ impl<'a> HostStoreBuilder<'a> {
         Ok(parts)
     }
 
-    /// Streams, and the arena dealt out to them.
+    /// Creates the streams, and distributes the staging area among them.
     fn lanes(&self, count: usize, staging: Vec<HostPart>) -> Result<Vec<Lane>, MemoryError> {
         let streams = (0..count).map(|_| Stream::new(self.device));
         let streams: Result<Vec<Stream>, CallError> = streams.collect();
@@ -155,7 +156,7 @@ impl<'a> HostStoreBuilder<'a> {
     }
 }
 
-/// Bytes in whole parts; nothing if they cannot be counted.
+/// Rounds up to whole parts, or returns `None` on overflow.
 fn whole(bytes: u64) -> Option<usize> {
     let part = Granularity::new(PART as u64)?;
     usize::try_from(part.round_up(bytes)?).ok()

@@ -1,9 +1,10 @@
 //! Copies between device memory and a store, on all of its streams at once.
 //!
-//! Each lane of the store has a thread for the time being: it takes the next few parts, queues their
-//! copies, and waits for them, while the others' are under way. Where the parts are ordinary memory
-//! they go through the lane's part of the pinned arena, and the processors of all lanes copy at
-//! once. Who asked adds work and hears of what is done, in between mapping and unmapping.
+//! Each lane of the store gets a thread during the copy: it takes the next few parts, queues their
+//! copies, and waits for them while the copies of other lanes run. Parts of pageable memory are
+//! copied through the lane's share of the staging area, so the processors of all lanes copy at
+//! once. The calling thread adds jobs and receives their results, and maps or unmaps memory in
+//! between.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,10 +18,10 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{CopyFailed, HostPart, Span, Stream};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// Parts that a lane copies in one go, 16 MiB.
+/// The number of parts that a lane copies at once: 16 MiB.
 const PARTS: usize = 8;
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the device.
@@ -29,28 +30,28 @@ pub(crate) enum Direction {
     In,
 }
 
-/// Parts of one block to be copied.
+/// Parts of one block that are to be copied.
 pub(crate) struct Job<'a> {
-    /// Which block.
+    /// The index of the block.
     index: usize,
     span: Span<'a>,
-    /// Bytes of the block in all.
+    /// The bytes of the whole block.
     bytes: u64,
-    /// Where in the block each part's bytes are.
+    /// Each part with the offset of its bytes in the block.
     parts: Vec<(u64, &'a mut HostPart)>,
     unfinished: &'a Unfinished,
 }
 
-/// What was done of a block.
+/// The result of one job.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) index: usize,
-    /// Bytes copied, if they were.
+    /// The bytes that were copied.
     pub(crate) copied: Result<u64, MemoryError>,
 }
 
 impl<'a> Job<'a> {
-    /// All jobs for a block's contents, in order.
+    /// Returns all jobs for a block's contents, in order.
     pub(crate) fn all(
         index: usize,
         span: Span<'a>,
@@ -71,7 +72,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// One past the last byte that it copies.
+    /// Returns the offset after the last byte that it copies.
     pub(crate) fn end(&self) -> u64 {
         let last = self.parts.last();
         let end = last.map_or(0, |(offset, part)| offset + part.size() as u64);
@@ -97,7 +98,7 @@ impl<'a> Job<'a> {
         } = lane;
         let bytes = self.bytes;
         let pinned = self.parts.iter().all(|(_, part)| part.is_pinned());
-        // A lane without an arena leaves it to the driver's own.
+        // A lane without a staging area uses the driver's own staging.
         let step = match pinned || staging.is_empty() || *unfinished {
             true => return copy_parts(direction, &self.span, stream, &mut self.parts, bytes),
             false => staging.len(),
@@ -122,7 +123,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Copies parts of a block with `bytes` in all; returns how many.
+/// Copies parts of a block of `bytes` bytes; returns the bytes copied.
 fn copy_parts(
     direction: Direction,
     span: &Span<'_>,
@@ -160,19 +161,19 @@ fn copy_parts(
     Ok(copied)
 }
 
-/// What is to be copied, as the lanes see it.
+/// The queue of jobs for the lanes.
 struct Open<'a> {
     jobs: VecDeque<Job<'a>>,
-    /// Nothing more comes.
+    /// No more jobs will be added.
     closed: bool,
 }
 
-/// Copies that are under way.
+/// The running copies, as the calling thread sees them.
 pub(crate) struct Copies<'q, 'a> {
     store: &'q Shared,
     work: &'q Work<'a>,
     done: mpsc::Receiver<Done>,
-    /// Jobs that have not been heard of.
+    /// The number of jobs whose result has not been received.
     open: usize,
 }
 
@@ -186,7 +187,7 @@ impl<'a> Work<'a> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job, when there is one; nothing when there will be none.
+    /// Waits for the next job, or returns `None` when there will be no more.
     fn next(&self) -> Option<Job<'a>> {
         let mut open = self.lock();
         loop {
@@ -205,31 +206,31 @@ impl<'a> Work<'a> {
 }
 
 impl<'a> Copies<'_, 'a> {
-    /// Has a lane copy it.
+    /// Adds a job, which a lane will copy.
     pub(crate) fn add(&mut self, job: Job<'a>) {
         self.work.lock().jobs.push_back(job);
         self.work.changed.notify_one();
         self.open += 1;
     }
 
-    /// Runs the user's code, which may copy with the same store.
+    /// Runs user code, which may itself copy with the same store.
     pub(crate) fn aside<T>(&self, run: impl FnOnce() -> T) -> T {
         self.store.aside(run)
     }
 
-    /// Waits until something more is done; nothing if all that was added is.
+    /// Waits for the result of the next job, or returns `None` if there are no more.
     pub(crate) fn next_done(&mut self) -> Option<Done> {
         self.open = self.open.checked_sub(1)?;
         self.done.recv().ok()
     }
 }
 
-/// Copies on all lanes of a store what `drive` adds and waits for. When this returns, all copies have
-/// ended but those that [`Saved::unfinished`] names; those that had not begun when `drive` ended were
-/// not made.
+/// Copies on all lanes of a store the jobs that `drive` adds and waits for. When this returns, all
+/// copies have ended except those that [`Saved::unfinished`] names; jobs that had not begun when
+/// `drive` returned are discarded.
 ///
 /// # Errors
-/// What `drive` returns, or that no thread or stream could be had.
+/// The error of `drive`, or an error if no thread or stream could be created.
 pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
     store: &HostStore,
     direction: Direction,
@@ -254,7 +255,7 @@ pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
                 while let Some(mut job) = work.next() {
                     let copied = job.carry_out(direction, lane);
                     let index = job.index;
-                    // Who does not listen any more has failed.
+                    // If the receiver is gone, the operation has failed already.
                     drop(report.send(Done { index, copied }));
                 }
             };
@@ -274,13 +275,13 @@ pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
             done,
             open: 0,
         };
-        // Also where `drive` panics.
+        // Closes the queue even if `drive` panics.
         let _closes = Closes(work);
         drive(&mut copies)
     })
 }
 
-/// Lets the lanes go when it is dropped: what they have not begun is not made any more.
+/// Closes the queue when dropped, so that the lanes end: jobs that have not begun are discarded.
 struct Closes<'q, 'a>(&'q Work<'a>);
 
 impl Drop for Closes<'_, '_> {

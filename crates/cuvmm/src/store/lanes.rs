@@ -1,8 +1,8 @@
-//! Who copies with which lanes.
+//! Assignment of a store's lanes to copies.
 //!
-//! A copy has all lanes of its store, and another one waits until they are back. But not while the
-//! thread that has them is in the user's code: that may be waiting for just this copy, on the same
-//! thread or on another. Such a copy makes do with a stream of its own.
+//! A copy takes all lanes of its store, and another copy waits until they return. The exception is
+//! a copy that starts while the thread that has the lanes runs user code: that code may be waiting
+//! for this very copy, on the same thread or on another. Such a copy uses a stream of its own.
 
 use std::sync::PoisonError;
 
@@ -10,19 +10,19 @@ use super::{Lane, Shared};
 use crate::error::CallError;
 use crate::own::Stream;
 
-/// The lanes of one copy. They come back when this is dropped.
+/// The lanes of one copy, which return to the store on drop.
 pub(super) struct Taken<'a> {
     shared: &'a Shared,
     pub(super) lanes: Vec<Lane>,
-    /// Made for this copy alone.
+    /// The lane was created for this copy alone.
     extra: bool,
 }
 
-/// A stay in the user's code.
-struct Aside<'a>(&'a Shared);
+/// A guard for the time in which a copying thread runs user code.
+struct UserCode<'a>(&'a Shared);
 
 impl Shared {
-    /// Lanes to copy with: all of the store, or one that is made now (`cuStreamCreate`).
+    /// Takes all lanes of the store, or creates one if user code is running (`cuStreamCreate`).
     pub(super) fn take_lanes(&self) -> Result<Taken<'_>, CallError> {
         let mut lanes = self.lanes();
         while lanes.free.is_empty() && lanes.aside == 0 {
@@ -34,7 +34,7 @@ impl Shared {
         let extra = free.is_empty();
         let lanes = match extra {
             false => free,
-            // What ordinary memory there is goes through the driver's own arena.
+            // Pageable memory then goes through the driver's own staging.
             true => vec![Lane::new(Stream::new(&self.device)?)],
         };
         Ok(Taken {
@@ -44,16 +44,16 @@ impl Shared {
         })
     }
 
-    /// Runs the user's code in the middle of a copy.
+    /// Runs user code in the middle of a copy.
     pub(super) fn aside<T>(&self, run: impl FnOnce() -> T) -> T {
         self.lanes().aside += 1;
         self.lanes_changed.notify_all();
-        let _aside = Aside(self);
+        let _aside = UserCode(self);
         run()
     }
 }
 
-impl Drop for Aside<'_> {
+impl Drop for UserCode<'_> {
     fn drop(&mut self) {
         let mut lanes = self.0.lanes();
         lanes.aside = lanes.aside.saturating_sub(1);

@@ -1,14 +1,14 @@
-//! Memory of the host, prepared beforehand, that the contents of device memory are kept in.
+//! Host memory, allocated in advance, for the contents of sleeping device memory.
 //!
 //! A [`HostStore`] has pinned memory, which devices copy to and from at the full speed of the bus;
-//! ordinary memory, which costs the system less, for what goes through a small pinned arena on its
-//! way; or both: the pinned part is used first. All of it is had when the store is built, since
-//! pinning and first touching it is slower than any copy.
+//! pageable memory, which costs the system less and is reached through a small pinned staging area;
+//! or both, in which case the pinned part is used first. All of it is allocated when the store is
+//! built, because pinning memory and touching it for the first time is slower than any copy.
 //!
-//! What is kept lies in parts of 2 MiB, and comes back to the store when it is dropped.
+//! Contents are kept in parts of 2 MiB, which return to the store when the contents are dropped.
 //!
-//! # What is not here
-//! No device memory is mapped or unmapped here, and nothing is decided about what is kept.
+//! # Not provided
+//! This module maps and unmaps no device memory, and does not decide what is kept.
 
 mod builder;
 mod copies;
@@ -27,11 +27,31 @@ pub use builder::HostStoreBuilder;
 pub(crate) use copies::{Direction, Job, copy};
 pub(crate) use saved::Saved;
 
-/// What is kept lies in parts of this size.
+/// The size of the parts that contents are kept in.
 const PART: usize = 2 << 20;
 
-/// Host memory for the contents of device memory. Clones are the same store; its memory is freed
-/// when the last clone and all that is kept in it have gone.
+/// Host memory for the contents of device memory. Clones share one store; its memory is freed when
+/// the last clone and all contents in it are dropped.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let pool = cuvmm::Pool::builder(&device).limit(cuvmm::Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// use std::time::Duration;
+/// use cuvmm::{Contents, HostStore};
+///
+/// let store = HostStore::builder(&device).pinned(4 << 20).build()?; // slow, so do it in advance
+/// let weights = tenant.allocate(4 << 20)?;
+/// tenant.blocks().timeout(Duration::from_secs(1)).sleep(Contents::Keep(&store))?;
+/// assert!(weights.is_asleep());
+/// assert_eq!(store.free(), 0);
+///
+/// tenant.blocks().wake()?;
+/// assert_eq!(store.free(), store.capacity());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct HostStore {
     shared: Arc<Shared>,
@@ -39,55 +59,56 @@ pub struct HostStore {
 
 struct Shared {
     device: Device,
-    /// Bytes that can be kept.
+    /// The bytes that can be kept.
     capacity: u64,
-    /// What nothing is kept in: pinned parts at the end, to be taken first.
+    /// The free parts. Pinned parts are at the end and are taken first.
     free: Mutex<Vec<HostPart>>,
     /// Parts that copies may still be using, and the streams of these copies.
     unfinished: Mutex<Vec<(Vec<Stream>, Vec<HostPart>)>>,
-    /// What copies are made with.
+    /// The lanes that copies use.
     lanes: Mutex<Lanes>,
-    /// Told when lanes come back, or the thread that has them turns to the user's code.
+    /// Notified when lanes return, or when the thread that has them calls user code.
     lanes_changed: Condvar,
 }
 
-/// The lanes that are free: all, or none while a copy has them.
+/// The free lanes: all, or none while a copy has them.
 struct Lanes {
     free: Vec<Lane>,
-    /// Threads that copy and are in the user's code, which may be waiting for another copy.
+    /// The number of copying threads that are running user code, which may be waiting for another
+    /// copy.
     aside: usize,
 }
 
-/// A stream for copies, and pinned parts through which they reach ordinary memory.
+/// A stream for copies, and the pinned staging parts through which they reach pageable memory.
 struct Lane {
     stream: Stream,
     staging: Vec<HostPart>,
-    /// Whether a copy could not be waited for, which may still be using the staging memory.
+    /// A copy failed to be waited for, and may still be using the staging parts.
     unfinished: bool,
 }
 
 impl HostStore {
-    /// Sets out to build a store for a device's memory.
+    /// Returns a builder for a store for a device's memory.
     pub const fn builder(device: &Device) -> HostStoreBuilder<'_> {
         HostStoreBuilder::new(device)
     }
 
-    /// The device whose memory it is for.
+    /// Returns the device whose memory the store is for.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// Bytes that can be kept in all.
+    /// Returns the total bytes that can be kept.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.shared.capacity
     }
 
-    /// Bytes that nothing is kept in. What is kept takes whole parts of 2 MiB. 0 in a forked child.
+    /// Returns the free bytes. Contents take whole parts of 2 MiB. Returns 0 in a forked child.
     ///
-    /// Memory of a copy that the driver refused to wait for counts again when its stream is done,
-    /// which is asked here (`cuStreamQuery`).
+    /// Parts of a copy that the driver failed to wait for are free again when its stream is idle,
+    /// which this method queries (`cuStreamQuery`).
     #[must_use]
     pub fn free(&self) -> u64 {
         if !self.shared.device.is_forked() {
@@ -96,12 +117,12 @@ impl HostStore {
         self.shared.free_bytes()
     }
 
-    /// A number that no other store has.
+    /// Returns a number that identifies the store.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// Room for contents of several sizes, `wanted` in all: for all of them or none.
+    /// Takes parts for contents of several sizes, `wanted` bytes in all: for all of them, or none.
     pub(crate) fn rooms(
         &self,
         sizes: impl Iterator<Item = u64>,
@@ -109,7 +130,7 @@ impl HostStore {
     ) -> Result<Vec<Saved>, SleepError> {
         let mut rooms = Vec::new();
         for bytes in sizes {
-            // What was taken before goes back when it is dropped.
+            // Parts that were taken before return when they are dropped.
             let Some(parts) = self.shared.take(bytes) else {
                 drop(rooms);
                 return Err(SleepError::StoreFull {
@@ -133,7 +154,7 @@ impl Shared {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that nothing is kept in now; 0 in a forked child, where the lock may be held for good.
+    /// Returns the free bytes, or 0 in a forked child, where the lock may be held forever.
     fn free_bytes(&self) -> u64 {
         match self.device.is_forked() {
             true => 0,
@@ -147,16 +168,17 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps parts from use until the copies on these streams have ended.
+    /// Keeps parts out of use until the copies on these streams have ended.
     fn set_aside(&self, streams: Vec<Stream>, parts: Vec<HostPart>) {
         if !self.device.is_forked() {
             self.unfinished().push((streams, parts));
         }
     }
 
-    /// Takes back the parts that were set aside and that no copy uses any more.
+    /// Returns parts to the free list that were set aside and are no longer in use.
     fn recover(&self) {
-        // Under the lock: a copy that is set aside meanwhile may be on a stream that was just done.
+        // Holds the lock: otherwise a copy that is set aside meanwhile could be on a stream whose
+        // query has already succeeded.
         let mut unfinished = self.unfinished();
         let (ended, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *unfinished)
             .into_iter()
@@ -168,7 +190,7 @@ impl Shared {
         }
     }
 
-    /// Parts for so many bytes; nothing if there are too few.
+    /// Takes parts for `bytes` bytes, or returns `None` if there are too few.
     fn take(&self, bytes: u64) -> Option<Vec<HostPart>> {
         self.recover();
         let mut free = self.free();
@@ -186,9 +208,9 @@ impl Shared {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes parts back: pinned ones to where they are taken first.
+    /// Returns parts to the free list, pinned ones to the end from which they are taken first.
     fn take_back(&self, parts: Vec<HostPart>) {
-        // Another thread of the parent may have had the lock when the child was forked.
+        // Another thread of the parent may have held the lock during the fork.
         if self.device.is_forked() {
             return;
         }
@@ -203,7 +225,7 @@ impl Shared {
     }
 }
 
-/// Whether no copy runs on a stream of ours.
+/// Returns `true` if no copy runs on a lane's stream.
 fn is_done(stream: &Stream) -> bool {
     let device = stream.device();
     let done = device.relaxed(|| stream.is_done());
@@ -211,7 +233,7 @@ fn is_done(stream: &Stream) -> bool {
 }
 
 impl Drop for Shared {
-    /// Leaves memory allocated for good that a copy may still be using.
+    /// Leaks memory that a copy may still be using.
     fn drop(&mut self) {
         if self.device.is_forked() {
             return;
@@ -239,7 +261,7 @@ impl Lane {
         }
     }
 
-    /// Whether a copy that could not be waited for may still be using the staging memory.
+    /// Returns `true` if a copy that failed to be waited for may still be using the staging parts.
     fn is_running(&self) -> bool {
         self.unfinished && !is_done(&self.stream)
     }

@@ -1,4 +1,4 @@
-//! What is kept of one block: its bytes in parts, which go back to the store.
+//! The saved contents of one block, in parts that return to the store.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -7,7 +7,7 @@ use super::{HostStore, Shared};
 use crate::own::{HostPart, Stream};
 use crate::sync::Mutex;
 
-/// Bytes kept in a store.
+/// Bytes that are kept in a store.
 pub(crate) struct Saved {
     parts: Vec<HostPart>,
     bytes: u64,
@@ -15,12 +15,12 @@ pub(crate) struct Saved {
     unfinished: Unfinished,
 }
 
-/// Streams with copies to or from the parts of a [`Saved`] that the driver refused to wait for.
+/// The streams of copies to or from the parts of a [`Saved`] that the driver failed to wait for.
 #[derive(Debug, Default)]
 pub(super) struct Unfinished(Mutex<Vec<Stream>>);
 
 impl Unfinished {
-    /// Notes that a copy on the stream may still be running.
+    /// Records that a copy on the stream may still be running.
     pub(super) fn add(&self, stream: &Stream) {
         let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         streams.push(stream.clone());
@@ -41,25 +41,25 @@ impl Saved {
         }
     }
 
-    /// How many bytes are kept.
+    /// Returns the number of bytes that are kept.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The store that they are kept in.
+    /// Returns the store that holds them.
     pub(crate) fn store(&self) -> HostStore {
         HostStore {
             shared: Arc::clone(&self.store),
         }
     }
 
-    /// Copies that may still be running.
+    /// Returns the streams of copies that may still be running.
     pub(crate) fn unfinished(&mut self) -> &[Stream] {
         self.unfinished.streams()
     }
 
-    /// The parts in order, each with the offset at which it begins, and where to note a copy that may
-    /// still be running.
+    /// Returns the parts in order, each with the offset at which it begins, and the list for copies
+    /// that may still be running.
     pub(super) fn split(&mut self) -> (impl Iterator<Item = (u64, &mut HostPart)>, &Unfinished) {
         let mut next = 0;
         let parts = self.parts.iter_mut().map(move |part| {
@@ -72,7 +72,7 @@ impl Saved {
 }
 
 impl Drop for Saved {
-    /// Gives the parts back to the store, which uses them again when no copy runs on them.
+    /// Returns the parts to the store, which uses them again when no copy runs on them.
     fn drop(&mut self) {
         let parts = std::mem::take(&mut self.parts);
         let streams = std::mem::take(self.unfinished.streams());

@@ -1,8 +1,8 @@
-//! Where pages should lie, and moving them there ahead of use.
+//! Advice on the location of pages, and prefetching.
 //!
-//! Ranges are elements. The driver takes any range of bytes and means the pages of the host that it
-//! touches: what is said for one element is said for its neighbours on the page. Advice is for speed
-//! alone, and never changes what anybody reads.
+//! Ranges are in elements. The driver accepts any range of bytes and applies it to the host's pages
+//! that it touches, so advice for one element also applies to its neighbors on the page. Advice
+//! affects only speed, never the contents.
 
 use std::ops::{Range, RangeBounds};
 
@@ -17,45 +17,45 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, ContainerError};
 use crate::own::{Managed, Stream};
 
-/// A place for pages.
+/// A location for pages.
 #[doc(alias = "Residence")]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PageLocation<'a> {
     /// The memory of a device.
     Device(&'a Device),
-    /// The host's memory, wherever.
+    /// Host memory on any node.
     Host,
-    /// The memory of one NUMA node of the host. CUDA 12.2.
+    /// The memory of one NUMA node of the host. Requires CUDA 12.2.
     HostNuma(i32),
 }
 
-/// What the driver is told about the use of a range. The three kinds stand side by side; they are
-/// undone one by one, or all by a [`Policy`](super::Policy).
+/// Advice to the driver about the use of a range. The three kinds are independent; each can be
+/// unset by itself, or all by a [`Policy`](super::Policy).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Advice<'a> {
-    /// Mostly read: whoever reads gets a copy of the page, until somebody writes it. Goes before the
-    /// other two.
+    /// Mostly read: each device or host that reads a page gets a copy of it, until the page is
+    /// written. Takes precedence over the other two.
     ReadMostly,
-    /// Pages should lie there. They are not moved by this; and who can reach them there does not
-    /// move them any more.
+    /// The preferred location of the pages. This does not move them. Devices that can access them
+    /// there no longer move them.
     PreferredLocation(PageLocation<'a>),
-    /// A device keeps the pages mapped, wherever they lie, as far as it can reach them: it does not
-    /// fault on them, and does not move them.
+    /// A device keeps the pages mapped, wherever they are, as far as it can access them: it neither
+    /// faults on them nor moves them.
     AccessedBy(&'a Device),
-    /// The host keeps the pages mapped, as far as it can reach them.
+    /// The host keeps the pages mapped, as far as it can access them.
     AccessedByHost,
 }
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// Queues moving a range of elements (`cuMemPrefetchAsync`). On the stream it comes behind what
-    /// writes them, and it counts as reading them: whoever writes next waits for it.
+    /// Queues moving a range of elements (`cuMemPrefetchAsync`). It is ordered on the stream behind
+    /// writes of the elements, and counts as a read: later writes wait for it.
     ///
     /// # Errors
-    /// [`ContainerError`] when elements are not there, the stream or the place is of another driver,
-    /// the stream captures, a device moves no pages while the host touches them, there is no such
-    /// node, or the driver refuses.
+    /// [`ContainerError`] when the range leaves the buffer, the stream or the location belongs to
+    /// another driver, the stream captures, a device cannot move pages while the host accesses
+    /// them, the node does not exist, or the driver refuses.
     #[doc(alias = "cuMemPrefetchAsync")]
     pub fn prefetch(
         &self,
@@ -75,11 +75,12 @@ impl<T: Pod> UnifiedBuffer<T> {
             .map_err(|cause| failed::<T>(&range, cause).into())
     }
 
-    /// Gives advice for a range of elements, in force when this returns (`cuMemAdvise`).
+    /// Gives advice for a range of elements, which is in force when this returns (`cuMemAdvise`).
     ///
     /// # Errors
-    /// [`ContainerError`] when elements are not there, a device is of another driver or moves no pages
-    /// while the host touches them, there is no such node, or the driver refuses.
+    /// [`ContainerError`] when the range leaves the buffer, a device belongs to another driver or
+    /// cannot move pages while the host accesses them, the node does not exist, or the driver
+    /// refuses.
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(
         &self,
@@ -110,11 +111,11 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// Undoes advice for a range of elements (`cuMemAdvise`); what was not given is undone without
-    /// an error. A range prefers one place only, so the place that is named does not matter.
+    /// Unsets advice for a range of elements (`cuMemAdvise`). Unsetting advice that was not given
+    /// is not an error. A range has one preferred location, so the location in `advice` is ignored.
     ///
     /// # Errors
-    /// As [`Self::advise`].
+    /// Those of [`Self::advise`].
     pub fn unadvise(
         &self,
         range: impl RangeBounds<usize>,
@@ -143,21 +144,21 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// Whether all of a range is mostly read, by the driver's answer (`cuMemRangeGetAttribute`). No
-    /// elements are not.
+    /// Returns `true` if all of a range is mostly read, by the driver's answer
+    /// (`cuMemRangeGetAttribute`); `false` for an empty range.
     ///
     /// # Errors
-    /// [`ContainerError`] when elements are not there or the driver does not answer.
+    /// [`ContainerError`] when the range leaves the buffer or the driver refuses.
     #[doc(alias = "cuMemRangeGetAttribute")]
     pub fn is_read_mostly(&self, range: impl RangeBounds<usize>) -> Result<bool, ContainerError> {
         self.ask(range, Managed::is_read_mostly)
     }
 
-    /// The place that all of a range prefers, by the driver's answer; none where there is none, or
-    /// not the same for all. Drivers before CUDA 12.2 do not tell nodes from the host.
+    /// Returns the preferred location of all of a range, by the driver's answer; `None` if there is
+    /// none, or not one for all. Drivers before CUDA 12.2 do not distinguish nodes from the host.
     ///
     /// # Errors
-    /// As [`Self::is_read_mostly`].
+    /// Those of [`Self::is_read_mostly`].
     pub fn preferred_location(
         &self,
         range: impl RangeBounds<usize>,
@@ -165,11 +166,11 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::preferred)
     }
 
-    /// Who all of a range is kept mapped for, by the driver's answer: devices and the host, in no
-    /// particular order.
+    /// Returns the devices and the host that all of a range is kept mapped for, by the driver's
+    /// answer, in no particular order.
     ///
     /// # Errors
-    /// As [`Self::is_read_mostly`].
+    /// Those of [`Self::is_read_mostly`].
     pub fn accessed_by(
         &self,
         range: impl RangeBounds<usize>,
@@ -177,11 +178,11 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::accessed_by)
     }
 
-    /// Where all of a range was last asked to be moved, whether or not it has arrived or moved on
-    /// since; none where part of it never was, or elsewhere.
+    /// Returns the location that all of a range was last prefetched to, whether or not it has
+    /// arrived or moved since; `None` if part of it never was, or to another location.
     ///
     /// # Errors
-    /// As [`Self::is_read_mostly`].
+    /// Those of [`Self::is_read_mostly`].
     pub fn last_prefetch(
         &self,
         range: impl RangeBounds<usize>,
@@ -189,7 +190,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::last_prefetch)
     }
 
-    /// Tells the driver, and takes note of it.
+    /// Gives the driver advice, and records it.
     fn tell(
         &self,
         range: impl RangeBounds<usize>,

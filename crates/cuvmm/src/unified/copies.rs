@@ -1,5 +1,5 @@
-//! Elements in and out by the driver's copies, which work on every device and wait for nobody on the
-//! host but themselves.
+//! Copies of elements by the driver, which work on every device and wait only for themselves on the
+//! host.
 
 use std::ops::{Range, RangeBounds};
 
@@ -10,14 +10,14 @@ use super::{UnifiedBuffer, bytes_at};
 use crate::error::{ContainerError, MemoryError};
 use crate::own::{Managed, Stream};
 
-/// A pattern is repeated in host memory up to so many bytes, and from there on by the device.
+/// Up to this number of bytes a pattern is repeated in host memory; beyond it, on the device.
 const REPEATED: usize = 64 << 10;
 
 impl<T: Pod> UnifiedBuffer<T> {
     /// Reads the element at an index.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Those of [`Self::read`].
     pub fn get(&self, index: usize) -> Result<T, ContainerError> {
         let mut element = [T::zeroed()];
         self.read(index, &mut element)?;
@@ -25,11 +25,12 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(element)
     }
 
-    /// Reads as many elements as `into` holds, from `first` on, behind all that writes them
+    /// Reads as many elements as `into` holds, from `first` on, behind all writes of them
     /// (`cuMemcpyDtoHAsync` on the home stream, waited for).
     ///
     /// # Errors
-    /// [`ContainerError`] when they are not all there, the home stream captures, or the copy fails.
+    /// [`ContainerError`] when the range leaves the buffer, the home stream captures, or the copy
+    /// fails.
     pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         let range = bytes_at::<T>(&self.run(first, into.len())?);
         let Some(memory) = self.memory.as_ref().filter(|_| !into.is_empty()) else {
@@ -42,22 +43,22 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(())
     }
 
-    /// All elements, in host memory of the program's own.
+    /// Copies all elements to ordinary host memory.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Those of [`Self::read`].
     pub fn to_vec(&self) -> Result<Vec<T>, ContainerError> {
         let mut elements = vec![T::zeroed(); self.len()];
         self.read(0, &mut elements)?;
         Ok(elements)
     }
 
-    /// Overwrites elements from `first` on, behind all that uses them (`cuMemcpyHtoDAsync` on the
+    /// Overwrites elements from `first` on, behind all uses of them (`cuMemcpyHtoDAsync` on the
     /// home stream, waited for).
     ///
     /// # Errors
-    /// [`ContainerError`] when they are not all there, the home stream captures, or the copy fails:
-    /// then it is not said what the elements hold.
+    /// [`ContainerError`] when the range leaves the buffer, the home stream captures, or the copy
+    /// fails, in which case the contents of the elements are unspecified.
     pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
         let range = bytes_at::<T>(&self.run(first, elements.len())?);
         let Some(memory) = self.memory.as_ref().filter(|_| !elements.is_empty()) else {
@@ -70,13 +71,13 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(())
     }
 
-    /// Overwrites a range of elements with one value, behind all that uses them, on the home stream
-    /// (`cuMemsetD8Async` where all bytes of the value are the same; otherwise a short
-    /// `cuMemcpyHtoDAsync` and `cuMemcpyDtoDAsync`, doubling). It may return before that is done;
-    /// what comes later waits for it.
+    /// Overwrites a range of elements with one value, behind all uses of them, on the home stream
+    /// (`cuMemsetD8Async` if all bytes of the value are equal; otherwise a short
+    /// `cuMemcpyHtoDAsync` and doubling `cuMemcpyDtoDAsync`). May return before that is complete;
+    /// later uses wait for it.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// Those of [`Self::write`].
     pub fn fill(&mut self, range: impl RangeBounds<usize>, value: T) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         let Some(memory) = self.memory.as_ref().filter(|_| !range.is_empty()) else {
@@ -105,7 +106,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 }
 
-/// Fills a range with what stands at its start, up to `known`: each copy doubles it.
+/// Fills a range with repetitions of its beginning, up to `known`: each copy doubles it.
 fn repeat(
     memory: &Managed,
     stream: &Stream,

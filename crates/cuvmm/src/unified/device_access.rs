@@ -1,4 +1,4 @@
-//! A device's access to the elements: a guard that lasts while kernels are being launched.
+//! Access of a device to the elements: a guard that lives while kernels are being launched.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,11 +12,11 @@ use super::uses::{Kind, Use};
 use crate::error::ContainerError;
 use crate::own::Stream;
 
-/// Elements for kernels of one stream to read. While it lives the host may view them too, and other
-/// streams may read them.
+/// Elements for kernels of one stream to read. While the guard lives the host may view them too,
+/// and other streams may read them.
 ///
-/// Kernels that are launched on its stream while it lives belong to the access; whoever writes next
-/// waits for them. So does a replay of a graph that is launched on the stream.
+/// Kernels launched on its stream while the guard lives belong to the access, and so does a replay
+/// of a graph launched on the stream. Later writes wait for them.
 pub struct DeviceRead<'a, T> {
     address: DeviceAddress,
     len: usize,
@@ -24,35 +24,36 @@ pub struct DeviceRead<'a, T> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// Elements for kernels of one stream to write, and to read. While it lives nobody else uses them.
+/// Elements for kernels of one stream to write and read. While the guard lives nothing else uses
+/// them.
 ///
-/// Kernels that are launched on its stream while it lives belong to the access; whoever uses the
-/// elements next waits for them. So does a replay of a graph that is launched on the stream.
+/// Kernels launched on its stream while the guard lives belong to the access, and so does a replay
+/// of a graph launched on the stream. Later uses of the elements wait for them.
 pub struct DeviceMut<'a, T> {
     read: DeviceRead<'a, T>,
     alone: PhantomData<&'a mut [T]>,
 }
 
 impl<T> DeviceRead<'_, T> {
-    /// The first element's address, on every device; null if there is none.
+    /// Returns the address of the first element, the same on every device; null if there are none.
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there are no elements.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The stream to launch kernels on.
+    /// Returns the stream to launch kernels on.
     #[must_use]
     pub const fn stream(&self) -> &Stream {
         self.using.stream()
@@ -68,23 +69,24 @@ impl<'a, T> Deref for DeviceMut<'a, T> {
 }
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// Begins an access to read, by kernels of a stream of this device or another of its driver. The
-    /// stream comes behind what writes the elements (`cuStreamWaitEvent`); when the guard is dropped,
-    /// an event marks its end (`cuEventRecord`). Waits only for an access that was leaked.
+    /// Begins an access to read, by kernels of a stream of this device or another of its driver.
+    /// The stream is ordered behind writes of the elements (`cuStreamWaitEvent`). Dropping the
+    /// guard records an event at its end (`cuEventRecord`). Waits only for an access that was
+    /// leaked.
     ///
     /// # Errors
-    /// [`ContainerError`] when the stream is another driver's or captures, its device cannot use
-    /// managed memory as this one does, or a driver call fails.
+    /// [`ContainerError`] when the stream belongs to another driver or captures, its device cannot
+    /// use managed memory concurrently, or a driver call fails.
     pub fn device_read(&self, stream: &Stream) -> Result<DeviceRead<'_, T>, ContainerError> {
         self.access(stream, Kind::Read)
     }
 
     /// Begins an access to write, by kernels of a stream of this device or another of its driver.
-    /// The stream comes behind all that uses the elements. For the rest as
+    /// The stream is ordered behind all uses of the elements. Otherwise like
     /// [`device_read`](Self::device_read).
     ///
     /// # Errors
-    /// As [`Self::device_read`].
+    /// Those of [`Self::device_read`].
     pub fn device_mut(&mut self, stream: &Stream) -> Result<DeviceMut<'_, T>, ContainerError> {
         Ok(DeviceMut {
             read: self.access(stream, Kind::Write)?,

@@ -1,11 +1,12 @@
-//! The host's access to the elements: views, made once the devices' accesses that conflict have
-//! passed.
+//! Access of the host to the elements: views, created once conflicting device accesses are
+//! complete.
 //!
-//! A view is a plain reference inside, so what makes it sound has to hold when it is made, and the
-//! borrow keeps it so: no device access that conflicts goes on or can begin while a view lives, and
-//! every earlier one has been waited for, whether its guard was dropped or leaked.
+//! A view contains a plain reference, so its soundness conditions have to hold when it is created,
+//! and the borrow preserves them: no conflicting device access is running or can begin while a view
+//! lives, and every earlier one has been waited for, whether its guard was dropped or leaked.
 //!
-//! `unsafe` here: references into managed memory, and doors for those who order accesses themselves.
+//! `unsafe` is used for references into managed memory, and for functions whose callers order
+//! accesses themselves.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -18,13 +19,13 @@ use super::UnifiedBuffer;
 use super::uses::Kind;
 use crate::error::ContainerError;
 
-/// Elements for the host to read. While it lives devices may read them too.
+/// Elements for the host to read. While the view lives devices may read them too.
 #[derive(Debug)]
 pub struct HostView<'a, T> {
     elements: &'a [T],
 }
 
-/// Elements for the host to write. While it lives nobody else uses them.
+/// Elements for the host to write. While the view lives nothing else uses them.
 #[derive(Debug)]
 pub struct HostViewMut<'a, T> {
     elements: &'a mut [T],
@@ -53,81 +54,84 @@ impl<T> DerefMut for HostViewMut<'_, T> {
 }
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// The elements, once what writes them has passed (`cuEventSynchronize`). Pages that lie on a
-    /// device move to the host when they are touched, unless advice says otherwise.
+    /// Returns the elements to read, once writes to them are complete (`cuEventSynchronize`). Pages
+    /// on a device move to the host when they are accessed, unless advice prevents it.
     ///
     /// # Errors
-    /// [`ContainerError::NoConcurrentAccess`] where a device cannot work while the host touches
+    /// [`ContainerError::NoConcurrentAccess`] if a device cannot work while the host accesses
     /// managed memory; others when a driver call fails, or the stream of a leaked access captures.
     pub fn host(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.shared()?;
-        // SAFETY: every device of the driver works beside a host that touches managed memory.
+        // SAFETY: every device of the driver can work while the host accesses managed memory.
         unsafe { self.host_unchecked() }
     }
 
-    /// The elements to write, once all that uses them has passed. For the rest as
+    /// Returns the elements to write, once all uses of them are complete. Otherwise like
     /// [`host`](Self::host).
     ///
     /// # Errors
-    /// As [`Self::host`].
+    /// Those of [`Self::host`].
     pub fn host_mut(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.shared()?;
-        // SAFETY: as above.
+        // SAFETY: every device of the driver can work while the host accesses managed memory.
         unsafe { self.host_mut_unchecked() }
     }
 
-    /// As [`host`](Self::host), also where a device cannot work while the host touches managed
-    /// memory.
+    /// Returns the elements to read, even if a device cannot work while the host accesses managed
+    /// memory. Otherwise like [`host`](Self::host).
     ///
     /// # Safety
-    /// While the view lives, no kernel at all runs on a device without concurrent managed access
-    /// (attribute 89), whoever launched it and whatever memory it uses.
+    /// While the view lives, no kernel may run on a device without concurrent managed access
+    /// (attribute 89), whichever program launched it and whatever memory it uses.
     ///
     /// # Errors
-    /// As [`Self::host`], but for [`ContainerError::NoConcurrentAccess`].
+    /// Those of [`Self::host`], except [`ContainerError::NoConcurrentAccess`].
     pub unsafe fn host_unchecked(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Read)?;
         let (pointer, len) = (self.first(), self.len());
-        // SAFETY: so many elements lie there, every one of them plain data that was initialised
-        // when the buffer was made. Nothing writes them while `self` is borrowed: device accesses
-        // to write have been waited for, and a new one takes the buffer alone, as a view to write
-        // does.
+        // SAFETY: `len` elements are at the pointer, all of them plain data that was initialized
+        // when the buffer was created. Nothing writes them while `self` is borrowed: device
+        // accesses to write have been waited for, and a new one needs an exclusive borrow of the
+        // buffer, as a view to write does.
         let elements = unsafe { slice::from_raw_parts(pointer, len) };
         Ok(HostView { elements })
     }
 
-    /// As [`host_mut`](Self::host_mut), also where a device cannot work while the host touches
-    /// managed memory.
+    /// Returns the elements to write, even if a device cannot work while the host accesses managed
+    /// memory. Otherwise like [`host_mut`](Self::host_mut).
     ///
     /// # Safety
-    /// As for [`Self::host_unchecked`].
+    /// The conditions of [`Self::host_unchecked`].
     ///
     /// # Errors
-    /// As [`Self::host_unchecked`].
+    /// Those of [`Self::host_unchecked`].
     pub unsafe fn host_mut_unchecked(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Write)?;
         let (pointer, len) = (self.first(), self.len());
-        // SAFETY: as above; and nothing reads them either, since `self` is borrowed alone and all
-        // device accesses have been waited for.
+        // SAFETY: as in `host_unchecked`, and nothing reads them either, since `self` is borrowed
+        // exclusively and all device accesses have been waited for.
         let elements = unsafe { slice::from_raw_parts_mut(pointer, len) };
         Ok(HostViewMut { elements })
     }
 
-    /// The first element, for the host; dangling if there is none. Waits for nothing.
+    /// Returns a pointer to the first element for the host; dangling if there are none. Does not
+    /// wait.
     ///
     /// # Safety
-    /// Whoever uses it orders that by hand: nothing is read that a device may still be writing, as
-    /// [`device_mut`](Self::device_mut) lets it, and it is not used once the buffer has gone. Where
-    /// a device has no concurrent managed access, no kernel at all runs there meanwhile.
+    /// The caller must order all accesses: nothing may be read that a device may still be writing,
+    /// as [`device_mut`](Self::device_mut) allows, and the pointer must not be used once the buffer
+    /// is dropped. If a device has no concurrent managed access, no kernel may run there meanwhile.
     #[must_use]
     pub unsafe fn as_ptr(&self) -> *const T {
         self.first()
     }
 
-    /// The same, to write.
+    /// Returns a pointer to the first element for the host to write; dangling if there are none.
+    /// Does not wait.
     ///
     /// # Safety
-    /// As for [`Self::as_ptr`], and nothing is written that a device may still be using.
+    /// The conditions of [`Self::as_ptr`], and nothing may be written that a device may still be
+    /// using.
     #[must_use]
     pub unsafe fn as_mut_ptr(&mut self) -> *mut T {
         self.first()

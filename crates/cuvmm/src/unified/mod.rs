@@ -1,12 +1,13 @@
-//! A buffer with one address for the host and the devices, whose pages lie where they are wanted.
+//! Unified buffers: one address for the host and the devices, whose pages migrate.
 //!
-//! It lies in managed memory: the driver moves pages to whoever touches them, and can be told where
-//! they should lie ([`advise`](UnifiedBuffer::advise), [`set_policy`](UnifiedBuffer::set_policy)) or
-//! to move them ahead of use ([`prefetch`](UnifiedBuffer::prefetch)). Who may touch the elements when
-//! follows Rust's borrows: a device's access is a guard, the host's a view, and each waits for what it
-//! conflicts with. For one owner: no budget, no limit but what the host and the device have together.
+//! A unified buffer is managed memory. The driver moves pages to the device or host that accesses
+//! them. It can be advised where they should be ([`advise`](UnifiedBuffer::advise),
+//! [`set_policy`](UnifiedBuffer::set_policy)), or move them ahead of use
+//! ([`prefetch`](UnifiedBuffer::prefetch)). Access follows Rust's borrows: a device's access is a
+//! guard, the host's access is a view, and each waits for the accesses that it conflicts with. A
+//! buffer has one owner, no budget, and no limit except the memory of the host and the device.
 //!
-//! Kernels are launched elsewhere, by whoever can.
+//! Kernels are launched by the program, not here.
 
 mod advice;
 mod copies;
@@ -32,25 +33,25 @@ pub use device_access::{DeviceMut, DeviceRead};
 pub use host_access::{HostView, HostViewMut};
 pub use policy::Policy;
 
-use policy::Told;
+use policy::AdviceRecord;
 use uses::Uses;
 
 /// A fixed number of elements in managed memory, for the host and all devices of a driver.
 ///
 /// - **Devices** use it under a guard: [`device_read`](Self::device_read),
-///   [`device_mut`](Self::device_mut). A stream that begins an access comes behind the accesses of
-///   other streams that it conflicts with, on the device and without waiting.
-/// - **The host** uses it in a view: [`host`](Self::host), [`host_mut`](Self::host_mut). Making one
-///   waits for the device accesses that it conflicts with. Where a device cannot work while the host
-///   touches managed memory, views are refused.
-/// - **Copies** ([`read`](Self::read), [`write`](Self::write), [`fill`](Self::fill)) run on the home
-///   stream, everywhere.
+///   [`device_mut`](Self::device_mut). A stream that begins an access is ordered behind conflicting
+///   accesses of other streams, on the device and without waiting.
+/// - **The host** uses it in a view: [`host`](Self::host), [`host_mut`](Self::host_mut). Creating
+///   one waits for conflicting device accesses. Views are refused if a device cannot work while the
+///   host accesses managed memory.
+/// - **Copies** ([`read`](Self::read), [`write`](Self::write), [`fill`](Self::fill)) run on the
+///   home stream and work on every device.
 ///
-/// A guard that is leaked makes nothing unsound: whoever conflicts with its access waits for its
-/// stream. An operation on a stream that captures a graph is refused; captures elsewhere are not
-/// disturbed.
+/// A leaked guard is sound: a conflicting access waits for its stream. An operation on a stream
+/// that captures a graph is refused; captures elsewhere are not disturbed.
 ///
-/// Dropping a buffer waits for the work that uses it. It may have no elements; then it has no memory.
+/// Dropping a buffer waits for the work that uses it. A buffer may have no elements; then it has no
+/// memory.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -72,37 +73,39 @@ use uses::Uses;
 /// # }
 /// ```
 #[doc(alias = "cuMemAllocManaged")]
+#[doc(alias = "unified memory")]
+#[doc(alias = "managed memory")]
 pub struct UnifiedBuffer<T: Pod> {
-    /// None where there are no elements.
+    /// `None` if there are no elements.
     memory: Option<Managed>,
     device: Device,
     home: Stream,
     len: usize,
-    /// A device of the driver that cannot work while the host touches managed memory.
+    /// A device of the driver that cannot work while the host accesses managed memory.
     unshared: Option<Ordinal>,
     uses: Uses,
-    told: Mutex<Told>,
+    told: Mutex<AdviceRecord>,
     elements: PhantomData<T>,
 }
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// A buffer of `len` zeroed elements, used on `home` (`cuMemAllocManaged` for all streams of all
-    /// devices; `cuMemsetD8Async`, which may still run when this returns).
+    /// Creates a buffer of `len` zeroed elements, used on `home` (`cuMemAllocManaged` for all
+    /// streams of all devices; `cuMemsetD8Async`, which may still be running when this returns).
     ///
     /// # Errors
-    /// [`ContainerError`] when the elements have no size or too many bytes, the stream is another
-    /// device's or captures, or there is no such memory.
+    /// [`ContainerError`] when the elements have size zero or too many bytes, the stream belongs to
+    /// another device or captures, or there is no such memory.
     pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         let mut buffer = Self::allocate(device, home, len)?;
         buffer.fill(.., T::zeroed())?;
         Ok(buffer)
     }
 
-    /// A buffer of these elements, used on `home` (`cuMemAllocManaged`; `cuMemcpyHtoDAsync`, waited
-    /// for).
+    /// Creates a buffer of the given elements, used on `home` (`cuMemAllocManaged`;
+    /// `cuMemcpyHtoDAsync`, waited for).
     ///
     /// # Errors
-    /// As [`Self::zeroed`], and when the copy fails.
+    /// Those of [`Self::zeroed`], and when the copy fails.
     pub fn from_slice(
         device: &Device,
         home: &Stream,
@@ -113,7 +116,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(buffer)
     }
 
-    /// A buffer of whatever the memory holds.
+    /// Creates a buffer with unspecified contents.
     fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         ArgumentError::not_zero("bytes of an element", size_of::<T>() as u64)?;
         if !home.device().is_same(device) {
@@ -140,54 +143,54 @@ impl<T: Pod> UnifiedBuffer<T> {
             len,
             unshared,
             uses: Uses::default(),
-            told: Mutex::new(Told::nothing(bytes)),
+            told: Mutex::new(AdviceRecord::nothing(bytes)),
             elements: PhantomData,
         })
     }
 
-    /// The device it was had from.
+    /// Returns the device that it was allocated on.
     #[must_use]
     pub const fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The stream that copies and fills run on.
+    /// Returns the stream that copies and fills run on.
     #[must_use]
     pub const fn home_stream(&self) -> &Stream {
         &self.home
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns `true` if there are no elements.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         bytes_of::<T>(self.len)
     }
 
-    /// Whether the host can view it: no device of the driver lacks concurrent managed access
-    /// (attribute 89).
+    /// Returns `true` if the host can view it: no device of the driver lacks concurrent managed
+    /// access (attribute 89).
     #[must_use]
     pub const fn is_host_accessible(&self) -> bool {
         self.unshared.is_none()
     }
 
-    /// Frees it once the work that uses it has passed (`cuMemFree`), or hands it back and says why
-    /// not.
+    /// Frees the buffer once the work that uses it is complete (`cuMemFree`), or returns it with
+    /// the reason.
     ///
     /// # Errors
-    /// [`CloseError`] with the buffer in it when it cannot be waited for, or the driver refuses. It
-    /// always does once the context is lost: the memory goes with that.
+    /// [`CloseError`] with the buffer in it when the work cannot be waited for, or the driver
+    /// refuses. It always does once the context is lost; the memory is freed with the context.
     #[doc(alias = "cuMemFree")]
     #[allow(clippy::result_large_err, reason = "the owner is handed back as it is")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
@@ -208,14 +211,14 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(())
     }
 
-    /// Where the elements begin: nowhere, if there are none.
+    /// The address of the first element; null if there are none.
     fn address(&self) -> DeviceAddress {
         self.memory
             .as_ref()
             .map_or(DeviceAddress::NULL, Managed::address)
     }
 
-    /// Elements that are there.
+    /// Converts a range of elements, and checks that it is inside the buffer.
     fn elements(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>, ContainerError> {
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),
@@ -235,12 +238,12 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// As many elements from `first` on, if they are all there.
+    /// The range of `count` elements from `first` on, if it is inside the buffer.
     fn run(&self, first: usize, count: usize) -> Result<Range<usize>, ContainerError> {
         self.elements(first..first.saturating_add(count))
     }
 
-    /// Whether a device may use it, beside the one it was had from.
+    /// Checks that a device may use the buffer.
     fn admit(&self, device: &Device) -> Result<(), ContainerError> {
         if device.is_same(&self.device) {
             return Ok(());
@@ -259,7 +262,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(())
     }
 
-    /// Refuses what only devices can do that share managed memory with the host.
+    /// Refuses an operation that requires concurrent managed access of all devices.
     const fn shared(&self) -> Result<(), ContainerError> {
         match self.unshared {
             Some(device) => Err(ContainerError::NoConcurrentAccess { device }),
@@ -267,12 +270,12 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// The memory, where a range has any: the driver takes no range of no bytes.
+    /// The memory, if the range is not empty: the driver accepts no empty range.
     pub(super) fn memory_of(&self, range: &Range<usize>) -> Option<&Managed> {
         self.memory.as_ref().filter(|_| !range.is_empty())
     }
 
-    /// Whether a device moves pages while others use them.
+    /// Checks that a device can migrate pages while others use them.
     pub(super) fn moves_on(&self, device: &Device) -> Result<(), ContainerError> {
         let ordinal = self.device().ordinal();
         if device.is_same(self.device()) && self.unshared == Some(ordinal) {
@@ -282,12 +285,12 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 }
 
-/// Bytes of so many elements that fit in one object.
+/// The bytes of a number of elements that fit in one object.
 fn bytes_of<T>(elements: usize) -> u64 {
     (elements as u64).saturating_mul(size_of::<T>() as u64)
 }
 
-/// The bytes of elements that are there.
+/// The byte range of elements inside the buffer.
 fn bytes_at<T>(elements: &Range<usize>) -> Range<u64> {
     bytes_of::<T>(elements.start)..bytes_of::<T>(elements.end)
 }
@@ -296,7 +299,7 @@ impl<T: Pod> Drop for UnifiedBuffer<T> {
     fn drop(&mut self) {
         let waited = self.uses.drain();
         let (Err(error), Some(memory)) = (waited, &mut self.memory) else {
-            // Dropping the memory frees it, and tells if it cannot.
+            // Dropping the memory frees it, and reports a failure.
             return;
         };
         memory.abandon();
@@ -314,7 +317,7 @@ impl<T: Pod> fmt::Debug for UnifiedBuffer<T> {
     }
 }
 
-/// A driver call for elements that failed.
+/// The error of a driver call for a range of elements.
 fn failed<T>(elements: &Range<usize>, cause: CallError) -> MemoryError {
     let bytes = bytes_at::<T>(elements);
     MemoryError::range(bytes.start, bytes.end - bytes.start, cause)

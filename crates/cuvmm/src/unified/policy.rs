@@ -1,7 +1,8 @@
-//! The usual advice in one word, and what has been told the driver so far.
+//! Policies of page placement, and a record of the advice that the driver was given.
 //!
-//! The driver tells of a range only what holds for all of it, so what was told is kept here, page by
-//! page: a policy undoes exactly what stands, and what a failure leaves half done is put back.
+//! The driver reports only advice that applies to all of a range, so the advice given is recorded
+//! here by page. A policy then undoes exactly the advice in force, and a failure restores what it
+//! changed.
 
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeBounds};
@@ -17,25 +18,25 @@ use crate::own::Managed;
 use crate::size::Granularity;
 use crate::sync::MutexGuard;
 
-/// How a range is used, in one word. Setting one undoes whatever advice was given before by this
-/// buffer, a policy's or other.
+/// A predefined combination of advice for a range. Setting one replaces all earlier advice of this
+/// buffer, from a policy or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// No advice: pages move to whoever touches them. What a new buffer has.
+    /// No advice: pages move to the device or host that accesses them. The policy of a new buffer.
     #[default]
     OnDemand,
-    /// Pages belong on the device: preferred location the buffer's device, accessed by the host. A
-    /// host that can reach the device's memory touches them there; another one moves them.
+    /// Pages belong on the device: the preferred location is the buffer's device, accessed by the
+    /// host. A host that can access the device's memory uses them there; another host moves them.
     DeviceFirst,
-    /// Pages belong on the host: preferred location the host, accessed by the buffer's device, which
-    /// reads and writes them there, over the bus and without moving them.
+    /// Pages belong on the host: the preferred location is the host, accessed by the buffer's
+    /// device, which reads and writes them there, over the bus and without moving them.
     HostFirst,
-    /// Mostly read, and no more: everybody who reads gets copies.
+    /// Mostly read: each device or host that reads a page gets a copy.
     ReadMostly,
 }
 
-/// Advice that stands for a page.
+/// The advice in force for a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Given {
     pub(super) read_mostly: bool,
@@ -43,7 +44,7 @@ pub(super) struct Given {
     pub(super) accessed_by: BTreeSet<Location>,
 }
 
-/// One piece of advice, there or not.
+/// One piece of advice, set or unset.
 #[derive(Clone, Copy, Debug)]
 enum Item {
     ReadMostly(bool),
@@ -52,7 +53,7 @@ enum Item {
 }
 
 impl Item {
-    /// The call for it. A place that does not matter is the host.
+    /// The arguments of the driver call. A location that the driver ignores is the host.
     const fn call(self) -> (Advice, Location) {
         match self {
             Self::ReadMostly(true) => (Advice::SET_READ_MOSTLY, Location::HOST),
@@ -75,7 +76,7 @@ impl Item {
 }
 
 impl Given {
-    /// What leads from here to there, the undoing first.
+    /// The items that change this advice into `there`, unsetting first.
     fn to(&self, there: &Self) -> Vec<Item> {
         let mut items = vec![];
         if self.read_mostly && !there.read_mostly {
@@ -97,15 +98,15 @@ impl Given {
     }
 }
 
-/// What the driver took, for every page.
-pub(super) struct Told {
+/// The advice that the driver has accepted, for every page.
+pub(super) struct AdviceRecord {
     pages: RangeMap<u64, Given>,
-    /// A page of the host, in bytes.
+    /// The size of a page of the host in bytes.
     page: Option<Granularity>,
 }
 
-impl Told {
-    /// Of so many bytes, nothing.
+impl AdviceRecord {
+    /// A record of no advice for a number of bytes.
     pub(super) fn nothing(bytes: u64) -> Self {
         let mut told = Self {
             pages: RangeMap::new(),
@@ -118,7 +119,7 @@ impl Told {
         told
     }
 
-    /// The pages that the driver means by a range.
+    /// The pages that the driver applies advice for a range to.
     fn pages_of(&self, bytes: &Range<u64>) -> Range<u64> {
         match self.page {
             Some(page) => {
@@ -128,7 +129,7 @@ impl Told {
         }
     }
 
-    /// The runs of pages in a range for which the same was told.
+    /// The runs of pages in a range that have the same advice.
     fn pieces(&self, bytes: &Range<u64>) -> Vec<(Range<u64>, Given)> {
         let all = self.pages_of(bytes);
         let cut = |run: &Range<u64>| run.start.max(all.start)..run.end.min(all.end);
@@ -138,7 +139,7 @@ impl Told {
             .collect()
     }
 
-    /// Takes note of what the driver took for a range.
+    /// Records advice that the driver accepted for a range.
     pub(super) fn note(&mut self, bytes: &Range<u64>, change: impl Fn(&mut Given)) {
         for (run, mut given) in self.pieces(bytes) {
             change(&mut given);
@@ -146,17 +147,17 @@ impl Told {
         }
     }
 
-    /// Tells the driver one thing, and takes note of it.
+    /// Gives the driver one piece of advice, and records it.
     fn tell(&mut self, memory: &Managed, run: &Range<u64>, item: Item) -> Result<(), CallError> {
         let (advice, location) = item.call();
-        // The last page may reach beyond the memory.
+        // The last page may extend beyond the memory.
         let inside = run.start..run.end.min(memory.size());
         memory.advise(&inside, advice, location)?;
         self.note(run, |given| item.put(given));
         Ok(())
     }
 
-    /// Leads a range from what stands there to what shall.
+    /// Changes the advice for a range to `to`.
     fn lead(&mut self, memory: &Managed, bytes: &Range<u64>, to: &Given) -> Result<(), CallError> {
         for (run, given) in self.pieces(bytes) {
             for item in given.to(to) {
@@ -166,7 +167,7 @@ impl Told {
         Ok(())
     }
 
-    /// Leads back to what stood before, as far as the driver lets; the first failure is told.
+    /// Restores earlier advice as far as the driver allows; returns the first failure.
     fn put_back(
         &mut self,
         memory: &Managed,
@@ -181,12 +182,12 @@ impl Told {
 }
 
 impl<T: Pod> UnifiedBuffer<T> {
-    /// Sets how a range is used, in place of all advice that this buffer gave for it before
-    /// (`cuMemAdvise` for each thing that changes). What is in force already is not told again.
+    /// Sets the policy of a range, in place of all earlier advice of this buffer (`cuMemAdvise` for
+    /// each change). Advice that is in force already is not given again.
     ///
     /// # Errors
-    /// As [`Self::advise`]; what stood before stands then. If that cannot be put back either,
-    /// [`ContainerError::HalfWay`].
+    /// Those of [`Self::advise`]; the earlier advice is in force then. If that cannot be restored
+    /// either, [`ContainerError::PartlyApplied`].
     pub fn set_policy(
         &self,
         range: impl RangeBounds<usize>,
@@ -206,14 +207,14 @@ impl<T: Pod> UnifiedBuffer<T> {
         let Err(undoing) = told.put_back(memory, &before) else {
             return Err(failed::<T>(&range, cause).into());
         };
-        Err(ContainerError::HalfWay {
+        Err(ContainerError::PartlyApplied {
             range,
             cause,
             undoing,
         })
     }
 
-    /// What a policy stands for.
+    /// The advice that a policy consists of.
     fn wanted(&self, policy: Policy) -> Result<Given, ContainerError> {
         let device = self.device().location();
         let mut wanted = Given::default();
@@ -234,9 +235,9 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(wanted)
     }
 
-    /// What has been told so far. Held while the driver is told more, so that two threads do not mix
-    /// what they say.
-    pub(super) fn told(&self) -> MutexGuard<'_, Told> {
+    /// Locks the record of advice. The lock is held during driver calls, so that two threads do not
+    /// interleave their advice.
+    pub(super) fn told(&self) -> MutexGuard<'_, AdviceRecord> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

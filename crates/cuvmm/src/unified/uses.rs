@@ -1,11 +1,11 @@
-//! Who uses a buffer on which stream, and who waits for whom.
+//! The uses of a buffer by streams, and the order between them.
 //!
-//! A use is noted when it begins. On the device it comes behind the uses that it conflicts with; when
-//! it ends, an event marks its stream. A use whose end was never marked (its guard was leaked, or the
-//! marking failed) stays noted, and whoever conflicts with it waits for its stream. So nothing that a
-//! guard's owner forgets can make the memory look free.
+//! A use is recorded when it begins, and ordered on the device behind the uses that it conflicts
+//! with. When it ends, an event is recorded on its stream. A use whose end was not marked (its
+//! guard was leaked, or the marking failed) stays recorded as open, and a conflicting use waits for
+//! its stream. So memory never counts as free because the owner of a guard forgot it.
 //!
-//! No work is queued here and no memory touched.
+//! This module queues no work and accesses no memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::error::{CallError, ContainerError, MemoryError};
 use crate::own::{Event, Stream};
 use crate::sync::{Mutex, MutexGuard};
 
-/// What is done to the elements. Readers bear each other, a writer nobody.
+/// The kind of a use. Reads are compatible with each other; a write conflicts with every use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -40,12 +40,12 @@ struct Mark {
 
 #[derive(Default)]
 struct Books {
-    /// Uses begun so far.
+    /// The number of uses begun so far.
     begun: u64,
-    /// Uses whose end is not marked, by their number: they go on, or will never end.
+    /// Uses whose end is not marked, by number: they are running, or were leaked.
     open: BTreeMap<u64, (Kind, Stream)>,
     writer: Option<Mark>,
-    /// Those since the writer, one for each stream.
+    /// The readers since the last writer, one for each stream.
     readers: Vec<Mark>,
 }
 
@@ -67,8 +67,8 @@ impl Books {
         self.writer.iter().chain(readers).cloned().collect()
     }
 
-    /// All that conflicts has passed. Returns the marks: their streams are users', and are dropped
-    /// without the lock.
+    /// Forgets all conflicting uses, which are complete. Returns the marks: their streams belong to
+    /// the user, and are dropped without the lock.
     fn forget(&mut self, kind: Kind) -> Vec<Mark> {
         let mut gone = match kind {
             Kind::Read => Vec::new(),
@@ -78,7 +78,7 @@ impl Books {
         gone
     }
 
-    /// The mark that a use of this kind on this stream moves on, if there is one.
+    /// The mark that a use of this kind on this stream updates, if there is one.
     fn mark_of(&self, kind: Kind, stream: &Stream) -> Option<Mark> {
         let readers = self.readers.iter();
         match kind {
@@ -89,8 +89,7 @@ impl Books {
     }
 }
 
-/// The uses of one buffer. A writer has the buffer alone: only a shared borrow lets two uses go on at
-/// once.
+/// The uses of one buffer. A writer is exclusive: only shared borrows allow two uses at once.
 #[derive(Default)]
 pub(super) struct Uses {
     books: Mutex<Books>,
@@ -101,7 +100,7 @@ impl Uses {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a use: what the stream is given from now on comes behind all that conflicts.
+    /// Begins a use: work queued on the stream from now on is ordered behind all conflicting uses.
     pub(super) fn begin(&self, stream: &Stream, kind: Kind) -> Result<Use<'_>, ContainerError> {
         if stream.is_capturing()? {
             return Err(MemoryError::Capturing.into());
@@ -138,15 +137,15 @@ impl Uses {
         })
     }
 
-    /// Forgets readers that have passed, so that a buffer which is only read does not keep a mark for
-    /// each stream that ever read it.
+    /// Forgets readers that are complete, so that a buffer that is only read does not keep a mark
+    /// for each stream that ever read it.
     fn prune(&self, device: &Device) -> Result<(), CallError> {
         if self.lock().readers.is_empty() {
             return Ok(());
         }
         device.relaxed(|| {
-            // Under the lock: a use that ends meanwhile moves its mark first and then looks here
-            // whether it is still known.
+            // Under the lock: a use that ends meanwhile records its event first, and then checks
+            // here whether its mark is still known.
             let mut books = self.lock();
             let mut failed = Ok(());
             let readers = std::mem::take(&mut books.readers);
@@ -159,14 +158,14 @@ impl Uses {
             });
             books.readers = left;
             drop(books);
-            // Their streams are users': they are dropped without the lock.
+            // Their streams belong to the user, and are dropped without the lock.
             let _gone: Vec<Mark> = gone;
             failed
         })?
     }
 
-    /// Waits for the streams of conflicting uses whose end was never marked. None of them goes on:
-    /// the borrows see to that.
+    /// Waits for the streams of conflicting uses whose end was not marked. The borrows ensure that
+    /// none of them is still running.
     fn settle(&self, kind: Kind) -> Result<(), ContainerError> {
         let open = self.lock().open_against(kind);
         for (number, stream) in open {
@@ -179,7 +178,7 @@ impl Uses {
         Ok(())
     }
 
-    /// Waits, on the host, until nothing that conflicts uses the memory any more.
+    /// Waits, on the host, until no conflicting use of the memory is running.
     pub(super) fn wait(&self, device: &Device, kind: Kind) -> Result<(), ContainerError> {
         device.usable()?;
         self.settle(kind)?;
@@ -192,8 +191,8 @@ impl Uses {
         Ok(())
     }
 
-    /// Waits until nothing can use the memory any more, to free it: all work has passed, or its
-    /// context is lost and nothing runs there.
+    /// Waits until nothing can use the memory any more, to free it: all work is complete, or its
+    /// context is lost and runs nothing.
     pub(super) fn drain(&self) -> Result<(), CallError> {
         let (open, marks) = {
             let books = self.lock();
@@ -203,8 +202,8 @@ impl Uses {
         for (number, stream) in open {
             over(stream.device(), || {
                 if stream.is_capturing()? {
-                    // What it was given before cannot be waited for. Asking all the same would be
-                    // answered so, and break the capture.
+                    // Work queued before the capture cannot be waited for. The driver would return
+                    // this error, and break the capture.
                     let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
                     return Err(DriverError::new(Call::StreamSynchronize, code).into());
                 }
@@ -222,7 +221,7 @@ impl Uses {
     }
 }
 
-/// Whether what was waited for is over. It is when its context is lost, too.
+/// Treats a failed wait as complete if the context is lost.
 fn over(device: &Device, wait: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
     wait().or_else(|error| {
         if device.lost().is_some() {
@@ -233,7 +232,7 @@ fn over(device: &Device, wait: impl FnOnce() -> Result<(), CallError>) -> Result
     })
 }
 
-/// A use that goes on. It ends, and is marked, when dropped.
+/// A use in progress. Dropping it ends it and marks the end.
 pub(super) struct Use<'a> {
     uses: &'a Uses,
     number: u64,
@@ -243,13 +242,12 @@ pub(super) struct Use<'a> {
 }
 
 impl Use<'_> {
-    /// Where it goes on.
     pub(super) const fn stream(&self) -> &Stream {
         &self.mark.stream
     }
 
-    /// Ends it when its stream has been waited for: then it has passed, and so have the uses that
-    /// the stream came behind.
+    /// Ends the use after its stream has been waited for: it is complete, and so are the uses that
+    /// the stream was ordered behind.
     pub(super) fn passed(mut self) {
         let mut books = self.uses.lock();
         let gone = (books.open.remove(&self.number), books.forget(self.kind));
@@ -258,8 +256,8 @@ impl Use<'_> {
         self.passed = true;
     }
 
-    /// Marks the end. Nothing is marked on a stream that captures by now: the event would become
-    /// part of a graph.
+    /// Marks the end. Does nothing if the stream captures by now: the event would become part of a
+    /// graph.
     fn mark(&self) -> Result<bool, CallError> {
         if self.mark.stream.is_capturing()? {
             return Ok(false);
@@ -274,7 +272,7 @@ impl Drop for Use<'_> {
         if self.passed {
             return;
         }
-        // What could not be marked stays noted as open.
+        // A use whose end could not be marked stays open.
         let Ok(true) = self.mark() else { return };
         let mut books = self.uses.lock();
         let open = books.open.remove(&self.number);
@@ -285,14 +283,14 @@ impl Drop for Use<'_> {
                     books.readers.push(self.mark.clone());
                 }
             }
-            // It came behind all readers, so its mark stands for them too.
+            // It was ordered behind all readers, so its mark covers them too.
             Kind::Write => {
                 gone = books.forget(Kind::Write);
                 books.writer = Some(self.mark.clone());
             }
         }
         drop(books);
-        // Their streams are users': they are dropped without the lock.
+        // Their streams belong to the user, and are dropped without the lock.
         drop((open, gone));
     }
 }

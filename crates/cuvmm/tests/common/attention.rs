@@ -1,5 +1,5 @@
-//! A cache of a small model's keys and values, and an attention on the processor that reads it through
-//! the strides, as a kernel does.
+//! A KV cache of a small model, and attention on the CPU that reads the cache through its strides,
+//! as a kernel does.
 
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{DeviceAddress, Driver};
@@ -8,7 +8,7 @@ use cuvmm::{KvCache, Pool, Stream, Tenant};
 
 use super::{D0, Rig};
 
-/// A token takes 128 KiB in all, and 16 KiB a tensor: 16 and 128 tokens a granule.
+/// 128 KiB per token, 16 KiB per tensor: 16 and 128 tokens per granule.
 pub const SMALL: Shape = Shape {
     layers: 4,
     kv_heads: 2,
@@ -55,13 +55,13 @@ impl Scene {
     }
 }
 
-/// So many tokens by one salt, and so many by the next.
+/// Concatenates `count` copies of each salt.
 pub fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
     let parts = parts.iter();
     parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
 }
 
-/// A row of small numbers that no other token, layer or part has.
+/// Returns a row of small numbers that is unique to a token, layer and part.
 pub fn row(salt: u32, token: u64, layer: u32, part: Part) -> Vec<f32> {
     let part = u32::from(part == Part::Value);
     let seed = (salt * 7919 + token as u32) * 16 + layer * 2 + part;
@@ -73,7 +73,7 @@ pub fn row(salt: u32, token: u64, layer: u32, part: Part) -> Vec<f32> {
     (0..elements).map(value).collect()
 }
 
-/// Writes the rows of tokens of a sequence.
+/// Writes the rows of a sequence's tokens.
 pub fn fill(cache: &mut KvCache, id: SequenceId, salt: u32, tokens: std::ops::Range<u64>) {
     for layer in 0..SMALL.layers {
         for part in [Part::Key, Part::Value] {
@@ -89,7 +89,7 @@ pub fn fill(cache: &mut KvCache, id: SequenceId, salt: u32, tokens: std::ops::Ra
     }
 }
 
-/// One head of one token, found through the strides as a kernel finds it.
+/// Reads one head of one token, located through the strides as a kernel does.
 fn element<B: Backing>(rig: &Rig<B>, tensor: KvTensor<'_>, token: u64, head: u64) -> Vec<f32>
 where
     Machine<B>: Driver,
@@ -109,7 +109,7 @@ where
     found
 }
 
-/// Attention of one query over all tokens of a sequence, one head of one layer.
+/// Computes attention of one query over all tokens of a sequence, for one head of one layer.
 fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f32> {
     let dot = |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
     let scale = (query.len() as f32).sqrt().recip();
@@ -126,8 +126,8 @@ fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f32> 
     out
 }
 
-/// Compares a kernel's view of some heads of a sequence with what was written: token `n` of it by
-/// the salt that `salts` says.
+/// Compares attention over some heads of a sequence with the expected result. `salts[n]` is the
+/// salt that token `n` was written with.
 pub fn assert_attends<B: Backing>(rig: &Rig<B>, cache: &KvCache, id: SequenceId, salts: &[u32])
 where
     Machine<B>: Driver,

@@ -1,4 +1,4 @@
-//! The books of a pool, which balance: its figures add up, and are the driver's.
+//! Checks of a pool's figures: they add up, and match the driver's.
 
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
@@ -6,7 +6,7 @@ use cuvmm::{Pool, PoolStats, TenantStats};
 
 use super::Rig;
 
-/// A pool's figures, which add up, for each of its tenants too.
+/// Returns a pool's figures, after checking that they add up, also for each tenant.
 pub fn figures(pool: &Pool) -> PoolStats {
     let stats = pool.stats();
     let idle = stats.cached + stats.pending_free + stats.leased;
@@ -23,7 +23,8 @@ pub fn figures(pool: &Pool) -> PoolStats {
     stats
 }
 
-/// The figures of the only pool of a driver, whose memory and mappings are the driver's.
+/// Returns the figures of a driver's only pool, after checking memory and mappings against the
+/// driver.
 pub fn balanced<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
 where
     Machine<B>: Driver,
@@ -31,7 +32,8 @@ where
     balanced_beside(rig, pool, 0)
 }
 
-/// The same where nobody else reserves addresses either.
+/// Returns the figures, after also checking that the driver's reserved addresses are all the
+/// pool's.
 pub fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
 where
     Machine<B>: Driver,
@@ -39,7 +41,8 @@ where
     books_beside(rig, pool, 0)
 }
 
-/// The same where so many bytes were exported, have been released, and live on with a peer.
+/// Returns the figures like [`books`], when `lingering` bytes were exported and released but are
+/// still held by a peer.
 pub fn books_beside<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
 where
     Machine<B>: Driver,
@@ -59,7 +62,7 @@ where
     stats
 }
 
-/// Figures of memory and mappings are the driver's, whether they add up or not.
+/// Checks the figures of memory and mappings against the driver, whether or not they add up.
 pub fn are_the_drivers<B: Backing + 'static>(rig: &Rig<B>, stats: &PoolStats, lingering: u64)
 where
     Machine<B>: Driver,

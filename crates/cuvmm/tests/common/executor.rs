@@ -1,4 +1,4 @@
-//! The least that runs a future: it is polled when it was woken, or by hand.
+//! A minimal executor: a future is polled when it was woken, or explicitly.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// How often a task was woken.
+/// Counts how often a task was woken.
 #[derive(Default)]
 pub struct Wakings {
     count: AtomicUsize,
@@ -37,10 +37,10 @@ impl<F: Future> Task<F> {
         }
     }
 
-    /// A task that waits after its first poll.
+    /// Creates a task that is pending after its first poll.
     pub fn waiting(future: F) -> Self {
         let mut task = Self::new(future);
-        assert!(task.poll().is_pending(), "it need not wait");
+        assert!(task.poll().is_pending(), "the future did not have to wait");
         task
     }
 
@@ -57,7 +57,7 @@ impl<F: Future> Task<F> {
         self.wakings.count.load(Ordering::SeqCst)
     }
 
-    /// Whether it is woken within a while that is far longer than anything should take, or a short one.
+    /// Returns `true` if the task is woken within the given time.
     pub fn is_woken(&self, within: Duration) -> bool {
         let pending = self.wakings.pending.lock().unwrap();
         let wait = self
@@ -68,7 +68,7 @@ impl<F: Future> Task<F> {
         std::mem::take(&mut *pending)
     }
 
-    /// Polls it whenever it is woken, until it is done.
+    /// Polls the task whenever it is woken, until it is done.
     pub fn finish(mut self) -> F::Output {
         loop {
             if let Poll::Ready(output) = self.poll() {

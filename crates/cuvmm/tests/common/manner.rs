@@ -1,5 +1,5 @@
-//! The manner of every stand-in that a test makes: `CUVMM_MANNER=measured`, which is the default,
-//! `strict` or `hostile`. What a test asserts holds in all of them.
+//! The manner of all stand-ins in a test run: `CUVMM_MANNER=measured`, the default, `strict` or
+//! `hostile`. The assertions of the tests hold in all of them.
 
 use cuvmm::driver::model::Manner;
 

@@ -1,5 +1,5 @@
-//! A device to test on: a machine whose streams can be held back, behind a driver that fails when
-//! told to.
+//! A device to test on: a machine whose streams can be held back, behind a driver that injects
+//! faults.
 #![allow(
     dead_code,
     missing_docs,
@@ -42,8 +42,8 @@ pub struct Rig<B: Backing> {
     _hazards: NoHazards<B>,
 }
 
-/// Fails the test that drops it where a call took memory away while queued work named it. A test
-/// that does so on purpose takes the hazards from the machine.
+/// Fails the test that drops it if a call took memory away while queued work named it. A test that
+/// does so on purpose takes the hazards from the machine.
 struct NoHazards<B: Backing>(Arc<Machine<B>>);
 
 impl<B: Backing> Drop for NoHazards<B> {
@@ -54,7 +54,7 @@ impl<B: Backing> Drop for NoHazards<B> {
         }
         let first: Vec<_> = first.iter().map(ToString::to_string).collect();
         panic!(
-            "{count} times memory was taken away under queued work:\n{}",
+            "memory was taken away under queued work {count} times:\n{}",
             first.join("\n")
         );
     }
@@ -64,7 +64,7 @@ impl<B: Backing> Rig<B>
 where
     Machine<B>: Driver,
 {
-    /// The second device of the same driver.
+    /// Opens the second device of the same driver.
     pub fn second(&self) -> Device {
         let driver: Arc<dyn Driver> = self.faults.clone();
         let device = Device::open(driver, 1).unwrap();
@@ -72,7 +72,7 @@ where
         device
     }
 
-    /// Whether what is written can be read: the model has no memory.
+    /// Returns `true` if written bytes can be read. The model has no memory.
     pub fn keeps_bytes(&self) -> bool {
         self.machine.kind() == cuvmm::driver::DriverKind::Host
     }
@@ -118,7 +118,7 @@ pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
     ))
 }
 
-/// A pool of so many granules on the rig's device.
+/// Creates a pool of `granules` granules on the rig's device.
 pub fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
 where
     Machine<B>: Driver,
@@ -126,7 +126,7 @@ where
     limited(rig, granules).build().unwrap()
 }
 
-/// One with a mapper.
+/// Creates a pool of `granules` granules with a mapper.
 pub fn mapped_pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64, mapper: &Mapper) -> Pool
 where
     Machine<B>: Driver,
@@ -134,7 +134,7 @@ where
     limited(rig, granules).mapper(mapper).build().unwrap()
 }
 
-/// One whose blocks can be exported, and which else is to be settled.
+/// Returns a builder for a pool of `granules` granules whose blocks can be exported.
 pub fn shareable<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
 where
     Machine<B>: Driver,
@@ -150,7 +150,7 @@ where
     Pool::builder(&rig.device).limit(limit)
 }
 
-/// A region that can be given to others, all in extents of a granule.
+/// Creates a fully committed region that can be exported, in extents of a granule.
 pub fn shareable_region<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Region
 where
     Machine<B>: Driver,
@@ -161,7 +161,7 @@ where
     region
 }
 
-/// A kernel that is queued and held back, and will write into the whole block.
+/// Queues a kernel that will write to the whole block, and holds it back.
 pub fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
 where
     Machine<B>: Driver,
@@ -174,31 +174,35 @@ where
     queued.unwrap();
 }
 
-/// Bytes by the driver's own copy, as somebody reads them who kept an address; nothing where
-/// nothing is mapped.
+/// Reads bytes at an address by the driver's own copy, or returns `None` if nothing is mapped
+/// there.
 pub fn copy<B: Backing + 'static>(rig: &Rig<B>, at: u64) -> Option<[u8; 4]>
 where
     Machine<B>: Driver,
 {
     let mut bytes = [0; 4];
-    // SAFETY: it is refused where nothing is mapped, and changes nothing elsewhere.
+    // SAFETY: the driver refuses the copy if nothing is mapped, and a read changes nothing.
     #[allow(unsafe_code)]
     let copied = unsafe { rig.machine.copy_to_host(D0, &mut bytes, DeviceAddress(at)) };
     copied.ok().map(|()| bytes)
 }
 
-/// Waits until the pool's mapper has done something; far longer than it takes.
+/// Waits until the pool's mapper has done something, for far longer than it takes.
 pub fn until(pool: &Pool, what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
         let waited = begun.elapsed();
-        assert!(waited.as_secs() < 120, "never {what}: {:#?}", pool.stats());
+        assert!(
+            waited.as_secs() < 120,
+            "timed out ({what}): {:#?}",
+            pool.stats()
+        );
         std::thread::sleep(Duration::from_micros(50));
     }
 }
 
-/// Driver calls through a pool's device that its mapper's thread did not make. The two counters
-/// are not read at one moment: they are read until nothing happens between.
+/// Returns the number of driver calls through a pool's device that the mapper's thread did not
+/// make. The two counters cannot be read at once, so they are read until neither changes.
 pub fn calls_without_mapper(device: &Device, pool: &Pool) -> u64 {
     let read = || (pool.calls().total(), device.mapper_calls().total());
     let mut last = read();
@@ -212,22 +216,22 @@ pub fn calls_without_mapper(device: &Device, pool: &Pool) -> u64 {
     }
 }
 
-/// Fails the nth call of these kinds, counted together.
+/// Returns a fault that fails the nth call of these kinds, counted together.
 pub fn nth_of(n: u64, code: CUresult, calls: &[Call]) -> Fault {
     let any = Fault::nth(n, code);
     calls.iter().fold(any, |fault, &call| fault.of(call))
 }
 
-/// How many random programs a test runs: as many as usual, `CUVMM_PROGRAMS` times as many, or at most
-/// `PROPTEST_CASES`. Which ones says `PROPTEST_RNG_SEED`, which `.cargo/config.toml` settles for all
-/// tests of the workspace unless it is told otherwise.
+/// Returns the number of random programs that a test runs: `usual`, `CUVMM_PROGRAMS` times as many,
+/// or at most `PROPTEST_CASES`. The programs are determined by `PROPTEST_RNG_SEED`, for which
+/// `.cargo/config.toml` sets a default for the workspace.
 pub fn cases(usual: u32) -> u32 {
     let told = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let usual = told("CUVMM_PROGRAMS").map_or(usual, |times: u32| usual.saturating_mul(times));
     told("PROPTEST_CASES").map_or(usual, |most| usual.min(most))
 }
 
-/// Runs a test on the model and on the host.
+/// Runs a test on the model and on the host driver.
 #[macro_export]
 macro_rules! on_both {
     ($($(#[$meta:meta])* fn $name:ident($rig:ident) $body:block)+) => {
@@ -260,7 +264,7 @@ macro_rules! on_both {
     };
 }
 
-/// Everything that was had from the driver has been given back.
+/// Checks that everything was returned to the driver.
 pub fn nothing_left<B: Backing + 'static>(rig: Rig<B>)
 where
     Machine<B>: Driver,
@@ -269,14 +273,14 @@ where
         machine, device, ..
     } = rig;
     assert_eq!((device.drop_failures(), device.leaked()), (0, 0));
-    // An opened device keeps the events that it has recorded, to record them again.
+    // An open device keeps the events that it has recorded for reuse.
     drop(device);
     let live = machine.live();
     assert!(live.is_nothing(), "left behind: {live:?}");
 }
 
-/// What a drop could not give back because its call was failed has been counted, and nothing else
-/// is left. Returns how much that is.
+/// Checks that everything was returned to the driver, except what drops could not release because
+/// of a failed call, which was counted. Returns that count.
 pub fn only_counted_left<B: Backing>(rig: &Rig<B>) -> u64
 where
     Machine<B>: Driver,
@@ -286,7 +290,7 @@ where
     let left = things as u64 + live.references;
     let failures = rig.device.drop_failures();
     assert!(left <= failures, "left behind: {live:?}");
-    // An opened device keeps two events at most.
+    // An open device keeps at most two events.
     let events = live.events as u64;
     assert!(
         (events.saturating_sub(2)..=events).contains(&(failures - left)),

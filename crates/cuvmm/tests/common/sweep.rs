@@ -1,5 +1,5 @@
-//! Every driver call of an operation, failed once: nothing has changed afterwards, and the operation
-//! then succeeds.
+//! Fault sweeps: every driver call of an operation fails once. A failure changes nothing, and the
+//! operation then succeeds.
 
 use std::fmt::Debug;
 
@@ -14,12 +14,13 @@ pub const CODES: [CUresult; 2] = [
     CUresult::CUDA_ERROR_OUT_OF_MEMORY,
 ];
 
-/// What is compared before and after: the driver's page tables, and books if there are any.
+/// The state compared before and after: the driver's page tables, and figures if there are any.
 pub type Picture<P> = (Snapshot, P);
 
-/// Fails call 1, 2, 3, … of `operate` on a fresh `world` each, until it gets through untouched.
-/// Returns how many calls that were. `undone` says whether a failure must leave the picture as it
-/// was; where memory of others may have been taken back on the way, it only must add up.
+/// Fails call 1, 2, 3, ... of `operate`, each time in a fresh `world`, until the operation
+/// completes without a fault. Returns the number of calls that failed. `undone` requires a failure
+/// to leave the picture unchanged; without it other tenants' memory may have been reclaimed, and
+/// the figures only have to add up.
 pub fn sweep<W, P: Debug + PartialEq>(
     world: impl Fn(&Rig<Nothing>) -> W,
     operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
@@ -55,7 +56,7 @@ pub fn sweep<W, P: Debug + PartialEq>(
                     );
                 }
                 operate(&rig, &mut world)
-                    .unwrap_or_else(|error| panic!("a second try after call {k}, {code}: {error}"));
+                    .unwrap_or_else(|error| panic!("retry after call {k}, {code}: {error}"));
             }
             drop(world);
             let left = super::only_counted_left(&rig);

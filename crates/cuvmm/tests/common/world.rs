@@ -1,4 +1,4 @@
-//! A pool with two tenants for the fault sweeps, and the figures that a failure may not change.
+//! A pool with two tenants for fault sweeps, and the figures that a failure must not change.
 
 use cuvmm::driver::model::Nothing;
 use cuvmm::pool::PoolBuilder;
@@ -7,7 +7,7 @@ use cuvmm::{Block, Limit, Pool, Stream, Tenant};
 use super::books::figures;
 use super::{G, Rig};
 
-/// The figures of a pool that an operation which failed may not change.
+/// The figures of a pool that a failed operation must not change.
 #[derive(Debug, PartialEq)]
 pub struct Books {
     pub committed: u64,
@@ -48,14 +48,14 @@ pub fn books(pool: &Pool) -> Books {
 }
 
 pub struct World {
-    // In the order in which they are dropped.
+    // Fields in drop order.
     pub blocks: Vec<Block>,
     pub tenants: Vec<Tenant>,
     pub streams: Vec<Stream>,
     pub pool: Pool,
 }
 
-/// Two tenants and two streams on a pool of 16 granules; the first tenant has a block of 2.
+/// Creates two tenants and two streams in a pool of 16 granules. The first tenant has a block of 2.
 pub fn world(rig: &Rig<Nothing>) -> World {
     world_of(rig, Pool::builder(&rig.device))
 }

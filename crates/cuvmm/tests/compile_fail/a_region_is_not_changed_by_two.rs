@@ -1,4 +1,4 @@
-//! Moving and granting want the region to themselves, and there are no two of it.
+//! Moving memory and granting access need exclusive use of the region.
 
 use cuvmm::{Device, Place, Region, Access, Stream};
 

@@ -1,4 +1,4 @@
-//! A block that was freed is gone: it can be neither read nor leased.
+//! A freed block can be neither read nor leased.
 
 fn main() {}
 

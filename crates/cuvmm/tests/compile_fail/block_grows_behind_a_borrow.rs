@@ -1,4 +1,4 @@
-//! Whoever may only look at a block can neither grow nor shrink it.
+//! A shared reference to a block can neither grow nor shrink it.
 
 fn main() {}
 

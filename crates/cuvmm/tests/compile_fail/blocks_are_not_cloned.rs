@@ -1,4 +1,4 @@
-//! A block and a mapping have one owner: two would give them back twice.
+//! A block or mapping has one owner: two would release it twice.
 
 fn main() {}
 

@@ -1,4 +1,4 @@
-//! What was closed is gone.
+//! A closed owner cannot be used.
 
 fn main() {}
 

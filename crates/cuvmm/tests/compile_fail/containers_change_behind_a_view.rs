@@ -1,4 +1,4 @@
-//! What a kernel was given cannot be decommitted, consumed, copied away from or dropped meanwhile.
+//! Elements lent to a kernel cannot be decommitted, consumed, replaced or dropped meanwhile.
 
 use cuvmm::{CowBuffer, RingBuffer, SparseArray, SparseGrid};
 
@@ -21,8 +21,8 @@ fn ring(mut ring: RingBuffer<u32>) {
 }
 
 fn vacant(mut ring: RingBuffer<u32>) {
-    let vacant = ring.vacant();
-    ring.try_push(&[1]).unwrap();
+    let vacant = ring.spare_capacity_mut();
+    ring.extend_from_slice(&[1]).unwrap();
     println!("{}", vacant.len());
 }
 

@@ -1,4 +1,4 @@
-//! What a kernel was given of a sequence does not outlive a change of the cache.
+//! A view of a sequence does not outlive a change of the cache.
 
 use cuvmm::KvCache;
 use cuvmm::kv::SequenceId;

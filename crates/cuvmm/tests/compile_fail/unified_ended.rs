@@ -1,4 +1,4 @@
-//! A unified buffer that has gone is gone for everybody, and its elements are plain data.
+//! A closed unified buffer cannot be used, and its elements must be plain data.
 
 use cuvmm::unified::{DeviceRead, HostView};
 use cuvmm::{Stream, UnifiedBuffer};

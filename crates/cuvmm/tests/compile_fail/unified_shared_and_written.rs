@@ -1,4 +1,4 @@
-//! Host and devices use one buffer as Rust's borrows let them: many readers or one writer.
+//! Host and devices share a buffer by Rust's borrow rules: many readers or one writer.
 
 use cuvmm::unified::HostView;
 use cuvmm::{Stream, UnifiedBuffer};

@@ -1,4 +1,4 @@
-//! Doors to what the types cannot vouch for want `unsafe`.
+//! Functions whose safety the types cannot guarantee require `unsafe`.
 
 use std::sync::Arc;
 

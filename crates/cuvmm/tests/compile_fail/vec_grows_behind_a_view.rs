@@ -1,4 +1,4 @@
-//! What a kernel was given does not outlive a change of the vector.
+//! A view passed to a kernel does not outlive a change of the vector.
 
 use cuvmm::DeviceVec;
 
@@ -6,7 +6,7 @@ fn main() {}
 
 fn grow(vec: &mut DeviceVec<f32>) {
     let view = vec.view();
-    drop(vec.try_push(1.0));
+    drop(vec.push(1.0));
     let _ = view.len();
 }
 

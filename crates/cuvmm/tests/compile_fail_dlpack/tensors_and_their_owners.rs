@@ -1,11 +1,11 @@
-//! Memory that was exported is not used by who gave it away, a view ends before its tensor does, and
-//! nobody else says what memory is.
+//! Exported memory cannot be used by its former owner, and a view ends before its tensor does.
+//! Only an `unsafe` import may claim what a tensor's memory is.
 
 use cuvmm::dlpack::{Consumer, Imported, Tensor};
 use cuvmm::{Block, Stream};
 
 fn given_away(mut block: Block) {
-    let _tensor = Tensor::of::<u8>(&[4]).export(block, &Consumer::Anybody);
+    let _tensor = Tensor::of::<u8>(&[4]).export(block, &Consumer::Synchronized);
     block.shrink_to(1);
 }
 
@@ -24,7 +24,7 @@ fn written_behind_a_view(mut tensor: Imported) {
 struct Mine(Vec<u8>);
 
 fn out_of_thin_air(mine: Mine) {
-    let _tensor = Tensor::of::<u8>(&[4]).export(mine, &Consumer::Anybody);
+    let _tensor = Tensor::of::<u8>(&[4]).export(mine, &Consumer::Synchronized);
 }
 
 fn believed(stream: &Stream, tensor: cuvmm::dlpack::dlpark::versioned::Dlpack) {

@@ -1,6 +1,6 @@
-//! What is true on a GPU and on the stand-in alike.
+//! Cases that hold on a GPU and on the stand-in alike.
 //!
-//! `unsafe` here: the doors to cudarc's own slices, used as they say.
+//! `unsafe` is used for access to cudarc's own slices, within its rules.
 #![allow(
     unsafe_code,
     dead_code,
@@ -27,7 +27,7 @@ use cuvmm::{
     UnifiedBuffer,
 };
 
-/// A context of cudarc's, and a stream as both sides have it.
+/// A context of cudarc's, and a stream as both libraries see it.
 pub struct Rig {
     pub context: Context,
     pub theirs: Arc<CudaStream>,
@@ -48,7 +48,7 @@ pub fn rig() -> Rig {
 impl Rig {
     pub fn vec(&self, elements: &[u32]) -> DeviceVec<u32> {
         let mut vec = DeviceVec::new(self.context.device(), &self.ours, 1 << 20).unwrap();
-        vec.try_extend_from_slice(elements).unwrap();
+        vec.extend_from_slice(elements).unwrap();
         vec
     }
 
@@ -61,13 +61,13 @@ impl Rig {
         self.context.device().granularity()
     }
 
-    /// What cudarc reads of a slice.
+    /// Reads a slice with cudarc.
     pub fn seen<S: DevicePtr<u32>>(&self, slice: &S) -> Vec<u32> {
         self.theirs.clone_dtoh(slice).unwrap()
     }
 
-    /// Nothing was dropped that could not be given back, and cudarc has kept no error that it could not
-    /// return: freeing what is not its own would be one.
+    /// Checks that no drop failed, and that cudarc recorded no error, such as freeing memory that
+    /// it does not own.
     pub fn nothing_went_wrong(&self) {
         self.theirs.synchronize().unwrap();
         self.context.as_cudarc().check_err().unwrap();
@@ -139,10 +139,10 @@ pub fn every_container_lends() {
 
     let mut ring = RingBuffer::<u32>::new(device, &rig.ours, 100).unwrap();
     let capacity = ring.capacity();
-    ring.try_push(&vec![0; capacity - 2]).unwrap();
+    ring.extend_from_slice(&vec![0; capacity - 2]).unwrap();
     ring.consume(capacity - 2).unwrap();
-    // Across the seam.
-    let mut vacant = Slice::new(ring.vacant()).unwrap();
+    // Across the end of the buffer.
+    let mut vacant = Slice::new(ring.spare_capacity_mut()).unwrap();
     rig.theirs.memcpy_htod(&[5, 6, 7, 8], &mut vacant).unwrap();
     drop(vacant);
     ring.produce(4).unwrap();
@@ -191,7 +191,7 @@ pub fn a_clone_outlives_what_it_was_made_of() {
     let block = tenant.allocate_on(&rig.ours, rig.g()).unwrap();
     let mut slice = Slice::<u32, _>::new(Leased::from(block)).unwrap();
     rig.theirs.memcpy_htod(&[1, 2, 3], &mut slice).unwrap();
-    // SAFETY: on the home stream, and only read.
+    // SAFETY: the slices are only read, on the home stream.
     let copies = unsafe {
         let theirs = slice.as_cuda_slice();
         [theirs.clone(), rig.theirs.clone_dtod(&slice).unwrap()]
@@ -217,7 +217,7 @@ pub fn the_frameworks_own_go_first() {
     let (its, of_context) = (Arc::downgrade(&theirs), Arc::downgrade(context.as_cudarc()));
     drop((context, theirs, ours, tenant));
 
-    vec.try_extend_from_slice(&[1, 2, 3]).unwrap();
+    vec.extend_from_slice(&[1, 2, 3]).unwrap();
     let slice = Slice::new(vec).unwrap();
     let leased = Slice::<u8, _>::new(Leased::from(block)).unwrap();
     drop((device, pool));
@@ -227,7 +227,7 @@ pub fn the_frameworks_own_go_first() {
     assert_eq!(vec.to_vec().unwrap(), [1, 2, 3]);
     let checked = Arc::clone(stream.context());
     drop((vec, stream));
-    assert!(its.upgrade().is_some(), "the lease has the home stream");
+    assert!(its.upgrade().is_some(), "the lease holds the home stream");
     drop(leased);
     assert!(its.upgrade().is_none(), "destroyed by cudarc");
     checked.check_err().unwrap();
@@ -245,7 +245,7 @@ pub fn a_slice_can_be_taken_apart_and_given_back() {
     rig.nothing_went_wrong();
 
     let mut slice = Slice::new(vec).unwrap();
-    // SAFETY: used on the home stream, and it stays where it is.
+    // SAFETY: used on the home stream, and the slice is not moved out.
     let theirs = unsafe { slice.as_cuda_slice_mut() };
     rig.theirs.memset_zeros(theirs).unwrap();
     assert_eq!(slice.into_memory().to_vec().unwrap(), [0; 3]);
@@ -267,7 +267,7 @@ pub fn a_block_is_asked_when_the_slice_is_made() {
     );
     tenant.blocks().wake().unwrap();
     let leased = doubled(&rig, refused.owner);
-    // Shared since the lease was taken.
+    // Shared after the lease was taken.
     let fork = block.fork(g, 2 * g).unwrap();
     for leased in [leased, Leased::of(&block), Leased::of(&fork)] {
         let refused = Slice::<u32, _>::new(leased).unwrap_err();
@@ -291,8 +291,8 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
     let default = rig.context.as_cudarc().default_stream();
     rig.context.stream(&default).unwrap();
 
-    // One that is kept alive by another of cudarc's is not that other.
-    // SAFETY: it is a stream of the context, which outlives all that is made of it here.
+    // A stream that a stream of cudarc keeps alive is not that stream.
+    // SAFETY: it is a stream of the context, which outlives everything made from it here.
     let disguised = unsafe {
         let handle = StreamHandle(rig.theirs.cu_stream().addr() as u64);
         Stream::from_raw(device, handle, default.clone()).unwrap()
@@ -303,12 +303,16 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
 
     let own = Stream::new(device).unwrap();
     let mut vec = DeviceVec::<u32>::new(device, &own, 8).unwrap();
-    vec.try_push(5).unwrap();
+    vec.push(5).unwrap();
     let refused = Slice::new(vec.view()).unwrap_err();
     assert!(matches!(refused, CudarcError::NotOfCudarc));
     let refused = Slice::new(vec).unwrap_err();
     assert!(matches!(refused.reason, CudarcError::NotOfCudarc));
-    assert_eq!(refused.owner.to_vec().unwrap(), [5], "handed back");
+    assert_eq!(
+        refused.owner.to_vec().unwrap(),
+        [5],
+        "returned to the caller"
+    );
 
     let pool = rig.pool();
     let tenant = pool.tenant("a").register().unwrap();
@@ -326,7 +330,7 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
         })
     ));
     let block = refused.owner.into_block().unwrap();
-    assert_eq!(block.size(), 10, "handed back");
+    assert_eq!(block.size(), 10, "returned to the caller");
     let refused = Slice::<(), _>::new(Leased::from(block)).unwrap_err();
     assert!(matches!(
         refused.reason,
@@ -379,7 +383,7 @@ pub fn an_error_that_cudarc_kept_is_told() {
     let refused = Context::new(rig.context.as_cudarc()).unwrap_err();
     assert!(matches!(refused, CudarcError::Cudarc(found) if found == code));
     assert!(refused.to_string().contains("CUDA_ERROR_MAP_FAILED"));
-    // Told once.
+    // Recorded once.
     assert_eq!(rig.seen(&Slice::new(vec.view()).unwrap()), [1]);
     rig.nothing_went_wrong();
 }
@@ -387,7 +391,8 @@ pub fn an_error_that_cudarc_kept_is_told() {
 pub fn a_context_of_another_device_than_it_says_is_refused() {
     let right = Context::open(0).unwrap();
     let context = right.as_cudarc();
-    // SAFETY: the context is its device's; it is never dropped, so it stays the other owner's.
+    // SAFETY: the context belongs to its device. The value is never dropped, so the other owner
+    // keeps it.
     let wrong = ManuallyDrop::new(unsafe {
         CudaContext::from_raw_context(7, context.cu_device(), context.cu_ctx()).unwrap()
     });
@@ -411,7 +416,7 @@ pub fn a_context_of_another_device_than_it_says_is_refused() {
     context.check_err().unwrap();
 }
 
-/// A launch takes what cudarc's own slices are taken as. It need not run to be so.
+/// Passes slices to a launch as cudarc's own are passed. The launch need not run.
 pub fn is_an_argument<'a, M: MemoryMut<u32>>(
     launch: &mut LaunchArgs<'a>,
     slice: &'a Slice<u32, M>,
@@ -422,7 +427,7 @@ pub fn is_an_argument<'a, M: MemoryMut<u32>>(
     launch.arg(slice).arg(written).arg(part).arg(part_mut);
 }
 
-/// Slices are sent and shared as cudarc's are.
+/// Checks that slices can be sent and shared between threads, like cudarc's.
 pub fn is_sent_and_shared() {
     const fn check<T: Send + Sync>() {}
     check::<Slice<f32, DeviceVec<f32>>>();

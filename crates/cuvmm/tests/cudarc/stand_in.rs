@@ -1,7 +1,8 @@
-//! Running a case in a process whose loader finds the stand-in for libcuda, and counting what it left.
+//! Runs a test case in a process whose loader finds the stand-in for libcuda, and counts what the
+//! case leaves behind.
 //!
-//! `unsafe` here: loading the stand-in, which the process has loaded already, and calling what it has
-//! for tests.
+//! `unsafe` is used to load the stand-in, which the process has loaded already, and to call its
+//! functions for tests.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -21,13 +22,13 @@ use cudarc::driver::CudaStream;
 #[path = "../../../fakecuda/testing/built.rs"]
 mod built;
 
-/// What the process says when it has come to its end.
-const ENDED: &str = "the case has come to its end";
+/// Printed by the process when its case has completed.
+const ENDED: &str = "the case has completed";
 
 /// How long a case may take.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What the stand-in counts.
+/// The kinds of objects that the stand-in counts.
 const COUNTED: [&str; 8] = [
     "reservations",
     "physicals",
@@ -39,13 +40,13 @@ const COUNTED: [&str; 8] = [
     "retained",
 ];
 
-/// What the case said it leaves behind.
+/// The kinds of objects that the case may leave behind.
 static LEFT: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
 
-/// What the loader finds.
+/// The libraries that the loader finds.
 #[derive(PartialEq)]
 pub enum Library {
-    /// The stand-in by both of its names.
+    /// The stand-in under both names.
     Once,
     /// A copy of the stand-in for each name.
     Twice,
@@ -76,21 +77,21 @@ pub fn run(test: &str, library: Library) {
     );
 }
 
-/// Ends the process if it hangs: a case that fails may leave a stream held back.
+/// Ends the process if it hangs: a failed case may leave a stream held back.
 pub fn watch() {
     std::thread::spawn(|| {
         std::thread::sleep(LONGEST);
-        eprintln!("the case has not come to its end in {LONGEST:?}");
+        eprintln!("the case did not complete within {LONGEST:?}");
         std::process::abort();
     });
 }
 
-/// The process has come to its end.
+/// Reports that the case has completed.
 pub fn ended() {
     println!("{ENDED}");
 }
 
-/// The same, and everything that was had from the driver has been given back.
+/// Reports that the case has completed, and checks that everything was returned to the driver.
 pub fn ended_with_nothing_left() {
     let left = LEFT.lock().unwrap();
     for (what, count) in COUNTED.iter().zip(live()) {
@@ -99,35 +100,35 @@ pub fn ended_with_nothing_left() {
     ended();
 }
 
-/// The case leaves these behind, and says why.
+/// Declares what the case leaves behind.
 pub fn leaks(what: &[&'static str]) {
     LEFT.lock().unwrap().extend(what);
 }
 
-/// A function of the stand-in's own.
+/// Returns a function that only the stand-in has.
 fn function<F: Copy>(name: &str) -> F {
-    // SAFETY: the stand-in is loaded already, and keeps the promises of the driver.
+    // SAFETY: the stand-in is loaded already, and keeps the driver's contract.
     let library = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: the callers give the type that the function has; the library stays, as it is loaded for
-    // good by both libraries that this is about.
+    // SAFETY: the callers name the function's type. The library stays loaded, because both
+    // libraries under test load it for the life of the process.
     unsafe { *library.get::<F>(name).unwrap() }
 }
 
-/// How many of each there are.
+/// Returns the stand-in's counts, in the order of `COUNTED`.
 pub fn live() -> [u64; 8] {
     let ask = function::<unsafe extern "C" fn(*mut [u64; 8]) -> i32>("fakecuda_live");
     let mut counts = [0; 8];
-    // SAFETY: the result goes to a local.
+    // SAFETY: the function writes the counts to a local array of the right size.
     assert_eq!(unsafe { ask(&mut counts) }, 0);
     counts
 }
 
-/// What the stream has next waits.
+/// Holds back the stream's next work.
 pub fn hold(stream: &CudaStream) {
     set_held(stream, true);
 }
 
-/// What waited runs now.
+/// Lets held-back work run.
 pub fn let_go(stream: &CudaStream) {
     set_held(stream, false);
 }
@@ -139,14 +140,14 @@ fn set_held(stream: &CudaStream, held: bool) {
     assert_eq!(unsafe { set(stream.cu_stream().cast(), held) }, 0);
 }
 
-/// As a kernel that faults would.
+/// Loses the context, as a faulting kernel does.
 pub fn lose_the_context() {
     let lose = function::<unsafe extern "C" fn() -> i32>("fakecuda_lose");
-    // SAFETY: it takes no pointers.
+    // SAFETY: the function takes no pointers.
     assert_eq!(unsafe { lose() }, 0);
 }
 
-/// Tests that run in a process of their own, over the stand-in.
+/// Defines tests that run over the stand-in, each in a process of its own.
 macro_rules! on_stand_in {
     ($($(#[$meta:meta])* fn $name:ident() $body:block)+) => {$(
         mod $name {
@@ -160,7 +161,7 @@ macro_rules! on_stand_in {
             }
 
             #[test]
-            #[ignore = "wants the stand-in; `over_the_stand_in` runs it in a process of its own"]
+            #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
             fn in_a_process_of_its_own() {
                 fn case() $body
                 stand_in::watch();
@@ -172,7 +173,7 @@ macro_rules! on_stand_in {
 }
 pub(crate) use on_stand_in;
 
-/// The same with cases that run on a GPU too.
+/// Defines tests over the stand-in from cases that also run on a GPU.
 macro_rules! cases_on_stand_in {
     ($($name:ident),+ $(,)?) => {
         stand_in::on_stand_in! {

@@ -1,7 +1,7 @@
 //! Work on a GPU: five kernels from a few lines of PTX that the driver compiles.
 //!
-//! `unsafe` here: loading and launching device code through the bare table of symbols, and the
-//! pinned words that open gates.
+//! `unsafe` is used to load and launch device code through the raw symbol table, and for the pinned
+//! words that open gates.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -19,17 +19,17 @@ use super::{D0, Gate, Rows, Work};
 
 const PTX: &str = include_str!("kernels.ptx");
 
-/// Architectures to ask for: the oldest that the newest compilers know, and an older one.
+/// Target architectures: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
 
-/// After so long a gate opens by itself, so that a test that failed ends.
+/// Time after which a gate opens by itself, so that a failed test ends.
 const GATE_LIMIT: Duration = Duration::from_secs(5);
 
 const GATES: usize = 1024;
 const REPORT: usize = 4;
 
-/// Blocks of a launch: many where the memory is to be filled quickly, few where the kernel waits,
-/// so that it leaves room for the others that it is to run beside.
+/// Blocks per launch: many for kernels that fill memory quickly, few for kernels that wait, to
+/// leave capacity for the kernels that they run beside.
 const MANY: u32 = 256;
 const FEW: u32 = 16;
 
@@ -41,17 +41,18 @@ pub(super) struct CudaWork {
     check: CUfunction,
     gate: CUfunction,
     rows: CUfunction,
-    /// What was checked; see the kernel.
+    /// The result of checks; see the kernel.
     report: DeviceAddress,
     /// A pinned word for each gate.
     gates: *mut u32,
     next_gate: AtomicUsize,
 }
 
-// SAFETY: the driver lets any thread use module and functions; the words are only ever touched as
-// atomics.
+// SAFETY: the driver allows any thread to use module and functions, and the words are only accessed
+// atomically.
 unsafe impl Send for CudaWork {}
-// SAFETY: as above.
+// SAFETY: the driver allows any thread to use module and functions, and the words are only accessed
+// atomically.
 unsafe impl Sync for CudaWork {}
 
 fn ok(code: CUresult) {
@@ -59,8 +60,7 @@ fn ok(code: CUresult) {
 }
 
 impl CudaWork {
-    /// Loads the kernels, or says which call for that the driver lacks, as one that stands in for
-    /// the real one may.
+    /// Loads the kernels. Returns the missing symbol if the driver is a stand-in that lacks a call.
     pub(super) fn load(driver: Arc<CudaDriver>) -> Result<Self, MissingSymbol> {
         driver.api().cuModuleLoadData.get()?;
         driver.api().cuLaunchKernel.get()?;
@@ -78,7 +78,7 @@ impl CudaWork {
             gates: gates.cast(),
             next_gate: AtomicUsize::new(0),
         };
-        // SAFETY: the memory was just had and is as large.
+        // SAFETY: the memory was just allocated with this size.
         unsafe { gates.write_bytes(0, 4 * GATES) };
         work.load_kernels();
         work.warm_up();
@@ -97,8 +97,8 @@ impl CudaWork {
             let mut code = CUresult::CUDA_SUCCESS;
             for target in TARGETS {
                 let image = format!("{}\0", PTX.replace("TARGET", target));
-                // SAFETY: the image ends with a zero byte and outlives the call; the result goes
-                // to a field.
+                // SAFETY: the image ends with a zero byte and outlives the call. The result is
+                // written to a field.
                 code = unsafe { load(&mut self.module, image.as_ptr().cast()) };
                 if code == CUresult::CUDA_SUCCESS {
                     break;
@@ -113,13 +113,13 @@ impl CudaWork {
                 (&mut self.rows, c"rows"),
             ];
             for (function, name) in kernels {
-                // SAFETY: the module was loaded above; the result goes to a field.
+                // SAFETY: the module was loaded above, and the result is written to a field.
                 ok(unsafe { find(function, self.module, name.as_ptr()) });
             }
         });
     }
 
-    /// The first use of a function loads it, which may wait for all of the context.
+    /// Uses each function once. The first use loads it, which may wait for all work of the context.
     fn warm_up(&self) {
         let none = StreamHandle::NULL;
         let stream = self
@@ -132,11 +132,11 @@ impl CudaWork {
             self.launch(self.check, (1, 32), stream, [self.report.0, 0, 0, 0]);
             let flag = self.gates as u64;
             self.launch(self.gate, (1, 1), stream, [flag, 0, 0, 0]);
-            // Of no heads.
+            // With zero heads.
             let report = self.report.0;
             let nothing = [report, report, report, 0, 0, 0, 0, 0];
             self.launch(self.rows, (1, 32), stream, nothing);
-            // SAFETY: the report is ours.
+            // SAFETY: this value owns the report.
             unsafe {
                 let bytes = 8 * REPORT as u64;
                 self.driver
@@ -145,12 +145,12 @@ impl CudaWork {
             }
         }
         self.driver.context_synchronize(D0).unwrap();
-        // SAFETY: it was made above, and its work is done.
+        // SAFETY: the stream was created above, and its work is complete.
         unsafe { self.driver.stream_destroy(D0, stream).unwrap() };
         self.touch_managed();
     }
 
-    /// The first touch of managed memory has the driver take 124 MiB for itself, which it keeps.
+    /// Touches managed memory once: the driver then allocates 124 MiB for itself, which it keeps.
     fn touch_managed(&self) {
         let Ok(managed) = self.driver.managed_alloc(D0, 1 << 20, 1) else {
             return;
@@ -158,7 +158,7 @@ impl CudaWork {
         let numbers = [managed.0, 1, 0, 0];
         self.launch(self.fill, (1, 32), StreamHandle::NULL, numbers);
         self.driver.context_synchronize(D0).unwrap();
-        // SAFETY: it was had above, and its work is done.
+        // SAFETY: the memory was allocated above, and its work is complete.
         unsafe { self.driver.free(D0, managed).unwrap() };
     }
 
@@ -174,8 +174,9 @@ impl CudaWork {
             .each_mut()
             .map(|number| ptr::from_mut(number).cast::<c_void>());
         within(&self.driver, || {
-            // SAFETY: each kernel takes as many numbers as it is given here, which are read before the call returns. What
-            // it touches is the question that the test asks.
+            // SAFETY: each kernel takes the number of arguments that it is given here, and they are
+            // read before the call returns. The validity of the memory that it accesses is what the
+            // test checks.
             ok(unsafe {
                 launch(
                     function,
@@ -195,19 +196,19 @@ impl CudaWork {
     }
 }
 
-/// Makes the device's context current for the length of some calls.
+/// Runs `act` with the device's context current.
 fn within(driver: &CudaDriver, act: impl FnOnce()) {
     let context = driver.context(D0).unwrap();
     // SAFETY: the context is valid for as long as the driver is.
     ok(unsafe { (driver.api().cuCtxPushCurrent_v2)(context) });
     act();
     let mut popped = ptr::null_mut();
-    // SAFETY: what is popped was pushed above; the result goes to a local.
+    // SAFETY: the context was pushed above, and the result is written to a local variable.
     ok(unsafe { (driver.api().cuCtxPopCurrent_v2)(&mut popped) });
 }
 
 fn word(stamp: u32) -> u32 {
-    // Odd, so that different stamps have different patterns and 0 stays 0.
+    // An odd factor gives different stamps different patterns, and maps 0 to 0.
     stamp.wrapping_mul(0x9e37_79b1)
 }
 
@@ -251,7 +252,7 @@ impl Work for CudaWork {
     fn gate(&self, stream: &Stream) -> Gate {
         let index = self.next_gate.fetch_add(1, Ordering::Relaxed);
         assert!(index < GATES, "more gates than one test should need");
-        // SAFETY: the index lies in the words.
+        // SAFETY: the index is within the words.
         let flag = unsafe { self.gates.add(index) };
         let limit = GATE_LIMIT.as_nanos() as u64;
         self.launch(
@@ -262,8 +263,8 @@ impl Work for CudaWork {
         );
         let (flag, driver) = (flag as usize, Arc::clone(&self.driver));
         Gate::new(move || {
-            // SAFETY: the word is pinned memory that is freed after all gates, and is written
-            // nowhere else.
+            // SAFETY: the word is pinned memory that is freed after all gates, and is only written
+            // here.
             unsafe { AtomicU32::from_ptr(flag as *mut u32) }.store(1, Ordering::Release);
             drop(driver);
         })
@@ -271,7 +272,7 @@ impl Work for CudaWork {
 
     fn noted(&self) -> Option<String> {
         let mut bytes = [0; 8 * REPORT];
-        // SAFETY: the report is ours and all work is done.
+        // SAFETY: this value owns the report, and all work is complete.
         unsafe {
             self.driver
                 .copy_to_host(D0, &mut bytes, self.report)
@@ -298,7 +299,7 @@ impl Work for CudaWork {
             if free >= least {
                 return;
             }
-            // The driver may take a moment; another process may be at work on the same GPU.
+            // The driver may take a moment, and another process may use the same GPU.
             let left = before.free - free;
             assert!(
                 begun.elapsed() < Duration::from_secs(5),
@@ -311,12 +312,12 @@ impl Work for CudaWork {
 
 impl Drop for CudaWork {
     fn drop(&mut self) {
-        // A context that is lost takes everything with it.
+        // A lost context frees everything with it.
         if self.driver.context_synchronize(D0).is_err() {
             return;
         }
         let unload = self.driver.api().cuModuleUnload.get().unwrap();
-        // SAFETY: all work is done, and each thing was had once.
+        // SAFETY: all work is complete, and each resource is released once.
         unsafe {
             within(&self.driver, || ok(unload(self.module)));
             self.driver.free(D0, self.report).unwrap();

@@ -1,8 +1,8 @@
-//! Work on the host driver. Time is made by holding streams back: a keeper lets each go when its
-//! time has come.
+//! Work on the host driver. Work that takes time is modeled by holding streams back: a keeper
+//! thread lets each go when its time has come.
 //!
-//! `unsafe` here: copies to host memory, which is kept until they are done, and fills that stand for
-//! kernels.
+//! `unsafe` is used for copies to host memory that lives until they are complete, and for fills
+//! that stand for kernels.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use cuvmm::driver::{DeviceAddress, Driver as _, MemoryInfo, PointerAttribute};
 use super::manner::manner;
 use super::{D0, Gate, Rows, Work};
 
-/// Granules are small, so that the scenarios of a GPU fit a machine that builds.
+/// Uses small granules, so that the scenarios of a GPU fit into the memory of a build machine.
 pub(super) fn options() -> HostOptions {
     HostOptions::new()
         .manner(manner())
@@ -33,12 +33,12 @@ struct Held {
     over: bool,
 }
 
-struct Keeper {
+struct RegistrationOwner {
     held: Mutex<Held>,
     changed: Condvar,
 }
 
-impl Keeper {
+impl RegistrationOwner {
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,7 +69,7 @@ impl Keeper {
     }
 }
 
-/// A copy that is on its way, and what it should bring.
+/// A pending copy, and the byte that it should bring.
 struct Look {
     at: DeviceAddress,
     bytes: Box<[u8]>,
@@ -78,14 +78,14 @@ struct Look {
 
 pub(super) struct HostWork {
     driver: Arc<HostDriver>,
-    keeper: Arc<Keeper>,
+    keeper: Arc<RegistrationOwner>,
     thread: Option<JoinHandle<()>>,
     looks: Mutex<Vec<Look>>,
 }
 
 impl HostWork {
     pub(super) fn new(driver: Arc<HostDriver>) -> Self {
-        let keeper = Arc::new(Keeper {
+        let keeper = Arc::new(RegistrationOwner {
             held: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -131,9 +131,10 @@ impl Work for HostWork {
             .driver
             .pointer_attribute(D0, at, PointerAttribute::IS_MANAGED);
         if managed == Ok(1) {
-            // Out of a test's kernel's reach, since programs hold references into it.
-            // SAFETY: whether the memory outlives the work, and nobody looks meanwhile, is what the
-            // tests are about.
+            // A kernel of the machine cannot write to managed memory, because programs hold
+            // references into it.
+            // SAFETY: whether the memory outlives the work, and is not accessed meanwhile, is what
+            // the tests check.
             unsafe {
                 self.driver
                     .fill_async(D0, at, byte(stamp), bytes, stream.as_raw())
@@ -154,7 +155,7 @@ impl Work for HostWork {
     fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32) {
         let byte = byte(stamp);
         let mut seen = vec![!byte; bytes as usize].into_boxed_slice();
-        // SAFETY: the bytes are kept, and not looked at, until all work is done.
+        // SAFETY: the bytes are kept, and not read, until all work is complete.
         unsafe {
             self.driver
                 .copy_to_host_async(D0, seen.as_mut_ptr(), at, bytes, stream.as_raw())
@@ -184,7 +185,7 @@ impl Work for HostWork {
                     true => (strided, dense),
                     false => (dense, strided),
                 };
-                // SAFETY: whether the memory outlives the work is what the tests are about.
+                // SAFETY: whether the memory outlives the work is what the tests check.
                 unsafe {
                     self.driver
                         .copy_on_device_async(D0, to, from, bytes, stream.as_raw())
@@ -201,7 +202,7 @@ impl Work for HostWork {
     fn gate(&self, stream: &Stream) -> Gate {
         let (driver, stream) = (Arc::clone(&self.driver), stream.clone());
         driver.hold(D0, stream.as_raw());
-        // Something that has not run until the gate opens.
+        // Work that does not run until the gate opens.
         driver
             .queue_kernel(D0, stream.as_raw(), vec![], vec![])
             .unwrap();
@@ -223,14 +224,17 @@ impl Work for HostWork {
     }
 
     fn nothing_left(&self, _: MemoryInfo) {
-        // A stream's last work may be done before the keeper has put the stream down.
+        // A stream's last work may be complete before the keeper has forgotten the stream.
         while !self.keeper.lock().until.is_empty() {
             std::thread::yield_now();
         }
         let live = self.driver.live();
         assert!(live.is_nothing(), "left behind: {live:?}");
         let taken = self.driver.take_hazards();
-        assert!(taken.is_empty(), "taken from queued work: {taken:#?}");
+        assert!(
+            taken.is_empty(),
+            "memory was taken away under queued work: {taken:#?}"
+        );
     }
 }
 
@@ -241,7 +245,7 @@ impl Drop for HostWork {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
-        // A test that failed may have left work that still copies into the looks.
-        self.driver.let_go_all(D0);
+        // A failed test may have left pending copies into the buffers.
+        self.driver.release_all_streams(D0);
     }
 }

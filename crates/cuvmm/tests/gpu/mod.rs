@@ -1,11 +1,11 @@
-//! A device to work on: the GPU where there is one, and the host driver always.
+//! A device to test on: always the host driver, and a GPU where there is one.
 //!
-//! A test is written once, over a [`Stage`]: real streams, work that takes time, memory with
-//! patterns in it. On the GPU the work is kernels; on the host driver it is work that is held
-//! back until its time has come, so that the same scenarios run where there is no GPU. What the
-//! library did wrong shows as a word that holds somebody else's pattern, or as a lost context.
+//! A test is written once, over a [`Stage`]: real streams, work that takes time, memory filled with
+//! patterns. On the GPU the work is kernels. On the host driver it is work that is held back until
+//! its time has come, so that the same scenarios run without a GPU. An error of the library shows
+//! as a word with the wrong pattern, or as a lost context.
 //!
-//! `unsafe` here: pinned host memory that the device copies to, which outlives the copies.
+//! `unsafe` is used for pinned host memory that the device copies to, which outlives the copies.
 #![allow(
     unsafe_code,
     dead_code,
@@ -35,60 +35,59 @@ use cuvmm::{Block, Device, Limit, Pool, Stream};
 
 pub const D0: Ordinal = Ordinal(0);
 
-/// What the driver may keep for itself of memory that was given back: streams and launches take
-/// some of the device when they are first used.
+/// Memory that the driver may keep after everything is released: streams and launches allocate some
+/// device memory when first used.
 const SLACK: u64 = 64 << 20;
 
-/// What a process of a test's own says when it has come to its end.
+/// Printed by a test that has a process of its own when it has completed there.
 const ENDED: &str = "the context was lost and the process went on";
 
-/// What a device is asked to do, in the order of a stream. Whether memory lies at the addresses is
-/// what the tests are about, so nobody checks that.
+/// Work that a device does in the order of a stream. Whether memory is mapped at the addresses is
+/// what the tests are about, so it is not checked.
 pub trait Work: Send + Sync {
-    /// Waits, then writes a stamp's pattern into every word.
+    /// Waits, then writes a stamp's pattern to every word.
     fn fill(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32, after: Duration);
 
-    /// Waits, then adds one to every word. False, and nothing done, where no work computes.
+    /// Waits, then adds one to every word. Returns `false` and does nothing if work cannot compute.
     fn increment(&self, stream: &Stream, at: DeviceAddress, bytes: u64, after: Duration) -> bool;
 
-    /// Notes every word that does not hold a stamp's pattern; stamp 0 is zeros.
+    /// Records every word that does not hold a stamp's pattern. Stamp 0 is zeros.
     fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32);
 
-    /// Copies rows between where they lie strided and where they lie side by side, to the tensor if
-    /// it is to `write`.
+    /// Copies rows between a strided tensor and a dense buffer, to the tensor if `write` is set.
     fn rows(&self, stream: &Stream, rows: &Rows, write: bool);
 
-    /// The pattern of a stamp as it lies in memory.
+    /// Returns the pattern of a stamp as it is in memory.
     fn pattern(&self, stamp: u32) -> [u8; 4];
 
-    /// What the stream has next waits until the gate opens.
+    /// Holds back the stream's next work until the gate opens.
     fn gate(&self, stream: &Stream) -> Gate;
 
-    /// What has been noted, once all work is done.
+    /// Returns the recorded errors, once all work is done.
     fn noted(&self) -> Option<String>;
 
-    /// Complains of what the library has not given back.
+    /// Fails if the library has not released everything.
     fn nothing_left(&self, before: MemoryInfo);
 }
 
-/// Words `[token, head, word]` at strides, and as many side by side.
+/// Words `[token, head, word]` with strides, and the same number of words in a dense buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
     pub tensor: DeviceAddress,
     pub dense: DeviceAddress,
-    /// Where on the device the number of tokens is, 8 bytes. Kernels read it when they run; the host
-    /// driver's work is told it when it is queued.
+    /// Device address of the number of tokens, 8 bytes. Kernels read it when they run; work of the
+    /// host driver gets the number when it is queued.
     pub tokens: DeviceAddress,
     pub heads: u64,
-    /// Words of a head.
+    /// Words per head.
     pub words: u64,
-    /// From one token to the next, in bytes.
+    /// Bytes from one token to the next.
     pub token_stride: u64,
-    /// From one head to the next, in bytes.
+    /// Bytes from one head to the next.
     pub head_stride: u64,
 }
 
-/// Work of a stream that waits. Dropping the gate opens it.
+/// Held-back work of a stream. Dropping the gate opens it.
 pub struct Gate {
     open: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -118,7 +117,8 @@ pub struct Stage {
     gpu: bool,
     before: MemoryInfo,
     stamps: AtomicU32,
-    /// Captures and marks on the whole context disturb each other, and the tests share one.
+    /// Serializes the tests, which share one context: captures and marks on the whole context
+    /// disturb each other.
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
@@ -129,8 +129,8 @@ impl Stage {
         Self::new(driver, work, false, None)
     }
 
-    /// The GPU, or nothing where there is none, which is then said on the terminal even if the
-    /// test harness keeps quiet. `CUVMM_REQUIRE_GPU=1` makes it a failure.
+    /// Opens the GPU. Without one, returns `None` and says so on the terminal even if the test
+    /// harness captures output. `CUVMM_REQUIRE_GPU=1` turns a missing GPU into a failure.
     pub fn on_gpu(test: &str) -> Option<Self> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,12 +173,12 @@ impl Stage {
         }
     }
 
-    /// A number for the GPU, and a smaller one for the host, where all work is ours.
+    /// Returns the first number on the GPU and the second on the host driver.
     pub const fn scaled<T: Copy>(&self, gpu: T, host: T) -> T {
         if self.gpu { gpu } else { host }
     }
 
-    /// The granule.
+    /// Returns the granule.
     pub fn g(&self) -> u64 {
         self.device.granularity()
     }
@@ -187,7 +187,7 @@ impl Stage {
         self.device.driver()
     }
 
-    /// A pool of so many granules, in extents that can be taken back one by one.
+    /// Creates a pool of `granules` granules, in extents that can be reclaimed one by one.
     pub fn pool(&self, granules: u64) -> Pool {
         Pool::builder(&self.device)
             .limit(Limit::Bytes(granules * self.g()))
@@ -203,7 +203,7 @@ impl Stage {
         std::array::from_fn(|_| self.stream())
     }
 
-    /// A stamp that nobody has had.
+    /// Returns a new stamp.
     pub fn stamp(&self) -> u32 {
         self.stamps.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -212,24 +212,24 @@ impl Stage {
         &*self.work
     }
 
-    /// Queues writing a pattern into all of a block.
+    /// Queues writing a stamp's pattern to all of a block.
     pub fn fill(&self, stream: &Stream, block: &Block, stamp: u32) {
         self.late_fill(stream, block, stamp, Duration::ZERO);
     }
 
-    /// The same, some time after the stream gets there.
+    /// Queues writing a stamp's pattern to all of a block, some time after the stream gets there.
     pub fn late_fill(&self, stream: &Stream, block: &Block, stamp: u32, after: Duration) {
         let bytes = words(block.size());
         self.work.fill(stream, block.address(), bytes, stamp, after);
     }
 
-    /// Queues looking whether all of a block holds a pattern.
+    /// Queues a check that all of a block holds a stamp's pattern.
     pub fn check(&self, stream: &Stream, block: &Block, stamp: u32) {
         self.work
             .check(stream, block.address(), words(block.size()), stamp);
     }
 
-    /// Waits for all work and fails if any word was not as it should be.
+    /// Waits for all work and fails if any word was wrong.
     pub fn settle(&self) {
         self.device.synchronize().unwrap();
         if let Some(wrong) = self.work.noted() {
@@ -237,8 +237,8 @@ impl Stage {
         }
     }
 
-    /// Has the ignored test `in_a_process_of_its_own` of the same file run in one, with the GPU
-    /// for itself; fails unless it [says that it came to its end](say_ended).
+    /// Runs the ignored test `in_a_process_of_its_own` of the same file in a process of its own,
+    /// with the GPU for itself. Fails unless it [reports its end](say_ended).
     pub fn leave_to_a_process_of_its_own(self) {
         drop(self);
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -255,7 +255,7 @@ impl Stage {
         assert!(success, "{}\n{said}\n{complained}", output.status);
     }
 
-    /// The end of a test: nothing is lost, wrong or left.
+    /// Ends a test: nothing is lost, wrong or left over.
     pub fn finish(self) {
         self.settle();
         assert_eq!(self.device.drop_failures(), 0);
@@ -263,7 +263,7 @@ impl Stage {
         self.work.nothing_left(self.before);
     }
 
-    /// Pinned host memory, to copy to.
+    /// Allocates pinned host memory, as a target of copies.
     pub fn pinned(&self, bytes: u64) -> Pinned {
         let at = self.driver().host_alloc(D0, bytes, 0).unwrap();
         Pinned {
@@ -274,18 +274,17 @@ impl Stage {
     }
 }
 
-/// Says that a test which has a process of its own has come to its end there.
+/// Reports that a test in a process of its own has completed.
 pub fn say_ended() {
     let said = writeln!(std::io::stdout(), "{ENDED}");
     drop(said);
 }
 
-/// What of a size is whole words.
+/// Rounds a size down to whole words.
 pub const fn words(bytes: u64) -> u64 {
     bytes & !3
 }
 
-/// Pinned host memory.
 pub struct Pinned {
     driver: Arc<dyn Driver>,
     at: *mut u8,
@@ -293,10 +292,10 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Queues copying as many bytes as this has from the device.
+    /// Queues a copy from the device that fills all of this memory.
     pub fn copy_from(&self, stream: &Stream, at: DeviceAddress) {
-        // SAFETY: this lives until the stream has been waited for, and whether the source stays
-        // mapped is the question.
+        // SAFETY: this memory lives until the stream has been synchronized. Whether the source
+        // stays mapped is what the test checks.
         unsafe {
             self.driver
                 .copy_to_host_async(D0, self.at, at, self.bytes, stream.as_raw())
@@ -304,9 +303,9 @@ impl Pinned {
         }
     }
 
-    /// Fails unless every word holds a pattern. The copies into it are done.
+    /// Fails unless every word holds the pattern. The copies into this memory must be done.
     pub fn expect(&self, pattern: [u8; 4]) {
-        // SAFETY: the memory is ours, and nothing writes to it while the borrow lives.
+        // SAFETY: this value owns the memory, and nothing writes to it while the borrow lives.
         let bytes = unsafe { std::slice::from_raw_parts(self.at, self.bytes as usize) };
         let wrong = bytes
             .chunks_exact(4)
@@ -320,14 +319,14 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it was had from this driver and is given back once.
+        // SAFETY: the memory was allocated by this driver and is freed once.
         let freed = unsafe { self.driver.host_free(D0, self.at) };
-        // A test that failed may have lost the context.
+        // A failed test may have lost the context.
         assert!(freed.is_ok() || std::thread::panicking(), "{freed:?}");
     }
 }
 
-/// Runs an act again until it succeeds; fails after ten seconds.
+/// Retries an operation until it succeeds. Fails after ten seconds.
 pub fn eventually<T, E: std::fmt::Display>(mut act: impl FnMut() -> Result<T, E>) -> T {
     let begun = Instant::now();
     loop {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds memory of this library as tensors of NumPy, PyTorch or CuPy, and theirs in this library.
+"""Exchanges tensors over DLPack between this library and NumPy, PyTorch or CuPy, both ways.
 
     dlpack.py --on numpy|torch|cupy --library libdlpack_python.so
 
-The library is the example `dlpack_python` of the crate `cuvmm`, with the feature `dlpack`. NumPy has
-the memory of the host driver, the others that of the GPU.
+The library is the example `dlpack_python` of the crate `cuvmm`, with the feature `dlpack`. NumPy is
+tested on memory of the host driver, the other libraries on memory of the GPU.
 """
 
 import argparse
@@ -60,20 +60,20 @@ python = ctypes.pythonapi
 python.PyCapsule_New.restype = ctypes.py_object
 python.PyCapsule_New.argtypes = [c_void_p, c_char_p, c_void_p]
 python.PyCapsule_GetPointer.restype = c_void_p
-# A capsule that is being destroyed has no reference left to lend, so it goes by its address.
+# A capsule that is being destroyed cannot be referenced any more, so its address is passed.
 python.PyCapsule_GetPointer.argtypes = [c_void_p, c_char_p]
 python.PyCapsule_IsValid.argtypes = [c_void_p, c_char_p]
 python.PyCapsule_SetName.argtypes = [c_void_p, c_char_p]
-# The capsule keeps no copy of its name.
+# Kept for the life of the process, because a capsule does not copy its name.
 USED = {True: b"used_dltensor_versioned", False: b"used_dltensor"}
 
 
 class Refused(BufferError):
-    """What the library answered."""
+    """An error of the library."""
 
 
 class World:
-    """A device, a pool and a stream of ours."""
+    """A device, a pool and a stream of this library."""
 
     def __init__(self, ours, on_gpu):
         self.ours = ours
@@ -87,7 +87,7 @@ class World:
         return answer
 
     def destroyed(self, capsule):
-        """The destructor of a capsule: deletes the tensor if nobody took it."""
+        """Deletes the tensor of a capsule that was not consumed, as the capsule's destructor."""
         for versioned, name in NAMES.items():
             if python.PyCapsule_IsValid(capsule, name):
                 self.ours.tensor_delete(python.PyCapsule_GetPointer(capsule, name), versioned)
@@ -107,18 +107,18 @@ class World:
         return self.ours.world_stream(self.at)
 
     def take(self, capsule):
-        """Imports the tensor in a capsule, as DLPack's consumers do."""
+        """Imports the tensor in a capsule, as consumers of DLPack do."""
         for versioned, name in NAMES.items():
             if python.PyCapsule_IsValid(id(capsule), name):
                 pointer = python.PyCapsule_GetPointer(id(capsule), name)
                 python.PyCapsule_SetName(id(capsule), USED[versioned])
                 return Imported(self, self.made(
                     self.ours.tensor_import(self.at, pointer, versioned)))
-        raise TypeError(f"{capsule} is no tensor")
+        raise TypeError(f"{capsule} is not a tensor")
 
 
 class Owner:
-    """Memory of ours: a block, a vector or a region."""
+    """Memory of this library: a block, a vector or a region."""
 
     def __init__(self, world, kind, size):
         self.world = world
@@ -143,7 +143,7 @@ class Owner:
 
 
 class Tensor:
-    """What consumers are given."""
+    """A tensor of this library, as consumers see it."""
 
     def __init__(self, owner, dtype, shape, strides=None, offset=0, read_only=False, legacy=False):
         self.owner, self.dtype, self.shape, self.strides = owner, dtype, shape, strides
@@ -159,7 +159,7 @@ class Tensor:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         del dl_device
         if copy:
-            raise BufferError("there are no copies here")
+            raise BufferError("copies are not supported")
         versioned = not self.legacy and max_version is not None and max_version[0] >= 1
         self.asked.append((stream, versioned))
         count = len(self.shape)
@@ -176,7 +176,7 @@ class Tensor:
 
 
 class Imported:
-    """A tensor of another library in ours."""
+    """A tensor of another library, imported into this one."""
 
     def __init__(self, world, at):
         self.world, self.at = world, at
@@ -195,7 +195,7 @@ class Imported:
 
 
 class Numpy:
-    """What differs between the libraries: NumPy, on the processors."""
+    """The differences between the libraries, for NumPy, which runs on the CPU."""
 
     on_gpu = False
     says_read_only = True
@@ -220,7 +220,7 @@ class Numpy:
         array[...] = value
 
     def capsule(self, array, stream):
-        """A capsule for a consumer on a stream of the GPU; one of before DLPack 1.0 for None."""
+        """Returns a capsule for a consumer on a GPU stream, or one of before DLPack 1.0 for None."""
         return array.__dlpack__(max_version=(1, 0)) if stream else array.__dlpack__()
 
     def producer(self):
@@ -231,7 +231,7 @@ class Numpy:
 
 
 class Torch(Numpy):
-    """PyTorch, which never asks whether it may write."""
+    """PyTorch, which ignores the read-only flag."""
 
     on_gpu = True
     says_read_only = False
@@ -263,17 +263,17 @@ class Torch(Numpy):
 
 
 class Cupy(Torch):
-    """CuPy, asked for what needs no compiler of kernels."""
+    """CuPy, limited to operations that need no kernel compiler."""
 
     def __init__(self):
         Numpy.__init__(self)
         import cupy
         self.library = cupy
-        # Its own pool would blur what the driver has in use.
+        # CuPy's own pool would distort the driver's figures.
         cupy.cuda.set_allocator(None)
 
     def to_host(self, array):
-        # What is not side by side would be gathered by a kernel.
+        # Copying an array that is not contiguous would need a kernel.
         if array.flags.c_contiguous:
             return array.get()
         whole = self.numpy.empty(array.shape, array.dtype)
@@ -322,11 +322,11 @@ def numbers_go_both_ways(world, on):
             equal((tuple(array.shape), str(array.dtype).split(".")[-1]), ((2, 3, 4), dtype), kind)
             if kind != "v":
                 owner.write(4096, wanted.tobytes())
-                equal(on.bytes(array), wanted.tobytes(), f"what we wrote as {dtype}, in {kind}")
+                equal(on.bytes(array), wanted.tobytes(), f"our {dtype} elements, in {kind}")
             on.fill(array, 7)
             on.settle()
             sevens = np.full((24,), 7, dtype).tobytes()
-            equal(owner.read(4096, len(sevens)), sevens, f"what they wrote as {dtype}, in {kind}")
+            equal(owner.read(4096, len(sevens)), sevens, f"their {dtype} elements, in {kind}")
             del array
         owner.drop()
 
@@ -362,7 +362,7 @@ def the_last_tensor_ends_the_lease(world, on):
     equal(on.bytes(part), bytes(range(128, 132)), "a tensor that outlives its owner")
     del array, half
     equal(world.in_use(), 64 * MIB, "in use while a view of a view is left")
-    # The last one goes on another thread, by the garbage collector.
+    # The garbage collector drops the last tensor on another thread.
     circle = [part]
     circle.append(circle)
     del part, circle
@@ -373,7 +373,7 @@ def the_last_tensor_ends_the_lease(world, on):
     on.settle()
     world.trim()
     back = used - world.used()
-    equal(back >= 62 * MIB, True, f"{back >> 20} of 64 MiB are back at the driver")
+    equal(back >= 62 * MIB, True, f"{back >> 20} of 64 MiB were returned to the driver")
 
     for kind in "vr":
         before = world.used()
@@ -382,7 +382,7 @@ def the_last_tensor_ends_the_lease(world, on):
         owner.drop()
         equal(world.used() - before >= 30 * MIB, True, f"{kind} is kept by its tensor")
         del array
-        equal(world.used() - before <= 8 * MIB, True, f"{kind} is back at the driver")
+        equal(world.used() - before <= 8 * MIB, True, f"{kind} is returned to the driver")
 
 
 def a_capsule_that_nobody_takes_lets_go(world, _):
@@ -405,8 +405,8 @@ def what_is_only_to_be_read_says_so(world, on):
         equal(on.bytes(array), b"0123", "read-only bytes")
         del array
     legacy = owner.tensor("uint8", (4,), read_only=True, legacy=True)
-    refuses(lambda: legacy.__dlpack__(), "a legacy descriptor", "only to be read")
-    # One that may be written is no trouble for it.
+    refuses(lambda: legacy.__dlpack__(), "a legacy descriptor", "read-only")
+    # A writable tensor can be exported with a legacy descriptor.
     capsule = owner.tensor("uint8", (4,), legacy=True).__dlpack__()
     taken = world.take(capsule)
     equal(taken.read(0, 4), b"0123", "by a legacy descriptor")
@@ -426,15 +426,15 @@ def their_tensor_is_read_and_written_here(world, on):
         refuses(lambda: taken.read((4 << 20) - 2, 4), "beyond the end", "there are 4194304")
         taken.write(8, np.array([-1, -2], dtype="int32").tobytes())
         equal(on.to_host(array)[:5].tolist(), [0, 1, -1, -2, 4], "our numbers there")
-        # It is ours after they have let go, and theirs again after we have.
+        # The import outlives the producer's array. A later array can be given back to its producer.
         del array
         gc.collect()
-        equal(taken.read(4 << 19, 40), wanted[1 << 19:][:10].tobytes(), "after they let go")
+        equal(taken.read(4 << 19, 40), wanted[1 << 19:][:10].tobytes(), "after the producer dropped it")
         taken.close()
         array = on.from_host(wanted)
         taken = world.take(on.capsule(array, stream))
         taken.close(on.producer())
-        equal(on.bytes(array), wanted.tobytes(), "what was given back")
+        equal(on.bytes(array), wanted.tobytes(), "the array that was given back")
 
 
 def a_forked_child_leaves_the_parents_memory(world, on):
@@ -449,19 +449,19 @@ def a_forked_child_leaves_the_parents_memory(world, on):
         del array
         os._exit(0)
     equal(os.waitpid(child, 0)[1], 0, "the child")
-    equal(on.bytes(array), b"0123", "after the child let go")
-    equal(world.in_use(), 4 * MIB, "in use after the child let go")
+    equal(on.bytes(array), b"0123", "after the child dropped it")
+    equal(world.in_use(), 4 * MIB, "in use after the child dropped it")
     del array
-    equal(world.in_use(), 0, "in use after we let go")
+    equal(world.in_use(), 0, "in use after the parent dropped it")
 
 
 def late_work_of_theirs_finds_no_new_owner(world, on):
-    """A tensor goes while work on it is queued on a stream that we have never heard of."""
+    """A tensor is dropped while work on it is queued on a stream unknown to this library."""
     if not isinstance(on, Torch) or isinstance(on, Cupy):
         return
     torch = on.library
     side = torch.cuda.Stream()
-    # All that the pool has, so that the next owner has the same.
+    # All memory of the pool, so that the next owner gets the same memory.
     size = LIMIT
     for wait in (True, False):
         owner = Owner(world, "b", size)
@@ -469,11 +469,11 @@ def late_work_of_theirs_finds_no_new_owner(world, on):
         owner.drop()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # Some 100 ms, in cycles.
+            # About 100 ms, in cycles.
             torch.cuda._sleep(200_000_000)
             array.fill_(9)
         del array
-        equal(side.query(), False, "work is still to come")
+        equal(side.query(), False, "the work is pending")
         again = Owner(world, "b", size)
         again.write(0, b"new" + bytes(13))
         again.write(size - 16, bytes(13) + b"end")
@@ -492,7 +492,7 @@ def consumers_name_their_stream(world, on):
     array = on.from_dlpack(tensor)
     equal([versioned for _, versioned in tensor.asked], [True], "asked for DLPack 1")
     if not on.on_gpu:
-        equal(tensor.asked[0][0], None, "the processors' stream")
+        equal(tensor.asked[0][0], None, "the stream of the CPU")
     del array
     if on.on_gpu:
         for stream in (None, 1, 2, -1):
@@ -523,7 +523,7 @@ def main():
     ours = load(os.path.abspath(arguments.library))
     print(f"{arguments.on} {on.library.__version__}, Python {sys.version.split()[0]}")
     if on.on_gpu:
-        # What a library takes of the device at its first use is its own.
+        # Device memory that a library allocates for itself at its first use does not count.
         on.bytes(on.from_host(on.numpy.zeros(4, "uint8")))
     failed = 0
     for check in CHECKS:

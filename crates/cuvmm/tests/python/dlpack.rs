@@ -1,8 +1,8 @@
-//! What `dlpack.py` calls: memory of this library as DLPack pointers, and theirs taken. A library for
-//! C, made for that script and for nothing else: it trusts what it is given.
+//! A C library for `dlpack.py`: exports memory of this library as DLPack pointers, and imports
+//! foreign tensors. It serves that script only and trusts its arguments.
 //!
-//! `unsafe` here: the C boundary. Every pointer is one that this library gave out before, or one that
-//! the script vouches for.
+//! `unsafe` is used for the C boundary. Every pointer was returned by this library before, or the
+//! script vouches for it.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -40,12 +40,12 @@ pub enum Owner {
     Region(Arc<Region>),
 }
 
-/// A tensor to be exported, as the script says it.
+/// A tensor to export, as the script describes it.
 #[repr(C)]
 pub struct Request {
     offset: u64,
     shape: *const usize,
-    /// Null for those of the shape.
+    /// Null for the strides of a contiguous tensor.
     strides: *const usize,
     dimensions: usize,
     code: u8,
@@ -60,7 +60,7 @@ thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// What an outcome is in C: the value, or `failed` with the words kept.
+/// Converts an outcome for C: the value, or `failed` with the message stored.
 fn said<T>(outcome: Outcome<T>, failed: T) -> T {
     outcome.unwrap_or_else(|error| {
         let words = CString::new(error.to_string()).unwrap_or_default();
@@ -76,7 +76,7 @@ fn owned<T>(outcome: Outcome<T>) -> *mut T {
     )
 }
 
-/// The words of the last error of this thread.
+/// Returns the message of this thread's last error.
 #[unsafe(no_mangle)]
 pub extern "C" fn last_error() -> *const c_char {
     ERROR.with_borrow(|kept| kept.as_ptr())
@@ -99,7 +99,7 @@ pub extern "C" fn world_open(on_gpu: bool, limit: u64) -> *mut World {
     owned(open())
 }
 
-/// Gives everything back to the driver; false if something is still lent.
+/// Returns everything to the driver. Returns `false` if something is still lent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn world_close(world: *mut World) -> bool {
     let World {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn world_close(world: *mut World) -> bool {
     said(closed.map(|()| device.drop_failures() == 0), false)
 }
 
-/// Bytes of the device that are in use, by the driver's own figure; -1 if it does not say.
+/// Returns the used bytes of the device as the driver reports them, or -1 on an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn world_used(world: *mut World) -> i64 {
     let ask = || -> Outcome<i64> {
@@ -123,21 +123,21 @@ pub unsafe extern "C" fn world_used(world: *mut World) -> i64 {
     said(ask(), -1)
 }
 
-/// Bytes of the pool in use, leases included. What waits for work that may use it is not.
+/// Returns the bytes of the pool that are in use or leased, without pending frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn world_in_use(world: *mut World) -> u64 {
     let stats = unsafe { &*world }.pool.stats();
     stats.in_use + stats.leased
 }
 
-/// Gives memory that nobody uses back to the driver.
+/// Releases unused memory to the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn world_trim(world: *mut World) -> bool {
     let trimmed = unsafe { &*world }.pool.trim(0);
     said(trimmed.map(|_| true).map_err(Into::into), false)
 }
 
-/// The home stream's handle, for other libraries to order themselves by.
+/// Returns the handle of the home stream, so that other libraries can order their work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn world_stream(world: *mut World) -> u64 {
     unsafe { &*world }.stream.as_raw().0
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn owner_new(world: *mut World, kind: u8, size: u64) -> *m
             b'v' => {
                 let length = usize::try_from(size)?;
                 let mut vector = DeviceVec::new(&world.device, &world.stream, length)?;
-                vector.try_resize(length, 0u8)?;
+                vector.resize(length, 0u8)?;
                 Owner::Vector(Arc::new(vector))
             }
             b'r' => {
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn owner_write(
         Owner::Region(region) => region
             .write(&world.stream, offset, bytes)
             .map_err(Into::into),
-        Owner::Vector(_) => Err("a shared vector is not written".into()),
+        Owner::Vector(_) => Err("a shared vector cannot be written".into()),
     };
     said(written.map(|()| true), false)
 }
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn owner_read(
     said(read.map(|()| true), false)
 }
 
-/// A managed tensor, versioned or not, for a capsule.
+/// Returns a managed tensor, versioned or not, for a capsule.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn owner_export(owner: *mut Owner, wanted: *const Request) -> *mut c_void {
     let wanted = unsafe { &*wanted };
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn owner_export(owner: *mut Owner, wanted: *const Request)
     said(exported, ptr::null_mut())
 }
 
-/// The device's type and number, as `__dlpack_device__` says them.
+/// Writes the device's type and number, as `__dlpack_device__` returns them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn owner_device(owner: *mut Owner, device: *mut [i32; 2]) -> bool {
     let ask = || -> Outcome<[i32; 2]> {
@@ -267,7 +267,7 @@ fn export<O: Memory>(owner: O, wanted: &Request) -> Outcome<*mut c_void> {
     })
 }
 
-/// What a capsule that nobody took does.
+/// Deletes a tensor whose capsule was not consumed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tensor_delete(tensor: *mut c_void, versioned: bool) {
     unsafe {
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn tensor_delete(tensor: *mut c_void, versioned: bool) {
     }
 }
 
-/// Takes a tensor out of a capsule. On failure it is deleted.
+/// Imports a tensor from a capsule. Deletes the tensor on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tensor_import(
     world: *mut World,
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn imported_write(
     said(written.map(|()| true).map_err(Into::into), false)
 }
 
-/// Lets go of it: behind our work on a stream of the library that made it, or after waiting.
+/// Releases an import: ordered behind our work by a stream of its producer, or after waiting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn imported_close(
     world: *mut World,
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn imported_close(
         let stream = unsafe { Stream::from_raw(device, handle, Arc::new(())) };
         match stream {
             Ok(stream) => imported.give_back(&stream),
-            // Another stream on each thread.
+            // The per-thread default stream differs from thread to thread.
             Err(_) => imported.close(),
         }
     };

@@ -1,6 +1,6 @@
-//! The other end of a channel as somebody else may have written it, and what a process has open.
+//! A raw peer that can send arbitrary messages over a channel, and checks for open descriptors.
 //!
-//! `unsafe` here: forking, and waiting for what was forked.
+//! `unsafe` is used to fork and to wait for children.
 #![allow(
     dead_code,
     missing_docs,
@@ -34,13 +34,14 @@ pub const HANDLES: u16 = 2;
 pub const VERDICT: u16 = 3;
 pub const TEXT: u16 = 4;
 
-/// The most bytes behind a head.
+/// The longest body of a frame.
 pub const MOST_BODY: usize = 64 << 10;
 
-/// What a peer is waited for where it will not answer.
+/// Timeout for a peer that will not answer.
 pub const SHORT: Duration = Duration::from_millis(500);
 
-/// Far more than anything here takes, also beside other work, and less than the usual timeout.
+/// Far longer than anything here takes, also on a busy machine, and shorter than the default
+/// timeout.
 pub const PROMPT: Duration = Duration::from_secs(9);
 
 /// The head of a frame.
@@ -68,14 +69,14 @@ impl Head {
     }
 }
 
-/// The lock beside a socket.
+/// Returns the path of the lock file beside a socket.
 pub fn lock_of(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".cuvmm-lock");
     path.into()
 }
 
-/// A peer that says what it likes.
+/// A peer that can send any bytes.
 #[derive(Debug)]
 pub struct Raw {
     pub socket: OwnedFd,
@@ -99,7 +100,7 @@ impl Raw {
         Self::over(socket)
     }
 
-    /// A channel of the library's, and who is at its other end.
+    /// Creates a channel and a raw peer at its other end.
     pub fn pair() -> (Channel, Self) {
         let pair = socketpair(
             AddressFamily::UNIX,
@@ -108,12 +109,12 @@ impl Raw {
             None,
         );
         let (one, other) = pair.unwrap();
-        let mut channel = Channel::over(one, &Users::own()).unwrap();
+        let mut channel = Channel::from_socket(one, &Users::own()).unwrap();
         channel.set_timeout(SHORT);
         (channel, Self::over(other))
     }
 
-    /// The head that the next frame should have.
+    /// Returns a correct head for the next frame.
     pub fn head(&self, kind: u16, body: &[u8], handles: usize) -> Head {
         Head {
             magic: *b"cvmm",
@@ -126,7 +127,7 @@ impl Raw {
         }
     }
 
-    /// Sends these bytes and descriptors in one piece. Says whether that went.
+    /// Sends bytes and descriptors in one packet. Returns `true` on success.
     pub fn send(&mut self, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -144,7 +145,7 @@ impl Raw {
         self.send(&bytes, handles)
     }
 
-    /// Sends a message as it should be.
+    /// Sends a correct message.
     pub fn say(&mut self, kind: u16, body: &[u8], handles: &[BorrowedFd<'_>]) -> bool {
         let mut parts = body.chunks(MOST_BODY).peekable();
         if parts.peek().is_none() {
@@ -163,7 +164,8 @@ impl Raw {
         self.say(VERDICT, &[0], &[])
     }
 
-    /// What the other side says next: its kind, body and descriptors. Nothing once it has closed.
+    /// Receives the other side's next message: its kind, body and descriptors. Returns `None` once
+    /// it has closed.
     pub fn hear(&mut self) -> Option<(u16, Vec<u8>, Vec<OwnedFd>)> {
         let mut buffer = vec![0; MOST_BODY + 20];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
@@ -188,9 +190,9 @@ impl Raw {
     }
 }
 
-/// A description as it travels, written down apart from the library.
+/// A description in its wire format, encoded independently of the library.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct AdviceRecord {
     pub magic: [u8; 8],
     pub version: u16,
     pub access: u16,
@@ -205,8 +207,8 @@ pub struct Told {
     pub extents: Vec<(u64, u64, u32)>,
 }
 
-impl Told {
-    /// Some extents of a granule on one device, side by side.
+impl AdviceRecord {
+    /// Describes adjacent extents of one granule each on one device.
     pub fn of(uuid: [u8; 16], granule: u64, extents: u64) -> Self {
         Self {
             magic: *b"cuvmm-sh",
@@ -251,12 +253,12 @@ impl Told {
     }
 }
 
-/// Every descriptor that this process has open, and what it is.
+/// Returns every descriptor that this process has open, and what it refers to.
 pub fn open_files() -> BTreeMap<i32, String> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().parse().unwrap();
-        // The folder itself is open while it is read, and has gone when it is asked for.
+        // The directory itself is open while it is read, and closed by the time it is resolved.
         if let Ok(target) = std::fs::read_link(entry.path()) {
             let target = target.to_string_lossy().into_owned();
             if !target.ends_with("/fd") {
@@ -269,13 +271,13 @@ pub fn open_files() -> BTreeMap<i32, String> {
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Keeps the other tests of this process from running: they would open descriptors, and a child
-/// forked meanwhile would keep them open.
+/// Keeps the other tests of this process from running. They would open descriptors, and a child
+/// forked meanwhile would inherit them.
 pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test while no other of these runs, and checks that it leaves no descriptor open.
+/// Runs a test alone, and checks that it leaves no descriptor open.
 pub fn leaves_nothing_open<T>(test: impl FnOnce() -> T) -> T {
     let _alone = alone();
     let before = open_files();
@@ -284,32 +286,32 @@ pub fn leaves_nothing_open<T>(test: impl FnOnce() -> T) -> T {
     told
 }
 
-/// Runs something in a forked child, which must come to its end in time and find all right.
+/// Runs `work` in a forked child, which must end in time and without a panic.
 ///
-/// The child has this thread only, and must open devices of its own.
+/// The child has only this thread, and must open devices of its own.
 pub fn in_a_child(work: impl FnOnce()) {
     let _alone = alone();
     let child = fork(work);
     assert_eq!(ended(child, Duration::from_secs(300)), Some(0), "the child");
 }
 
-/// Whether any thread of a child has.
+/// Set if any thread of a child has panicked.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Begins something in a forked child, which ends with 0 if none of its threads panics.
+/// Starts `work` in a forked child, which exits with 0 if none of its threads panics.
 pub fn fork(work: impl FnOnce()) -> i32 {
-    // SAFETY: the child has this thread only, uses nothing of the others', and leaves by `_exit`.
+    // SAFETY: the child has only this thread, uses nothing of other threads, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // What the test's runner keeps of its output nobody would see.
+        // The test runner's captured output would be lost.
         std::panic::set_hook(Box::new(|info| {
             PANICKED.store(true, Ordering::SeqCst);
             let said = writeln!(std::io::stderr(), "in a child: {info}");
             drop(said);
         }));
         let outcome = catch_unwind(AssertUnwindSafe(work));
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: ends the child without running any code of the parent's exit.
         unsafe {
             libc::_exit(i32::from(
                 outcome.is_err() || PANICKED.load(Ordering::SeqCst),
@@ -319,25 +321,25 @@ pub fn fork(work: impl FnOnce()) -> i32 {
     child
 }
 
-/// Drops in a forked child what it has a copy of, and does not use again.
+/// Drops a child's copy of a value, which the child does not use again.
 pub fn drop_in_child<T>(value: &T) {
-    // SAFETY: the child ends without touching the value again, or dropping it.
+    // SAFETY: the child ends without using or dropping the value again.
     drop(unsafe { std::ptr::read(value) });
 }
 
-/// What a child ended with; nothing if it had to be killed because it did not end, and -1 if a
-/// signal ended it.
+/// Waits for a child and returns its exit status, or -1 if a signal ended it. Kills it and returns
+/// `None` if it did not end in time.
 pub fn ended(child: i32, within: Duration) -> Option<i32> {
     let begun = Instant::now();
     loop {
         let mut status = 0;
-        // SAFETY: asks for a child of this process.
+        // SAFETY: waits for a child of this process.
         match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
             0 if begun.elapsed() < within => std::thread::sleep(Duration::from_millis(2)),
             0 => {
-                // SAFETY: a child of this process that nobody has waited for yet.
+                // SAFETY: the process is a child of this one that has not been waited for.
                 unsafe { libc::kill(child, libc::SIGKILL) };
-                // SAFETY: as above.
+                // SAFETY: waits for a child of this process.
                 unsafe { libc::waitpid(child, &raw mut status, 0) };
                 return None;
             }
@@ -347,18 +349,17 @@ pub fn ended(child: i32, within: Duration) -> Option<i32> {
     }
 }
 
-/// Lends descriptors.
 pub fn lend(handles: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
     handles.iter().map(OwnedFd::as_fd).collect()
 }
 
-/// What a peer has to say things with.
+/// The material that a peer can send.
 #[derive(Debug)]
 pub struct Words {
     pub description: Vec<u8>,
     /// Memory as described.
     pub handles: Vec<OwnedFd>,
-    /// What is no memory.
+    /// Descriptors that are not memory.
     pub junk: Vec<OwnedFd>,
 }
 
@@ -373,8 +374,8 @@ impl Words {
         }
     }
 
-    /// Says something or other, as a script of any bytes has it, until there is no room for more;
-    /// and no more after that.
+    /// Sends messages chosen by a script of arbitrary bytes, until the socket is full or the script
+    /// ends.
     pub fn speak(&self, peer: &mut Raw, script: &[u8]) {
         rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
         let mut script = script.iter().copied();

@@ -1,10 +1,12 @@
-//! The crate `cuvmm-candle`, which the workspace leaves out: candle's `cuda` feature wants nvcc.
+//! The crate `cuvmm-candle`, which is not in the workspace because candle's `cuda` feature requires
+//! nvcc.
 //!
-//! `check` gets by without a toolkit, since nobody looks at what a kernel's compiler made before it runs on
-//! a GPU. So does `test`, which links with stand-ins for CUDA's libraries and loads them: it is for the
-//! tests that need no GPU, and does the same on every machine. Whoever has a GPU and a toolkit runs `cargo
-//! test` in the crate's folder, and everything runs. `build` has a real toolkit, from the path or from PyPI,
-//! and keeps its files apart: what was built for the one is of no use to the other.
+//! `check` needs no toolkit, because the compiled kernels are not used before they run on a GPU.
+//! Nor does `test`, which links with stand-ins for CUDA's libraries and loads them: it is for the
+//! tests that need no GPU, and gives the same results on every machine. On a machine with a GPU and
+//! a toolkit, `cargo test` in the crate's folder runs everything. `build` uses a real toolkit, from
+//! the path or from PyPI, and keeps its files apart, because files built for the stub cannot be
+//! used with it.
 
 mod stand_in;
 mod toolkit;
@@ -27,11 +29,11 @@ pub(crate) struct Candle {
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
-    /// Check its format, types, lints and documentation. Wants no toolkit.
+    /// Check its format, types, lints and documentation. Needs no toolkit.
     Check,
-    /// Run its tests as where there is no GPU, even if there is one. Wants no toolkit.
+    /// Run its tests as on a machine without a GPU, even if there is one. Needs no toolkit.
     Test,
-    /// Find a toolkit, or put one together from PyPI, and print what a shell is told to use it.
+    /// Find a toolkit, or assemble one from PyPI, and print the shell commands that select it.
     Toolkit,
     /// Build its examples and GPU tests in release, stripped, for a machine without cargo.
     Build {
@@ -52,25 +54,26 @@ impl Candle {
                 }
                 Ok(())
             }
-            // Cargo starts us where the user is, and is itself started in the workspace.
+            // Cargo starts this program in the user's folder, and is itself started in the
+            // workspace.
             Task::Build { folder } => build(&target, &std::path::absolute(folder)?),
         }
     }
 }
 
-/// The folder of the crate.
+/// Returns the folder of the crate.
 fn package() -> PathBuf {
     cargo::workspace().join("crates/cuvmm-candle")
 }
 
-/// Where its files go.
+/// Returns the folder for its build files.
 fn target() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| cargo::workspace().join("target"));
     Ok(std::path::absolute(target)?.join("candle"))
 }
 
-/// Cargo in the folder of the crate.
+/// Returns a command that runs cargo in the folder of the crate.
 fn command(target: &Path) -> Command {
     let mut command = cargo::command();
     command
@@ -79,12 +82,13 @@ fn command(target: &Path) -> Command {
     command
 }
 
-/// Where the toolkit that does nothing lies.
+/// Returns the folder of the stub toolkit.
 fn stub(target: &Path) -> PathBuf {
     target.join("stub")
 }
 
-/// Cargo with that one. What it builds lies in one folder, since `check` and `test` have much in common.
+/// Returns a command that runs cargo with the stub toolkit. All builds with it share one folder,
+/// because `check` and `test` have much in common.
 fn without_toolkit(target: &Path, arguments: &[&str]) -> Result<Command> {
     let toolkit = toolkit::stub(&stub(target))?;
     let mut command = command(&target.join("check"));
@@ -103,8 +107,8 @@ fn check(target: &Path) -> Result<()> {
             "-D",
             "warnings",
         ],
-        // With the examples come the features of what they depend on, as for the lints. Without them all of
-        // candle would be checked a second time, for the features that are left.
+        // The examples enable features of their dependencies, as they do for the lints. Without
+        // them all of candle would be checked a second time, for the features that remain.
         &["doc", "--locked", "--no-deps", "--lib", "--examples"],
     ] {
         let mut command = without_toolkit(target, arguments)?;
@@ -117,7 +121,7 @@ fn test(target: &Path) -> Result<()> {
     let libraries = toolkit::libraries(&stub(target));
     stand_in::to_run(&libraries)?;
     let path = before(libraries, "LD_LIBRARY_PATH");
-    // The examples are parts of the tests here, and programs of their own for `build`.
+    // The examples are parts of the tests here, and separate programs in `build`.
     for targets in ["--tests", "--doc"] {
         let mut command = without_toolkit(target, &["test", "--locked", targets])?;
         succeed(command.env("LD_LIBRARY_PATH", &path))?;
@@ -125,7 +129,7 @@ fn test(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder before those that a variable lists.
+/// Returns a folder followed by the folders that a variable lists.
 fn before(folder: PathBuf, variable: &str) -> OsString {
     let mut folders = folder.into_os_string();
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
@@ -177,8 +181,8 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The name and the place of a program, if a line of cargo's messages tells of one. An example and its
-/// tests may have one name.
+/// Returns the name and path of a program, if a line of cargo's messages names one. The tests of an
+/// example get a name of their own, because it may be the example's name.
 fn built(line: &str) -> Result<Option<(String, PathBuf)>> {
     let message: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;

@@ -1,7 +1,8 @@
 //! Stand-ins for CUDA's libraries: their names, and every function that can be linked with.
 //!
-//! A function answers that it is a stub, as those of NVIDIA's own stubs do, or what its library has
-//! nearest to that. Where they are loaded, whoever opens a GPU is so told why there is none.
+//! A function returns the code for a stub, as in NVIDIA's own stubs, or the nearest code that its
+//! library has. So a program that loads them and opens a GPU gets an error that says why there is
+//! none.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,18 +18,18 @@ use syn::visit::{self, Visit};
 use super::{command, succeed};
 
 struct Library {
-    /// The name under which it is linked with, and the one under which it is loaded.
+    /// The names under which it is linked and under which it is loaded.
     file: &'static str,
     name: &'static str,
     /// The package that declares its functions, and the file in it.
     declared: (&'static str, &'static str),
-    /// Those that this project's own loader looks for besides.
+    /// The functions that this project's own loader looks for in addition.
     symbols: &'static [Symbol],
-    /// What its functions answer.
+    /// The code that its functions return.
     answer: i32,
 }
 
-/// Those that a toolkit from PyPI lacks.
+/// The libraries that a toolkit from PyPI lacks.
 const LIBRARIES: &[Library] = &[
     Library {
         file: "libcuda.so",
@@ -49,7 +50,7 @@ const LIBRARIES: &[Library] = &[
         name: "libcublasLt.so.13",
         declared: ("cudarc", "src/cublaslt/sys/mod.rs"),
         symbols: &[],
-        answer: 1, // the same
+        answer: 1, // CUBLAS_STATUS_NOT_INITIALIZED
     },
     Library {
         file: "libcurand.so",
@@ -67,8 +68,9 @@ const LIBRARIES: &[Library] = &[
     },
 ];
 
-/// Only what nvcc compiled calls the runtime, and where nvcc does nothing nobody does. But somebody has
-/// to have the functions of what it would have compiled, and this is linked right behind it.
+/// The runtime library. Only code compiled by nvcc calls it, so with the stub nvcc nothing does.
+/// But the functions of that compiled code must exist for linking, and this library, which is
+/// linked directly after it, contains them.
 const RUNTIME: Library = Library {
     file: "libcudart.so",
     name: "libcudart.so.13",
@@ -77,8 +79,10 @@ const RUNTIME: Library = Library {
     answer: 34, // cudaErrorStubLibrary
 };
 
-/// Makes in a folder those that a toolkit from PyPI lacks, to be linked with only. Nobody finds them
-/// there under the names of the real ones, for which what is linked asks where it runs.
+/// Creates, in a folder, the libraries that a toolkit from PyPI lacks, for linking only.
+///
+/// They do not have the names under which the real ones are loaded, so a linked program does not
+/// load them.
 pub(super) fn to_link(folder: &Path) -> Result<()> {
     let packages = packages(folder)?;
     std::fs::create_dir_all(folder)?;
@@ -88,7 +92,7 @@ pub(super) fn to_link(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes in a folder all that candle is linked with, to be loaded too.
+/// Creates, in a folder, all libraries that candle is linked with, for linking and loading.
 pub(super) fn to_run(folder: &Path) -> Result<()> {
     let packages = packages(folder)?;
     std::fs::create_dir_all(folder)?;
@@ -124,10 +128,10 @@ fn make(folder: &Path, library: &Library, packages: &BTreeMap<String, PathBuf>) 
     compile(folder, library, &functions)
 }
 
-/// What a function returns.
+/// The type of value that a function returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// A code, or nothing that anybody looks at.
+    /// A code, or a value that is not used.
     Code,
     /// A string.
     Text,
@@ -173,9 +177,9 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-/// The folders of the packages that the crate is made of, by their names.
+/// Returns the folders of the packages that the crate depends on, by name.
 fn packages(target: &Path) -> Result<BTreeMap<String, PathBuf>> {
-    // Cargo notes in the folder for its files what it found out of the compiler.
+    // Cargo caches information about the compiler in the folder for its files.
     let output = command(target)
         .args(["metadata", "--locked", "--format-version", "1"])
         .output()
@@ -193,7 +197,7 @@ fn packages(target: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(metadata.packages.into_iter().map(folder).collect())
 }
 
-/// The functions that a file of bindings declares in `extern` blocks.
+/// Returns the functions that a file of bindings declares in `extern` blocks.
 fn functions(source: &str) -> syn::Result<BTreeMap<String, Answer>> {
     struct Declared(BTreeMap<String, Answer>);
 
@@ -248,7 +252,7 @@ mod tests {
         assert!(functions("int cuInit(int);").is_err());
     }
 
-    /// A program links with one, loads it under its other name, and is answered.
+    /// A program links with a stand-in, loads it under its other name, and gets its code.
     #[test]
     fn a_stand_in_is_linked_with_and_answers() {
         let folder = tempfile::tempdir().expect("a folder");

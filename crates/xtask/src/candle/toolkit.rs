@@ -1,4 +1,4 @@
-//! nvcc and what goes with it: the machine's own, one put together from PyPI, or one that does nothing.
+//! nvcc and its libraries: those of the machine, a toolkit assembled from PyPI, or a stub.
 
 use std::ffi::OsString;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result};
 
 use super::{before, stand_in, succeed};
 
-/// What nvcc is made of. They are of one release, and CUDA's minor versions may differ from the driver's.
+/// The parts of nvcc. They are of one release, and CUDA's minor version may differ from the
+/// driver's.
 const WHEELS: &[&str] = &[
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -18,12 +19,12 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl==13.0.85",
 ];
 
-/// The compute capability that kernels are built for where nobody says and there is no GPU to ask: the
-/// H100's and H200's.
+/// The compute capability that kernels are built for if it is not set and there is no GPU to query:
+/// that of H100 and H200.
 const CAPABILITY: &str = "90";
 
-/// Answers what build scripts ask of nvcc, and makes the files that they ask for, with nothing in them. A
-/// static library with nothing in it is not an empty file: not every linker takes one.
+/// Answers the queries that build scripts make to nvcc, and creates the files that they request,
+/// empty. An empty static library is not an empty file, because not every linker accepts one.
 const STUB: &str = r#"#!/bin/sh
 file= folder= source=
 while [ $# -gt 0 ]; do
@@ -49,14 +50,15 @@ esac
 [ -z "$folder" ] || : >"$folder/$(basename "${source%.cu}").ptx"
 "#;
 
-/// A toolkit, as a build is told of it.
+/// A toolkit, described by the variables that a build uses.
 pub(super) struct Toolkit {
-    /// Where it lies, if not where everybody looks.
+    /// The folder of the toolkit, if it is not the default one.
     home: Option<PathBuf>,
 }
 
 impl Toolkit {
-    /// The nvcc on the path or of `CUDA_HOME`, or one from PyPI, which a later call finds.
+    /// Returns the toolkit with the nvcc on the path or in `CUDA_HOME`, or installs one from PyPI,
+    /// which later calls reuse.
     pub(super) fn find(target: &Path) -> Result<Self> {
         let set = std::env::var_os("CUDA_HOME").is_some_and(|home| !home.is_empty());
         if set || Command::new("nvcc").arg("--version").output().is_ok() {
@@ -64,20 +66,20 @@ impl Toolkit {
         }
         let folder = target.join("toolkit");
         let home = folder.join("nvidia/cu13");
-        // Made last, so that a toolkit that was left half-way is made again.
+        // Created last, so that a partial installation is repeated.
         if !libraries(&home).join("stubs").exists() {
             install(&folder, &home)?;
         }
         Ok(Self { home: Some(home) })
     }
 
-    /// The variables that build scripts look at.
+    /// Returns the variables that build scripts read.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut variables = Vec::new();
         if let Some(home) = &self.home {
             variables.push(("PATH", before(home.join("bin"), "PATH")));
             variables.push(("NVCC", home.join("bin/nvcc").into_os_string()));
-            // Any of them may be set, to another toolkit's.
+            // Any of them may be set to another toolkit's folder.
             for name in [
                 "CUDA_HOME",
                 "CUDA_PATH",
@@ -95,8 +97,10 @@ impl Toolkit {
     }
 }
 
-/// A toolkit whose nvcc does nothing, in a folder. Its libraries are for [`stand_in`] to make where they are
-/// wanted; the folder is there, since build scripts look for it.
+/// Creates a toolkit in a folder whose nvcc does nothing.
+///
+/// [`stand_in`] creates its libraries where they are needed; the folder for them exists because
+/// build scripts look for it.
 pub(super) fn stub(home: &Path) -> Result<Toolkit> {
     let bin = home.join("bin");
     std::fs::create_dir_all(&bin)?;
@@ -109,13 +113,13 @@ pub(super) fn stub(home: &Path) -> Result<Toolkit> {
     })
 }
 
-/// Where a toolkit has its libraries.
+/// Returns the folder of a toolkit's libraries.
 pub(super) fn libraries(home: &Path) -> PathBuf {
     home.join("lib")
 }
 
 fn install(folder: &Path, home: &Path) -> Result<()> {
-    eprintln!("there is no nvcc on the path: it comes from PyPI");
+    eprintln!("there is no nvcc on the path: installing it from PyPI");
     if folder.exists() {
         std::fs::remove_dir_all(folder).context("clearing an earlier toolkit")?;
     }
@@ -134,7 +138,7 @@ fn install(folder: &Path, home: &Path) -> Result<()> {
             .args(WHEELS),
     )?;
     let lib = libraries(home);
-    // The wheel has it for programs to load, and not to be linked with.
+    // The wheel contains the library under its name for loading, and not under that for linking.
     symlink("libcudart.so.13", lib.join("libcudart.so"))?;
     let made = lib.join("stand-ins");
     stand_in::to_link(&made)?;

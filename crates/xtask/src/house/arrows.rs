@@ -1,7 +1,7 @@
-//! The arrows between the rooms of a crate: a room uses only what stands below it.
+//! Uses between the top-level modules of a crate: a module may use only modules below it.
 //!
-//! The root of the crate may name every room, since it is where they are declared and shown to
-//! users. A room that uses a name of the root uses the room that the root took it from.
+//! The root of the crate may name every module, because it declares them and re-exports their
+//! items. A module that uses a name of the root uses the module from which the root took it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::mentions::{What, mentions};
 use super::plan::Place;
 use super::tree::Module;
 
-/// Every arrow in these modules, which are those of one crate, that does not run down.
+/// Returns a complaint for every use in one crate's modules that does not point downward.
 pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
     if place.floors.is_empty() {
         return Vec::new();
@@ -24,7 +24,10 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
         let Some(level) = place.level(room) else {
             complaints.push(Complaint::in_file(
                 &module.file,
-                format!("the room {room} of {} has no place in the plan", place.name),
+                format!(
+                    "the module {room} of {} has no place in the plan",
+                    place.name
+                ),
             ));
             continue;
         };
@@ -41,8 +44,8 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
             let complain = |what: String| Complaint::at(&module.file, mention.line, what);
             if first == "*" {
                 complaints.push(complain(
-                    "takes everything from the root of the crate, so nobody can tell from which \
-                     rooms"
+                    "takes everything from the root of the crate, which hides the modules that it \
+                     uses"
                         .to_owned(),
                 ));
                 continue;
@@ -51,11 +54,11 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
             let target = match (place.level(first), shown) {
                 (Some(_), _) => first,
                 (None, Some(Some(target))) => target,
-                // Another crate under a name of ours.
+                // A name of the root that refers to another crate.
                 (None, Some(None)) => continue,
                 (None, None) => {
                     complaints.push(complain(format!(
-                        "uses crate::{first}, which is in no room"
+                        "uses crate::{first}, which is in no module"
                     )));
                     continue;
                 }
@@ -68,7 +71,7 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
                 .is_some_and(|below| below < level || (below == level && place.floors[level].open));
             if !fine {
                 complaints.push(complain(format!(
-                    "{room} uses {target} (crate::{}), which does not stand below it",
+                    "{room} uses {target} (crate::{}), which is not below it",
                     path.join("::")
                 )));
             }
@@ -77,11 +80,11 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
     complaints
 }
 
-/// The names that the root of the crate takes from its rooms, with the room, or with nothing
-/// where they come from another crate.
+/// Returns the names that the root of the crate takes from its modules, each with the module, or
+/// with `None` if it comes from another crate.
 ///
-/// A name that is not listed may come from a room that the root takes whole. It counts as one of
-/// the highest such room, under `*`.
+/// A name that is not listed may come from a module that the root takes whole. It is attributed to
+/// the highest such module, under `*`.
 fn names_of_the_root(place: &Place, modules: &[Module]) -> BTreeMap<String, Option<String>> {
     let mut names = BTreeMap::new();
     for root in modules.iter().filter(|module| module.path.is_empty()) {

@@ -1,8 +1,8 @@
-//! The arrows that calls of inherent methods draw between the files of a crate.
+//! Uses between the files of a crate that come from calls of inherent methods.
 //!
-//! A call of a method has no path: `self.gather()` does not say in which of a type's files
-//! `gather` is. It is told from the names alone, since the types are not known here, and a call
-//! that may go to several files draws no arrow, so some arrows are missing.
+//! A method call has no path: `self.gather()` does not say in which of a type's files `gather` is
+//! defined. That is inferred from names alone, because types are not known here. A call that may
+//! refer to several files is ignored, so some uses are not found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use super::methods::{Call, How, Methods, read};
 use super::plan::Place;
 use super::tree::{Module, is_one_in_the_other};
 
-/// One file's use of another, both by their places among the modules.
+/// One file's use of another, both given by their indices among the modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrow {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) line: usize,
-    /// What it does there, in words.
+    /// A description of the use.
     pub(crate) what: String,
 }
 
-/// Methods of the standard library, and `dim` of candle: a call of one by its name alone says
-/// nothing of a method of ours that has the name too.
+/// Methods of the standard library, and `dim` of candle. A call of one of these by name alone is
+/// not attributed to a method of this workspace with the same name.
 const STANDARD: &str = "\
     add all and append as_bytes as_mut as_mut_ptr as_ptr as_ref as_slice as_str borrow borrow_mut \
     checked_add checked_sub clear clone cloned cmp code collect contains contains_key copied \
@@ -33,11 +33,12 @@ const STANDARD: &str = "\
     size skip sort split start store sum swap take then thread to_bytes to_owned to_string \
     truncate try_into unwrap values wait windows with write write_all written zip";
 
-/// Every call, outside tests, of an inherent method that another of these modules, which are
-/// those of one crate, defines.
+/// Returns every call, outside tests, of an inherent method that another of one crate's modules
+/// defines.
 ///
-/// `elsewhere` are the methods of the crates that it uses. A call that would go up between rooms
-/// is of something else with the same name, since a room cannot hold what stands above it.
+/// `elsewhere` are the methods of the crates that it uses. A call that would point upward between
+/// top-level modules refers to another item of the same name, because a module cannot hold values
+/// of the types above it.
 pub(crate) fn arrows(
     place: &Place,
     modules: &[Module],
@@ -53,7 +54,7 @@ pub(crate) fn arrows(
             };
             let (here, there) = (&modules[from].path, &modules[to].path);
             let up = match (here.first(), there.first()) {
-                (Some(here), Some(there)) => place.stands_above(there, here),
+                (Some(here), Some(there)) => place.is_above(there, here),
                 _ => false,
             };
             if up || call.how == How::Path && is_one_in_the_other(here, there) {
@@ -74,7 +75,7 @@ pub(crate) fn arrows(
     arrows
 }
 
-/// The methods that these modules, which are those of one crate, show to other crates.
+/// Returns the methods that one crate's modules make available to other crates.
 pub(crate) fn shown(modules: &[Module]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in modules.iter().map(read) {
@@ -88,14 +89,14 @@ pub(crate) fn shown(modules: &[Module]) -> BTreeSet<String> {
     names
 }
 
-/// Where the inherent methods of a crate are defined.
+/// The files in which the inherent methods of a crate are defined.
 #[derive(Default)]
 struct Index<'a> {
-    /// The files that define a function, by the name of its type and its own.
+    /// The files that define a function, by the name of its type and its own name.
     of_types: BTreeMap<(&'a str, &'a str), BTreeSet<usize>>,
-    /// The files that define a method, which takes `self`, by its name.
+    /// The files that define a method (which takes `self`), by name.
     by_name: BTreeMap<&'a str, BTreeSet<usize>>,
-    /// Names that something else has too: a trait, a macro, another crate.
+    /// Names that are also used elsewhere: in a trait, a macro, another crate.
     shared: BTreeSet<&'a str>,
 }
 
@@ -117,7 +118,8 @@ impl<'a> Index<'a> {
         index
     }
 
-    /// The other file that a call goes to, if only one can be meant, and whether the type says so.
+    /// Returns the other file that a call refers to, if it is unambiguous, and whether the type
+    /// determines it.
     fn called(&self, from: usize, call: &Call) -> Option<(usize, bool)> {
         let of = call.of.as_deref();
         let known = of.and_then(|of| self.of_types.get(&(of, &*call.name)));
@@ -142,7 +144,7 @@ mod tests {
 
     const RECLAIM: &str = "impl State { fn gather(&mut self) {} pub fn begin() -> Self { S } }";
 
-    /// The arrows between files that are given with their modules' paths, as `a -> b: what`.
+    /// Returns the uses between files, given with their module paths, as `a -> b: what`.
     fn arrows_in(krate: &str, files: &[(&str, &str)]) -> Vec<String> {
         let modules: Vec<Module> = files
             .iter()
@@ -162,7 +164,7 @@ mod tests {
             .collect()
     }
 
-    /// What a file beside `RECLAIM` and another one calls in them.
+    /// Returns the calls that a file makes to `RECLAIM` and to another file beside it.
     fn calls(text: &str, other: &str) -> Vec<String> {
         let files = [
             ("pool::commit", text),
@@ -223,7 +225,7 @@ mod tests {
         for text in [
             // The name is one of the standard library's, or of another crate's.
             "fn f(x: &X) { x.insert(y); x.submit(); }",
-            // It is a function, which no dot calls.
+            // It is a function without `self`, which a method call does not refer to.
             "fn f(x: &X) { x.all_of(); }",
             // The type is another one.
             "fn f() { Space::gather(); Space::all_of(); }",

@@ -1,4 +1,4 @@
-//! The circles of files that use each other: none but those that the plan allows.
+//! Cycles of files that use each other. Only those that the plan lists are allowed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,18 @@ use super::plan::Place;
 use super::tree::Module;
 use super::uses;
 
-/// The file with the list of allowed circles.
+/// The file with the list of allowed cycles.
 const PLAN: &str = "crates/xtask/src/house/plan.rs";
 
-/// Files of a crate of which each uses each, by way of the others.
+/// Files of a crate each of which uses every other, directly or indirectly.
 #[derive(Debug)]
 pub(crate) struct Circle {
-    /// Where they are under the crate's source.
+    /// The paths of the files under the crate's source.
     files: BTreeSet<String>,
     steps: Vec<Step>,
 }
 
-/// One file's use of another in a circle.
+/// One file's use of another in a cycle.
 #[derive(Debug)]
 struct Step {
     from: String,
@@ -30,8 +30,8 @@ struct Step {
     what: String,
 }
 
-/// The circles of more than one file in these modules, which are those of one crate.
-/// `elsewhere` are the methods of the crates that it uses.
+/// Returns the cycles of more than one file in one crate's modules. `elsewhere` are the methods of
+/// the crates that it uses.
 pub(crate) fn find(place: &Place, modules: &[Module], elsewhere: &BTreeSet<String>) -> Vec<Circle> {
     let mut arrows = calls::arrows(place, modules, elsewhere);
     arrows.extend(uses::arrows(modules));
@@ -64,7 +64,7 @@ pub(crate) fn find(place: &Place, modules: &[Module], elsewhere: &BTreeSet<Strin
         .collect()
 }
 
-/// The sets of more than one of so many points that arrows join both ways.
+/// Returns the strongly connected components with more than one of the nodes `0..points`.
 fn components(points: usize, arrows: &[Arrow]) -> Vec<BTreeSet<usize>> {
     let mut next = vec![BTreeSet::new(); points];
     for arrow in arrows {
@@ -85,7 +85,7 @@ fn components(points: usize, arrows: &[Arrow]) -> Vec<BTreeSet<usize>> {
     found.into_iter().collect()
 }
 
-/// Where arrows lead from a point, near or far.
+/// Returns all nodes that can be reached from a node.
 fn reach(start: usize, next: &[BTreeSet<usize>]) -> BTreeSet<usize> {
     let mut reached = BTreeSet::new();
     let mut ahead = vec![start];
@@ -99,8 +99,8 @@ fn reach(start: usize, next: &[BTreeSet<usize>]) -> BTreeSet<usize> {
     reached
 }
 
-/// What is wrong with the circles of a crate: those that are not allowed, and what the list of
-/// allowed ones has too much.
+/// Returns complaints about the cycles of a crate: cycles that are not allowed, and superfluous
+/// entries in the list of allowed ones.
 pub(crate) fn check(
     krate: &str,
     circles: &[Circle],
@@ -119,12 +119,12 @@ pub(crate) fn check(
         let parts = parts.count();
         if parts > 1 {
             let files = joined(listed);
-            let what = format!("{krate}: a circle is now {parts} and listed as one: {files}");
+            let what = format!("{krate}: a cycle is now {parts} and listed as one: {files}");
             complaints.push(Complaint::in_file(PLAN, what));
         }
         for file in listed {
             if !circles.iter().any(|circle| circle.files.contains(file)) {
-                let what = format!("{krate}: {file} is listed and in no circle: take it out");
+                let what = format!("{krate}: {file} is listed and in no cycle: remove it");
                 complaints.push(Complaint::in_file(PLAN, what));
             }
         }
@@ -132,11 +132,11 @@ pub(crate) fn check(
     complaints
 }
 
-/// Says which files are in a circle that is not allowed, and by which two steps.
+/// Describes the files of a cycle that is not allowed, and two of its uses.
 fn complaint(circle: &Circle, listed: &[BTreeSet<String>]) -> Complaint {
     let is_new = |file: &&String| !listed.iter().any(|listed| listed.contains(*file));
     let new: BTreeSet<String> = circle.files.iter().filter(is_new).cloned().collect();
-    let mut what = format!("a circle of files: {}", joined(&circle.files));
+    let mut what = format!("a cycle of files: {}", joined(&circle.files));
     if !new.is_empty() && new.len() < circle.files.len() {
         what += &format!(" (new in it: {})", joined(&new));
     }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(
             complaints(&files, &[]),
             [
-                "src/pool/commit.rs:2: a circle of files: pool/commit.rs, pool/supply.rs; \
+                "src/pool/commit.rs:2: a cycle of files: pool/commit.rs, pool/supply.rs; \
                  pool/commit.rs:2 calls State::gather in pool/supply.rs; \
                  pool/supply.rs:1 calls State::commit in pool/commit.rs"
             ]
@@ -232,7 +232,7 @@ mod tests {
         let files = [("", ""), COMMIT, SUPPLY, RECLAIM];
         let found = complaints(&files, &[]);
         assert_eq!(found.len(), 1, "{found:?}");
-        let three = "a circle of files: pool/commit.rs, pool/reclaim.rs, pool/supply.rs; ";
+        let three = "a cycle of files: pool/commit.rs, pool/reclaim.rs, pool/supply.rs; ";
         assert!(found[0].contains(three), "{found:?}");
     }
 
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(found.len(), 1, "{found:?}");
         let new = "(new in it: pool/reclaim.rs); pool/reclaim.rs:1 calls State::commit";
         assert!(found[0].contains(new), "{found:?}");
-        // All are listed, but not as one circle.
+        // All files are listed, but not as one cycle.
         let found = complaints(&files, &[&[commit], &[supply, reclaim]]);
         assert_eq!(found.len(), 1, "{found:?}");
     }
@@ -259,7 +259,7 @@ mod tests {
         let listed: Vec<&str> = listed.iter().map(|file| &**file).collect();
         let found = complaints(&files, &[&listed]);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("pool/gone.rs is listed and in no circle"));
+        assert!(found[0].contains("pool/gone.rs is listed and in no cycle"));
         assert_eq!(complaints(&files[..3], &[&listed[..3]]).len(), 3);
     }
 
@@ -281,6 +281,6 @@ mod tests {
         assert_eq!(complaints(&files, &[&listed[..2], &listed[2..]]), [""; 0]);
         let found = complaints(&files, &[&listed]);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("a circle is now 2 and listed as one"));
+        assert!(found[0].contains("a cycle is now 2 and listed as one"));
     }
 }

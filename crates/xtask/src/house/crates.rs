@@ -1,4 +1,4 @@
-//! The arrows between crates, as their manifests state them.
+//! Dependencies between crates, read from their manifests.
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::Complaint;
 use super::plan::{self, Place};
 
-/// What `cargo metadata` says, as far as it is of interest here.
+/// The part of `cargo metadata`'s output that is used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
@@ -28,7 +28,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Whether it is a crate of its own under `src`, not a test, bench or example.
+    /// Returns `true` if the target is a crate under `src`, and not a test, bench or example.
     pub(crate) fn is_source(&self) -> bool {
         !self.is("test") && !self.is("bench") && !self.is("example") && !self.is("custom-build")
     }
@@ -50,7 +50,8 @@ impl Metadata {
     }
 }
 
-/// Every arrow between two crates of this workspace that the plan does not have.
+/// Returns a complaint for every dependency between two crates of this workspace that the plan does
+/// not allow.
 pub(crate) fn check(metadata: &Metadata) -> Vec<Complaint> {
     let ours: Vec<&str> = metadata
         .packages
@@ -62,7 +63,7 @@ pub(crate) fn check(metadata: &Metadata) -> Vec<Complaint> {
         let complain = |what: String| Complaint::in_file(&package.manifest_path, what);
         let Some(place) = plan::place(&package.name) else {
             complaints.push(complain(format!(
-                "the crate {} has no place in the plan of the house",
+                "the crate {} has no place in the plan",
                 package.name
             )));
             continue;

@@ -1,7 +1,7 @@
-//! What is absent from a file, and stays absent: panics, statics, environment variables, names of
+//! Practices that the source must not contain: panics, statics, environment variables, names of
 //! backends, rounding, unsafe code without a reason.
 //!
-//! Code for tests is free of all of it except the last.
+//! Test code is exempt from all of them except the last.
 
 use super::Complaint;
 use super::mentions::{Mention, What, mentions};
@@ -14,7 +14,7 @@ const PANICKING: &[&str] = &["unwrap", "expect", "unwrap_err", "expect_err"];
 /// Macros that panic.
 const PANICS: &[&str] = &["panic", "todo", "unimplemented", "unreachable"];
 
-/// Macros that panic when a caller is wrong.
+/// Macros that panic on a caller's error.
 const ASSERTS: &[&str] = &["assert", "assert_eq", "assert_ne"];
 
 /// Functions that read or write the environment.
@@ -28,7 +28,7 @@ const ROUNDING: &[&str] = &[
     "checked_next_power_of_two",
 ];
 
-/// Names under which rounding is written by hand.
+/// Function names that suggest hand-written rounding.
 const ROUNDS_BY_NAME: &[&str] = &[
     "round_up",
     "round_down",
@@ -37,10 +37,10 @@ const ROUNDS_BY_NAME: &[&str] = &[
     "align_to",
 ];
 
-/// Words in a `cfg` that make the code differ by the GPU at hand.
+/// Words in a `cfg` that make the code depend on the GPU.
 const GPU: &[&str] = &["cuda", "gpu", "nvidia", "rocm", "hip"];
 
-/// Types whose value a shared reference can change.
+/// Types with interior mutability, and `mut`.
 const CHANGEABLE: &[&str] = &[
     "mut",
     "Cell",
@@ -56,7 +56,7 @@ const CHANGEABLE: &[&str] = &[
     "Condvar",
 ];
 
-/// Everything in these modules, which are those of one crate, that the house does not do.
+/// Returns a complaint for every forbidden practice in one crate's modules.
 pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for module in modules {
@@ -74,7 +74,7 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
     complaints
 }
 
-/// What is wrong with a mention outside tests.
+/// Returns the complaint about a mention outside tests, if there is one.
 fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
     match &mention.what {
         What::Call(name) if PANICKING.contains(&&**name) => {
@@ -85,7 +85,7 @@ fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
         }
         What::Macro(name) if place.library && !mention.constant && ASSERTS.contains(&&**name) => {
             Some(format!(
-                "{name}! panics on what a caller gives: return an error"
+                "{name}! panics on a caller's argument: return an error"
             ))
         }
         What::Macro(name)
@@ -132,7 +132,7 @@ fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
     }
 }
 
-/// Whether a module is in a room of `cuvmm`.
+/// Returns `true` if a module is in a top-level module of `cuvmm`.
 fn is_in(room: &str, place: &Place, module: &Module) -> bool {
     place.name == "cuvmm" && module.path.first().is_some_and(|first| first == room)
 }
@@ -146,7 +146,7 @@ fn reads_environment(path: &[String]) -> bool {
         .any(|pair| pair[0] == "env" && (pair[1] == "*" || ENVIRONMENT.contains(&&*pair[1])))
 }
 
-/// The backend that a path goes through.
+/// Returns the backend that a path goes through.
 fn backend(path: &[String]) -> Option<&str> {
     path.windows(2)
         .find(|pair| {
@@ -155,8 +155,8 @@ fn backend(path: &[String]) -> Option<&str> {
         .map(|pair| &*pair[1])
 }
 
-/// A file may allow unsafe code if its documentation says why, or, in a test, a comment right
-/// above the attribute.
+/// Returns a complaint if a file allows unsafe code without a reason in its documentation or, in a
+/// test, in a comment directly above the attribute.
 fn unreasoned(module: &Module, line: usize) -> Option<String> {
     let says = |text: &str| text.to_lowercase().contains("unsafe");
     let documented = module
@@ -203,7 +203,7 @@ mod tests {
             "{text}: {found:?}"
         );
         let in_tests = format!("#[cfg(test)] mod tests {{ {text} }}");
-        // The file's own attributes stand only at its top.
+        // Inner attributes of the file are only at its top.
         if !text.contains("#!") {
             assert_eq!(complaints(krate, path, &in_tests), [""; 0], "{in_tests}");
         }

@@ -1,7 +1,9 @@
-//! What a file mentions: paths, calls, macros, statics, attributes. No judgement is passed here.
+//! Items that a file mentions: paths, calls, macros, statics, attributes. This module only collects
+//! them.
 //!
-//! Paths are read from the syntax tree wherever they stand, in `use`, types, patterns and
-//! expressions. What is inside a macro is only tokens, so there they are told by their shape.
+//! Paths are read from the syntax tree wherever they occur, in `use`, types, patterns and
+//! expressions. The contents of a macro are only tokens, so paths and calls in them are recognized
+//! by their form.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
@@ -11,31 +13,30 @@ use syn::{Attribute, UseTree};
 use super::tree::Module;
 use super::words::{collect_words, is_for_tests, words_of_attribute};
 
-/// Something that a file mentions.
+/// A mention of an item in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Mention {
     pub(crate) line: usize,
-    /// Whether it is compiled for tests alone.
+    /// `true` if it is compiled for tests only.
     pub(crate) test: bool,
-    /// Whether the compiler evaluates it: an assert there is a check of the program, not of a
-    /// caller.
+    /// `true` if the compiler evaluates it. An assert there checks the program and not a caller.
     pub(crate) constant: bool,
     pub(crate) what: What,
 }
 
-/// What it is.
+/// The kind of a mention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A path that starts at the crate's root, without the word `crate`; `super` and `self` are
     /// resolved. Ends in `*` for a glob.
     Inside {
         path: Vec<String>,
-        /// The name under which a `use` brings it in.
+        /// The name under which a `use` imports it.
         name: Option<String>,
     },
     /// Any other path of at least two parts, or a `use` of one.
     Outside(Vec<String>),
-    /// A method, or a function by the last part of its path, that is called or taken.
+    /// A method or function that is called or referred to, by the last part of its path.
     Call(String),
     Macro(String),
     /// A function that is defined.
@@ -51,7 +52,7 @@ pub(crate) enum What {
     AllowsUnsafe,
 }
 
-/// Everything that a module mentions.
+/// Returns everything that a module mentions.
 pub(crate) fn mentions(module: &Module) -> Vec<Mention> {
     let mut reader = Reader {
         path: module.path.clone(),
@@ -63,7 +64,8 @@ pub(crate) fn mentions(module: &Module) -> Vec<Mention> {
     reader.found
 }
 
-/// The paths that a `use` takes in as they are written, each with the name that it gets here.
+/// Returns the paths that a `use` imports as they are written, each with the name that it gets
+/// here.
 pub(crate) fn imports(item: &syn::ItemUse) -> Vec<(Vec<String>, String)> {
     fn walk(tree: &UseTree, before: &[String], found: &mut Vec<(Vec<String>, String)>) {
         let with = |name: String| {
@@ -133,7 +135,7 @@ impl Reader {
         self.say(span, What::Inside { path: base, name });
     }
 
-    /// Reads what is inside a macro.
+    /// Reads the tokens of a macro.
     fn say_tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let is = |at: usize, wanted: char| matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == wanted);

@@ -1,6 +1,6 @@
-//! Which inherent methods a file defines and which methods it calls. No judgement is passed here.
+//! Inherent methods that a file defines and methods that it calls. This module only collects them.
 //!
-//! What is inside a macro is only tokens, so there calls are told by their shape.
+//! The contents of a macro are only tokens, so calls in them are recognized by their form.
 
 use std::collections::BTreeSet;
 
@@ -16,13 +16,13 @@ use super::words::is_for_tests;
 pub(crate) struct Function {
     pub(crate) of: String,
     pub(crate) name: String,
-    /// Whether it takes `self`, so that it can be called with a dot.
+    /// `true` if it takes `self`, so that it can be called as a method.
     pub(crate) method: bool,
-    /// Whether other crates may call it, if they see its type.
+    /// `true` if other crates that see its type may call it.
     pub(crate) public: bool,
 }
 
-/// How a call names what it calls.
+/// The form in which a call names its callee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     /// `Type::name`.
@@ -37,7 +37,7 @@ pub(crate) enum How {
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) line: usize,
-    /// The type that is known from where the call stands.
+    /// The type, if the place of the call determines it.
     pub(crate) of: Option<String>,
     pub(crate) name: String,
     pub(crate) how: How,
@@ -47,12 +47,13 @@ pub(crate) struct Call {
 #[derive(Debug, Default)]
 pub(crate) struct Methods {
     pub(crate) functions: Vec<Function>,
-    /// The names of functions of traits, and of those in macros.
+    /// The names of functions of traits, and of functions in macros.
     pub(crate) shared: BTreeSet<String>,
     pub(crate) calls: Vec<Call>,
 }
 
-/// What a file, unless it is for tests, defines and calls outside tests.
+/// Returns the methods that a file defines and calls outside tests; none for a file that is only
+/// for tests.
 pub(crate) fn read(module: &Module) -> Methods {
     let mut reader = Reader::default();
     if !module.test {
@@ -61,7 +62,7 @@ pub(crate) fn read(module: &Module) -> Methods {
     reader.found
 }
 
-/// Reads what a file defines and calls.
+/// A visitor that collects definitions and calls.
 #[derive(Default)]
 struct Reader {
     found: Methods,
@@ -79,7 +80,7 @@ impl Reader {
         });
     }
 
-    /// Says that a path's last two parts, if they are that, are a type and its function.
+    /// Records the last two parts of a path as a type and its function, if they are that.
     fn say_path(&mut self, span: Span, parts: &[String]) {
         let [.., of, name] = parts else {
             return;
@@ -96,7 +97,7 @@ impl Reader {
         }
     }
 
-    /// Reads what is inside a macro: calls, and functions, of which nobody knows whose they are.
+    /// Reads the tokens of a macro: calls, and functions whose type is not known.
     fn say_tokens(&mut self, tokens: TokenStream) {
         let tokens = Tokens(tokens.into_iter().collect());
         let mut at = 0;
@@ -132,7 +133,7 @@ impl Reader {
     }
 }
 
-/// What is inside a macro.
+/// The tokens of a macro.
 struct Tokens(Vec<TokenTree>);
 
 impl Tokens {
@@ -144,20 +145,20 @@ impl Tokens {
         matches!(self.0.get(at), Some(TokenTree::Ident(ident)) if ident == wanted)
     }
 
-    /// Whether arguments are here, or the type parameters before them.
+    /// Returns `true` if arguments, or type parameters before them, start here.
     fn is_call(&self, at: usize) -> bool {
         self.is(at, ':')
             || matches!(self.0.get(at), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis)
     }
 
-    /// Whether the method here is called on `self` and not on a field.
+    /// Returns `true` if the method here is called on `self` and not on a field.
     fn is_own(&self, at: usize) -> bool {
         let behind = |back: usize| at.checked_sub(back);
         behind(2).is_some_and(|at| self.is_word(at, "self"))
             && !behind(3).is_some_and(|at| self.is(at, '.'))
     }
 
-    /// The parts of the path that starts here.
+    /// Returns the parts of the path that starts here.
     fn path(&self, mut at: usize) -> Vec<String> {
         let mut parts = Vec::new();
         while let Some(TokenTree::Ident(ident)) = self.0.get(at) {
@@ -171,7 +172,7 @@ impl Tokens {
     }
 }
 
-/// The name of a type without its path and parameters.
+/// Returns the name of a type without its path and parameters.
 fn name_of(of: &syn::Type) -> Option<String> {
     match of {
         syn::Type::Path(of) => of.path.segments.last().map(|last| last.ident.to_string()),
@@ -181,7 +182,7 @@ fn name_of(of: &syn::Type) -> Option<String> {
     }
 }
 
-/// The attributes of an item that may hold calls.
+/// Returns the attributes of an item that may contain calls.
 fn attributes(item: &syn::Item) -> &[Attribute] {
     match item {
         syn::Item::Const(item) => &item.attrs,

@@ -1,10 +1,10 @@
-//! Holds the shape of the house: which crate and which room may use which, and what is absent
-//! from the source and stays absent.
+//! Checks the layering of the project: which crates and modules may use which, and which practices
+//! the source must not contain.
 //!
-//! The plan is in [`plan`]; [`crates`] reads the manifests, [`tree`] and [`mentions`] the source,
-//! and [`arrows`] and [`habits`] judge it. [`circles`] finds the files of a crate that use each
-//! other, by their [`calls`] of [`methods`] and their [`uses`] of paths. Nothing here is mended, only
-//! reported.
+//! The rules are in [`plan`]. [`crates`] reads the manifests, [`tree`] and [`mentions`] read the
+//! source, and [`arrows`] and [`habits`] check it. [`circles`] finds the files of a crate that use
+//! each other, by their [`calls`] of [`methods`] and their [`uses`] of paths. Violations are
+//! reported and not fixed.
 
 mod arrows;
 mod calls;
@@ -14,6 +14,7 @@ mod habits;
 mod mentions;
 mod methods;
 mod plan;
+mod prose;
 mod tree;
 mod uses;
 mod words;
@@ -29,8 +30,8 @@ use crates::{Metadata, Package};
 use plan::Place;
 use tree::Module;
 
-/// Check that no arrow between crates or rooms runs up, that no new circle of files is there, and
-/// that no file does what the house does not do.
+/// Check that no use between crates or modules points upward, that there is no new cycle of files,
+/// and that no file contains a forbidden practice.
 #[derive(Debug, clap::Args)]
 pub(crate) struct House {}
 
@@ -47,16 +48,16 @@ impl House {
             "{} complaints in {files} files",
             complaints.len()
         );
-        println!("{files} files, and the house stands");
+        println!("{files} files checked, no violations");
         Ok(())
     }
 }
 
-/// Something that is not as it should be, and where.
+/// A violation and its place.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Complaint {
     file: PathBuf,
-    /// 0 for the file as a whole.
+    /// The line; 0 for the file as a whole.
     line: usize,
     what: String,
 }
@@ -85,19 +86,20 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// What was read and found.
+/// The files read and the complaints found so far.
 #[derive(Default)]
 struct Inspection {
     files: usize,
     complaints: Vec<Complaint>,
-    /// The methods that the crates so far show, and those of the crates below them.
+    /// The methods that the crates read so far make available, including those of the crates below
+    /// them.
     shown: BTreeMap<&'static str, BTreeSet<String>>,
 }
 
-/// Crates of the house that are workspaces of their own.
+/// Crates of the project that are separate workspaces.
 const OUTSIDE: &[&str] = &["crates/cuvmm-candle/Cargo.toml"];
 
-/// What cargo says of a workspace.
+/// Returns cargo's metadata of a workspace.
 fn metadata(manifest: &Path) -> Result<Metadata> {
     let output = cargo::command()
         .args([
@@ -119,7 +121,7 @@ fn metadata(manifest: &Path) -> Result<Metadata> {
     Metadata::parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Everything that is wrong with this workspace.
+/// Checks the whole workspace.
 fn inspect() -> Result<Inspection> {
     let root = cargo::workspace();
     let mut metadata = metadata(&root.join("Cargo.toml"))?;
@@ -128,7 +130,7 @@ fn inspect() -> Result<Inspection> {
             .packages
             .extend(self::metadata(&root.join(manifest))?.packages);
     }
-    // From the bottom up, so that what a crate uses is known when its turn comes.
+    // From the bottom up, so that the methods of a crate's dependencies are known when it is read.
     metadata
         .packages
         .sort_by_key(|package| plan::height(&package.name));
@@ -139,6 +141,7 @@ fn inspect() -> Result<Inspection> {
     for package in &metadata.packages {
         inspection.read(package)?;
     }
+    inspection.complaints.extend(prose::check(root)?);
     let complaints = &mut inspection.complaints;
     for complaint in &mut *complaints {
         if let Ok(short) = complaint.file.strip_prefix(root) {
@@ -153,7 +156,7 @@ fn inspect() -> Result<Inspection> {
 impl Inspection {
     fn read(&mut self, package: &Package) -> Result<()> {
         let Some(place) = plan::place(&package.name) else {
-            // The manifests' check has said so.
+            // The check of the manifests has reported this.
             return Ok(());
         };
         let manifest = Path::new(&package.manifest_path);
@@ -189,7 +192,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// The methods that any of these crates shows.
+    /// Returns the methods that any of these crates makes available.
     fn shown_by(&self, crates: &[&str]) -> BTreeSet<String> {
         crates
             .iter()
@@ -200,7 +203,7 @@ impl Inspection {
     }
 
     fn read_test(&mut self, place: &Place, file: &Path) -> Result<()> {
-        // What a compile-fail test shows need not even be Rust.
+        // A compile-fail test need not be valid Rust.
         if file
             .components()
             .any(|part| part.as_os_str() == "compile_fail")
@@ -221,7 +224,7 @@ impl Inspection {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_house_stands() {
+    fn layering_holds() {
         let inspection = super::inspect().expect("the workspace can be read");
         let complaints: Vec<String> = inspection
             .complaints

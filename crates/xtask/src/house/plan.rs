@@ -1,6 +1,7 @@
-//! The plan of the house: which crate may use which, and which room of a crate stands on which.
+//! The rules of the layering: which crate may use which, and which module of a crate is above
+//! which.
 //!
-//! Only data is here. To build a new room is to give it a place in this file.
+//! This file contains only data. A new top-level module needs an entry here.
 
 use std::collections::BTreeSet;
 
@@ -8,28 +9,28 @@ use std::collections::BTreeSet;
 pub(crate) struct Place {
     pub(crate) name: &'static str,
     pub(crate) uses: &'static [&'static str],
-    /// What its tests may use besides: the crates that exist for testing.
+    /// The crates for testing that its tests may use in addition.
     pub(crate) tests_use: &'static [&'static str],
-    /// Whether it may read environment variables. What is never published may.
+    /// `true` if it may read environment variables. Crates that are not published may.
     pub(crate) reads_environment: bool,
-    /// Whether it is a library that others build on: no statics, no `cfg` for a GPU, no asserts.
+    /// `true` if it is a library for other programs: no statics, no `cfg` for a GPU, no asserts.
     pub(crate) library: bool,
-    /// Its rooms from the bottom up, where the plan knows them.
-    pub(crate) floors: &'static [Floor],
+    /// Its top-level modules from the bottom up, for crates where the plan lists them.
+    pub(crate) floors: &'static [Layer],
 }
 
-/// Rooms on one level.
-pub(crate) struct Floor {
+/// Modules on one level.
+pub(crate) struct Layer {
     pub(crate) rooms: &'static [&'static str],
-    /// Whether they may use one another.
+    /// `true` if they may use one another.
     pub(crate) open: bool,
 }
 
-const fn room(rooms: &'static [&'static str]) -> Floor {
-    Floor { rooms, open: false }
+const fn room(rooms: &'static [&'static str]) -> Layer {
+    Layer { rooms, open: false }
 }
 
-/// From the bottom up.
+/// The crates, from the bottom up.
 pub(crate) const CRATES: &[Place] = &[
     Place {
         name: "cuvmm-sys",
@@ -46,7 +47,7 @@ pub(crate) const CRATES: &[Place] = &[
         reads_environment: false,
         library: true,
         floors: &[
-            Floor {
+            Layer {
                 rooms: &["call", "error", "types"],
                 open: true,
             },
@@ -65,11 +66,11 @@ pub(crate) const CRATES: &[Place] = &[
         floors: &[
             room(&["sync"]),
             room(&["deferred"]),
-            Floor {
-                rooms: &["error", "size", "growth"],
+            Layer {
+                rooms: &["display", "error", "size", "growth"],
                 open: true,
             },
-            Floor {
+            Layer {
                 rooms: &["calls", "drops", "fork", "device"],
                 open: true,
             },
@@ -160,10 +161,10 @@ pub(crate) const CRATES: &[Place] = &[
     },
 ];
 
-/// Files of one crate that use each other in a circle, as it stands today.
+/// Files of one crate that use each other in a cycle at present.
 pub(crate) struct Circle {
     krate: &'static str,
-    /// What their paths from the crate's source begin with.
+    /// The common beginning of their paths under the crate's source.
     folder: &'static str,
     /// The rest of their paths, without `.rs`.
     names: &'static str,
@@ -177,15 +178,15 @@ const fn circle(krate: &'static str, folder: &'static str, names: &'static str) 
     }
 }
 
-/// The circles that are allowed, which are all that are left: none in `cuvmm` and none in the
-/// model. A file that is out of
-/// its circle goes from here, and none comes here.
+/// The cycles that are allowed: all that are left. There are none in `cuvmm` and none in the model.
+///
+/// A file that leaves its cycle is removed from this list, and no file is added.
 pub(crate) const CIRCLES: &[Circle] = &[
     circle("conformance", "bench/", "memory mod"),
     circle("cuvmm-driver", "cuda/", "answer context open"),
 ];
 
-/// The circles of a crate that are allowed, each with its files from the crate's source.
+/// Returns the allowed cycles of a crate, each with its files under the crate's source.
 pub(crate) fn circles(krate: &str) -> Vec<BTreeSet<String>> {
     let of = |circle: &Circle| {
         let names = circle.names.split_whitespace();
@@ -197,7 +198,7 @@ pub(crate) fn circles(krate: &str) -> Vec<BTreeSet<String>> {
     ours.map(of).collect()
 }
 
-/// How far from the bottom a crate is.
+/// Returns a crate's position from the bottom.
 pub(crate) fn height(krate: &str) -> usize {
     let at = CRATES.iter().position(|place| place.name == krate);
     at.unwrap_or(CRATES.len())
@@ -206,11 +207,11 @@ pub(crate) fn height(krate: &str) -> usize {
 /// The backends of `cuvmm-driver`, which `cuvmm` never names.
 pub(crate) const BACKENDS: &[&str] = &["cuda", "host", "model"];
 
-/// The one file of `cuvmm` that rounds.
+/// The only file of `cuvmm` that rounds.
 pub(crate) const ROUNDS: &str = "size";
 
-/// The one file of `cuvmm` with something of each thread's own: which locked sections it is in. That
-/// is a fact of the thread and of no pool, so pools share nothing by it.
+/// The only file of `cuvmm` with thread-local state: the locked sections that the thread is in.
+/// That concerns the thread and no pool, so pools share nothing through it.
 pub(crate) const THREADS: &str = "deferred";
 
 pub(crate) fn place(name: &str) -> Option<&'static Place> {
@@ -218,15 +219,16 @@ pub(crate) fn place(name: &str) -> Option<&'static Place> {
 }
 
 impl Place {
-    /// The level that a room is on, counted from the bottom.
+    /// Returns the level that a module is on, counted from the bottom.
     pub(crate) fn level(&self, room: &str) -> Option<usize> {
         self.floors
             .iter()
             .position(|floor| floor.rooms.contains(&room))
     }
 
-    /// Whether a room is known not to be usable by another: it stands above it or closed beside it.
-    pub(crate) fn stands_above(&self, room: &str, other: &str) -> bool {
+    /// Returns `true` if a module may not be used by another: it is above it, or beside it on a
+    /// closed level.
+    pub(crate) fn is_above(&self, room: &str, other: &str) -> bool {
         match (self.level(room), self.level(other)) {
             (Some(room_level), Some(level)) => {
                 room != other

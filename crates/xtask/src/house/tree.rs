@@ -1,6 +1,6 @@
-//! The files of a crate, found as the compiler finds them: from `mod` to `mod`.
+//! The files of a crate, found like the compiler finds them: from `mod` to `mod`.
 //!
-//! A file that no `mod` reaches is not part of the crate and is reported.
+//! A file that no `mod` declares is not part of the crate and is reported.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use syn::spanned::Spanned as _;
 use super::Complaint;
 use super::words::is_for_tests;
 
-/// One file with its place in the crate.
+/// One file with its module path.
 pub(crate) struct Module {
     pub(crate) file: PathBuf,
     /// The module's path in its crate; empty for the root.
     pub(crate) path: Vec<String>,
-    /// Whether it is compiled for tests alone.
+    /// `true` if it is compiled for tests only.
     pub(crate) test: bool,
     pub(crate) text: String,
     pub(crate) syntax: syn::File,
@@ -44,15 +44,15 @@ impl Module {
     }
 }
 
-/// Whether one of two modules, which are given by their paths, is in the other or is the other.
+/// Returns `true` if one of two modules, given by their paths, contains or is the other.
 ///
-/// A module declares and shows what is in it, and what is in it uses what all there share. So
-/// their paths to each other are no circle.
+/// A module declares and re-exports its children, and they use what it shares among them. So paths
+/// between them are not a cycle.
 pub(crate) fn is_one_in_the_other(one: &[String], other: &[String]) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
-/// All files of the crate whose root this is.
+/// Returns all files of the crate with this root.
 pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Vec<Module>> {
     let mut found = Vec::new();
     let mut ahead = vec![Module::read(root, Vec::new(), false)?];
@@ -70,7 +70,7 @@ pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Ve
     Ok(found)
 }
 
-/// Where the files of a module's children are.
+/// Returns the folder of the files of a module's children.
 fn children_of(module: &Module, root: &Path) -> PathBuf {
     let parent = module.file.parent().unwrap_or(Path::new(""));
     match module.file.file_stem() {
@@ -79,7 +79,7 @@ fn children_of(module: &Module, root: &Path) -> PathBuf {
     }
 }
 
-/// A module, in a file of its own or inline.
+/// A module, in its own file or inline.
 struct Scope {
     folder: PathBuf,
     path: Vec<String>,
@@ -116,7 +116,7 @@ impl Scope {
                     file,
                     line,
                     format!(
-                        "`mod {name}` has a path of its own: a file stands where its name says"
+                        "`mod {name}` has a `path` attribute: a file belongs where its name says"
                     ),
                 ));
                 continue;
@@ -138,7 +138,7 @@ impl Scope {
     }
 }
 
-/// Rust files under a folder that none of these modules is.
+/// Returns a complaint for every Rust file under a folder that is none of these modules.
 pub(crate) fn unreached(folder: &Path, reached: &BTreeSet<PathBuf>) -> Result<Vec<Complaint>> {
     let mut complaints = Vec::new();
     for file in rust_files(folder)? {
@@ -149,7 +149,7 @@ pub(crate) fn unreached(folder: &Path, reached: &BTreeSet<PathBuf>) -> Result<Ve
     Ok(complaints)
 }
 
-/// Every Rust file at or below a folder, which need not exist.
+/// Returns every Rust file at or below a folder, which need not exist.
 pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut ahead = vec![folder.to_owned()];

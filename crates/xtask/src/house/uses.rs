@@ -1,7 +1,7 @@
-//! The arrows that paths and `use` lines draw between the files of a crate.
+//! Uses between the files of a crate that come from paths and `use` lines.
 //!
-//! A file that only shows a name of another draws none, and whoever takes the name there uses the
-//! file that it comes from. A module and what is in it draw none to each other.
+//! A file that only re-exports a name of another does not use that file; a file that takes the name
+//! from there uses the file that defines it. Paths between a module and its children do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,11 @@ use super::mentions::{What, imports, mentions};
 use super::tree::{Module, is_one_in_the_other};
 use super::words::words_of_attribute;
 
-/// How many files a name is followed through.
+/// The maximum number of files through which a name is followed.
 const FAR: usize = 8;
 
-/// Every path, outside tests and documentation, to what another of these modules defines.
+/// Returns every path, outside tests and documentation, to an item that another of these modules
+/// defines.
 pub(crate) fn arrows(modules: &[Module]) -> Vec<Arrow> {
     let names = Names::of(modules);
     let mut arrows = Vec::new();
@@ -53,7 +54,7 @@ pub(crate) fn arrows(modules: &[Module]) -> Vec<Arrow> {
     arrows
 }
 
-/// The lines with a `use` that only shows a name to others or is there for documentation.
+/// Returns the lines with a `use` that only re-exports a name or is there for documentation.
 fn passed_on(module: &Module) -> BTreeSet<usize> {
     let mut lines = BTreeSet::new();
     for item in &module.syntax.items {
@@ -100,7 +101,7 @@ impl<'a> Names<'a> {
         names
     }
 
-    /// A path in a module as it is from the crate's root, if it stays in the crate.
+    /// Returns a module's path relative to the crate's root, if it stays in the crate.
     fn absolute(&self, module: &Module, path: &[String]) -> Option<Vec<String>> {
         let mut base = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -119,7 +120,7 @@ impl<'a> Names<'a> {
         Some(base)
     }
 
-    /// The path from the crate's root of one that starts with a module's own child.
+    /// Returns a path that starts with a module's own child, relative to the crate's root.
     fn of_child(&self, module: &Module, path: &[String]) -> Option<Vec<String>> {
         let mut child = module.path.clone();
         child.push(path.first()?.clone());
@@ -128,7 +129,7 @@ impl<'a> Names<'a> {
         Some(child)
     }
 
-    /// The file with what a path from the crate's root leads to.
+    /// Returns the file that defines the item of a path from the crate's root.
     fn file(&self, path: &[String], far: usize) -> Option<usize> {
         let (at, rest) = (0..=path.len()).rev().find_map(|length| {
             let (start, rest) = path.split_at(length);
@@ -153,7 +154,7 @@ mod tests {
     const COMMIT: &str = "pub struct Fit;";
     const POOL: &str = "mod commit; pub use commit::Fit; pub struct Pool;";
 
-    /// What a file in the room beside the pool, or in it, uses of the pool's files.
+    /// Returns the pool's files that a file beside the pool, or in it, uses.
     fn uses(path: &str, text: &str) -> Vec<String> {
         let files = [
             ("", "mod pool; pub use pool::Fit;"),

@@ -1,9 +1,9 @@
-//! The words in attributes and other tokens, and what they say of an item.
+//! Words in attributes and other tokens, and their meaning for an item.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{Attribute, Meta};
 
-/// Whether an item with these attributes is compiled for tests alone.
+/// Returns `true` if an item with these attributes is compiled for tests only.
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
@@ -23,7 +23,7 @@ pub(crate) fn words_of_attribute(attribute: &Attribute) -> Vec<String> {
     words
 }
 
-/// Identifiers and the contents of literals.
+/// Collects identifiers and the contents of literals.
 pub(crate) fn collect_words(tokens: TokenStream, words: &mut Vec<String>) {
     for token in tokens {
         match token {

@@ -1,14 +1,14 @@
-//! What is counted, and how much it may be.
+//! The paths that are counted, and their bounds.
 //!
-//! A bound is about 15 % above what was measured: room for another compiler and another C library,
-//! and none for a regression. Whoever makes a path shorter lowers both figures.
+//! A bound is about 15 % above the measured count, which allows for another compiler or C library
+//! and not for a regression. A change that shortens a path lowers both figures.
 
 use anyhow::{Result, ensure};
 
 use super::count::Count;
 
-/// How much more a path may take where 100,000 blocks of 1,000 tenants live than where 100 of one
-/// do.
+/// The maximum ratio of a path's count with 100,000 live blocks of 1,000 tenants to its count with
+/// 100 blocks of one tenant.
 pub(crate) const CROWDED: f64 = 1.5;
 
 /// A path through the pool.
@@ -17,15 +17,15 @@ pub(crate) struct Path {
     pub(crate) name: &'static str,
     /// The case of `counted`.
     case: &'static str,
-    /// Operations between two marks.
+    /// The number of operations between two marks.
     batch: u64,
-    /// Stretches between marks.
+    /// The number of stretches between marks.
     rounds: u64,
-    /// Instructions for an operation, at most.
+    /// The maximum number of instructions per operation.
     pub(crate) bound: u32,
-    /// What was measured when the bound was set.
+    /// The count measured when the bound was set.
     measured: u32,
-    /// Whether it is counted in a crowd as well.
+    /// `true` if the path is also counted in a crowd.
     pub(crate) crowded: bool,
 }
 
@@ -34,34 +34,36 @@ pub(crate) const PATHS: &[Path] = &[
     // Allocate and free, on a home stream.
     Path { name: "warm",            case: "warm",            batch: 64, rounds: 1,  measured: 496, bound: 570, crowded: true },
     Path { name: "warm-64-live",    case: "warm-batch",      batch: 64, rounds: 1,  measured: 522, bound: 600, crowded: true },
-    // The same, but what is idle has another size of the same class.
+    // Allocate and free, with an idle block of another size of the same class.
     Path { name: "other-size",      case: "other-size",      batch: 16, rounds: 1,  measured: 4920, bound: 5510, crowded: true },
-    // The halves of the way through the pool's lock, with nothing idle besides, and with 64 blocks.
+    // The two halves of the path through the pool's lock, without other idle blocks, and with 64 of
+    // them.
     Path { name: "allocate-locked", case: "allocate-locked", batch: 1,  rounds: 16, measured: 2449, bound: 2740, crowded: true },
     Path { name: "allocate-of-64",  case: "allocate-locked", batch: 64, rounds: 1,  measured: 4556, bound: 5240, crowded: false },
     Path { name: "free-locked",     case: "free-locked",     batch: 1,  rounds: 16, measured: 1109, bound: 1270, crowded: true },
     Path { name: "free-of-64",      case: "free-locked",     batch: 64, rounds: 1,  measured: 1429, bound: 1640, crowded: false },
-    // By a granule, into precommitted memory that is there.
+    // Growth by a granule into existing precommitted memory.
     Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 252, bound: 280, crowded: true },
-    // A tile of 1,024 and of 16,384, with the model's own books; a cache's figures, for each of its
-    // ranges, where it has 128 of them and 1,024.
+    // A tile among 1,024 and 16,384, including the model's own work; a cache's figures per range,
+    // with 128 and 1,024 ranges.
     Path { name: "tile",            case: "tile",            batch: 4,  rounds: 2,  measured: 35_890, bound: 41_000, crowded: true },
     Path { name: "kv-stats",        case: "kv-stats",        batch: 1024, rounds: 1, measured: 176, bound: 200, crowded: true },
-    // The longest that a pool's lock is held, for each of 2,000 slots of 100 tenants, half of them idle:
-    // what could be taken back, and the pool's figures.
+    // The longest sections under a pool's lock, per slot, with 2,000 slots of 100 tenants, half of
+    // them idle: computing the headroom, and the pool's statistics.
     Path { name: "headroom",        case: "headroom",        batch: 2_000, rounds: 1, measured: 1169, bound: 1345, crowded: false },
     Path { name: "pool-stats",      case: "pool-stats",      batch: 2_000, rounds: 1, measured: 386, bound: 444, crowded: false },
     Path { name: "kv-admission",    case: "kv-admission",    batch: 1024, rounds: 1, measured: 357, bound: 408, crowded: true },
 ];
 
 impl Path {
-    /// What `counted` is told.
+    /// Returns the arguments of `counted`.
     pub(crate) fn arguments(&self, crowd: &str) -> [String; 4] {
         let (batch, rounds) = (self.batch.to_string(), self.rounds.to_string());
         [self.case.to_owned(), crowd.to_owned(), batch, rounds]
     }
 
-    /// Instructions for an operation, from those of all stretches, the first of which is empty.
+    /// Computes the instructions per operation from those of all stretches, the first of which is
+    /// empty.
     pub(crate) fn each(&self, stretches: &[u64]) -> Result<f64> {
         let rounds = stretches.len().saturating_sub(1) as u64;
         ensure!(

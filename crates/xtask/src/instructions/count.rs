@@ -1,8 +1,8 @@
-//! The figure of several runs.
+//! Counts over several runs.
 
 use std::fmt;
 
-/// Instructions for an operation, over several runs.
+/// The instructions per operation, over several runs.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Count {
     pub(crate) median: f64,

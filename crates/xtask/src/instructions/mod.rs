@@ -1,9 +1,9 @@
-//! Counts the instructions of the pool's warm paths, and holds them to their bounds.
+//! Counting the instructions of the pool's warm paths, and comparing them with their bounds.
 //!
-//! Times on a shared machine say little; instructions come out the same. The program `counted` is
-//! built as users build the library, and run under a tracer ([`trace`]) that steps through it from
-//! mark to mark. [`bounds`] says what is counted and how much that may be. What instructions do not
-//! show: caches, locks that are fought for, and what a driver does.
+//! Times on a shared machine vary; instruction counts do not. The program `counted` is built like a
+//! user's program, and run under a tracer ([`trace`]) that single-steps it from mark to mark.
+//! [`bounds`] lists the counted paths and their bounds. Instruction counts do not show the effects
+//! of caches, of contended locks and of the driver.
 
 mod bounds;
 mod count;
@@ -19,13 +19,13 @@ use trace::Stretches;
 /// Count the instructions of the pool's warm paths, and fail if one takes more than its bound.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Instructions {
-    /// Fail where one process may not trace another, instead of saying so.
+    /// Fail where one process may not trace another, instead of reporting it.
     #[arg(long)]
     require: bool,
-    /// How often each path is counted, each time in a process of its own.
+    /// The number of times that each path is counted, each time in a separate process.
     #[arg(long, default_value_t = 2)]
     runs: usize,
-    /// Count only paths whose name begins so.
+    /// Count only paths whose name begins with this.
     path: Option<String>,
 }
 
@@ -50,7 +50,7 @@ impl Instructions {
             self.path.as_ref().is_none_or(begins)
         };
         let mut complaints = Vec::new();
-        println!("instructions for an operation: median of runs, least and most, bound");
+        println!("instructions per operation: median of the runs, minimum and maximum, bound");
         for path in PATHS.iter().filter(wanted) {
             let Some(few) = counted(path, "few")? else {
                 return self.refused();

@@ -1,4 +1,4 @@
-//! The program that is counted, built as users build the library.
+//! The counted program, built like a user's program.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::cargo;
 
-/// Builds it in release; returns where it is.
+/// Builds the program in release mode and returns its path.
 pub(crate) fn build() -> Result<PathBuf> {
     let output = cargo::command()
         .args(["build", "--release", "--package=counted"])
@@ -22,7 +22,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     file.context("cargo did not say where counted is")
 }
 
-/// The program that a line of cargo's messages names.
+/// Returns the program that a line of cargo's messages names.
 fn executable(line: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(line).ok()?;
     let counted = message.pointer("/target/name")? == "counted";

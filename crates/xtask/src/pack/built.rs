@@ -1,4 +1,4 @@
-//! What cargo built, as its messages tell it.
+//! The files that cargo built, read from its messages.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -8,16 +8,16 @@ use serde::Deserialize;
 
 use crate::cargo;
 
-/// A file that cargo built and that belongs into the pack.
+/// A file that cargo built and that belongs in the pack.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Built {
     pub(super) place: Place,
     pub(super) file: PathBuf,
-    /// What it is called in the pack.
+    /// The file's name in the pack.
     pub(super) name: String,
 }
 
-/// Where it belongs.
+/// The part of the pack that the file belongs in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Program,
@@ -25,7 +25,7 @@ pub(super) enum Place {
     Test,
 }
 
-/// Builds in release and returns what belongs into the pack.
+/// Builds in release mode and returns the files that belong in the pack.
 pub(super) fn build(arguments: &[String]) -> Result<Vec<Built>> {
     println!("cargo {}", arguments.join(" "));
     let output = cargo::command()
@@ -60,8 +60,9 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// What a line of cargo's messages tells, if it is about something for the pack. A build of tests
-/// builds the programs that they start too, which are not of interest a second time.
+/// Returns the file that a line of cargo's messages reports, if it belongs in the pack.
+///
+/// A build of tests also builds the programs that they start; these are not returned a second time.
 fn read(line: &str, tests: bool) -> Result<Option<Built>> {
     let message: Message =
         serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
@@ -100,7 +101,7 @@ fn read(line: &str, tests: bool) -> Result<Option<Built>> {
     })
 }
 
-/// What a library is called in the pack, if it belongs there.
+/// Returns the name of a library in the pack, if it belongs there.
 fn library(target: &Target) -> Option<&'static str> {
     let is = |kind: &str| target.kind.iter().any(|ours| ours == kind);
     match &*target.name {
@@ -110,7 +111,7 @@ fn library(target: &Target) -> Option<&'static str> {
     }
 }
 
-/// The package's name in an id such as `path+file:///there/crates/cuvmm#0.1.0`.
+/// Returns the package's name in an id such as `path+file:///there/crates/cuvmm#0.1.0`.
 fn package_name(id: &str) -> &str {
     let (folder, rest) = id.split_once('#').unwrap_or((id, ""));
     match rest.split_once('@') {

@@ -1,10 +1,10 @@
-//! Packs what a machine with a GPU but without cargo needs to run: the release command, the tests
-//! that want a GPU, the conformance programs, the recorded answers, what Python is told by DLPack, and
-//! a script that runs them.
+//! Packing the files that a machine with a GPU and without cargo needs: the release command, the
+//! tests that need a GPU, the conformance programs, the recorded answers, the DLPack test for
+//! Python, and a script that runs them.
 //!
-//! A test file says that it wants a GPU by its name, which then begins with `gpu`, or by reading
-//! `CUVMM_REQUIRE_GPU`. Such a test starts the command through the variable `CUVMM_BIN` where that
-//! is set, since the path that cargo compiles in is that of the machine that built it.
+//! A test file needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
+//! test starts the command given by the variable `CUVMM_BIN` if it is set, because the path that
+//! cargo compiles in is that of the machine that built the test.
 
 mod built;
 
@@ -16,22 +16,22 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo;
 use built::{Built, Place};
 
-/// What holds the library's memory in PyTorch and CuPy.
+/// The test that uses the library's memory in PyTorch and CuPy.
 const DLPACK: &str = include_str!("../../../cuvmm/tests/python/dlpack.py");
 
-/// What the pack may hold, in bytes.
+/// The maximum size of the pack in bytes.
 const MOST: u64 = 96 << 20;
 
 /// Pack the command and the tests for a machine that has no cargo.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pack {
-    /// The folder to write. What an earlier run wrote there is replaced.
+    /// The folder to write. Files that an earlier run wrote there are replaced.
     folder: PathBuf,
 }
 
 impl Pack {
     pub(crate) fn run(self) -> Result<()> {
-        // Cargo starts us where the user is, and is itself started in the workspace.
+        // Cargo starts this program in the user's folder, and is itself started in the workspace.
         let folder = std::path::absolute(&self.folder)?;
         clear(&folder)?;
         let mut built = Vec::new();
@@ -65,7 +65,7 @@ impl Pack {
     }
 }
 
-/// What to pass to cargo, one build each.
+/// Returns the arguments for cargo, one list for each build.
 fn builds() -> Result<Vec<Vec<String>>> {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let mut builds: Vec<Vec<String>> = vec![owned(&[
@@ -82,7 +82,7 @@ fn builds() -> Result<Vec<Vec<String>>> {
         "--example=dlpack_python",
     ]));
     for folder in folders_in(&cargo::workspace().join("crates"))? {
-        // It wants nvcc, and is built by `cargo xtask candle build`.
+        // This crate requires nvcc, and is built by `cargo xtask candle build`.
         if folder.ends_with("cuvmm-candle") {
             continue;
         }
@@ -95,7 +95,7 @@ fn builds() -> Result<Vec<Vec<String>>> {
         }
         if !tests.is_empty() {
             let manifest = folder.join("Cargo.toml");
-            // Some tests are of a feature.
+            // Some tests require a feature.
             let mut build: Vec<String> = owned(&["test", "--no-run", "--all-features"]);
             build.push(format!("--manifest-path={}", manifest.display()));
             build.extend(tests);
@@ -105,14 +105,14 @@ fn builds() -> Result<Vec<Vec<String>>> {
     Ok(builds)
 }
 
-/// The name of the test in this file, if it wants a GPU.
+/// Returns the name of the test in this file, if it needs a GPU.
 fn wants_a_gpu<'a>(file: &'a Path, text: &str) -> Option<&'a str> {
     let name = file.file_stem()?.to_str()?;
     let is_rust = file.extension().is_some_and(|extension| extension == "rs");
     (is_rust && (name.starts_with("gpu") || text.contains("CUVMM_REQUIRE_GPU"))).then_some(name)
 }
 
-/// Removes what an earlier run wrote, and nothing else.
+/// Removes the files that an earlier run wrote, and nothing else.
 fn clear(folder: &Path) -> Result<()> {
     if !folder.exists() {
         return Ok(());
@@ -140,7 +140,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
     copy(from, to)?;
-    // What a loader needs of a library stays.
+    // Stripping keeps what a loader needs of a library.
     succeed(Command::new("strip").arg("--strip-unneeded").arg(to))
 }
 
@@ -160,7 +160,7 @@ fn folders_in(folder: &Path) -> Result<Vec<PathBuf>> {
     entries(folder, Path::is_dir)
 }
 
-/// What is in a folder, which need not exist, in order.
+/// Returns the sorted entries of a folder, which need not exist.
 fn entries(folder: &Path, wanted: fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if folder.is_dir() {
@@ -175,7 +175,7 @@ fn entries(folder: &Path, wanted: fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Prints what the pack holds and returns its size in bytes.
+/// Prints the contents of the pack and returns its size in bytes.
 fn report(folder: &Path) -> Result<u64> {
     let mut total = 0;
     let mut folders = vec![folder.to_owned()];

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs what `cargo xtask pack` packed, on a machine that has a GPU and no cargo.
+# Runs the contents of a pack made by `cargo xtask pack`, on a machine with a GPU and without cargo.
 #
-#   run.sh tests            every packed test, one at a time; without a GPU they fail
-#   run.sh conform          ask the GPU every case, record its answers, compare them with those
-#                           in answers/
-#   run.sh stand-in         the same cases through the packed libcuda.so.1, on host memory
-#   run.sh replay FOLDER    replay the Azure traces in FOLDER on the GPU
-#   run.sh dlpack LIBRARY   the GPU's memory in Python's torch or cupy, and theirs; finds them by
-#                           PYTHONPATH, and Python itself by $PYTHON or as python3
-#   run.sh info             what the command sees
-#   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay where FOLDER is given
+#   run.sh tests            runs every packed test, one at a time; without a GPU they fail
+#   run.sh conform          runs every conformance case on the GPU, records its answers and compares
+#                           them with those in answers/
+#   run.sh stand-in         runs the cases through the packed libcuda.so.1, on host memory
+#   run.sh replay FOLDER    replays the Azure traces in FOLDER on the GPU
+#   run.sh dlpack LIBRARY   exchanges GPU memory with Python's torch or cupy, which is found by
+#                           PYTHONPATH; Python itself is $PYTHON or python3
+#   run.sh info             runs `cuvmm info`
+#   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay if FOLDER is given
 #
-# What is written goes to $OUT, or to the folder out beside this script. Exits with 1 if anything
-# failed. Tests are skipped by CUVMM_SKIP_TESTS, names or parts of them with blanks between.
+# Results are written to $OUT, or to the folder out beside this script. Exits with 1 if a step
+# failed. CUVMM_SKIP_TESTS is a space-separated list of names, or parts of names, of tests to skip.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,7 +27,7 @@ failed=0
 skipped=0
 wrong=()
 
-# step NAME COMMAND...: runs it, keeps what it prints, says how long it took.
+# step NAME COMMAND...: runs the command, saves its output and prints the time it took.
 step() {
     local name=$1 start=$SECONDS
     shift
@@ -47,7 +47,7 @@ tests() {
         local name
         name=$(basename "$test")
         for skip in ${CUVMM_SKIP_TESTS:-}; do
-            case $name in *"$skip"*) echo "== $name: left out"; continue 2 ;; esac
+            case $name in *"$skip"*) echo "== $name: skipped"; continue 2 ;; esac
         done
         step "$name" "$test" --test-threads=1
         local line
@@ -56,7 +56,7 @@ tests() {
             failed=$((failed + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
             skipped=$((skipped + $(sed -E 's/.* ([0-9]+) ignored.*/\1/' <<<"$line")))
         else
-            # It died before it could count.
+            # It ended before it printed its counts.
             failed=$((failed + 1))
         fi
     done
@@ -73,7 +73,7 @@ conform() {
     done
 }
 
-# The loader takes the packed library for the driver.
+# The loader finds the packed library instead of the driver.
 stand_in() {
     step stand-in env LD_LIBRARY_PATH="$here/lib" "$CUVMM_BENCH_BIN" conform --driver cuda
 }
@@ -118,7 +118,7 @@ esac
 for name in ${wrong[@]+"${wrong[@]}"}; do
     echo "FAILED: $name"
 done
-# A step that is no test counts as one where it failed.
+# A failed step that is not a test counts as one failed test.
 if [ ${#wrong[@]} -gt "$failed" ]; then
     failed=${#wrong[@]}
 fi

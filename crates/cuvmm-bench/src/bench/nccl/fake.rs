@@ -1,8 +1,8 @@
-//! A stand-in for NCCL in tests: it sums up on the host, and registers one mapping at a time, as a NIC
-//! does.
+//! A replacement for NCCL in tests. It computes the sums on the host, and registers one mapping at
+//! a time, as a NIC does.
 //!
-//! `unsafe` here: reading and writing memory of the host driver by its addresses, which the caller
-//! vouches for.
+//! `unsafe` here: reading and writing memory of the host driver by address; the caller guarantees
+//! that the addresses are valid.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 use std::cell::{Cell, RefCell};
@@ -47,13 +47,13 @@ impl Fake {
         }
     }
 
-    /// Sums an element wrong.
+    /// Makes the sum of one element wrong.
     pub(super) fn wrong_at(mut self, element: u64) -> Self {
         self.wrong = Some(element);
         self
     }
 
-    /// Fails the nth all-reduce.
+    /// Makes the nth all-reduce fail.
     pub(super) fn fails_at(mut self, nth: u64) -> Self {
         self.fails = Some(nth);
         self
@@ -63,7 +63,7 @@ impl Fake {
         &self.devices
     }
 
-    /// How many registrations there ever were.
+    /// Returns the number of registrations ever made.
     pub(super) fn registered(&self) -> usize {
         self.ever.get()
     }
@@ -72,7 +72,7 @@ impl Fake {
         self.aborted.get()
     }
 
-    /// Returns `true` if all memory was given back, by NCCL's users and to the driver.
+    /// Returns `true` if all memory and registrations were returned, and the driver holds nothing.
     pub(super) fn is_clean(&self) -> bool {
         self.allocated.borrow().is_empty()
             && self.registered.borrow().is_empty()
@@ -94,7 +94,7 @@ impl Group for Fake {
     unsafe fn free(&self, rank: usize, address: DeviceAddress) -> anyhow::Result<()> {
         let one = (rank, address);
         self.allocated.borrow_mut().retain(|other| *other != one);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `allocate` returned the address and no work uses it.
         unsafe { self.machine.free(Self::ordinal(rank), address)? };
         Ok(())
     }
@@ -137,7 +137,8 @@ impl Group for Fake {
         let mut sums = vec![0f32; elements as usize];
         let mut bytes = vec![0; sums.len() * 4];
         for (rank, &address) in from.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees `elements` numbers at the address, which no other work
+            // uses.
             unsafe {
                 self.machine
                     .copy_to_host(Self::ordinal(rank), &mut bytes, address)?;
@@ -151,7 +152,8 @@ impl Group for Fake {
         }
         let bytes: Vec<u8> = sums.into_iter().flat_map(f32::to_ne_bytes).collect();
         for (rank, &address) in to.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees `elements` numbers at the address, which no other work
+            // uses.
             unsafe {
                 self.machine
                     .copy_to_device(Self::ordinal(rank), address, &bytes)?;

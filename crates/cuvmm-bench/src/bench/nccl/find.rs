@@ -1,16 +1,16 @@
-//! Where NCCL's library lies.
+//! The search for NCCL's library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How PyTorch's packages bring it, below a folder of Python's packages.
+/// The path of the library in PyTorch's packages, relative to a folder of Python packages.
 const IN_PACKAGES: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// The name that the dynamic linker resolves in the end.
+/// The name that is passed to the dynamic linker last.
 const BY_NAME: &str = "libnccl.so.2";
 
-/// Returns the libraries to try in turn: the one that was named, or else the one that PyTorch would use, and then
-/// the system's.
+/// Returns the libraries to try, in order: only `named` if given, else the one that PyTorch would
+/// use, then the system's.
 pub(super) fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
     match named {
         Some(path) => vec![path.to_owned()],
@@ -28,7 +28,7 @@ fn among(folders: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Where Python looks for packages, a folder a line; nothing where there is no Python.
+/// Returns Python's package folders, one per line; an empty string if there is no Python.
 fn python_path() -> String {
     let ask = ["-c", "import sys; print('\\n'.join(sys.path))"];
     let answer = Command::new("python3").args(ask).output();

@@ -1,15 +1,16 @@
-//! The kinds of memory that are compared: whose memory, of how many extents, and how it is registered.
+//! The kinds of memory that are compared: who allocated it, its number of extents, and how it is
+//! registered.
 
 use super::memory::{Bench, Buffer, By};
 
-/// Whose memory.
+/// The allocator of a buffer, and how it was committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Of `ncclMemAlloc`.
+    /// Allocated by `ncclMemAlloc`.
     Nccl,
-    /// Committed at once, in extents as large as may be.
+    /// A region committed in one step, in extents as large as possible.
     Ours,
-    /// Committed in steps that double what there is.
+    /// A region committed in steps that double its committed size.
     Grown,
 }
 
@@ -25,8 +26,8 @@ impl Kind {
         Self { whose, registered }
     }
 
-    /// All of them, NCCL's own first; that what was grown is registered in one range only where
-    /// a user needs to know whether NCCL can do that.
+    /// Returns all kinds, NCCL's own first. `whole` adds the grown region registered in one range,
+    /// which not every NCCL supports.
     pub(super) fn all(whole: bool) -> Vec<Self> {
         let each = [Whose::Nccl, Whose::Ours, Whose::Grown];
         let mut all: Vec<Self> = each
@@ -37,7 +38,7 @@ impl Kind {
         all
     }
 
-    /// Returns the kind that it is compared with.
+    /// Returns the kind that this kind is compared with.
     pub(super) fn rival(self) -> Self {
         let registered = self.registered.map(|_| By::Extent);
         Self::new(Whose::Nccl, registered)
@@ -59,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// A buffer of this kind on each rank, of at least the given bytes.
+    /// Allocates a buffer of this kind on each rank, of at least `bytes` bytes.
     ///
     /// # Errors
     /// When there is no memory.
@@ -79,7 +80,7 @@ impl Kind {
     }
 }
 
-/// Returns the end of each step in which memory grows from a granule to the given bytes.
+/// Returns the end of each step of growth from one granule to `bytes`, doubling in each step.
 pub(super) fn doubling(bytes: u64, granule: u64) -> Vec<u64> {
     let mut ends = vec![];
     let mut at = 0;

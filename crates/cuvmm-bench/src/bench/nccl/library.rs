@@ -1,8 +1,9 @@
-//! NCCL itself: the few functions that the comparison calls.
+//! Bindings to the NCCL functions that the comparison calls.
 //!
 //! `unsafe` here: calls through symbols of a library that is loaded at run time. Their types are
-//! those of `nccl.h` of 2.19 to 2.32, and a library that says it is older is refused. Communicators
-//! are ours and live as long as the group; addresses are the callers' duty.
+//! those of `nccl.h` of 2.19 to 2.32, and a library that reports an older version is refused.
+//! [`Ranks`] owns the communicators, which live as long as it does; callers guarantee that
+//! addresses are valid.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -20,7 +21,7 @@ use libloading::Library;
 use super::memory::{Group, Handle};
 use crate::bench::current::Current;
 
-/// `ncclMemAlloc` and `ncclCommRegister` came with it.
+/// The oldest supported version, the first with `ncclMemAlloc` and `ncclCommRegister`.
 const OLDEST: c_int = 2_19_00;
 
 const SUCCESS: c_int = 0;
@@ -30,7 +31,7 @@ const SUM: c_int = 0;
 type Comm = *mut c_void;
 type Answer = c_int;
 
-/// Declares the table and how it is filled: a symbol of `nccl.h`, and its type.
+/// Declares the table of functions and its loader from symbols of `nccl.h` and their types.
 macro_rules! table {
     ($($name:ident: fn($($argument:ty),*) -> $answer:ty;)+) => {
         #[allow(non_snake_case)]
@@ -39,12 +40,14 @@ macro_rules! table {
         }
 
         impl Table {
+            /// Looks up all functions of the table.
+            ///
             /// # Safety
-            /// What the library has under these names is what `nccl.h` says.
+            /// The library's symbols of these names have the types that `nccl.h` declares.
             unsafe fn of(library: &Library) -> anyhow::Result<Self> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the caller's promise.
+                        // SAFETY: the caller guarantees the type of the symbol.
                         let found = unsafe { library.get(stringify!($name)) };
                         *found.with_context(|| format!(
                             "{} is missing; NCCL has it since {}",
@@ -82,8 +85,7 @@ table! {
     ) -> Answer;
 }
 
-/// A library that was loaded. It stays loaded for the rest of the process: threads of its own may
-/// run.
+/// A loaded library. It stays loaded for the rest of the process, because its own threads may run.
 pub(super) struct Nccl {
     table: Table,
     version: c_int,
@@ -91,15 +93,15 @@ pub(super) struct Nccl {
 }
 
 impl Nccl {
-    /// Loads the first that can be loaded.
+    /// Loads the first candidate that can be loaded.
     ///
     /// # Errors
-    /// Why none could, or why one is of no use.
+    /// When no candidate can be loaded, or the loaded library is not usable.
     pub(super) fn load(candidates: &[PathBuf]) -> anyhow::Result<Self> {
         let mut tried = vec![];
         for path in candidates {
-            // SAFETY: the user of the command vouches for the library that it named, or for those
-            // that are installed.
+            // SAFETY: loading runs the library's initializers; the user of the command named the
+            // library, or installed it where it is found.
             match unsafe { Library::new(path) } {
                 Ok(library) => return Self::of(library, path),
                 Err(error) => tried.push(format!("{}: {error}", path.display())),
@@ -112,12 +114,13 @@ impl Nccl {
     }
 
     fn of(library: Library, path: &Path) -> anyhow::Result<Self> {
-        // SAFETY: a library of this name is NCCL.
+        // SAFETY: the library was named as NCCL or has NCCL's name, so its symbols are those of
+        // `nccl.h`.
         let table = unsafe { Table::of(&library) };
         let table = table.with_context(|| path.display().to_string())?;
         std::mem::forget(library);
         let mut version = 0;
-        // SAFETY: the result goes to a local.
+        // SAFETY: the result is written to a local.
         let answer = unsafe { (table.ncclGetVersion)(&mut version) };
         ensure!(answer == SUCCESS, "ncclGetVersion: {answer}");
         let path = path.to_owned();
@@ -135,7 +138,7 @@ impl Nccl {
         })
     }
 
-    /// Its version as people write it.
+    /// Returns the version as text, such as 2.32.3.
     pub(super) fn version(&self) -> String {
         in_words(self.version)
     }
@@ -148,7 +151,8 @@ impl Nccl {
         if answer == SUCCESS {
             return Ok(());
         }
-        // SAFETY: both take any number and no communicator, and return text that stays.
+        // SAFETY: the first function takes any number and the second a null communicator; both
+        // return null or text that stays valid.
         let (meaning, last) = unsafe {
             (
                 text((self.table.ncclGetErrorString)(answer)),
@@ -159,7 +163,7 @@ impl Nccl {
     }
 }
 
-/// Returns NCCL's last message, if there is one.
+/// Formats NCCL's last error message in parentheses, or returns an empty string if there is none.
 fn told(last: &str) -> String {
     match last.trim() {
         "" => String::new(),
@@ -167,19 +171,21 @@ fn told(last: &str) -> String {
     }
 }
 
+/// Copies a text of NCCL; null gives an empty string.
+///
 /// # Safety
-/// Null, or text that stays.
+/// `from` is null, or points to text with a terminating zero that stays valid during the call.
 unsafe fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: it is not null, and the caller guarantees a terminated text.
     let text = unsafe { CStr::from_ptr(from) };
     text.to_string_lossy().into_owned()
 }
 
-/// Returns `true` for a version of NCCL that can be used. Before 2.9 they were counted in thousands, which
-/// are less than any since.
+/// Returns `true` if the version that NCCL reports is supported. Versions before 2.9 were encoded
+/// in thousands, which gives smaller numbers than all later ones.
 const fn recent(version: c_int) -> bool {
     version >= OLDEST
 }
@@ -200,13 +206,15 @@ pub(super) struct Ranks {
     driver: Arc<CudaDriver>,
     devices: Vec<Ordinal>,
     comms: Vec<Comm>,
-    /// `true` after an abort: work that failed may be stuck, and is not waited for.
+    /// Set after a failure: the communicators may be stuck and are not waited for.
     aborted: AtomicBool,
 }
 
 impl Ranks {
+    /// Creates the communicators.
+    ///
     /// # Errors
-    /// When NCCL does not bring the devices together.
+    /// When NCCL cannot connect the devices.
     pub(super) fn new(
         nccl: Nccl,
         driver: Arc<CudaDriver>,
@@ -216,7 +224,7 @@ impl Ranks {
         let numbers: Vec<c_int> = devices.iter().map(|device| device.0).collect();
         let mut comms = vec![ptr::null_mut(); devices.len()];
         let count = c_int::try_from(devices.len())?;
-        // SAFETY: there is room for as many communicators as there are devices.
+        // SAFETY: the vector has space for one communicator per device.
         let answer =
             unsafe { (nccl.table.ncclCommInitAll)(comms.as_mut_ptr(), count, numbers.as_ptr()) };
         nccl.check("ncclCommInitAll", answer)?;
@@ -233,7 +241,7 @@ impl Ranks {
         &self.nccl
     }
 
-    /// A rank's communicator, with its device current.
+    /// Returns a rank's communicator, with its device's context current.
     fn enter(&self, rank: usize) -> anyhow::Result<(Current, Comm)> {
         let (device, comm) = (self.devices.get(rank), self.comms.get(rank));
         let (&device, &comm) = device.zip(comm).context("there is no such rank")?;
@@ -245,7 +253,7 @@ impl Group for Ranks {
     fn allocate(&self, rank: usize, bytes: u64) -> anyhow::Result<DeviceAddress> {
         let _current = self.enter(rank)?;
         let mut address = ptr::null_mut();
-        // SAFETY: the result goes to a local.
+        // SAFETY: the result is written to a local.
         let answer =
             unsafe { (self.nccl.table.ncclMemAlloc)(&mut address, usize::try_from(bytes)?) };
         self.nccl.check("ncclMemAlloc", answer)?;
@@ -254,7 +262,7 @@ impl Group for Ranks {
 
     unsafe fn free(&self, rank: usize, address: DeviceAddress) -> anyhow::Result<()> {
         let _current = self.enter(rank)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `allocate` returned the address and no work uses it.
         let answer = unsafe { (self.nccl.table.ncclMemFree)(pointer(address)) };
         self.nccl.check("ncclMemFree", answer)
     }
@@ -267,7 +275,8 @@ impl Group for Ranks {
     ) -> anyhow::Result<Handle> {
         let (_current, comm) = self.enter(rank)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the caller's promise; the result goes to a local.
+        // SAFETY: the caller guarantees that the range is mapped and stays mapped; the result is
+        // written to a local.
         let answer = unsafe {
             (self.nccl.table.ncclCommRegister)(
                 comm,
@@ -286,7 +295,7 @@ impl Group for Ranks {
         }
         let (_current, comm) = self.enter(rank)?;
         let handle = ptr::with_exposed_provenance_mut(handle.0);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the handle is registered on this rank and unused.
         let answer = unsafe { (self.nccl.table.ncclCommDeregister)(comm, handle) };
         self.nccl.check("ncclCommDeregister", answer)
     }
@@ -300,15 +309,15 @@ impl Group for Ranks {
     ) -> anyhow::Result<()> {
         let table = &self.nccl.table;
         let elements = usize::try_from(elements)?;
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         let began = unsafe { (table.ncclGroupStart)() };
         self.nccl.check("ncclGroupStart", began)?;
         let sides = from.iter().zip(to).zip(streams).zip(&self.comms);
         let mut queued = Ok(());
         for (((&from, &to), stream), &comm) in sides {
             let stream = ptr::with_exposed_provenance_mut(stream.as_raw().0 as usize);
-            // SAFETY: the caller's promise: `elements` numbers at each address until the streams have
-            // been waited for.
+            // SAFETY: the caller guarantees `elements` numbers at each address until the streams
+            // have been waited for.
             let answer = unsafe {
                 (table.ncclAllReduce)(
                     pointer(from).cast_const(),
@@ -322,7 +331,7 @@ impl Group for Ranks {
             };
             queued = queued.and_then(|()| self.nccl.check("ncclAllReduce", answer));
         }
-        // SAFETY: it ends the group that was begun above, whatever came of that.
+        // SAFETY: the call ends the group that was started above, even if queueing failed.
         let ended = unsafe { (table.ncclGroupEnd)() };
         let ended = self.nccl.check("ncclGroupEnd", ended);
         queued.and(ended)
@@ -333,8 +342,8 @@ impl Group for Ranks {
             return;
         }
         for &comm in &self.comms {
-            // SAFETY: a communicator of ours, which is not used any more. There is nothing to be done
-            // about one that cannot even be aborted.
+            // SAFETY: this value owns the communicator, which is not used after this. An error of
+            // the abort cannot be handled.
             let _ = unsafe { (self.nccl.table.ncclCommAbort)(comm) };
         }
     }
@@ -346,7 +355,8 @@ impl Drop for Ranks {
             return;
         }
         for &comm in &self.comms {
-            // SAFETY: a communicator of ours, once; its work was waited for. The process ends soon.
+            // SAFETY: this value owns the communicator and destroys it once; its work was waited
+            // for. Errors are ignored, because the process ends soon.
             let _ = unsafe { (self.nccl.table.ncclCommDestroy)(comm) };
         }
     }

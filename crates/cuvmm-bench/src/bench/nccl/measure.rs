@@ -1,4 +1,4 @@
-//! All kinds in turn, size by size: timed, and every sum looked at.
+//! Measures all kinds of memory alternately, size by size, and checks the sums.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -14,32 +14,32 @@ use crate::bench::samples::Samples;
 
 const ELEMENT: u64 = size_of::<f32>() as u64;
 
-/// The most all-reduces of a sample.
+/// The maximum number of all-reduces in a sample.
 const MOST_IN_A_ROW: u64 = 50;
 
-/// Host memory is filled and copied so much at a time.
+/// The bytes of host memory that are filled and copied at a time.
 const CHUNK: u64 = 64 << 20;
 
-/// The parameters of a measurement.
+/// The options of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// In bytes, whole elements.
+    /// Sizes in bytes, multiples of the element size.
     pub(super) sizes: Vec<u64>,
     pub(super) rounds: usize,
-    /// About how much a sample moves, in as many all-reduces as that takes.
+    /// The approximate bytes that a sample moves, with as many all-reduces as that takes, up to 50.
     pub(super) per_sample: u64,
-    /// `true` to register several extents in one range too.
+    /// Also registers several extents in one range.
     pub(super) whole: bool,
 }
 
-/// The results.
+/// The results of a measurement.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) rows: Vec<Row>,
     pub(super) refused: Vec<Refused>,
 }
 
-/// Memory of one kind on all ranks.
+/// Buffers of one kind on all ranks.
 struct Side<'a> {
     kind: Kind,
     from: Vec<Buffer<'a>>,
@@ -49,7 +49,8 @@ struct Side<'a> {
 /// Measures all kinds of memory with a group of ranks, one for each device.
 ///
 /// # Errors
-/// When there is no memory, NCCL fails, or a sum is wrong. That NCCL refuses to register is a finding.
+/// When there is no memory, NCCL fails, or a sum is wrong. A registration that NCCL refuses is a
+/// result, not an error.
 pub(super) fn measure(
     group: &dyn Group,
     devices: &[Device],
@@ -90,7 +91,8 @@ pub(super) fn measure(
     Ok(found)
 }
 
-/// The memory of a kind, registered as it says, or why NCCL does not register it.
+/// Allocates the buffers of a kind and registers them as it says, or returns why NCCL refuses to
+/// register them.
 fn side<'a>(
     bench: &'a Bench<'a>,
     kind: Kind,
@@ -132,7 +134,7 @@ impl Side<'_> {
         self.from.first().map_or(0, Buffer::extents)
     }
 
-    /// Returns the nanoseconds of one of several all-reduces in a row. The sums are checked.
+    /// Returns the nanoseconds per all-reduce of `times` in a row, and checks the sums.
     fn sample(
         &mut self,
         bench: &Bench<'_>,
@@ -156,7 +158,8 @@ impl Side<'_> {
         format!("{bytes} bytes, {memory}, registered: {how}")
     }
 
-    /// So that no sum of an earlier run is taken for one of this.
+    /// Overwrites the checked elements with NaN, so that sums of an earlier sample are not mistaken
+    /// for those of the next.
     fn clear(&mut self, places: &[Range<u64>]) -> anyhow::Result<()> {
         for place in places {
             let nothing = bytes_of((place.start..place.end).map(|_| f32::NAN));
@@ -182,7 +185,7 @@ impl Side<'_> {
     }
 }
 
-/// Which number is wrong first.
+/// Returns the error that names the first wrong number.
 fn wrong(rank: usize, start: u64, right: &[u8], seen: &[u8]) -> anyhow::Error {
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         let (elements, _) = bytes.as_chunks();
@@ -199,7 +202,7 @@ fn wrong(rank: usize, start: u64, right: &[u8], seen: &[u8]) -> anyhow::Error {
     )
 }
 
-/// Writes the pattern to what is summed up, and to all of it.
+/// Writes the pattern to all source buffers.
 fn fill(sides: &mut [Side<'_>], bytes: u64) -> anyhow::Result<()> {
     let ranks = sides.first().map_or(0, |side| side.from.len());
     for rank in 0..ranks {
@@ -218,7 +221,8 @@ fn fill(sides: &mut [Side<'_>], bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Samples of each side, in turn: there and back again, so that none always follows the same.
+/// Takes samples of all sides alternately. Every second round runs in reverse order, so that no
+/// side always follows the same one.
 fn rounds(
     bench: &Bench<'_>,
     sides: &mut [Side<'_>],
@@ -228,7 +232,8 @@ fn rounds(
 ) -> anyhow::Result<Vec<Samples>> {
     let mut samples = vec![Samples::with_room(rounds); sides.len()];
     for side in &mut *sides {
-        // The first is not counted: NCCL connects the ranks, and registers for good.
+        // The first sample is not counted: NCCL connects the ranks in it, and registers
+        // permanently.
         side.sample(bench, bytes, times, places)?;
     }
     for round in 0..rounds {
@@ -272,7 +277,7 @@ mod tests {
     fn every_kind_is_measured_and_the_leases_end() {
         let fake = Fake::new(2);
         let found = measure(&fake, fake.devices(), &asked()).unwrap();
-        // It refuses what is not one mapping, as it should be told.
+        // The fake refuses a range of several mappings, and its reason must be reported.
         let [refused] = &found.refused[..] else {
             panic!("{:?}", found.refused);
         };
@@ -291,7 +296,8 @@ mod tests {
                 assert_eq!(row.extents, extents, "5 = 4 + 1, or 1 + 1 + 2 + 1 granules");
             }
         }
-        // NCCL's, then ours by its two extents and by its four, on two ranks in two buffers.
+        // One registration for NCCL's buffer, two for the region's extents and four for the grown
+        // region's, on two ranks with two buffers each.
         assert_eq!(fake.registered(), 2 * 2 * (1 + 2 + 4));
         assert!(fake.is_clean());
     }

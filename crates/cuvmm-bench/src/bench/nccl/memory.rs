@@ -1,8 +1,8 @@
-//! Memory of the two sides on each rank, and all-reduces on it that are waited for.
+//! Buffers of both sides on each rank, and all-reduces on them that are waited for.
 //!
-//! `unsafe` here: handing addresses to NCCL and to the driver. A buffer owns what lies at its
-//! addresses, registrations end before it, and whatever was queued on it has ended before a call
-//! returns.
+//! `unsafe` here: passing addresses to NCCL and to the driver. A buffer owns the memory at its
+//! addresses, its registrations end before that memory is freed, and all work queued on it has
+//! ended before a call returns.
 #![allow(unsafe_code)]
 
 use anyhow::{Context as _, ensure};
@@ -13,17 +13,21 @@ use cuvmm::{Access, Device, Extent, Region, Registration, Stream};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) usize);
 
-/// Devices brought together, each of them a rank. NCCL, or in tests what plays it.
+/// A group of devices, each of them a rank: NCCL, or its replacement in tests.
 pub(super) trait Group {
-    /// Memory of NCCL's own on a rank.
+    /// Allocates memory of NCCL on a rank.
     fn allocate(&self, rank: usize, bytes: u64) -> anyhow::Result<DeviceAddress>;
 
+    /// Frees memory of NCCL on a rank.
+    ///
     /// # Safety
-    /// The address came from `allocate` and nothing uses it.
+    /// The address came from `allocate`, and no work uses it.
     unsafe fn free(&self, rank: usize, address: DeviceAddress) -> anyhow::Result<()>;
 
+    /// Registers a range with the communicator of a rank.
+    ///
     /// # Safety
-    /// The range is mapped, and stays so until it is deregistered.
+    /// The range is mapped, and stays mapped until it is deregistered.
     unsafe fn register(
         &self,
         rank: usize,
@@ -31,15 +35,18 @@ pub(super) trait Group {
         bytes: u64,
     ) -> anyhow::Result<Handle>;
 
-    /// # Safety
-    /// The handle came from `register` on this rank, and no work uses what it stands for.
-    unsafe fn deregister(&self, rank: usize, handle: Handle) -> anyhow::Result<()>;
-
-    /// Queues the sum of what lies at `from` on each rank to `to` on each.
+    /// Ends a registration.
     ///
     /// # Safety
-    /// For each rank there are `elements` numbers at its two addresses and a stream of its device; they
-    /// stay until the streams were waited for, and no other work uses them.
+    /// The handle came from `register` on this rank, and no work uses the registered range.
+    unsafe fn deregister(&self, rank: usize, handle: Handle) -> anyhow::Result<()>;
+
+    /// Queues the sum of the numbers at `from` of all ranks, to be written at `to` on each rank.
+    ///
+    /// # Safety
+    /// For each rank, `elements` numbers are mapped at its two addresses, and there is a stream of
+    /// its device. The memory stays mapped, and no other work uses it, until the streams have been
+    /// waited for.
     unsafe fn all_reduce(
         &self,
         from: &[DeviceAddress],
@@ -48,18 +55,18 @@ pub(super) trait Group {
         streams: &[Stream],
     ) -> anyhow::Result<()>;
 
-    /// Gives up: what is queued need not come through any more.
+    /// Aborts: queued work need not complete any more.
     fn abort(&self);
 }
 
-/// Ranks, and a stream on each.
+/// A group with a stream on each rank.
 pub(super) struct Bench<'a> {
     group: &'a dyn Group,
     devices: &'a [Device],
     streams: Vec<Stream>,
 }
 
-/// Memory on one rank.
+/// A buffer on one rank.
 pub(super) struct Buffer<'a> {
     bench: &'a Bench<'a>,
     rank: usize,
@@ -72,23 +79,25 @@ enum Owner {
     Nccl(DeviceAddress),
     Ours {
         region: Box<Region>,
-        /// While NCCL has it registered.
+        /// The lease that is held while NCCL has the region registered.
         proof: Option<Registration>,
     },
 }
 
-/// The part of a buffer that is registered at a time.
+/// The unit in which a buffer is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// Each extent by itself.
+    /// Each extent separately.
     Extent,
-    /// All of it in one range.
+    /// The whole buffer in one range.
     Whole,
 }
 
 impl<'a> Bench<'a> {
+    /// Creates a stream on each device.
+    ///
     /// # Errors
-    /// When there are no streams to be had.
+    /// When a stream cannot be created.
     pub(super) fn new(group: &'a dyn Group, devices: &'a [Device]) -> anyhow::Result<Self> {
         let streams = devices.iter().map(Stream::new).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -102,20 +111,20 @@ impl<'a> Bench<'a> {
         self.devices.len()
     }
 
-    /// Memory of NCCL's own.
+    /// Allocates a buffer with `ncclMemAlloc`.
     ///
     /// # Errors
-    /// When NCCL has none.
+    /// When NCCL has no memory.
     pub(super) fn theirs(&'a self, rank: usize, bytes: u64) -> anyhow::Result<Buffer<'a>> {
         let address = self.group.allocate(rank, bytes)?;
         Ok(self.buffer(rank, Owner::Nccl(address), bytes))
     }
 
-    /// Memory of ours as NCCL asks for its own, open to all ranks, committed in steps that
-    /// end there.
+    /// Creates a region with the properties that NCCL's own memory has, which all ranks can access,
+    /// and commits it in steps that end at `ends`.
     ///
     /// # Errors
-    /// When the device has none.
+    /// When the device has no memory.
     pub(super) fn ours(&'a self, rank: usize, ends: &[u64]) -> anyhow::Result<Buffer<'a>> {
         let device = self.devices.get(rank).context("there is no such rank")?;
         let bytes = ends.last().copied().unwrap_or(0);
@@ -146,11 +155,11 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Runs several all-reduces in a row over the first bytes of the buffers, one of each on each rank,
-    /// waited for.
+    /// Runs `times` all-reduces in a row over the first `bytes` of one buffer of each side per
+    /// rank, and waits for them.
     ///
     /// # Errors
-    /// When the buffers are not so large, or NCCL fails; it is of no use then.
+    /// When a buffer is missing or too small, or NCCL fails; the group cannot be used after that.
     pub(super) fn all_reduce(
         &self,
         from: &[Buffer<'_>],
@@ -173,7 +182,7 @@ impl<'a> Bench<'a> {
         let (from, to) = (at(from), at(to));
         let elements = bytes / size_of::<f32>() as u64;
         for _ in 0..times {
-            // SAFETY: the buffers are as large, they are borrowed, and the streams are waited for
+            // SAFETY: the buffers are large enough and are borrowed, and the streams are waited for
             // below or aborted.
             let queued = unsafe { self.group.all_reduce(&from, &to, elements, &self.streams) };
             if let Err(error) = queued {
@@ -199,7 +208,7 @@ impl Buffer<'_> {
         }
     }
 
-    /// How many mappings it is; nothing of NCCL's is known.
+    /// Returns the number of extents, or 1 for NCCL's memory, whose mappings are not known.
     pub(super) fn extents(&self) -> usize {
         match &self.owner {
             Owner::Nccl(_) => 1,
@@ -207,7 +216,7 @@ impl Buffer<'_> {
         }
     }
 
-    /// `true` for memory that can be exported.
+    /// Returns `true` if the memory was created so that it can be exported.
     pub(super) fn is_shareable(&self) -> anyhow::Result<bool> {
         let device = self.device()?;
         let attribute = cuvmm::driver::PointerAttribute::ALLOWED_HANDLE_TYPES;
@@ -216,10 +225,10 @@ impl Buffer<'_> {
         Ok(types & u64::from(HandleTypes::POSIX_FD.bits()) != 0)
     }
 
-    /// Registers it with the rank's communicator. Memory of ours is leased for as long.
+    /// Registers the buffer with the rank's communicator. A region is leased for that long.
     ///
     /// # Errors
-    /// When NCCL refuses; what was registered until then stays so.
+    /// When NCCL refuses; parts registered before stay registered.
     pub(super) fn register(&mut self, by: By) -> anyhow::Result<()> {
         let whole = (self.address(), self.bytes);
         let parts: Vec<(DeviceAddress, u64)> = match &mut self.owner {
@@ -234,19 +243,22 @@ impl Buffer<'_> {
             }
         };
         for (address, bytes) in parts {
-            // SAFETY: the buffer owns the range, and deregisters it before that goes.
+            // SAFETY: the buffer owns the range, and deregisters it before the memory is freed.
             let handle = unsafe { self.bench.group.register(self.rank, address, bytes) }?;
             self.handles.push(handle);
         }
         Ok(())
     }
 
+    /// Copies `bytes` into the buffer at `offset`.
+    ///
     /// # Errors
     /// When the bytes do not fit, or the driver refuses.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
         let at = self.at(offset, bytes.len())?;
         let device = self.device()?;
-        // SAFETY: the range is in the buffer, which is borrowed alone, and nothing runs on it.
+        // SAFETY: the range is within the buffer, which is borrowed exclusively, and no work runs
+        // on it.
         unsafe {
             device
                 .driver()
@@ -255,12 +267,14 @@ impl Buffer<'_> {
         Ok(())
     }
 
+    /// Copies bytes at `offset` of the buffer to the host.
+    ///
     /// # Errors
     /// When the bytes do not fit, or the driver refuses.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
         let at = self.at(offset, bytes.len())?;
         let device = self.device()?;
-        // SAFETY: the range is in the buffer, which is borrowed, and nothing runs on it.
+        // SAFETY: the range is within the buffer, which is borrowed, and no work runs on it.
         unsafe { device.driver().copy_to_host(device.ordinal(), bytes, at)? };
         Ok(())
     }
@@ -284,16 +298,17 @@ impl Buffer<'_> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         for handle in self.handles.drain(..) {
-            // SAFETY: registered here, once, and no work runs. A failure is not reported: the
-            // process ends soon.
+            // SAFETY: the handle was registered by this buffer and is deregistered once, and no
+            // work runs. Errors are ignored, because the process ends soon.
             let _ = unsafe { self.bench.group.deregister(self.rank, handle) };
         }
         match &mut self.owner {
             Owner::Nccl(address) => {
-                // SAFETY: it came from the group, and no work runs. A failure is not reported.
+                // SAFETY: the address came from the group, and no work runs. Errors are ignored,
+                // because the process ends soon.
                 let _ = unsafe { self.bench.group.free(self.rank, *address) };
             }
-            // Only now may the region have its memory back.
+            // The region may free its memory only after it was deregistered.
             Owner::Ours { proof, .. } => drop(proof.take()),
         }
     }

@@ -1,10 +1,12 @@
-//! `cuvmm-bench nccl`: NCCL's all-reduce on memory of ours, beside memory that NCCL allocated itself.
+//! `cuvmm-bench nccl`: NCCL's all-reduce on memory of cuvmm, compared with memory that NCCL
+//! allocated.
 //!
-//! From the bottom up: `find` looks for the library and `library` is NCCL; `memory` has buffers of both
-//! sides and waits for what is done on them; `kind` says what is compared, `pattern` what is summed
-//! up, `report` shows what `measure` finds. No multicast: NCCL is told to leave it alone.
+//! Modules, from the bottom up: `find` locates the library, and `library` calls it; `memory` has
+//! buffers of both sides and waits for work on them; `kind` defines the kinds of memory that are
+//! compared, and `pattern` the values that are summed; `measure` takes the samples, and `report`
+//! shows them. NCCL's multicast is switched off.
 //!
-//! `unsafe` here: one environment variable, which NCCL reads, set while nothing else runs.
+//! `unsafe` here: setting one environment variable, which NCCL reads, while no other thread runs.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -33,41 +35,43 @@ use cuvmm_cli::command::usage;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::print;
 
-/// A sample moves so much: a few milliseconds on fast links, beside which a launch is little.
+/// The bytes that a sample moves: a few milliseconds on fast links, compared with which a launch
+/// takes little time.
 const PER_SAMPLE: u64 = 2 << 30;
 
-/// The switch of NCCL's multicast.
+/// The environment variable that switches NCCL's multicast.
 const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 
-/// Compare NCCL's all-reduce on memory of ours with memory that NCCL allocated itself
+/// Compare NCCL's all-reduce on memory of cuvmm with memory that NCCL allocated
 ///
-/// One process with a communicator for each GPU. Every sum that is looked at must be right. Without
-/// multicast: NCCL_NVLS_ENABLE is 0. All kinds of memory take turns in one run: trust the ratios.
+/// One process with a communicator for each GPU. Every sum that is checked must be right. Multicast
+/// is off: NCCL_NVLS_ENABLE is set to 0. All kinds of memory are measured alternately in one run:
+/// trust the ratios.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm-bench nccl --devices 2
   cuvmm-bench nccl --devices 4 --nccl /path/to/libnccl.so.2 --whole --json")]
 pub(crate) struct Args {
-    /// How many GPUs, from the first on
+    /// The number of GPUs, from the first on
     #[arg(long, value_name = "COUNT", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(2..=8))]
     devices: u32,
 
-    /// NCCL's library [default: the one beside PyTorch, or else the system's]
+    /// The NCCL library [default: PyTorch's, or else the system's]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
 
-    /// How much each GPU has to be summed up
+    /// The sizes of the buffer that each GPU contributes to the sum
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size,
           default_values = ["1MiB", "16MiB", "64MiB", "256MiB", "1GiB"])]
     sizes: Vec<u64>,
 
-    /// How many samples of each, besides the first
+    /// The number of samples of each kind, not counting the first
     #[arg(long, value_name = "COUNT", default_value_t = 20,
           value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Register memory of several extents in one range too, which not every NCCL can
+    /// Also register memory of several extents in one range, which not every NCCL supports
     #[arg(long)]
     whole: bool,
 
@@ -80,14 +84,15 @@ impl Args {
     /// Measures and prints.
     ///
     /// # Errors
-    /// No GPU, too few, no NCCL, an NCCL that fails, and wrong sums.
+    /// When an option is wrong, multicast is requested, there are too few GPUs, NCCL is not usable
+    /// or fails, or a sum is wrong.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let odd = self.sizes.iter().find(|&size| size % 4 != 0);
         if let Some(odd) = odd {
             return Err(usage(format!("--sizes {odd}: a number has four bytes")));
         }
         without_multicast(std::env::var(MULTICAST).ok().as_deref())?;
-        // SAFETY: no other thread runs yet: neither the driver nor NCCL has been loaded.
+        // SAFETY: no other thread runs yet, because neither the driver nor NCCL has been loaded.
         unsafe { std::env::set_var(MULTICAST, "0") };
         let nccl = Nccl::load(&find::candidates(self.nccl.as_deref()))?;
         let driver = Arc::new(CudaDriver::open()?);
@@ -120,7 +125,7 @@ impl Args {
     }
 }
 
-/// Refuses to run where the environment turns multicast on.
+/// Returns an error if the environment requests multicast.
 fn without_multicast(set: Option<&str>) -> anyhow::Result<()> {
     match set {
         None | Some("0") => Ok(()),
@@ -130,7 +135,7 @@ fn without_multicast(set: Option<&str>) -> anyhow::Result<()> {
     }
 }
 
-/// The first devices, each of which reaches each other.
+/// Opens the first devices, each of which must be able to access the memory of every other.
 fn devices(driver: &Arc<CudaDriver>, wanted: u32) -> anyhow::Result<Vec<Device>> {
     let there = driver.device_count()?;
     ensure!(

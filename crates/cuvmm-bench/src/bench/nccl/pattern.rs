@@ -1,26 +1,26 @@
-//! The numbers that are summed up, chosen so that every sum is known, and a number at the wrong place shows.
+//! The values that are summed: every sum is known, and a value at the wrong place is detected.
 
 use std::ops::Range;
 
-/// A prime, so that no power of two of elements brings the same numbers again.
+/// The period of the values: a prime, so that they do not repeat at a power of two of elements.
 const PERIOD: u64 = 65_521;
 
-/// How many elements are looked at in each place.
+/// The number of elements that are checked in each place.
 pub(super) const LOOKED_AT: u64 = 256;
 
-/// The element of a rank. The sum over eight ranks is an integer below 2^24, so an `f32` has it
-/// exactly, in whatever order it was summed.
+/// Returns an element of a rank. The sum over eight ranks is an integer below 2^24, which an `f32`
+/// holds exactly, whatever the order of the additions.
 pub(super) fn element(rank: usize, index: u64) -> f32 {
     (index % PERIOD) as f32 * (rank as f32 + 1.0)
 }
 
-/// Returns the sum over the ranks.
+/// Returns the sum of an element over the ranks.
 pub(super) fn sum(ranks: usize, index: u64) -> f32 {
     (0..ranks).map(|rank| element(rank, index)).sum()
 }
 
-/// The elements that are looked at in a buffer: the first, the last, some around each
-/// seam, and around each quarter.
+/// Returns the ranges that are checked in a buffer of `elements` elements: at its start and end,
+/// around each seam, and around each quarter.
 pub(super) fn places(elements: u64, seams: &[u64]) -> Vec<Range<u64>> {
     let looked_at = LOOKED_AT.min(elements);
     let around = |middle: u64| {

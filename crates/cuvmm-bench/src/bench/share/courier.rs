@@ -1,5 +1,5 @@
-//! Descriptors of memory over a socket by hand: exported and sent to each process that connects, with nothing
-//! said of them.
+//! Descriptors of memory sent over a socket by hand: exported and sent to every process that
+//! connects, without metadata.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,17 +17,19 @@ use rustix::net::{
 
 use crate::bench::by_hand::Bare;
 
-/// The most descriptors in one message.
+/// The maximum number of descriptors in one message.
 const MOST: usize = 253;
 
-/// How many may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 8;
 
-/// Listens at a path.
+/// A listening socket at a path, which sends descriptors.
 #[derive(Debug)]
 pub(super) struct Courier(OwnedFd);
 
 impl Courier {
+    /// Binds a socket to `path` and listens.
+    ///
     /// # Errors
     /// When the system refuses.
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
@@ -37,7 +39,7 @@ impl Courier {
         Ok(Self(listener))
     }
 
-    /// Gives all of this to each that connects, until it is closed.
+    /// Sends descriptors of all of `memory` on each connection, until the socket is closed.
     ///
     /// # Errors
     /// When the system or the driver refuses.
@@ -46,7 +48,7 @@ impl Courier {
             let connection = match accept(&self.0) {
                 Ok(connection) => connection,
                 Err(Errno::INTR) => continue,
-                // No more connections are accepted.
+                // `close` has shut the socket down.
                 Err(Errno::INVAL) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
@@ -68,7 +70,7 @@ impl Courier {
         }
     }
 
-    /// Ends serving.
+    /// Shuts the socket down, which ends [`serve`](Self::serve).
     ///
     /// # Errors
     /// When the system refuses.
@@ -77,10 +79,10 @@ impl Courier {
     }
 }
 
-/// Connects, and calls a function for each of `count` descriptors, which is then closed.
+/// Connects, and passes each of `count` received descriptors to `act`.
 ///
 /// # Errors
-/// When the system refuses, fewer come, or one cannot be used.
+/// When the system refuses, fewer descriptors arrive, or `act` fails.
 pub(super) fn fetch(
     path: &Path,
     count: usize,

@@ -1,4 +1,4 @@
-//! Published memory, attached by another process: this command again.
+//! Attaching published memory from another process, which is this command started again.
 
 mod courier;
 mod reader;
@@ -28,8 +28,8 @@ pub(crate) use reader::Reader;
 
 const SIZE: u64 = 8 * GIB;
 
-/// One extent, as `cuvmm share` publishes it, extents as large as a region has them by default, and as
-/// small as can be.
+/// The rows with their extent sizes: one extent, as `cuvmm share` publishes it; extents of the
+/// default size of a region; and extents of the smallest size.
 pub(super) const SHARED: [(&str, u64); 3] = [
     ("share_attach_8GiB", SIZE),
     ("share_attach_8GiB_by_1GiB", GIB),
@@ -42,7 +42,7 @@ const COPY: &str = "a copy of as much on the device by hand into memory that was
                     waited for";
 const NAME: &str = "weights";
 
-/// Descriptors that a process has besides.
+/// Descriptors that a process needs for other purposes.
 const BESIDES: u64 = 64;
 
 pub(super) fn names((name, extent): (&str, u64)) -> Vec<String> {
@@ -57,7 +57,7 @@ fn vs_copy(name: &str) -> String {
     format!("{name}_vs_copy")
 }
 
-/// Attaches from another process, until the first byte is read.
+/// Measures attaching from another process, until the first byte has been read.
 ///
 /// # Errors
 /// When a side fails.
@@ -93,7 +93,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Returns the findings of the other process, and the nanoseconds that publishing took.
+/// Publishes memory, runs the reader process, and returns its figures and the nanoseconds that
+/// publishing took.
 fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     stage.room(2 * SIZE)?;
     let count = usize::try_from(SIZE / extent)?;
@@ -132,7 +133,7 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
         let reading = reader.start();
         courier.close()?;
         let served = serving.join();
-        // What the other process says of it comes first.
+        // The reader's own error takes precedence.
         let reading = reading?;
         served.map_err(|_| anyhow!("serving by hand ended by a panic"))??;
         anyhow::Ok(reading)
@@ -141,7 +142,11 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     Ok((reading, published))
 }
 
-/// Checks the limit of descriptors: on the host each shareable physical has one.
+/// Checks that this process may hold `wanted` descriptors: on the host driver, each shareable
+/// physical takes one.
+///
+/// # Errors
+/// A `Skip` if it may not.
 fn descriptors(stage: &Stage, wanted: u64) -> anyhow::Result<()> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if stage.device.driver().kind() != DriverKind::Host || wanted + BESIDES <= limit {
@@ -152,7 +157,8 @@ fn descriptors(stage: &Stage, wanted: u64) -> anyhow::Result<()> {
     )))
 }
 
-/// Measures copies of as many bytes, and returns their size too.
+/// Measures copies of the same size, which may be reduced in a quick run, and returns the size with
+/// the times.
 fn copies(stage: &Stage) -> anyhow::Result<(Samples, u64)> {
     let size = stage.written(SIZE);
     stage.room(2 * size)?;

@@ -1,5 +1,5 @@
-//! The other process: attaches what is published, and the same by hand, over and over, and prints its
-//! figures.
+//! The reader process: attaches a publication through cuvmm and then by hand, alternately, and
+//! prints its figures.
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use cuvmm_cli::drivers::{Choice, Concrete, StandIn};
 use cuvmm_cli::terminal::{json_line, print};
 use cuvmm_cli::watch::wall;
 
-/// Read what a bench publishes: started by it
+/// Read what a bench run publishes; started by the run
 #[derive(Debug, clap::Args)]
 pub(crate) struct Reader {
     #[arg(long, value_enum)]
@@ -35,19 +35,19 @@ pub(crate) struct Reader {
     #[arg(long)]
     pub(super) publisher: PathBuf,
 
-    /// The name it is published under
+    /// The name of the publication
     #[arg(long)]
     pub(super) name: String,
 
-    /// The socket where it is had by hand
+    /// The socket that sends the descriptors by hand
     #[arg(long)]
     pub(super) courier: PathBuf,
 
-    /// The bytes of each extent there
+    /// The size of each extent sent there, in bytes
     #[arg(long)]
     pub(super) extent: u64,
 
-    /// How many extents there are
+    /// The number of extents
     #[arg(long)]
     pub(super) count: usize,
 
@@ -55,7 +55,7 @@ pub(crate) struct Reader {
     pub(super) pairs: usize,
 }
 
-/// The calls of an attachment, by the names that the report has for them.
+/// The driver calls of an attachment, with their names in the report.
 pub(super) const ATTACHING: [(Call, &str); 5] = [
     (Call::MemAddressReserve, "reserve_us"),
     (Call::MemImportFromShareableHandle, "import_us"),
@@ -64,25 +64,25 @@ pub(super) const ATTACHING: [(Call, &str); 5] = [
     (Call::MemSetAccess, "set_access_us"),
 ];
 
-/// The findings of the other process. Times are in nanoseconds.
+/// The reader's figures. Times are in nanoseconds unless stated otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) ours: Vec<f64>,
     pub(super) by_hand: Vec<f64>,
-    /// The time of each of [`ATTACHING`] for one attachment, in microseconds.
+    /// The time of each call of [`ATTACHING`] per attachment, in microseconds.
     pub(super) calls: Vec<f64>,
-    /// Opening the device: on a GPU this makes a context.
+    /// Time to open the device, which creates a context on a GPU.
     pub(super) opened: f64,
-    /// Free memory by the driver, before and during one attachment.
+    /// Free device memory as reported by the driver, before and during one attachment.
     pub(super) free_before: u64,
     pub(super) free_within: u64,
 }
 
 impl Reader {
-    /// Starts the process, and waits for what it finds.
+    /// Starts the reader process and waits for its figures.
     ///
     /// # Errors
-    /// When it fails, with what it said.
+    /// When the process fails; the error includes its standard error.
     pub(super) fn start(&self) -> anyhow::Result<Reading> {
         let path = |path: &Path| path.display().to_string();
         let output = Command::new(std::env::current_exe()?)
@@ -104,7 +104,7 @@ impl Reader {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Is that process.
+    /// Runs as the reader process.
     ///
     /// # Errors
     /// When a side fails.
@@ -158,7 +158,7 @@ impl Reader {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// From connecting to the first byte.
+    /// Attaches the publication: everything from connecting to reading the first byte.
     fn attach(&self, device: &Device, stream: &Stream) -> anyhow::Result<Publication> {
         let mut subscriber = Subscriber::connect(&self.publisher)?;
         let publication = subscriber.attach(&self.name, &Attachment::builder(device))?;

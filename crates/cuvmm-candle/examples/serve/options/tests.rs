@@ -1,4 +1,4 @@
-//! What the command line says, and what of it is refused.
+//! Options: their meaning, and which are refused.
 
 use super::*;
 
@@ -12,10 +12,10 @@ fn the_limit_is_shares_of_weights_and_short_sequences() {
     let specs = options.specs().unwrap();
     let granule = 2 << 20;
     let weights = specs[0].weights().unwrap().next_multiple_of(granule);
-    // 16 granules a sequence: keys and values of 8 layers.
+    // 16 granules for each sequence: keys and values of 8 layers.
     let expected = 2 * (weights + 3 * 16 * granule);
     assert_eq!(options.limit(&specs, granule).unwrap(), expected);
-    // Two granules more, of which the second is not full.
+    // Two more granules, of which the second is not full.
     let system = self::options(&["--share", "3", "--system-prompt", "3072"]);
     let specs = system.specs().unwrap();
     let more = expected + 2 * 2 * 16 * granule;
@@ -45,7 +45,7 @@ fn system_prompts_are_a_models_own_and_leave_room_behind() {
     assert!(full.requests(&config, None).is_err());
 }
 
-/// Each is an error that says what is wrong, and neither a panic nor a server that never ends.
+/// Each case is an error that names the problem, not a panic or a server that never ends.
 #[test]
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -58,7 +58,7 @@ fn what_makes_no_sense_is_refused() {
         let all = r#""hidden_size": 64, "intermediate_size": 96, "vocab_size": 500,
             "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
             "rms_norm_eps": 1e-5, "max_position_embeddings": 2048"#;
-        // The last of two that are called the same would be an error.
+        // Later duplicates of a key would be an error.
         let key = more.split(':').next().unwrap();
         let all: Vec<&str> = all.split(',').filter(|line| !line.contains(key)).collect();
         file(name, &format!("{{{}, {more}}}", all.join(",")))
@@ -95,11 +95,11 @@ fn what_makes_no_sense_is_refused() {
         (&["--share", "99999999999999"], "--share"),
         (&["--windows", "0"], "--windows"),
         (&["--burst", "0"], "--burst"),
-        (&["--window", "0"], "takes some time"),
+        (&["--window", "0"], "longer than zero"),
         (&["--window=-1"], "--window -1"),
         (&["--window", "1e19"], "never end"),
-        (&["--speed", "0"], "more than nothing"),
-        (&["--lengths", "nan"], "more than nothing"),
+        (&["--speed", "0"], "greater than zero"),
+        (&["--lengths", "nan"], "greater than zero"),
         (&["--system-prompt", "8191"], "8191 tokens of system prompt"),
         (&["--system-prompt", "99999999999"], "99999999999 tokens"),
         (&["--config", "/no/config.json"], "/no/config.json"),
@@ -131,7 +131,7 @@ fn what_makes_no_sense_is_refused() {
         let refused = format!("{:#}", refused.unwrap_or_else(|| panic!("{line:?}")));
         assert!(refused.contains(says), "{line:?}: {refused}");
     }
-    // All that comes before the last turn's end, however slow.
+    // Everything before the end of the last turn is served, however slow.
     let slow = options(&["--trace", &trace, "--speed", "1e-300"]);
     let requests = slow.requests(&slow.config().unwrap(), None).unwrap();
     assert_eq!(requests.len(), 2);
@@ -143,7 +143,7 @@ fn what_makes_no_sense_is_refused() {
 fn a_load_is_turned_into_speed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.csv");
-    // Ten tokens a second.
+    // Ten tokens per second.
     let lines: Vec<String> = (0..=50)
         .map(|second| {
             format!(
@@ -170,7 +170,7 @@ fn a_load_is_turned_into_speed() {
     ];
     let options = options(&line);
     let config = options.config().unwrap();
-    // Two models in turn, twice a second each: 40 tokens a second would be all.
+    // Two models in turn, at twice their rate each: 40 tokens per second would be the full load.
     let requests = options.requests(&config, Some(40.)).unwrap();
     let at: Vec<(usize, u128)> = requests
         .iter()

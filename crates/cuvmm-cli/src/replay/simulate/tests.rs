@@ -5,14 +5,14 @@ use crate::replay::memory::fake::Counted;
 
 const SECOND: Nanos = 1_000_000_000;
 
-/// A token a second, read or generated, of one byte.
+/// One token per second, read or generated, of one byte.
 const SLOW: Settings = Settings {
     kv_bytes_per_token: 1,
     prefill_rate: 1.0,
     decode_rate: 1.0,
 };
 
-/// A request of model, arrival in seconds, context and generated tokens.
+/// Creates a request from a model, an arrival in seconds, and tokens of context and to generate.
 fn request((model, arrival, context, generated): (usize, u64, u32, u32)) -> Request {
     Request {
         model,
@@ -32,7 +32,7 @@ fn play(memory: &mut Counted, requests: &[(usize, u64, u32, u32)]) -> Played {
     played
 }
 
-/// Time to first token in seconds, preemptions, seconds waited.
+/// Returns the time to first token in seconds, the preemptions, and the seconds waited.
 fn story(outcome: &Outcome) -> (Option<u64>, u32, u64) {
     let first_token = match outcome.fate {
         Fate::Completed { first_token } => Some(first_token / SECOND),
@@ -59,7 +59,8 @@ fn what_does_not_fit_waits_in_line_and_holds_up_its_model_only() {
     let requests = [(0, 0, 3, 2), (0, 1, 6, 1), (0, 2, 1, 0), (1, 2, 1, 0)];
     let played = play(&mut memory, &requests);
     let stories: Vec<_> = played.outcomes.iter().map(story).collect();
-    // The third would fit at once, but waits behind the second; the other model's does not.
+    // The third request would fit at once, but waits behind the second. The request of the other
+    // model does not wait.
     assert_eq!(
         stories,
         [
@@ -84,7 +85,7 @@ fn growth_that_does_not_fit_preempts_the_youngest() {
             "stay 0 5",
             "free 1 4",
             "grow 0 5",
-            // It comes back when there is room for its context and the token after.
+            // It is admitted again when its context and the next token fit.
             "refuse 1 5",
             "grow 0 6",
             "grow 0 7",
@@ -133,7 +134,7 @@ fn a_preempted_request_reads_what_it_had_generated_again() {
             "free 1 4",
         ]
     );
-    // Preempted at 20 with 12 tokens, back at 34, 20 tokens to read, 18 to generate.
+    // Preempted at 20 s with 12 tokens, admitted again at 34 s: 20 tokens to read, 18 to generate.
     assert_eq!(played.timeline.end(), 71 * SECOND);
     assert_eq!(story(&played.outcomes[1]), (Some(8), 1, 14));
 }
@@ -186,7 +187,7 @@ fn a_memory_that_refuses_for_no_reason_is_an_error_and_no_endless_wait() {
     );
 }
 
-/// A slow simulator of the same rules that takes every token and second in turn.
+/// A slow reference implementation of the rules that steps through every second and every token.
 mod plain {
     use super::*;
 
@@ -201,7 +202,8 @@ mod plain {
         waited: u64,
     }
 
-    /// Per request: time to first token in seconds or `None` when rejected, preemptions, waited.
+    /// Returns for each request the time to first token in seconds (`None` if rejected), the
+    /// preemptions, and the seconds waited.
     pub(super) fn play(memory: &mut Counted, requests: &[Request]) -> Vec<(Option<u64>, u32, u64)> {
         let granule = memory.granule;
         let size =
@@ -283,8 +285,8 @@ mod plain {
                                 && lives[other].running.is_some()
                         })
                         .unwrap();
-                    // Younger ones have their turn after older ones: a token that is due now has
-                    // not come.
+                    // Younger requests are handled after older ones: a token that is due now has
+                    // not been generated.
                     lives[youngest].running = None;
                     lives[youngest].preempted += 1;
                     lives[youngest].since = now;

@@ -1,4 +1,4 @@
-//! The costs as a text: a line for each call, which reads back as what was written.
+//! The text form of costs: one line for each cost. Parsing the text gives the same costs back.
 //!
 //! ```text
 //! # microseconds; by size as MiB:microseconds, or as MiB:low/usual/high
@@ -15,14 +15,14 @@ use std::str::FromStr;
 
 use super::{Costs, Curve};
 
-/// Why a text is no table of costs.
+/// The reason why a text is not a table of costs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 #[non_exhaustive]
 pub struct ParseCostsError {
-    /// The line, from 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// A description of the error.
     pub what: String,
 }
 
@@ -33,7 +33,7 @@ enum Entry<'a> {
     Flat(&'a mut f64),
 }
 
-/// Both directions from one list of names, so that neither can forget one.
+/// Generates writing and parsing from one list of names, so that both cover the same names.
 macro_rules! entries {
     (words: $($words:ident)+; by_size: $($curve:ident)+; flat: $($flat:ident)+;) => {
         impl fmt::Display for Costs {
@@ -79,7 +79,7 @@ impl fmt::Display for Curve {
     }
 }
 
-/// Words as they can stand on one line.
+/// Reduces words to one line without comments.
 fn plain(words: &str) -> String {
     let kept = words
         .split(['#', '\n', '\r'])
@@ -92,7 +92,7 @@ impl FromStr for Costs {
 
     fn from_str(text: &str) -> Result<Self, ParseCostsError> {
         let mut costs = Self::default();
-        // Where these costs were measured is not where the default's were.
+        // The text does not describe where the default costs were measured.
         costs.about.clear();
         costs.read(text)?;
         Ok(costs)
@@ -100,7 +100,7 @@ impl FromStr for Costs {
 }
 
 impl Costs {
-    /// Takes over what a text says.
+    /// Replaces the costs that a text gives.
     pub(super) fn read(&mut self, text: &str) -> Result<(), ParseCostsError> {
         let mut seen: Vec<&str> = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -112,7 +112,7 @@ impl Costs {
             let mut words = written.split_whitespace();
             let Some(name) = words.next() else { continue };
             if seen.contains(&name) {
-                return Err(wrong(format!("{name} stands here twice")));
+                return Err(wrong(format!("{name} is given twice")));
             }
             seen.push(name);
             match self.entry(name) {
@@ -122,7 +122,9 @@ impl Costs {
                     let word = words.next().unwrap_or_default();
                     *cost = number(word).map_err(wrong)?;
                     if let Some(more) = words.next() {
-                        return Err(wrong(format!("{name} is one number, and here is {more:?}")));
+                        return Err(wrong(format!(
+                            "{name} takes one number, found {more:?} too"
+                        )));
                     }
                 }
                 None => return Err(wrong(format!("no call is named {name:?}"))),

@@ -1,4 +1,4 @@
-//! cudarc's own slice of our memory comes out of no safe door.
+//! No safe function returns cudarc's own slice of memory that cuvmm owns.
 
 use cudarc::driver::CudaSlice;
 use cuvmm::DeviceVec;

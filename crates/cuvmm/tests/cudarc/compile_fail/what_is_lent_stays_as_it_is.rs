@@ -1,4 +1,4 @@
-//! What is lent to cudarc does not change or go meanwhile, and what is lent to be read is not written.
+//! Memory lent to cudarc cannot change meanwhile, and memory lent for reading is not written.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ fn main() {}
 
 fn grown(vec: &mut DeviceVec<f32>) {
     let slice = Slice::new(vec.view());
-    drop(vec.try_push(1.0));
+    drop(vec.push(1.0));
     drop(slice);
 }
 

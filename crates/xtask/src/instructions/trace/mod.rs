@@ -1,4 +1,4 @@
-//! Running a program and counting its instructions between marks, where the system can.
+//! Running a program and counting its instructions between marks, where the system supports it.
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod steps;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use anyhow::Result;
 
-/// What became of a program.
+/// The result of tracing a program.
 #[derive(Debug)]
 pub(crate) enum Stretches {
-    /// Instructions in each stretch, marks included.
+    /// The instructions in each stretch, marks included.
     Counted(Vec<u64>),
-    /// It may not be traced, and why.
+    /// The program may not be traced, with the reason.
     Refused(String),
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn trace(program: &Path, arguments: &[String]) -> Result<Stretches> {
     steps::trace(program, arguments)
 }
 
-/// Runs nothing.
+/// Returns that the program cannot be traced on this platform.
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 pub(crate) fn trace(_: &Path, _: &[String]) -> Result<Stretches> {
     let why = "instructions are counted on Linux on x86-64 only";

@@ -1,8 +1,8 @@
-//! Stepping through a program from mark to mark.
+//! Single-stepping a program from mark to mark.
 //!
-//! The program asks to be traced and marks a stretch by sending itself `SIGUSR1` before and after.
-//! Between stretches it runs freely; within one it stops after every instruction, which is counted.
-//! That needs no counter of the processor's and no right but to trace a child.
+//! The program requests to be traced and marks a stretch by sending itself `SIGUSR1` before and
+//! after it. Between stretches it runs freely. Within one it stops after every instruction, which
+//! is counted. This needs no hardware counter and no permission other than to trace a child.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -17,11 +17,11 @@ use nix::unistd::Pid;
 
 use super::Stretches;
 
-/// What `counted` ends with if it may not be traced.
+/// The exit code of `counted` if it may not be traced.
 const REFUSED: i32 = 77;
 
-/// Keeps this process, and those it starts, on the core it is on: a step then costs a switch and
-/// no wake-up elsewhere. It is all the same to the counts, so that it may fail.
+/// Keeps this process and its children on the current core, so that a step costs a context switch
+/// and no wake-up on another core. A failure is ignored, because the counts do not depend on it.
 pub(super) fn stay_on_one_core() {
     let mut cores = CpuSet::new();
     let chosen = sched_getcpu().and_then(|core| cores.set(core));
@@ -43,7 +43,7 @@ pub(super) fn trace(program: &Path, arguments: &[String]) -> Result<Stretches> {
     outcome
 }
 
-/// Ends a program that is still stopped; one that is gone already is gone.
+/// Ends a program that may still be stopped. Does nothing if it has ended already.
 fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
@@ -53,7 +53,7 @@ fn follow(child: &Child) -> Result<Stretches> {
     let pid = Pid::from_raw(child.id().try_into().context("a process has a number")?);
     let mut tally = Tally::default();
     loop {
-        // What is sent on to the program: none of our marks and steps.
+        // The signal that is passed on to the program; marks and steps are not.
         let mut signal = None;
         match waitpid(pid, None) {
             Ok(WaitStatus::Stopped(_, Signal::SIGUSR1)) => tally.mark(),
@@ -65,7 +65,7 @@ fn follow(child: &Child) -> Result<Stretches> {
             }
             Ok(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
                 return Ok(Stretches::Refused(
-                    "the system kills who asks for it".to_owned(),
+                    "the system kills a process that requests tracing".to_owned(),
                 ));
             }
             Ok(WaitStatus::Exited(_, code)) => bail!("counted ended with {code}"),
@@ -81,11 +81,11 @@ fn follow(child: &Child) -> Result<Stretches> {
     }
 }
 
-/// Steps by stretches.
+/// The steps counted, by stretch.
 #[derive(Debug, Default)]
 struct Tally {
     stretches: Vec<u64>,
-    /// Steps since the mark that began the stretch.
+    /// The steps since the mark that began the current stretch.
     running: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ impl Tally {
         }
     }
 
-    /// Begins a stretch, or ends it.
+    /// Begins or ends a stretch.
     fn mark(&mut self) {
         match self.running.take() {
             Some(steps) => self.stretches.push(steps),

@@ -19,7 +19,7 @@ use cuvmm_cli::command;
 /// that are wrong and for files named on the command line that cannot be read, cannot be written, or
 /// hold something else.
 #[derive(Debug, Parser)]
-#[command(name = "cuvmm-bench", version)]
+#[command(name = "cuvmm-bench", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

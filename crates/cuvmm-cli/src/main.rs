@@ -21,7 +21,7 @@ use cuvmm_cli::command;
 /// Exit codes: 0 for success, 1 for a failure, 2 for options that are wrong and for files named on the
 /// command line that cannot be read, cannot be written, or hold something else.
 #[derive(Debug, Parser)]
-#[command(name = "cuvmm", version)]
+#[command(name = "cuvmm", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

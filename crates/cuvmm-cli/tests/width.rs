@@ -32,6 +32,13 @@ fn default_output_fits() {
         &["plan", two],
         &["plan", plan, "--costs", table],
         &["share", "list"],
+        &["--help"],
+        &["info", "--help"],
+        &["replay", "--help"],
+        &["plan", "--help"],
+        &["share", "--help"],
+        &["share", "publish", "--help"],
+        &["share", "attach", "--help"],
     ] {
         let text = text(arguments);
         assert!(

@@ -49,7 +49,7 @@
 //! | commit and decommit by hand; several devices or host memory in one range | [`Region`], [`Layout`] |
 //! | the driver's own objects, with owners | [`Reservation`], [`Physical`], [`Mapping`] |
 //! | give memory to another process | [`Offer`], [`Channel`], [`Attachment`] |
-//! | publish weights that many processes read | [`share::Publisher`], [`share::Subscriber`] |
+//! | publish weights that many processes read | [`Publisher`], [`Subscriber`] |
 //! | try operations before they are made | [`Plan`] |
 //! | pass memory to cudarc, candle, PyTorch, JAX or CuPy | features `cudarc` and `dlpack` |
 //!
@@ -209,7 +209,7 @@ pub use pool::{
 };
 pub use region::{DmaBuf, Extent, HostExtents, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
-pub use share::{Attachment, Channel, Offer};
+pub use share::{Attachment, Channel, Offer, Publisher, Subscriber};
 pub use sleep::Contents;
 pub use sparse::{SparseArray, SparseGrid};
 pub use store::HostStore;

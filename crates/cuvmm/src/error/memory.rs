@@ -183,7 +183,7 @@ pub enum MemoryError {
         bytes: u64,
     },
     /// A physical could not be unmapped when an earlier call was rolled back; its range is
-    /// quarantined until the region is closed.
+    /// quarantined until the owner is closed.
     #[error(
         "{} of bytes {start}..{end} are quarantined until the owner is closed",
         Bytes(*.bytes)
@@ -256,8 +256,8 @@ pub enum MemoryError {
     },
     /// Memory could not be exported.
     #[error(
-        "cannot export as {handle_type:?}: {cause}; memory can be exported only if it was created \
-         shareable as this type, and not imported"
+        "cannot export as {handle_type:?}: {cause}; create it shareable as this type \
+         (`shareable` of the builder); imported memory cannot be exported"
     )]
     Export {
         /// The requested type.

@@ -46,8 +46,9 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// Returns the relevant figures as one line, for a log or inside another message. `Display`
-    /// shows all figures, over several lines.
+    /// Returns the relevant figures as one line, for a log or inside another message: the
+    /// limits, the figures that are not zero, and the three largest holders. `Display` shows all
+    /// figures, over several lines.
     pub fn summary(&self) -> impl fmt::Display + '_ {
         Summary(self)
     }
@@ -89,6 +90,9 @@ impl fmt::Display for Shortage {
     }
 }
 
+/// The holders that a summary names.
+const LARGEST: usize = 3;
+
 struct Summary<'a>(&'a Shortage);
 
 impl fmt::Display for Summary<'_> {
@@ -106,8 +110,12 @@ impl fmt::Display for Summary<'_> {
         for (name, bytes) in shortage.figures() {
             write!(f, ", {} {name}", Bytes(bytes))?;
         }
-        for (name, held) in shortage.holders.iter().take(3) {
+        for (name, held) in shortage.holders.iter().take(LARGEST) {
             write!(f, ", {} held by {name:?}", Bytes(*held))?;
+        }
+        match shortage.holders.len().saturating_sub(LARGEST) {
+            0 => {}
+            more => write!(f, ", the rest by {more} more tenants")?,
         }
         f.write_str(")")
     }

@@ -31,8 +31,9 @@ pub struct KvCacheStats {
     /// an allocation is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// The tenant's cached memory, whatever it was used for before. It serves the next sequence,
-    /// and can be reclaimed for other tenants.
+    /// The tenant's memory that is cached, pending free or leased, whatever it was used for before.
+    /// It serves the next sequence. Other tenants can reclaim it once its fence is complete and its
+    /// leases have ended.
     pub idle: u64,
 }
 
@@ -65,7 +66,7 @@ pub struct Admission {
     /// If no memory is taken from other tenants.
     pub now: Fits,
     /// If all other tenants take as much as they may: what the guarantee leaves. It is available
-    /// once the work that cached memory waits for is complete.
+    /// once the work that idle memory waits for is complete.
     pub at_worst: Fits,
     /// If memory that other tenants have cached above their guarantees is reclaimed.
     pub taking_back: Fits,

@@ -392,8 +392,8 @@ impl KvCache {
     }
 
     /// Ends a sequence. Makes no driver call and never waits: its memory stays cached, and the next
-    /// sequence on the home stream can use it at once. Memory that is shared ([`fork`](Self::fork))
-    /// is unmapped.
+    /// sequence on the home stream can use it at once. A sequence that shares memory
+    /// ([`fork`](Self::fork)) is unmapped.
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist, or the home stream is capturing while a

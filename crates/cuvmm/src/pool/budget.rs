@@ -253,7 +253,7 @@ impl Budget {
         self.change(tenant, |account| account.guarantee = 0);
     }
 
-    /// Removes a tenant's account, and all that it holds with it.
+    /// Removes the account of a tenant that holds nothing. What it still held would be forgotten.
     pub(crate) fn close(&mut self, tenant: TenantId) {
         self.change(tenant, |account| {
             account.guarantee = 0;

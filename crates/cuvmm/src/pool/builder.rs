@@ -128,9 +128,9 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Allocates the block. If memory is short, calls pressure hooks and waits for at most the
-    /// [timeout](Self::timeout). A request that no reclaim could serve is refused at once: one
-    /// above the tenant's own limit, or above what the guarantees of other tenants leave of the
-    /// pool's limit.
+    /// [timeout](Self::timeout). A request above the tenant's own limit or the pool's is refused at
+    /// once. A request that only the guarantees of other tenants prevent waits, because guarantees
+    /// can change and tenants can be unregistered.
     ///
     /// Makes the driver calls of [`try_allocate`](Self::try_allocate). In a
     /// [hook](super::TenantBuilder::on_pressure) it calls no hooks and does not wait.

@@ -33,7 +33,7 @@ pub struct Compaction {
     /// Runs that were left because a lease lives, work is still running on them, or the mapper is
     /// working on them.
     pub in_use: u64,
-    /// Runs that were left because the limits had no space for the copy.
+    /// Runs that were left because there was no memory for the copy.
     pub no_space: u64,
     /// Runs that were left because their block was exported: importers would keep the old memory.
     pub exported: u64,

@@ -75,9 +75,8 @@
 //! poll; no thread waits for them. The pool needs a [mapper](PoolBuilder::mapper) for them.
 //!
 //! # Scope
-//! This module names no driver and rounds no sizes ([`size`](crate) does). A thread waits for
-//! memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and [`Block::grow_to`],
-//! and at the end of the pool.
+//! A thread waits for memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and
+//! [`Block::grow_to`], and at the end of the pool.
 
 mod adjacent;
 mod allocate;

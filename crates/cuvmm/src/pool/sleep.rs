@@ -2,8 +2,8 @@
 //! and then given up.
 //!
 //! Memory that was put aside is still charged, so that a failure can put it back. When the memory
-//! of all blocks has been taken out, it goes to the pool. If memory can be neither given up nor put
-//! back, its block sleeps, with the contents that were saved.
+//! of all blocks has been taken out, it goes to the pool. If sleeping fails and the
+//! memory of a block cannot be put back, that block sleeps, with the contents that were saved.
 //!
 //! No byte is copied here.
 

@@ -22,7 +22,7 @@ pub(crate) trait RegistrationOwner: Send + Sync {
     /// Notes that a stream uses the memory.
     fn record_use(&self, stream: &Stream) -> Result<(), CallError>;
 
-    /// Checks that the memory of a range may be exported. From then on, while the keeper lives, the
+    /// Checks that the memory of a range may be exported. From then on, while this value lives, the
     /// range counts as exported.
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 

@@ -145,7 +145,8 @@ impl Subscriber {
     /// none was published.
     ///
     /// # Errors
-    /// [`ShareError`] if the name is not published any more, or the publisher has ended.
+    /// [`ShareError::NotFound`] if the name is not published any more, [`ShareError::Channel`] with
+    /// [`ChannelError::Closed`](crate::error::ChannelError::Closed) if the publisher has ended.
     #[doc(alias = "newer")]
     pub fn wait_for_newer(
         &mut self,
@@ -208,7 +209,8 @@ impl Publication {
     /// Returns a view of the elements of a tensor, for a kernel to read.
     ///
     /// # Errors
-    /// [`ShareError`] if there is no such tensor, or its bytes are not whole elements of type `T`.
+    /// [`ShareError`] if there is no such tensor, or its bytes are not whole elements of type `T`. The
+    /// type that the manifest names is not compared with `T`.
     pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
         let found: Option<Range<u64>> = self.manifest.tensor(tensor).map(Tensor::range);
         match found {

@@ -747,7 +747,7 @@ fn a_write_is_not_lost_and_a_read_not_torn_by_a_compaction() {
         block.try_grow_to(2 * G).unwrap();
         stamped(&scene, &block, 0);
         thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(scene.pool.compact(|_| true).unwrap().no_room, 0));
+            scope.spawn(|| assert_eq!(scene.pool.compact(|_| true).unwrap().no_space, 0));
             scope.spawn(|| {
                 for owner in 1..=2 {
                     block.write(0, &[owner; 8]).unwrap();

@@ -179,6 +179,7 @@ pub mod error;
 mod fork;
 mod growth;
 pub mod kv;
+pub mod ledger;
 pub mod own;
 pub mod plan;
 pub mod pool;
@@ -202,6 +203,7 @@ pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{BlockError, CallError};
 pub use kv::KvCache;
+pub use ledger::{Ledger, LedgerView};
 pub use own::{Access, AccessGrant, Event, Managed, Mapping, Physical, Place, Reservation, Stream};
 pub use plan::{Plan, Step};
 pub use pool::{

@@ -19,6 +19,7 @@ mod device;
 mod dlpack;
 mod handed_back;
 mod kv;
+mod ledger;
 mod memory;
 mod out_of_memory;
 mod plan;
@@ -38,6 +39,7 @@ pub use device::DeviceError;
 pub use dlpack::TensorError;
 pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
+pub use ledger::{LedgerError, LedgerRefusal, LedgerShortage};
 pub use memory::MemoryError;
 pub use plan::{PlanError, PlanProblem};
 pub use pool::PoolError;
@@ -74,6 +76,9 @@ pub enum Error {
     /// An operation on a KV cache failed.
     #[error(transparent)]
     KvCache(#[from] KvCacheError),
+    /// A ledger could not be opened, or its terms could not be changed.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
     /// A plan is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -199,6 +204,7 @@ mod tests {
             stranded: 0,
             quarantined: 0,
             holders: vec![],
+            ledger: None,
         };
         let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let cause = CallError::from(DriverError::new(Call::MemCreate, code));

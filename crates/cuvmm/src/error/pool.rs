@@ -1,6 +1,6 @@
 //! Errors of pools and tenants.
 
-use super::{ArgumentError, MemoryError};
+use super::{ArgumentError, LedgerShortage, MemoryError};
 use crate::display::Bytes;
 
 /// An error of building a pool, registering a tenant, or changing a limit or a guarantee. Sizes are
@@ -50,6 +50,9 @@ pub enum PoolError {
         /// The pool's limit.
         limit: u64,
     },
+    /// The ledger leaves too little for the guarantees of the pool's tenants.
+    #[error(transparent)]
+    Ledger(#[from] LedgerShortage),
     /// Memory of that kind cannot be created, or a driver call failed.
     #[error(transparent)]
     Memory(MemoryError),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::LedgerShortage;
 use crate::display::{Bytes, Table};
 
 /// The figures of a refused request. All sizes are in bytes.
@@ -43,6 +44,9 @@ pub struct Shortage {
     pub quarantined: u64,
     /// The other tenants with the bytes that each holds, largest first.
     pub holders: Vec<(String, u64)>,
+    /// The figures of the [ledger](crate::ledger) that the pool shares with other processes, if it
+    /// refused.
+    pub ledger: Option<LedgerShortage>,
 }
 
 impl Shortage {
@@ -86,7 +90,11 @@ impl fmt::Display for Shortage {
             row(name.to_owned(), bytes);
         }
         row("largest free extent".to_owned(), self.largest_run);
-        table.fmt(f)
+        table.fmt(f)?;
+        match self.ledger {
+            Some(ledger) => write!(f, "\n{ledger}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -117,7 +125,11 @@ impl fmt::Display for Summary<'_> {
             0 => {}
             more => write!(f, ", the rest by {more} more tenants")?,
         }
-        f.write_str(")")
+        f.write_str(")")?;
+        match shortage.ledger {
+            Some(ledger) => write!(f, "; {ledger}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -142,6 +154,7 @@ mod tests {
             stranded: 0,
             quarantined: 0,
             holders: vec![("code".to_owned(), 22 * MIB)],
+            ledger: None,
         }
     }
 

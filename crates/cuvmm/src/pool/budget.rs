@@ -102,6 +102,9 @@ impl Account {
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
+    /// Bytes of the limit that a ledger has granted; all of them without a ledger. Only these can
+    /// be charged.
+    granted: u64,
     accounts: BTreeMap<TenantId, Account>,
     held: u64,
     /// The sum over all tenants of their guarantee or what they hold, whichever is more.
@@ -123,6 +126,7 @@ impl Budget {
     pub(crate) const fn new(limits: Limits) -> Self {
         Self {
             limits,
+            granted: u64::MAX,
             accounts: BTreeMap::new(),
             held: 0,
             claimed: 0,
@@ -137,6 +141,67 @@ impl Budget {
 
     pub(crate) const fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Makes the bytes that can be charged those that a ledger grants; none at first.
+    pub(crate) const fn needs_grants(&mut self) {
+        self.granted = 0;
+    }
+
+    /// Returns the bytes that a ledger has granted.
+    pub(crate) const fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Counts bytes that a ledger has granted.
+    pub(crate) const fn grant(&mut self, bytes: u64) {
+        self.granted = self.granted.saturating_add(bytes);
+    }
+
+    /// Counts granted bytes that go back to the ledger.
+    pub(crate) const fn return_grant(&mut self, bytes: u64) {
+        self.granted = self.granted.saturating_sub(bytes);
+    }
+
+    /// Returns the bytes that a ledger can still grant within the limit.
+    pub(crate) const fn ungranted(&self) -> u64 {
+        self.limits.bytes.saturating_sub(self.granted)
+    }
+
+    /// Returns the bytes that a ledger has granted and that are neither obtained nor claimed.
+    pub(crate) const fn unneeded(&self) -> u64 {
+        let claimed = self.claimed + self.quarantined;
+        let needed = match claimed > self.obtained {
+            true => claimed,
+            false => self.obtained,
+        };
+        self.granted.saturating_sub(needed)
+    }
+
+    /// Runs `look` as if a ledger had granted `bytes` more.
+    pub(crate) fn if_granted<T>(&mut self, bytes: u64, look: impl FnOnce(&Self) -> T) -> T {
+        let granted = self.granted;
+        self.grant(bytes);
+        let seen = look(self);
+        self.granted = granted;
+        seen
+    }
+
+    /// Returns the bytes that can be held at present: the limit, or what a ledger has granted of
+    /// it.
+    const fn usable(&self) -> u64 {
+        match self.granted < self.limits.bytes {
+            true => self.granted,
+            false => self.limits.bytes,
+        }
+    }
+
+    /// Returns the bytes that a ledger would have to grant for a tenant to be charged `bytes` more
+    /// without a reclaim.
+    pub(crate) fn lacks_grant(&self, tenant: TenantId, bytes: u64) -> u64 {
+        let unavailable = self.unavailable_to(tenant);
+        let all = unavailable.saturating_add(bytes).min(self.limits.bytes);
+        all.saturating_sub(self.granted)
     }
 
     /// Returns the bytes charged to tenants.
@@ -180,10 +245,12 @@ impl Budget {
 
     /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less the
     /// guarantees of other tenants, and less what they cannot give back beyond their guarantees
-    /// (`kept` returns what a tenant cannot give back).
+    /// (`kept` returns what a tenant cannot give back). With `now`, only what a ledger has granted
+    /// counts.
     pub(crate) fn guaranteeable(
         &self,
         tenant: Option<TenantId>,
+        now: bool,
         kept: impl Fn(TenantId) -> u64,
     ) -> u64 {
         let others = self.accounts.iter();
@@ -191,9 +258,11 @@ impl Budget {
             .filter(|&(&other, _)| Some(other) != tenant)
             .map(|(&tenant, account)| account.guarantee.max(kept(tenant)))
             .sum();
-        self.limits
-            .bytes
-            .saturating_sub(self.quarantined)
+        let most = match now {
+            true => self.usable(),
+            false => self.limits.bytes,
+        };
+        most.saturating_sub(self.quarantined)
             .saturating_sub(claimed)
     }
 
@@ -271,7 +340,7 @@ impl Budget {
     /// tenants still hold idle memory beyond what it leaves them; that memory is reclaimed when it
     /// is needed.
     pub(crate) const fn is_overdrawn(&self) -> bool {
-        self.claimed + self.quarantined > self.limits.bytes
+        self.claimed + self.quarantined > self.usable()
     }
 
     /// Returns the bytes that a tenant holds beyond its own limit, after that was lowered.
@@ -290,16 +359,13 @@ impl Budget {
         let others = self.claimed - account.claim();
         (others + self.quarantined)
             .saturating_add(kept)
-            .saturating_sub(self.limits.bytes)
+            .saturating_sub(self.usable())
     }
 
     /// Returns the bytes that a tenant can be charged now without a reclaim.
     pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
-        let pool = self
-            .limits
-            .bytes
-            .saturating_sub(self.unavailable_to(tenant));
+        let pool = self.usable().saturating_sub(self.unavailable_to(tenant));
         pool.min(account.limit.saturating_sub(account.held))
     }
 
@@ -309,7 +375,7 @@ impl Budget {
         let account = self.account(tenant);
         let gained = own.saturating_add(theirs);
         let unavailable_to = self.unavailable_to(tenant).saturating_sub(gained);
-        let pool = self.limits.bytes.saturating_sub(unavailable_to);
+        let pool = self.usable().saturating_sub(unavailable_to);
         pool.min(
             account
                 .limit
@@ -329,7 +395,7 @@ impl Budget {
         let all = self
             .unavailable_to(tenant)
             .saturating_add(bytes)
-            .saturating_sub(self.limits.bytes);
+            .saturating_sub(self.usable());
         (own, all.max(own))
     }
 
@@ -366,7 +432,7 @@ impl Budget {
 
     /// Returns the bytes that the driver may still create.
     pub(crate) const fn creatable(&self) -> u64 {
-        self.limits.bytes.saturating_sub(self.obtained)
+        self.usable().saturating_sub(self.obtained)
     }
 
     pub(crate) const fn mappings_left(&self) -> u64 {
@@ -524,9 +590,9 @@ mod tests {
         let mut budget = budget();
         charge(&mut budget, A, 10);
         budget.drain(A);
-        assert_eq!(budget.guaranteeable(None, |_| 0), 80);
+        assert_eq!(budget.guaranteeable(None, false, |_| 0), 80);
         assert_eq!(
-            budget.guaranteeable(None, |tenant| budget.account(tenant).held),
+            budget.guaranteeable(None, false, |tenant| budget.account(tenant).held),
             70
         );
         assert_eq!(budget.available_to(B), 60);
@@ -571,7 +637,7 @@ mod tests {
         budget.close(A);
         assert_eq!(budget.account(A), Account::default());
         assert_eq!(budget.available_to(B), 60);
-        assert_eq!(budget.guaranteeable(None, |_| 0), 80);
+        assert_eq!(budget.guaranteeable(None, false, |_| 0), 80);
         assert_eq!(budget.guaranteed_to_others(B), 0);
         charge(&mut budget, B, 10);
         budget.close(B);
@@ -717,8 +783,12 @@ mod tests {
             (budget.limit_of(A), budget.available_after(A, 20, 0)),
             (100, 90)
         );
-        assert_eq!(budget.guaranteeable(Some(A), |_| 0), 90, "without its own");
-        assert_eq!(budget.guaranteeable(None, |_| 0), 90);
+        assert_eq!(
+            budget.guaranteeable(Some(A), false, |_| 0),
+            90,
+            "without its own"
+        );
+        assert_eq!(budget.guaranteeable(None, false, |_| 0), 90);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use super::budget::Budget;
 use super::ids::SlotId;
+use super::joined::Joined;
 use super::slot::Slot;
 use super::state::State;
 #[cfg(debug_assertions)]
@@ -53,6 +54,8 @@ pub(crate) struct Core {
     finish: fn(&mut Locked<'_>),
     /// Wakes the pool's mapper, if the pool was built with one.
     pub(super) waker: OnceLock<Waker>,
+    /// Set if the pool's memory is granted by a ledger.
+    pub(super) ledger: OnceLock<Joined>,
 }
 
 /// The lock on a pool's state. Dropping it ends the operation: the lock is released, then the
@@ -83,6 +86,7 @@ impl Core {
             creating: Mutex::new(()),
             finish,
             waker: OnceLock::new(),
+            ledger: OnceLock::new(),
         }
     }
 

@@ -182,7 +182,16 @@ impl State {
     /// Returns the bytes that a tenant, new or registered, can be guaranteed.
     pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        self.budget.guaranteeable(tenant, |id| self.kept_by(id))
+        let kept = |id| self.kept_by(id);
+        self.budget.guaranteeable(tenant, false, kept)
+    }
+
+    /// Returns the bytes that a tenant, new or registered, can be guaranteed of what a ledger has
+    /// granted.
+    pub(crate) fn guaranteeable_now(&mut self, tenant: Option<TenantId>) -> u64 {
+        self.sweep_all();
+        let kept = |id| self.kept_by(id);
+        self.budget.guaranteeable(tenant, true, kept)
     }
 
     /// Returns the byte that memory is filled with when it is given up, in a hardened pool that

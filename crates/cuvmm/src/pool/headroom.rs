@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cuvmm_driver::PhysicalHandle;
 
 use super::block::Block;
-use super::budget::TenantId;
+use super::budget::{Budget, TenantId};
 use super::core::Locked;
 use super::slot::Slot;
 use super::tenant::Tenant;
@@ -146,10 +146,12 @@ impl Locked<'_> {
         // A limit that was lowered under memory in use may leave less than the guarantee.
         let guarantee = self.budget.account(id).guarantee;
         let guarantee = guarantee.min(self.guaranteeable(Some(id)));
+        let left = self.left_in_ledger();
+        let after = |others| move |budget: &Budget| budget.available_after(id, own, others);
         Headroom {
-            now: self.budget.available_after(id, own, 0),
+            now: self.budget.if_granted(left, after(0)),
             at_worst: guarantee.saturating_sub(self.kept_by(id)),
-            taking_back: self.budget.available_after(id, own, others),
+            taking_back: self.budget.if_granted(left, after(others)),
         }
     }
 }

@@ -116,6 +116,11 @@ impl Core {
         let account = state.budget.account(id);
         if guarantee > account.guarantee {
             state.check_guarantee(Some(id), guarantee, account.limit)?;
+            if state.grant_guarantee(Some(id), guarantee)? {
+                state.check_registered(id)?;
+                let limit = state.budget.account(id).limit;
+                state.check_guarantee(Some(id), guarantee, limit)?;
+            }
         }
         state.budget.set_guarantee(id, guarantee);
         self.changed(state);

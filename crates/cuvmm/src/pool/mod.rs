@@ -98,11 +98,14 @@ mod free_list;
 mod freeing;
 pub mod futures;
 mod gate;
+mod grants;
 mod grow;
 mod hardened;
 mod headroom;
 mod ids;
+mod joined;
 mod lease;
+mod ledger;
 mod limits;
 mod mapper_calls;
 mod moving;
@@ -151,6 +154,7 @@ use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError};
+use crate::ledger::Ledger;
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
@@ -196,6 +200,7 @@ pub struct PoolBuilder<'a> {
     mapper: Option<&'a Mapper>,
     free_target: u64,
     hardened: Option<Hardened>,
+    ledger: Option<&'a Ledger>,
 }
 
 impl<'a> PoolBuilder<'a> {
@@ -299,10 +304,22 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
+    /// Makes the pool take its memory out of a [ledger](crate::ledger), the budget that all
+    /// processes share that open it. The pool keeps its own limit too. Guarantees of its tenants
+    /// are guaranteed by the ledger: registering a tenant charges them.
+    ///
+    /// A request that the ledger refuses fails with [`BlockError::OutOfMemory`], and
+    /// [`Shortage::ledger`](crate::error::Shortage::ledger) says why; with a timeout it waits for
+    /// other processes.
+    pub const fn ledger(mut self, ledger: &'a Ledger) -> Self {
+        self.ledger = Some(ledger);
+        self
+    }
+
     /// Builds the pool. Takes no memory yet.
     ///
     /// # Errors
-    /// [`PoolError`] when a limit is out of its range, the mapper is another device's, the device
+    /// [`PoolError`] when a limit is out of its range, the mapper or the ledger is another device's, the device
     /// does not support RDMA though it was requested, or memory cannot be created for a handle
     /// type.
     pub fn build(self) -> Result<Pool, PoolError> {
@@ -315,6 +332,7 @@ impl<'a> PoolBuilder<'a> {
             mapper,
             free_target,
             hardened,
+            ledger,
         } = self;
         device.own_process()?;
         creatable_as(policy.props.handle_types)?;
@@ -327,6 +345,9 @@ impl<'a> PoolBuilder<'a> {
         ArgumentError::at_most("bytes that are kept ready", free_target, bytes)?;
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
             return Err(ArgumentError::WrongDevice { what: "the mapper" }.into());
+        }
+        if ledger.is_some_and(|ledger| ledger.device() != device.uuid()) {
+            return Err(ArgumentError::WrongDevice { what: "the ledger" }.into());
         }
         if policy.props.rdma_capable && !device.has_rdma()? {
             return Err(MemoryError::no_rdma(device.location()).into());
@@ -345,6 +366,9 @@ impl<'a> PoolBuilder<'a> {
             addresses,
         });
         let mut state = State::new(device.clone(), policy, budget);
+        if ledger.is_some() {
+            state.budget.needs_grants();
+        }
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), state, |state| {
             state.finish_deferred();
@@ -352,6 +376,9 @@ impl<'a> PoolBuilder<'a> {
         }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
             Core::attach(&core, waker, free_target);
+        }
+        if let Some(ledger) = ledger {
+            Core::join(&core, ledger.member());
         }
         Ok(Pool { core })
     }
@@ -399,6 +426,7 @@ impl Pool {
             mapper: None,
             free_target: 0,
             hardened: None,
+            ledger: None,
         }
     }
 
@@ -515,7 +543,9 @@ impl Pool {
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         // While the mapper's thread works for the pool, it holds the core too.
         let mapper = self.core.detach();
+        self.core.detach_from_ledger();
         if Arc::get_mut(&mut self.core).is_none() {
+            Core::attach_to_ledger(&self.core);
             if let Some(mapper) = mapper {
                 Core::reattach(&self.core, mapper);
             }

@@ -16,6 +16,7 @@ use super::pace::Precommit;
 use super::state::{Policy, State};
 use crate::error::MemoryError;
 use crate::growth::Steps;
+use crate::ledger::GRANT;
 use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -178,6 +179,10 @@ impl Locked<'_> {
         self.keep_to_limits();
         let lacking = self.lacks_free().min(self.policy.largest_extent);
         if lacking == 0 {
+            return purged;
+        }
+        self.grant(lacking, GRANT);
+        if self.lacks_free() == 0 {
             return purged;
         }
         // No tenant makes the request, so every tenant's guarantee counts.

@@ -15,7 +15,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
-use crate::error::{BlockError, CallError};
+use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::region::Round;
 
 /// One extent to be taken.
@@ -70,6 +70,7 @@ impl Locked<'_> {
     /// before the lock is released.
     pub(crate) fn reclaim_for(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
+            let refused = self.grant_for(id, bytes);
             // This may release the lock, and what is missing may become free meanwhile.
             self.gather_idle();
             let (own, total) = self.budget.missing(id, bytes);
@@ -77,6 +78,17 @@ impl Locked<'_> {
                 break;
             }
             let plan = self.plan(id, own, total);
+            if let Some(refused) = refused
+                && plan.gained < total
+            {
+                // What the ledger leaves and what can be reclaimed may be enough together.
+                let lacking = total - plan.gained;
+                if own <= plan.gained && self.grant(lacking, 0).is_none() {
+                    continue;
+                }
+                self.return_unneeded(0);
+                return Err(self.short_of(id, bytes, plan.gained, Some(refused)));
+            }
             // Another tenant may be charged for the reclaimed memory first, hence the loop.
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
@@ -96,6 +108,9 @@ impl Locked<'_> {
             }
         }
         while bytes > 0 && self.budget.is_overdrawn() {
+            if self.grant_for(TenantId(u64::MAX), 0).is_none() && !self.budget.is_overdrawn() {
+                break;
+            }
             self.gather_idle();
             let kept = self.kept_by(id) + bytes;
             let total = self.budget.overdrawn_by(id, kept);
@@ -133,12 +148,24 @@ impl Locked<'_> {
             }
             reclaimable = 0;
         }
-        let shortage = self.shortage(id, bytes, reclaimable);
-        Err(if self.capturing > 0 && shortage.pending_free > 0 {
+        Err(self.short_of(id, bytes, reclaimable, None))
+    }
+
+    /// Returns the error for `bytes` that a tenant cannot be charged.
+    fn short_of(
+        &self,
+        id: TenantId,
+        bytes: u64,
+        reclaimable: u64,
+        ledger: Option<LedgerShortage>,
+    ) -> BlockError {
+        let mut shortage = self.shortage(id, bytes, reclaimable);
+        shortage.ledger = ledger;
+        if self.capturing > 0 && shortage.pending_free > 0 {
             BlockError::Capturing(shortage)
         } else {
             BlockError::OutOfMemory(shortage)
-        })
+        }
     }
 
     /// Reclaims at least one extent from any tenant, and at most about `bytes`. Returns the bytes.

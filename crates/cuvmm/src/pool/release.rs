@@ -32,6 +32,7 @@ impl Locked<'_> {
         match self.unlocked(|| unmapped.physical.close()) {
             Ok(()) => {
                 self.budget.released(size);
+                self.note_released(size);
                 size
             }
             Err(failed) => {

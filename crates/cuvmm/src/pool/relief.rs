@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::budget::TenantId;
+use super::budget::{Budget, TenantId};
 use super::core::Locked;
 use super::ids::BlockPlace;
 use super::pressure::{Pressure, PressureHook};
@@ -78,17 +78,35 @@ impl Locked<'_> {
         mut error: BlockError,
     ) -> BlockError {
         self.count_refusal(id, &error);
-        let asked = self.asked(demand);
-        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
+        if shortage_of(&mut error).is_none() {
+            return error;
+        }
+        let (wanted, available) = self.wanted_and_available(id, demand, &error);
         if let Some(shortage) = shortage_of(&mut error) {
-            shortage.wanted = asked.more;
-            let (own, others) = self.reach(id);
-            let own = State::own_of(demand, asked, &own);
-            let available = self.takeable(id, own, others.gained(), of_driver);
-            let less = asked.more.saturating_sub(self.device.granule().bytes());
+            shortage.wanted = wanted;
+            let less = wanted.saturating_sub(self.device.granule().bytes());
             shortage.available = available.min(less);
         }
         error
+    }
+
+    /// Returns the bytes that a refused request needs, and those that could be had now.
+    pub(super) fn wanted_and_available(
+        &mut self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &BlockError,
+    ) -> (u64, u64) {
+        let asked = self.asked(demand);
+        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
+        let (own, others) = self.reach(id);
+        let own = State::own_of(demand, asked, &own);
+        let left = error
+            .shortage()
+            .and_then(|it| it.ledger)
+            .map_or(0, |it| it.left);
+        let available = self.takeable(id, (own, others.gained()), of_driver, left);
+        (asked.more, available)
     }
 
     /// Returns the next hook to be called for a request that was refused with `error`: first the
@@ -147,7 +165,9 @@ impl Locked<'_> {
                 let asked = self.asked(demand);
                 let (own, others) = self.reach(id);
                 let own = State::own_of(demand, asked, &own);
-                let available = self.takeable(id, own, others.gained(), of_driver);
+                let left = error.shortage().and_then(|it| it.ledger);
+                let left = left.map_or(0, |it| it.left);
+                let available = self.takeable(id, (own, others.gained()), of_driver, left);
                 relief.bytes = asked.more.saturating_sub(available);
                 if relief.bytes == 0 {
                     return relief;
@@ -273,9 +293,16 @@ impl State {
     }
 
     /// Returns how much of a request could be met without waiting, if `own` and `others` bytes are
-    /// reclaimed.
-    fn takeable(&self, id: TenantId, own: u64, others: u64, of_driver: bool) -> u64 {
-        let bytes = self.budget.available_after(id, own, others);
+    /// reclaimed and a ledger grants `left`.
+    fn takeable(
+        &mut self,
+        id: TenantId,
+        (own, others): (u64, u64),
+        of_driver: bool,
+        left: u64,
+    ) -> u64 {
+        let after = |budget: &Budget| budget.available_after(id, own, others);
+        let bytes = self.budget.if_granted(left, after);
         if !of_driver {
             return bytes;
         }

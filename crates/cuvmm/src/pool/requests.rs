@@ -139,5 +139,7 @@ impl Core {
         while let Some(number) = state.queue.first() {
             state.answer(number, Err(BlockError::NoMapper));
         }
+        drop(state);
+        self.queue_in_ledger(None);
     }
 }

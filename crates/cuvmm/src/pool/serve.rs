@@ -59,6 +59,7 @@ impl Core {
     /// before.
     pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
         if self.look(|state| state.queue.is_empty()) {
+            self.queue_in_ledger(None);
             return None;
         }
         let mut served = false;
@@ -68,6 +69,8 @@ impl Core {
                 break;
             }
         }
+        let lacking = self.look(|state| state.queue.lacking.take());
+        self.queue_in_ledger(lacking);
         served |= self.tell_listeners();
         // If only a synchronization shows whether fences are complete, it is made here and not in a
         // poll.
@@ -146,6 +149,8 @@ impl Core {
         }
         turn.want.with_demand(|demand| {
             if error.is_shortage() && state.can_ever(tenant, demand, &error) {
+                let lacking = state.lacking_in_ledger(tenant, demand, &error);
+                state.queue.lacking = state.queue.lacking.max(lacking);
                 let of_memory = matches!(
                     error,
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }

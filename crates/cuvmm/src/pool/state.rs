@@ -490,6 +490,7 @@ impl State {
             stranded,
             quarantined: self.budget.quarantined(),
             holders,
+            ledger: None,
         })
     }
 }

@@ -146,9 +146,11 @@ impl Core {
                 return Err(refuse(out_of_memory()));
             }
         }
-        Physical::builder(&self.device, size)
+        let created = Physical::builder(&self.device, size)
             .with_props(policy.props)
-            .create()
+            .create()?;
+        self.note_created(size);
+        Ok(created)
     }
 }
 

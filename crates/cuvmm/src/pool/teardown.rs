@@ -6,6 +6,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
+use crate::own::Physical;
 use crate::region::TakenOut;
 
 impl Locked<'_> {
@@ -105,7 +106,15 @@ impl Drop for Core {
     fn drop(&mut self) {
         let mut state = self.lock();
         let held = state.budget.obtained();
-        if let Err(error) = state.shut() {
+        let refused: u64 = state.quarantine.0.iter().map(Physical::size).sum();
+        let shut = state.shut();
+        // What is counted still was quarantined. What the driver refused to release once stays
+        // charged to the ledger: whether it was released now is not known.
+        let counted = state.budget.obtained();
+        let kept = if shut.is_ok() { refused } else { counted };
+        drop(state);
+        self.leave_ledger(kept);
+        if let Err(error) = shut {
             self.device.report_drop("pool", held, error);
         }
     }

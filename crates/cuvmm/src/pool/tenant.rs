@@ -138,6 +138,9 @@ impl<'a> TenantBuilder<'a> {
         }
         let mut state = core.lock();
         state.check_guarantee(None, guarantee, limit)?;
+        if state.grant_guarantee(None, guarantee)? {
+            state.check_guarantee(None, guarantee, limit)?;
+        }
         if state
             .tenants
             .values()

@@ -116,7 +116,10 @@ impl Core {
             let again = |state: &State, error: &BlockError| {
                 error.is_shortage() && wanted() && state.can_ever(tenant, demand, error)
             };
-            attempted = self.repeat(attempted, deadline, again, &attempt)?;
+            let lacks = |state: &mut Locked<'_>, error: &BlockError| {
+                state.lacking_in_ledger(tenant, demand, error)
+            };
+            attempted = self.repeat(attempted, deadline, again, lacks, &attempt)?;
         }
         let (mut state, outcome) = attempted;
         let outcome = outcome.map_err(|error| match wait {
@@ -139,7 +142,8 @@ impl Core {
         let mut attempted = attempt(self.lock());
         let deadline = deadline.filter(|_| !deferred::is_in_hook());
         if let Some(deadline) = deadline {
-            attempted = self.repeat(attempted, deadline, |_, error| again(error), &attempt)?;
+            let again = |_: &State, error: &E| again(error);
+            attempted = self.repeat(attempted, deadline, again, |_, _| None, &attempt)?;
         }
         let (state, outcome) = attempted;
         Self::let_go(state);
@@ -198,12 +202,14 @@ impl Core {
         (state, outcome)
     }
 
-    /// Repeats a failed attempt each time memory may have become free.
+    /// Repeats a failed attempt each time memory may have become free. `lacks` returns how many
+    /// bytes it lacks of a ledger, if that is what it waits for.
     fn repeat<'a, T, E: From<CallError>>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
         deadline: Instant,
         again: impl Fn(&State, &E) -> bool,
+        lacks: impl Fn(&mut Locked<'_>, &E) -> Option<u64>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
     ) -> Result<Attempt<'a, T, E>, E> {
         if !matches!(&outcome, Err(error) if again(&state, error)) {
@@ -213,8 +219,13 @@ impl Core {
         state.sweep_each();
         let mut nap = POLL_PAUSE.0;
         let mut told = state.told;
+        let mut in_ledger = None;
         (state, outcome) = attempt(state);
-        while matches!(&outcome, Err(error) if again(&state, error)) {
+        while let Err(error) = &outcome
+            && again(&state, error)
+        {
+            let lacking = lacks(&mut state, error);
+            self.wait_in_ledger(&mut in_ledger, lacking);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };

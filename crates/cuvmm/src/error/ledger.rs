@@ -1,0 +1,168 @@
+//! Errors of ledgers.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+use super::{ArgumentError, CallError};
+use crate::display::Bytes;
+
+/// An error of opening a ledger or of changing its terms. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// An argument cannot be used.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// The process is a forked child of the one that opened the ledger or the device.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The ledger has another limit. The first process that opens a ledger sets it.
+    #[error(
+        "{} has a limit of {}, set by the processes that use it, and this one requires {}",
+        .path.display(), Bytes(*.limit), Bytes(*.required)
+    )]
+    OtherLimit {
+        /// The ledger's file.
+        path: PathBuf,
+        /// The ledger's limit in bytes.
+        limit: u64,
+        /// The limit given, in bytes.
+        required: u64,
+    },
+    /// The budget that all processes share leaves too little for a guarantee.
+    #[error(transparent)]
+    Short(LedgerShortage),
+    /// The file is not a ledger, or not one of this device.
+    #[error("{} is not a ledger of this device: {reason}", .path.display())]
+    NotALedger {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The file was made by a version of this library with another layout.
+    #[error("{} has layout {found}, and this version uses layout {supported}", .path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version of its layout.
+        found: u64,
+        /// The version that is supported.
+        supported: u64,
+    },
+    /// The file belongs to another user, or has other permissions than this process asks for.
+    #[error(
+        "{} belongs to user {uid} with mode {mode:04o}, and a ledger of this kind has {expected:04o}",
+        .path.display()
+    )]
+    Access {
+        /// The file.
+        path: PathBuf,
+        /// The owner's user id.
+        uid: u32,
+        /// The permissions.
+        mode: u32,
+        /// The permissions that are required.
+        expected: u32,
+    },
+    /// The file system does not give all processes the same locks and mappings.
+    #[error("{} is on {name}: use a local file system, such as tmpfs", .path.display())]
+    FileSystem {
+        /// The file.
+        path: PathBuf,
+        /// The file system.
+        name: &'static str,
+    },
+    /// All slots are taken.
+    #[error("{} has no free slot: {slots} processes use it", .path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// The number of slots.
+        slots: usize,
+    },
+    /// Another process is joining and does not finish; it may be stopped.
+    #[error("another process has been joining {} for too long", .path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file was removed or replaced since this process opened it.
+    #[error("{} was removed or replaced since it was opened", .path.display())]
+    Replaced {
+        /// The file's path.
+        path: PathBuf,
+    },
+    /// No thread could be started.
+    #[error("the ledger's thread could not be started: {errno}")]
+    Thread {
+        /// The system's error.
+        errno: Errno,
+    },
+    /// A system call failed.
+    #[error("{call} failed for {}: {errno}", .path.display())]
+    System {
+        /// The call.
+        call: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+}
+
+/// The figures of a charge that a ledger refused. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct LedgerShortage {
+    /// Bytes by which the process's charge was to grow.
+    pub wanted: u64,
+    /// Bytes that were left for the process.
+    pub left: u64,
+    /// The limit of all processes together.
+    pub limit: u64,
+    /// Bytes charged to this process.
+    pub held: u64,
+    /// The reason.
+    pub reason: LedgerRefusal,
+}
+
+/// The reason why a ledger refused a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub enum LedgerRefusal {
+    /// The charges of all processes reach the limit.
+    Full,
+    /// The process's own limit is reached.
+    ProcessLimit,
+    /// A request of another process has waited longer. Until it is served or ends, other processes
+    /// are charged only within their guarantees.
+    OlderRequest,
+    /// Other processes charged at the same time, again and again.
+    Contended,
+    /// The file was removed or replaced since it was opened, so other processes do not see this
+    /// one's charges any more.
+    Replaced,
+}
+
+impl fmt::Display for LedgerShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (wanted, left) = (Bytes(self.wanted), Bytes(self.left));
+        let (limit, held) = (Bytes(self.limit), Bytes(self.held));
+        write!(
+            f,
+            "the ledger leaves {left} of {wanted} to this process, which holds {held} of {limit}"
+        )?;
+        f.write_str(match self.reason {
+            LedgerRefusal::Full => "",
+            LedgerRefusal::ProcessLimit => ": its own limit is reached",
+            LedgerRefusal::OlderRequest => ": an older request of another process waits",
+            LedgerRefusal::Contended => ": other processes charge at the same time",
+            LedgerRefusal::Replaced => ": the ledger's file was removed or replaced",
+        })
+    }
+}
+
+impl std::error::Error for LedgerShortage {}

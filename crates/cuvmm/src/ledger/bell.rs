@@ -1,0 +1,41 @@
+//! A word in the ledger's file that threads of several processes can wait for.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+/// A counter that is advanced to wake all threads that wait for it. A futex that is shared between
+/// processes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Bell {
+    count: AtomicU32,
+    unused: AtomicU32,
+}
+
+impl Bell {
+    /// Returns the count, for [`wait`](Self::wait).
+    pub(super) fn count(&self) -> u32 {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// Advances the count and wakes all waiting threads.
+    pub(super) fn ring(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        super::word::written();
+        if let Err(errno) = futex::wake(&self.count, futex::Flags::empty(), i32::MAX as u32) {
+            tracing::debug!(%errno, "waiting processes could not be woken: they look by themselves");
+        }
+    }
+
+    /// Waits while the count is `seen`, at most for `longest`. May return sooner.
+    pub(super) fn wait(&self, seen: u32, longest: Duration) {
+        let longest = futex::Timespec {
+            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(longest.subsec_nanos()),
+        };
+        // A count that has changed, a signal, and the timeout end the wait.
+        let _ = futex::wait(&self.count, futex::Flags::empty(), seen, Some(&longest));
+    }
+}

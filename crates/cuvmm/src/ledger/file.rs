@@ -1,0 +1,360 @@
+//! The ledger's file: made, checked, opened and mapped.
+//!
+//! A new file is initialized under a lock, its first word last. So a process that dies while it
+//! makes the file leaves one that the next process makes anew.
+//!
+//! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
+//! atomics, so writes by other processes are allowed, and every content is valid. The file is
+//! mapped as long as the references live. A program that can write the file can truncate it; the
+//! next access beyond its end then ends the process with `SIGBUS`.
+#![allow(unsafe_code)]
+
+use std::fs::{File, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, fchmod, fstatfs};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::geteuid;
+
+use super::charge::MOST;
+use super::layout::{Layout, MAGIC, SIZE, VERSION, uuid_words};
+use super::lock::Lock;
+use crate::error::LedgerError;
+
+/// How long a process waits for another one that is making the file or taking a slot.
+const LONGEST_JOIN: Duration = Duration::from_secs(2);
+
+/// File systems on which locks or shared mappings do not work between all processes, by the type
+/// that `statfs` reports (`linux/magic.h`).
+const REFUSED: &[(u32, &str)] = &[
+    (0x6969, "NFS"),
+    (0x517b, "SMB"),
+    (0xfe53_4d42, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0x6573_5546, "FUSE"),
+    (0x794c_7630, "overlayfs"),
+    (0x0102_1997, "9P"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x6b41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x4750_4653, "GPFS"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+];
+
+/// The terms under which a file is made, or that an existing one has to meet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) granule: u64,
+    pub(super) device: [u8; 16],
+    /// `true` if processes of the file's group may use the ledger too.
+    pub(super) group: bool,
+}
+
+impl Terms {
+    const fn mode(self) -> u32 {
+        match self.group {
+            true => 0o660,
+            false => 0o600,
+        }
+    }
+}
+
+/// The open and mapped file of a ledger.
+#[derive(Debug)]
+pub(super) struct LedgerFile {
+    file: File,
+    path: PathBuf,
+    /// The device and inode of the file.
+    id: (u64, u64),
+    mapped: NonNull<Layout>,
+}
+
+// SAFETY: the mapping consists of atomics and belongs to no thread.
+unsafe impl Send for LedgerFile {}
+// SAFETY: the mapping consists of atomics, which any thread may use.
+unsafe impl Sync for LedgerFile {}
+
+impl LedgerFile {
+    /// Opens the ledger at a path, or makes it. Returns it with the [joining](Lock::Joining) lock
+    /// held.
+    pub(super) fn open(path: PathBuf, terms: Terms) -> Result<Self, LedgerError> {
+        let until = Instant::now() + LONGEST_JOIN;
+        loop {
+            let file = open(&path, Some(terms.mode()))?;
+            while !Lock::Joining.take(&file).map_err(failed("fcntl", &path))? {
+                if Instant::now() > until {
+                    return Err(LedgerError::Busy { path });
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let found = file.metadata().map_err(broken("fstat", &path))?;
+            // It may have been replaced before it was locked.
+            if identity(&path)? != Some(id_of(&found)) {
+                continue;
+            }
+            check_access(&path, &found, terms)?;
+            let fresh = found.size() == 0;
+            if fresh {
+                file.set_len(SIZE).map_err(broken("ftruncate", &path))?;
+            } else {
+                check_size(&path, &found)?;
+            }
+            let ledger = Self::map(file, path, &found, true)?;
+            ledger.prepare(terms)?;
+            return Ok(ledger);
+        }
+    }
+
+    /// Opens the ledger at a path to look at it.
+    pub(super) fn look(path: PathBuf) -> Result<Self, LedgerError> {
+        let file = open(&path, None)?;
+        let found = file.metadata().map_err(broken("fstat", &path))?;
+        check_size(&path, &found)?;
+        let ledger = Self::map(file, path, &found, false)?;
+        ledger.check_version()?;
+        Ok(ledger)
+    }
+
+    fn map(file: File, path: PathBuf, found: &Metadata, writes: bool) -> Result<Self, LedgerError> {
+        let rights = match writes {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        // SAFETY: a new mapping that the kernel places.
+        let mapped = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size_of::<Layout>(),
+                rights,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        };
+        let mapped = mapped.map_err(failed("mmap", &path))?;
+        let mapped =
+            NonNull::new(mapped.cast()).ok_or_else(|| failed("mmap", &path)(Errno::NOMEM))?;
+        Ok(Self {
+            id: id_of(found),
+            file,
+            path,
+            mapped,
+        })
+    }
+
+    /// Initializes a new file, or checks that an existing one is a ledger of this device.
+    fn prepare(&self, terms: Terms) -> Result<(), LedgerError> {
+        let header = &self.layout().header;
+        let device = uuid_words(terms.device);
+        if header.magic.load() == 0 && self.is_blank() {
+            header.version.store(VERSION);
+            header.granule.store(terms.granule);
+            header.device[0].store(device[0]);
+            header.device[1].store(device[1]);
+            header.magic.store(MAGIC);
+            return Ok(());
+        }
+        self.check_version()?;
+        let found = header.granule.load();
+        if found != terms.granule {
+            return Err(self.not_a_ledger(format!(
+                "its granule is {found} bytes, and the device's is {}",
+                terms.granule
+            )));
+        }
+        let found = [header.device[0].load(), header.device[1].load()];
+        if found != device {
+            return Err(self.not_a_ledger("it is another device's".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if the file can be one that a process did not finish making: no limit was set
+    /// yet, and no slot was ever taken.
+    fn is_blank(&self) -> bool {
+        let layout = self.layout();
+        let slots = layout.slots.iter().map(|slot| slot.state.load());
+        let charges = layout.charges.iter().map(super::word::Word::load);
+        layout.header.limit.load() == 0 && slots.chain(charges).all(|word| word == 0)
+    }
+
+    fn check_version(&self) -> Result<(), LedgerError> {
+        let header = &self.layout().header;
+        if header.magic.load() != MAGIC {
+            return Err(self.not_a_ledger("its first word is not that of a ledger".to_owned()));
+        }
+        let found = header.version.load();
+        if found != VERSION {
+            return Err(LedgerError::Version {
+                path: self.path.clone(),
+                found,
+                supported: VERSION,
+            });
+        }
+        let granule = header.granule.load();
+        if !granule.is_power_of_two() || granule > u64::MAX / (MOST + 1) {
+            return Err(self.not_a_ledger(format!("its granule is {granule} bytes")));
+        }
+        Ok(())
+    }
+
+    pub(super) const fn layout(&self) -> &Layout {
+        // SAFETY: the whole layout is mapped while `self` lives, page-aligned, and consists of
+        // atomics, for which every content is valid.
+        unsafe { self.mapped.as_ref() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) const fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Checks that the file is still the one at its path, with its size. Session managers remove
+    /// the directories of users who have logged out; other processes would then make a new ledger.
+    pub(super) fn is_in_place(&self) -> bool {
+        let here = self.file.metadata();
+        let there = std::fs::symlink_metadata(&self.path);
+        here.is_ok_and(|found| found.size() == SIZE)
+            && there.is_ok_and(|found| id_of(&found) == self.id)
+    }
+
+    /// Returns the error for a file that is not a ledger.
+    fn not_a_ledger(&self, reason: String) -> LedgerError {
+        LedgerError::NotALedger {
+            path: self.path.clone(),
+            reason,
+        }
+    }
+
+    /// Returns the error of a system call.
+    pub(super) fn failed(&self, call: &'static str) -> impl Fn(Errno) -> LedgerError + '_ {
+        failed(call, &self.path)
+    }
+}
+
+impl Drop for LedgerFile {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map`, and no reference into it outlives `self`.
+        let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), size_of::<Layout>()) };
+        if let Err(errno) = unmapped {
+            tracing::warn!(%errno, "a ledger could not be unmapped");
+        }
+    }
+}
+
+/// Opens the file; with a mode, for writing, and creates it if there is none.
+fn open(path: &Path, mode: Option<u32>) -> Result<File, LedgerError> {
+    // Does not follow a link or wait for the other end of a pipe.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = File::options();
+    options.read(true).custom_flags(flags);
+    if mode.is_some() {
+        options.write(true);
+    }
+    match options.open(path) {
+        Ok(file) => return checked_system(path, file),
+        Err(error) if error.kind() == ErrorKind::NotFound && mode.is_some() => {}
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            return Err(LedgerError::NotALedger {
+                path: path.to_owned(),
+                reason: "it is a symbolic link".to_owned(),
+            });
+        }
+        Err(error) => return Err(broken("open", path)(error)),
+    }
+    let mode = mode.unwrap_or(0o600);
+    match options.create_new(true).mode(mode).open(path) {
+        Ok(file) => {
+            // The process's umask may have removed too much.
+            fchmod(&file, Mode::from_raw_mode(mode)).map_err(failed("fchmod", path))?;
+            checked_system(path, file)
+        }
+        // Another process has just created it.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => open(path, Some(mode)),
+        Err(error) => Err(broken("open", path)(error)),
+    }
+}
+
+/// Refuses a file on a file system where the ledger would not work.
+fn checked_system(path: &Path, file: File) -> Result<File, LedgerError> {
+    let found = fstatfs(&file).map_err(failed("fstatfs", path))?;
+    // The type is a signed long on most architectures; its low 32 bits identify it.
+    let kind = found.f_type as u32;
+    match REFUSED.iter().find(|(refused, _)| *refused == kind) {
+        Some((_, name)) => Err(LedgerError::FileSystem {
+            path: path.to_owned(),
+            name,
+        }),
+        None => Ok(file),
+    }
+}
+
+fn check_access(path: &Path, found: &Metadata, terms: Terms) -> Result<(), LedgerError> {
+    let (uid, mode) = (found.uid(), found.mode() & 0o7777);
+    let foreign = uid != geteuid().as_raw() && !terms.group;
+    if foreign || mode != terms.mode() {
+        return Err(LedgerError::Access {
+            path: path.to_owned(),
+            uid,
+            mode,
+            expected: terms.mode(),
+        });
+    }
+    Ok(())
+}
+
+fn check_size(path: &Path, found: &Metadata) -> Result<(), LedgerError> {
+    let kind = found.file_type();
+    let reason = if !kind.is_file() || kind.is_socket() {
+        "it is not a regular file".to_owned()
+    } else if found.size() != SIZE {
+        format!("it has {} bytes instead of {SIZE}", found.size())
+    } else {
+        return Ok(());
+    };
+    Err(LedgerError::NotALedger {
+        path: path.to_owned(),
+        reason,
+    })
+}
+
+fn id_of(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+/// Returns the device and inode of the file at a path, if there is one.
+fn identity(path: &Path) -> Result<Option<(u64, u64)>, LedgerError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => Ok(Some(id_of(&found))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(broken("lstat", path)(error)),
+    }
+}
+
+/// Converts the error of a system call.
+fn failed<'a>(call: &'static str, path: &'a Path) -> impl Fn(Errno) -> LedgerError + 'a {
+    move |errno| LedgerError::System {
+        call,
+        path: path.to_owned(),
+        errno,
+    }
+}
+
+/// Converts an error of the standard library.
+fn broken<'a>(call: &'static str, path: &'a Path) -> impl Fn(std::io::Error) -> LedgerError + 'a {
+    move |error| {
+        let code = error.raw_os_error().unwrap_or_default();
+        failed(call, path)(Errno::from_raw_os_error(code))
+    }
+}

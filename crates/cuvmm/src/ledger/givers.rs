@@ -1,0 +1,173 @@
+//! The pools of this process that can give memory back when another process needs it, and how much
+//! of it each process gives.
+
+use std::sync::{PoisonError, Weak};
+
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+
+/// A holder of memory that can be given back, such as a pool.
+pub(crate) trait Giver: Send + Sync {
+    /// Returns the bytes that it could give back now, without waiting.
+    fn idle(&self) -> u64;
+
+    /// Gives about `bytes` back to the ledger, without waiting: what it does not need, and memory
+    /// that it gives back to the driver.
+    fn give_back(&self, bytes: u64);
+
+    /// Gives back what it does not need, without a driver call.
+    fn give_unneeded(&self);
+}
+
+/// The givers of one process.
+#[derive(Default)]
+pub(crate) struct Givers {
+    state: Mutex<State>,
+    /// Notified when the ledger's thread has returned from a giver.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    attached: Vec<(u64, Weak<dyn Giver>)>,
+    next: u64,
+    /// The giver that is being called, and the calling thread.
+    serving: Option<(u64, ThreadId)>,
+}
+
+impl Givers {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Attaches a giver; returns a number for [`detach`](Self::detach).
+    pub(crate) fn attach(&self, giver: Weak<dyn Giver>) -> u64 {
+        let mut state = self.lock();
+        let id = state.next;
+        state.next += 1;
+        state.attached.push((id, giver));
+        id
+    }
+
+    /// Detaches a giver, and waits until no other thread calls it.
+    pub(crate) fn detach(&self, id: u64) {
+        let mut state = self.lock();
+        state.attached.retain(|&(attached, _)| attached != id);
+        let here = thread::current().id();
+        while state.serving.is_some_and(|it| it.0 == id && it.1 != here) {
+            state = self
+                .done
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Calls each giver. Called by the ledger's thread only.
+    pub(super) fn each(&self, mut call: impl FnMut(&dyn Giver)) {
+        /// Ends the call of a giver, also if it panics.
+        struct Served<'a>(&'a Givers);
+
+        impl Drop for Served<'_> {
+            fn drop(&mut self) {
+                self.0.lock().serving = None;
+                self.0.done.notify_all();
+            }
+        }
+
+        let mut at = 0;
+        loop {
+            let mut state = self.lock();
+            state.attached.retain(|(_, giver)| giver.strong_count() > 0);
+            let next = state.attached.iter().filter(|(id, _)| *id >= at);
+            let found = next.filter_map(|(id, giver)| Some((*id, giver.upgrade()?)));
+            let Some((id, giver)) = found.min_by_key(|(id, _)| *id) else {
+                return;
+            };
+            state.serving = Some((id, thread::current().id()));
+            drop(state);
+            at = id + 1;
+            let _served = Served(self);
+            call(&*giver);
+            // This may be the pool's last owner: it is dropped before `detach` learns that the call
+            // has ended.
+            drop(giver);
+        }
+    }
+}
+
+impl std::fmt::Debug for Givers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Givers").finish_non_exhaustive()
+    }
+}
+
+/// A process that could give memory back. Sizes in granules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Offer {
+    pub(super) index: usize,
+    /// The granules that it is charged above its guarantee.
+    pub(super) above: u64,
+    pub(super) priority: i64,
+    /// The granules that it could give.
+    pub(super) idle: u64,
+}
+
+/// Returns how much of `need` the process of slot `me` gives. All processes compute the same order:
+/// the process that is furthest above its guarantee gives first, then the lower priority. No
+/// process gives below its guarantee.
+pub(super) fn share(mut offers: Vec<Offer>, me: usize, need: u64) -> u64 {
+    offers.sort_by_key(|offer| (std::cmp::Reverse(offer.above), offer.priority, offer.index));
+    let mut left = need;
+    for offer in offers {
+        let gives = offer.idle.min(offer.above).min(left);
+        if offer.index == me {
+            return gives;
+        }
+        left -= gives;
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(index: usize, above: u64, priority: i64, idle: u64) -> Offer {
+        Offer {
+            index,
+            above,
+            priority,
+            idle,
+        }
+    }
+
+    fn shares(offers: &[Offer], need: u64) -> Vec<u64> {
+        let of = |offer: &Offer| share(offers.to_vec(), offer.index, need);
+        offers.iter().map(of).collect()
+    }
+
+    #[test]
+    fn the_process_furthest_above_its_guarantee_gives_first() {
+        let offers = [offer(0, 10, 0, 10), offer(1, 30, 9, 20), offer(2, 5, 0, 5)];
+        assert_eq!(shares(&offers, 15), [0, 15, 0]);
+        assert_eq!(shares(&offers, 25), [5, 20, 0]);
+        assert_eq!(shares(&offers, 100), [10, 20, 5]);
+        assert_eq!(share(offers.to_vec(), 7, 100), 0);
+    }
+
+    #[test]
+    fn at_the_same_distance_the_lower_priority_gives_first() {
+        let offers = [
+            offer(0, 10, 1, 10),
+            offer(1, 10, -1, 10),
+            offer(2, 10, -1, 10),
+        ];
+        assert_eq!(shares(&offers, 15), [0, 10, 5]);
+    }
+
+    #[test]
+    fn no_process_gives_below_its_guarantee() {
+        assert_eq!(shares(&[offer(0, 3, 0, 10)], 100), [3]);
+        assert_eq!(shares(&[offer(0, 0, 0, 10)], 100), [0]);
+    }
+}

@@ -1,0 +1,216 @@
+//! The layout of the ledger's file: a header, one word for each process's charge, and one slot for
+//! each process.
+//!
+//! The file has a fixed size and consists of words only, so every content is valid to read. Values
+//! are checked where they are used.
+
+use super::bell::Bell;
+use super::word::Word;
+
+/// The most processes in one ledger.
+pub(super) const SLOTS: usize = 128;
+
+/// The first word of every ledger: "cuvmmlgr" in ASCII.
+pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
+
+/// The version of the layout. A ledger of another version is refused.
+pub(super) const VERSION: u64 = 1;
+
+/// The length of a process's name in bytes.
+pub(super) const NAME: usize = 64;
+
+#[repr(C)]
+pub(super) struct Layout {
+    pub(super) header: Header,
+    /// The charge of each process; see [`charge`](super::charge).
+    pub(super) charges: [Word; SLOTS],
+    pub(super) slots: [Slot; SLOTS],
+}
+
+/// The part that all processes share.
+#[repr(C)]
+pub(super) struct Header {
+    /// [`MAGIC`], written last when the file is made.
+    pub(super) magic: Word,
+    pub(super) version: Word,
+    /// The size of a granule in bytes.
+    pub(super) granule: Word,
+    /// The device's UUID.
+    pub(super) device: [Word; 2],
+    /// The most granules that all processes together may be charged.
+    pub(super) limit: Word,
+    /// The number that the next waiting request gets; see [`Slot::ticket`].
+    pub(super) tickets: Word,
+    /// Rung by a process that needs memory.
+    pub(super) wanted: Bell,
+    /// Rung by a process that gave memory back.
+    pub(super) given: Bell,
+    pub(super) unused: [Word; 55],
+}
+
+/// The part that belongs to one process. Only the process that holds the slot's lock writes it: its
+/// owner, or the process that collects what a dead owner left.
+#[repr(C)]
+pub(super) struct Slot {
+    /// [`State`] in the low byte, and above it how often the slot was taken.
+    pub(super) state: Word,
+    pub(super) pid: Word,
+    /// When the process started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    pub(super) started: Word,
+    /// The inode of the PID namespace that `pid` is a number in.
+    pub(super) pid_namespace: Word,
+    pub(super) uid: Word,
+    /// The granules that the process always keeps charged.
+    pub(super) guarantee: Word,
+    /// The most granules that the process may be charged.
+    pub(super) limit: Word,
+    /// An `i64`. Memory is reclaimed from lower priorities first.
+    pub(super) priority: Word,
+    /// Bytes that the process's pools have from the driver.
+    pub(super) obtained: Word,
+    /// Granules that the process could give back without waiting, as it last found.
+    pub(super) idle: Word,
+    /// The number of the process's waiting request, 0 if none waits. Lower numbers wait longer.
+    pub(super) ticket: Word,
+    /// The granules that the waiting request lacks.
+    pub(super) want: Word,
+    /// Advanced while the request waits, so that other processes notice when it stops.
+    pub(super) renewed: Word,
+    /// How often the waiting request has asked other processes for memory.
+    pub(super) round: Word,
+    /// For how many nanoseconds requests of the process have waited for memory.
+    pub(super) stalled: Word,
+    /// Advanced at least once a second by a process that runs.
+    pub(super) beat: Word,
+    /// The process's name in UTF-8, padded with zeros.
+    pub(super) name: [Word; NAME / 8],
+    pub(super) unused: [Word; 40],
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 512);
+    assert!(size_of::<Slot>() == 512);
+};
+
+/// The size of the file in bytes.
+pub(super) const SIZE: u64 = size_of::<Layout>() as u64;
+
+/// The state of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Live,
+    /// The owner is dead or has let go of its lock, and the driver may still have its memory.
+    Dying,
+}
+
+impl Slot {
+    /// Returns the state, and how often the slot was taken. A value that is none counts as free:
+    /// what the process was charged counts in any state.
+    pub(super) fn state(&self) -> (State, u64) {
+        let word = self.state.load();
+        let state = match word & 0xff {
+            1 => State::Live,
+            2 => State::Dying,
+            _ => State::Free,
+        };
+        (state, word >> 8)
+    }
+
+    pub(super) fn set_state(&self, state: State, generation: u64) {
+        let state = match state {
+            State::Free => 0,
+            State::Live => 1,
+            State::Dying => 2,
+        };
+        self.state.store((generation << 8) | state);
+    }
+
+    pub(super) fn name(&self) -> String {
+        let bytes: Vec<u8> = self
+            .name
+            .iter()
+            .flat_map(|word| word.load().to_le_bytes())
+            .take_while(|&byte| byte != 0)
+            .collect();
+        let name = String::from_utf8_lossy(&bytes);
+        // Control characters would reach the terminal of a person who looks at the ledger.
+        name.chars().filter(|char| !char.is_control()).collect()
+    }
+
+    pub(super) fn set_name(&self, name: &str) {
+        let mut bytes = [0; NAME];
+        let most = NAME.min(name.len());
+        let length = (0..=most).rev().find(|&at| name.is_char_boundary(at));
+        let length = length.unwrap_or(0);
+        bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+        for (word, chunk) in self.name.iter().zip(bytes.chunks_exact(8)) {
+            let mut value = [0; 8];
+            value.copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(value));
+        }
+    }
+}
+
+/// Returns the words that hold a device's UUID.
+pub(super) const fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
+    let both = u128::from_be_bytes(uuid);
+    [(both >> 64) as u64, both as u64]
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A slot as in a new file.
+    pub(crate) fn slot() -> Box<Slot> {
+        let word = || Word::new(0);
+        Box::new(Slot {
+            state: word(),
+            pid: word(),
+            started: word(),
+            pid_namespace: word(),
+            uid: word(),
+            guarantee: word(),
+            limit: word(),
+            priority: word(),
+            obtained: word(),
+            idle: word(),
+            ticket: word(),
+            want: word(),
+            renewed: word(),
+            round: word(),
+            stalled: word(),
+            beat: word(),
+            name: std::array::from_fn(|_| word()),
+            unused: std::array::from_fn(|_| word()),
+        })
+    }
+
+    #[test]
+    fn a_name_is_cut_between_characters_and_shown_without_control_characters() {
+        let slot = slot();
+        slot.set_name(&"é".repeat(40));
+        assert_eq!(slot.name(), "é".repeat(32));
+        slot.set_name("a\u{1b}[31mb");
+        assert_eq!(slot.name(), "a[31mb");
+        slot.name[0].store(u64::from_le_bytes(*b"ok\xff\xfe\0\0\0\0"));
+        assert_eq!(slot.name(), "ok\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn a_state_that_is_none_is_free() {
+        let slot = slot();
+        for (state, generation) in [(State::Live, 7), (State::Dying, 8), (State::Free, 9)] {
+            slot.set_state(state, generation);
+            assert_eq!(slot.state(), (state, generation));
+        }
+        slot.state.store(u64::MAX);
+        assert_eq!(slot.state().0, State::Free);
+    }
+
+    #[test]
+    fn a_file_fits_in_few_pages() {
+        assert_eq!(SIZE, 512 + 8 * 128 + 128 * 512);
+    }
+}

@@ -1,0 +1,528 @@
+//! The process's own slot in a ledger, and what it is charged.
+//!
+//! Pools are granted bytes and give them back. What the process is charged is never less than what
+//! was granted to its pools and never less than its guarantee: a guarantee is memory that is charged
+//! in advance.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::charge::{self, Attempt, Count};
+use super::dead;
+use super::file::{LedgerFile, Terms};
+use super::givers::Givers;
+use super::layout::{SLOTS, Slot, State};
+use super::lock::Lock;
+use super::proc;
+use super::seen::{Seen, What};
+use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
+use crate::fork::OpeningProcess;
+use crate::size::Granularity;
+use crate::sync::{Mutex, MutexGuard};
+
+/// The least that a pool asks for, if that much is left, and what it keeps without need while it is
+/// in use, in bytes. So small changes do not touch the file that all processes share.
+pub(crate) const GRANT: u64 = 64 << 20;
+
+/// How long a charge retries while other processes charge at the same time.
+const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
+
+/// How long tentative granules of another process may stay unchanged before they are removed.
+const TENTATIVE_AGE: Duration = Duration::from_millis(10);
+
+/// The terms that a process asks for when it joins. Sizes in bytes, in whole granules.
+#[derive(Clone, Debug)]
+pub(super) struct Wishes {
+    /// The limit of all processes together.
+    pub(super) limit: Option<u64>,
+    pub(super) default_limit: u64,
+    pub(super) guarantee: u64,
+    pub(super) process_limit: u64,
+    pub(super) priority: i32,
+    pub(super) name: String,
+}
+
+/// A process's membership in a ledger. Dropping it leaves the ledger.
+#[derive(Debug)]
+pub(crate) struct Member {
+    file: Arc<LedgerFile>,
+    index: usize,
+    granule: Granularity,
+    opened_by: OpeningProcess,
+    account: Mutex<Account>,
+    /// Values of other processes' slots, as the process's threads last saw them.
+    seen: Mutex<Seen>,
+    givers: Givers,
+}
+
+/// The grants, guarantee and waiting requests of the process.
+#[derive(Debug, Default)]
+struct Account {
+    /// Bytes that were granted to pools.
+    used: u64,
+    /// Granules that are always charged.
+    guarantee: u64,
+    /// Bytes that the pools have from the driver.
+    obtained: u64,
+    /// How often something was granted, for noticing that the process is idle.
+    grants: u64,
+    /// The waiting requests: each one's ticket, and the bytes that it lacks.
+    waiting: Vec<(u64, u64)>,
+}
+
+impl Member {
+    /// Opens or makes a ledger, and takes a slot.
+    pub(super) fn join(path: PathBuf, terms: Terms, wishes: &Wishes) -> Result<Self, LedgerError> {
+        let granule = Granularity::new(terms.granule).ok_or(ArgumentError::NotPowerOfTwo {
+            what: "bytes of a granule",
+            value: terms.granule,
+        })?;
+        let file = LedgerFile::open(path, terms)?;
+        let taken = take_slot(&file, granule, wishes);
+        let released = Lock::Joining.release(file.file());
+        let index = taken?;
+        let member = Self {
+            file: Arc::new(file),
+            index,
+            granule,
+            opened_by: OpeningProcess::new(),
+            account: Mutex::default(),
+            seen: Mutex::default(),
+            givers: Givers::default(),
+        };
+        // From here on a failure leaves the ledger again.
+        released.map_err(member.file.failed("fcntl"))?;
+        member.set_guarantee(wishes.guarantee)?;
+        Ok(member)
+    }
+
+    pub(super) const fn file(&self) -> &Arc<LedgerFile> {
+        &self.file
+    }
+
+    pub(super) const fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(super) fn slot(&self) -> &Slot {
+        &self.file.layout().slots[self.index]
+    }
+
+    pub(crate) const fn givers(&self) -> &Givers {
+        &self.givers
+    }
+
+    pub(super) const fn granule(&self) -> Granularity {
+        self.granule
+    }
+
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses in a forked child, which is no member.
+    pub(super) fn own_process(&self) -> Result<(), CallError> {
+        match self.opened_by.is_here() {
+            true => Ok(()),
+            false => Err(CallError::Forked {
+                opened_by: self.opened_by.id(),
+            }),
+        }
+    }
+
+    /// Returns the ticket of the process's oldest waiting request.
+    pub(super) fn oldest_ticket(&self) -> Option<u64> {
+        let account = self.account();
+        account.waiting.iter().map(|&(ticket, _)| ticket).min()
+    }
+
+    fn count(&self) -> Count {
+        Count::of(self.file.layout().charges[self.index].load())
+    }
+
+    /// Grants a pool `bytes`, and up to `least` if that is more and as much is left. Returns what it
+    /// granted.
+    pub(crate) fn grant(&self, bytes: u64, least: u64) -> Result<u64, LedgerShortage> {
+        if self.own_process().is_err() {
+            return Err(self.shortage(self.granules(bytes), 0, LedgerRefusal::Replaced));
+        }
+        let mut account = self.account();
+        let most = self.charge_to(&account, account.used.saturating_add(bytes), least)?;
+        let granted = most.saturating_sub(account.used).min(bytes.max(least));
+        account.used = account.used.saturating_add(granted);
+        account.grants = account.grants.wrapping_add(1);
+        Ok(granted)
+    }
+
+    /// Takes back bytes that were granted to a pool.
+    pub(crate) fn give(&self, bytes: u64) {
+        if self.own_process().is_err() {
+            return;
+        }
+        let mut account = self.account();
+        debug_assert!(bytes <= account.used, "more is given back than was granted");
+        account.used = account.used.saturating_sub(bytes);
+        self.refund(&account, 0);
+    }
+
+    /// Counts memory that a pool has from the driver.
+    pub(crate) fn note_created(&self, bytes: u64) {
+        let mut account = self.account();
+        account.obtained = account.obtained.saturating_add(bytes);
+        self.slot().obtained.store(account.obtained);
+    }
+
+    /// Counts memory that a pool has given back to the driver.
+    pub(crate) fn note_released(&self, bytes: u64) {
+        let mut account = self.account();
+        account.obtained = account.obtained.saturating_sub(bytes);
+        self.slot().obtained.store(account.obtained);
+    }
+
+    /// Returns the bytes that could be granted now.
+    pub(crate) fn left(&self) -> u64 {
+        let account = self.account();
+        let layout = self.file.layout();
+        let counts = layout.charges.iter().map(|it| Count::of(it.load()).total());
+        let limit = layout.header.limit.load();
+        let own = self.slot().limit.load();
+        let left = limit.saturating_sub(counts.sum());
+        let left = left.min(own.saturating_sub(self.count().charged()));
+        let left = if self.is_behind(&account) { 0 } else { left };
+        let charged = self.count().charged().saturating_add(left);
+        let charged = charged.saturating_mul(self.granule.bytes());
+        charged.saturating_sub(account.used)
+    }
+
+    /// Returns how often something was granted.
+    pub(super) fn grants(&self) -> u64 {
+        self.account().grants
+    }
+
+    /// Refunds what the pools do not need, except `keep` bytes. Returns the granules.
+    pub(super) fn trim(&self, keep: u64) -> u64 {
+        let account = self.account();
+        self.refund(&account, self.granules(keep))
+    }
+
+    /// Returns the bytes that the pools have.
+    pub(super) fn used(&self) -> u64 {
+        self.account().used
+    }
+
+    /// Returns the granules that are charged without need.
+    pub(super) fn unneeded(&self) -> u64 {
+        self.surplus(&self.account())
+    }
+
+    /// Changes the bytes that the process is always charged. Raising them is a charge.
+    pub(super) fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
+        self.own_process()?;
+        let guarantee = self.granules(bytes);
+        let mut account = self.account();
+        if guarantee > account.guarantee {
+            let wanted = guarantee.saturating_mul(self.granule.bytes());
+            self.charge_to(&account, wanted, 0)
+                .map_err(LedgerError::Short)?;
+        }
+        account.guarantee = guarantee;
+        self.slot().guarantee.store(guarantee);
+        self.refund(&account, 0);
+        Ok(())
+    }
+
+    /// Returns the granules that make up `bytes`, rounded up.
+    pub(super) fn granules(&self, bytes: u64) -> u64 {
+        let granule = self.granule.bytes();
+        bytes / granule + u64::from(!bytes.is_multiple_of(granule))
+    }
+
+    /// Returns the granules that are charged and that no pool has and no guarantee keeps.
+    fn surplus(&self, account: &Account) -> u64 {
+        let needed = self.granules(account.used).max(account.guarantee);
+        self.count().charged().saturating_sub(needed)
+    }
+
+    /// Refunds what is charged without need, except `keep` granules. Returns what it refunded.
+    fn refund(&self, account: &Account, keep: u64) -> u64 {
+        let surplus = self.surplus(account).saturating_sub(keep);
+        if surplus == 0 {
+            return 0;
+        }
+        let layout = self.file.layout();
+        let refunded = charge::refund(&layout.charges[self.index], surplus);
+        layout.header.given.ring();
+        refunded
+    }
+
+    /// Charges the process until `bytes` are covered: by at least `least` bytes if that is more and
+    /// they are left. Returns the bytes that are charged then.
+    fn charge_to(&self, account: &Account, bytes: u64, least: u64) -> Result<u64, LedgerShortage> {
+        let charged = || self.count().charged().saturating_mul(self.granule.bytes());
+        let needed = self.granules(bytes);
+        let Some(missing) = needed
+            .checked_sub(self.count().charged())
+            .filter(|&missing| missing > 0)
+        else {
+            return Ok(charged());
+        };
+        let refused = |reason, left: u64| self.shortage(missing, left, reason);
+        if !self.file.is_in_place() {
+            return Err(refused(LedgerRefusal::Replaced, 0));
+        }
+        let most = self.slot().limit.load();
+        if needed > most {
+            let left = most.saturating_sub(self.count().charged());
+            return Err(refused(LedgerRefusal::ProcessLimit, left));
+        }
+        if self.is_behind(account) {
+            return Err(refused(LedgerRefusal::OlderRequest, 0));
+        }
+        let grant = missing
+            .max(self.granules(least))
+            .min(most - self.count().charged());
+        match self.charge(grant) {
+            Err((LedgerRefusal::Full, left)) if left >= missing && grant > missing => {
+                let exact = self.charge(missing);
+                exact.map_err(|(reason, left)| refused(reason, left))
+            }
+            outcome => outcome.map_err(|(reason, left)| refused(reason, left)),
+        }
+        .map(|()| charged())
+    }
+
+    /// Charges granules, trying again while other processes charge too. Fails with the reason and
+    /// the granules that are left.
+    fn charge(&self, granules: u64) -> Result<(), (LedgerRefusal, u64)> {
+        let layout = self.file.layout();
+        let until = Instant::now() + LONGEST_CONTENTION;
+        let mut pause = Duration::from_micros(1);
+        loop {
+            let limit = || layout.header.limit.load();
+            match charge::attempt(&layout.charges, self.index, granules, limit, || 0) {
+                Attempt::Charged => return Ok(()),
+                Attempt::Full { left } => return Err((LedgerRefusal::Full, left)),
+                Attempt::Contended if Instant::now() > until => {
+                    return Err((LedgerRefusal::Contended, 0));
+                }
+                Attempt::Contended => {
+                    self.discard_stale();
+                    // Processes that collided wait for different times.
+                    std::thread::sleep(pause.mul_f64(1.0 + self.index as f64 / SLOTS as f64));
+                    pause = (2 * pause).min(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// Removes tentative granules of processes that have not changed them for a while.
+    fn discard_stale(&self) {
+        let mut seen = self.seen();
+        for (index, word) in self.file.layout().charges.iter().enumerate() {
+            let found = word.load();
+            let count = Count::of(found);
+            if index == self.index || count.tentative() == 0 {
+                seen.forget(What::Charge, index);
+            } else if seen.age(What::Charge, index, found) >= TENTATIVE_AGE {
+                charge::discard(word, count);
+            }
+        }
+    }
+
+    /// Returns `true` if a request of another process waits that is older than this one's oldest.
+    fn is_behind(&self, account: &Account) -> bool {
+        let own = account.waiting.iter().map(|&(ticket, _)| ticket).min();
+        let own = own.unwrap_or(u64::MAX);
+        let mut seen = self.seen();
+        let others = self.file.layout().slots.iter().enumerate();
+        let mut others = others.filter(|&(index, _)| index != self.index);
+        others.any(|(index, slot)| {
+            let ticket = slot.ticket.load();
+            ticket != 0 && ticket < own && seen.is_waiting(index, slot)
+        })
+    }
+
+    fn shortage(&self, missing: u64, left: u64, reason: LedgerRefusal) -> LedgerShortage {
+        let bytes = |granules: u64| granules.saturating_mul(self.granule.bytes());
+        LedgerShortage {
+            wanted: bytes(missing),
+            left: bytes(left),
+            limit: bytes(self.file.layout().header.limit.load()),
+            held: bytes(self.count().charged()),
+            reason,
+        }
+    }
+
+    /// Begins to wait for memory: other processes that came later are charged only within their
+    /// guarantees, and are asked to give back memory. The request counts while the value lives and
+    /// is [renewed](Waiting::renew).
+    pub(crate) fn wait(self: &Arc<Self>, bytes: u64) -> Waiting {
+        let header = &self.file.layout().header;
+        let ticket = header.tickets.add(1).wrapping_add(1).max(1);
+        let mut account = self.account();
+        account.waiting.push((ticket, bytes));
+        self.publish(&account);
+        self.slot().round.store(0);
+        drop(account);
+        header.wanted.ring();
+        Waiting {
+            member: Arc::clone(self),
+            ticket,
+            since: Instant::now(),
+            rung: Instant::now(),
+        }
+    }
+
+    /// Shows other processes what the process's requests wait for.
+    fn publish(&self, account: &Account) {
+        let slot = self.slot();
+        let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
+        let lacking = lacking.fold(0, u64::saturating_add);
+        let oldest = account.waiting.iter().map(|&(ticket, _)| ticket).min();
+        slot.want.publish(self.granules(lacking));
+        slot.renewed.add(1);
+        slot.ticket.publish(oldest.unwrap_or(0));
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if !self.opened_by.is_here() {
+            return;
+        }
+        let account = self
+            .account
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let used = account.used;
+        if used > 0 {
+            // The memory could not be given back: it counts until this process ends.
+            tracing::warn!(used, "memory is left that was charged to a ledger");
+            std::mem::forget(Arc::clone(&self.file));
+            return;
+        }
+        let (_, generation) = self.slot().state();
+        dead::free(&self.file, self.index, self.slot(), generation);
+        if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
+            tracing::warn!(%errno, "a ledger's slot could not be released");
+        }
+        // The thread of this member ends.
+        self.file.layout().header.wanted.ring();
+    }
+}
+
+/// A request that waits for memory of other processes.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    member: Arc<Member>,
+    ticket: u64,
+    since: Instant,
+    rung: Instant,
+}
+
+/// How long a waiting request gives other processes before it asks again.
+const ROUND: Duration = Duration::from_millis(5);
+
+impl Waiting {
+    /// Shows that the request still waits, for `bytes`.
+    pub(crate) fn renew(&mut self, bytes: u64) {
+        let member = &self.member;
+        if member.own_process().is_err() {
+            return;
+        }
+        let mut account = member.account();
+        let mut waiting = account.waiting.iter_mut();
+        if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.ticket) {
+            *lacking = bytes;
+        }
+        member.publish(&account);
+        if self.rung.elapsed() >= ROUND {
+            self.rung = Instant::now();
+            member.slot().round.add(1);
+            drop(account);
+            member.file.layout().header.wanted.ring();
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let member = &self.member;
+        if member.own_process().is_err() {
+            return;
+        }
+        let mut account = member.account();
+        account.waiting.retain(|&(ticket, _)| ticket != self.ticket);
+        member.publish(&account);
+        let stalled = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        member.slot().stalled.add(stalled);
+        drop(account);
+        // Requests behind this one may go on.
+        member.file.layout().header.given.ring();
+    }
+}
+
+/// Sets the limit if this is the first process, and takes a slot. The joining lock is held.
+fn take_slot(
+    file: &LedgerFile,
+    granule: Granularity,
+    wishes: &Wishes,
+) -> Result<usize, LedgerError> {
+    let layout = file.layout();
+    dead::collect(file, None, &mut Seen::default());
+    let is_first = layout
+        .slots
+        .iter()
+        .all(|slot| slot.state().0 == State::Free);
+    let limit = &layout.header.limit;
+    let found = limit.load();
+    let granules = |bytes: u64| bytes / granule.bytes();
+    match wishes.limit {
+        Some(wanted) if !is_first && granules(wanted) != found => {
+            return Err(LedgerError::OtherLimit {
+                path: file.path().to_owned(),
+                limit: found.saturating_mul(granule.bytes()),
+                required: wanted,
+            });
+        }
+        _ if is_first => limit.store(granules(wishes.limit.unwrap_or(wishes.default_limit))),
+        _ => {}
+    }
+    for (index, slot) in layout.slots.iter().enumerate() {
+        if slot.state().0 != State::Free {
+            continue;
+        }
+        // A forked child of an earlier owner may still hold the lock.
+        let lock = Lock::Owner(index);
+        if lock.take(file.file()).map_err(file.failed("fcntl"))? {
+            fill(slot, granule, wishes);
+            return Ok(index);
+        }
+    }
+    Err(LedgerError::Full {
+        path: file.path().to_owned(),
+        slots: SLOTS,
+    })
+}
+
+/// Fills a free slot whose lock is held. The state is written last: until then the slot is free.
+fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) {
+    let pid = std::process::id();
+    slot.pid.store(u64::from(pid));
+    slot.started.store(proc::start_time(pid).unwrap_or(0));
+    slot.pid_namespace.store(proc::own_namespace());
+    slot.uid
+        .store(u64::from(rustix::process::geteuid().as_raw()));
+    slot.limit.store(wishes.process_limit / granule.bytes());
+    slot.priority
+        .store(i64::from(wishes.priority).cast_unsigned());
+    slot.stalled.store(0);
+    slot.set_name(&wishes.name);
+    let (_, generation) = slot.state();
+    slot.set_state(State::Live, generation);
+}

@@ -1,0 +1,327 @@
+//! One budget of a device's memory for all processes that use the device.
+//!
+//! Each process opens the same [`Ledger`] and builds its pools with it
+//! ([`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger)). From then on the memory that all
+//! these pools have from the driver never exceeds the ledger's limit. There is no daemon: the
+//! ledger is a file of about 66 KiB that the processes map, and it survives `kill -9` of any of
+//! them at any instruction.
+//!
+//! A ledger is an agreement between programs that use it. It cannot keep other programs from
+//! allocating memory; only the driver can.
+//!
+//! # What a process is charged
+//! A process is charged for memory before its pools create it, in grants of 64 MiB or, if less is
+//! left, of what is needed. A pool takes cached memory and small growth out of what its process
+//! has, without touching the file. Memory that goes back to the driver is refunded; the process
+//! keeps up to 128 MiB for its next allocations, refunds that after a second without any, and at
+//! once when another process waits.
+//!
+//! A [guarantee](LedgerBuilder::guarantee) is charged in advance and never refunded, so it is
+//! always there. All other memory above it goes to the process that asks first.
+//!
+//! # Memory that another process needs
+//! A request that finds the budget used up waits if it has a timeout. It shows the other processes
+//! what it lacks and wakes their ledger threads. These give back memory that is cached, down to
+//! their guarantees: first the process that is furthest above its guarantee, then the lower
+//! priority. If that is not enough after 5 ms, all processes give. While a request waits, requests
+//! of other processes that came later are refused what is beyond their guarantees. Memory in use is
+//! never taken.
+//!
+//! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
+//! 100 ms: after that its waiting requests count no more. Its memory stays charged to it.
+//!
+//! # Processes that die
+//! The memory of a killed process counts until the process is known to have ended, which is after
+//! the driver has its memory again. Other processes notice within a second, and within 5 ms while
+//! one of them waits for memory. Processes in other PID namespaces, such as containers, cannot be
+//! looked up: their memory counts for two seconds after the kernel has released their locks.
+//!
+//! A forked child is no member: every call that needs the ledger is an error there.
+//!
+//! # Trust
+//! The file belongs to one user (mode 0600), or also to a group
+//! ([`LedgerBuilder::group`]). A program that can write the file can deny memory to all others,
+//! promise them too much, or end them by truncating the file (`SIGBUS`). It cannot make them read
+//! or write other memory. Files on network file systems, FUSE and overlayfs are refused.
+//!
+//! If the file is removed, as session managers do with the directories of users who have logged
+//! out, processes that have it open are refused further memory
+//! ([`LedgerRefusal::Replaced`](crate::error::LedgerRefusal::Replaced)); memory that they have
+//! stays usable.
+//!
+//! # Scope
+//! Memory of exported blocks counts for the process that exported it until that process gives the
+//! memory back, and then no more, even if an importer still has it. Memory that other programs use
+//! is not counted: if the driver has less than the ledger leaves, the driver refuses.
+
+mod bell;
+mod charge;
+mod dead;
+mod file;
+mod givers;
+mod keeper;
+mod layout;
+mod lock;
+mod member;
+mod proc;
+mod seen;
+mod stats;
+mod word;
+
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::fs::DirBuilder;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use self::charge::MOST;
+use self::file::Terms;
+use self::member::Wishes;
+use self::seen::Seen;
+use crate::device::Device;
+use crate::error::{ArgumentError, LedgerError};
+
+pub(crate) use givers::Giver;
+pub(crate) use member::{GRANT, Member, Waiting};
+pub use stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
+
+/// The end of the name of every ledger's file. The name begins with the device's UUID.
+pub const FILE_ENDING: &str = ".cuvmm-ledger";
+
+/// A builder of a [`Ledger`], made by [`Ledger::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is opened before `open`"]
+pub struct LedgerBuilder<'a> {
+    device: &'a Device,
+    directory: PathBuf,
+    limit: Option<u64>,
+    guarantee: u64,
+    process_limit: Option<u64>,
+    priority: i32,
+    name: Option<String>,
+    group: bool,
+}
+
+impl LedgerBuilder<'_> {
+    /// Sets how much memory all processes together may have, in bytes, rounded down to whole
+    /// granules. The first process sets it: while other processes use the ledger, opening it with
+    /// another limit fails. Without it the limit is what it is, or the device's memory if this is
+    /// the first process.
+    pub const fn limit(mut self, bytes: u64) -> Self {
+        self.limit = Some(bytes);
+        self
+    }
+
+    /// Sets how much memory this process can always have, in bytes, rounded up to whole granules;
+    /// 0 by default. It is charged when the ledger is opened.
+    pub const fn guarantee(mut self, bytes: u64) -> Self {
+        self.guarantee = bytes;
+        self
+    }
+
+    /// Sets how much memory this process may have at most, in bytes; the ledger's limit by default.
+    #[doc(alias = "quota")]
+    pub const fn process_limit(mut self, bytes: u64) -> Self {
+        self.process_limit = Some(bytes);
+        self
+    }
+
+    /// Sets the process's priority, 0 by default. Memory is reclaimed from lower priorities first.
+    pub const fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Sets the name under which other processes see this one, cut to 64 bytes. By default it is
+    /// the name of the program.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets whether processes of the file's group may use the ledger too; off by default. The file
+    /// then has mode 0660. All processes have to set the same.
+    pub const fn group(mut self, yes: bool) -> Self {
+        self.group = yes;
+        self
+    }
+
+    /// Opens the ledger, or makes it if there is none, and takes a slot for this process. Makes the
+    /// directory if there is none. Starts a thread that gives memory back when other processes need
+    /// it.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when a value is out of its range; when the ledger has another limit, or too
+    /// little left for the guarantee; when the file is not a ledger of this device and version, or
+    /// belongs to another user; when 128 processes use it; and when a system call fails.
+    pub fn open(self) -> Result<Ledger, LedgerError> {
+        let Self { device, .. } = self;
+        device.own_process()?;
+        let granule = device.granule();
+        let total = device.total_memory();
+        if let Some(limit) = self.limit {
+            ArgumentError::at_least("bytes of a ledger's limit", limit, granule.bytes())?;
+            ArgumentError::at_most("bytes of a ledger's limit", limit, total)?;
+        }
+        let most = granule.bytes().saturating_mul(MOST);
+        ArgumentError::at_most("bytes of a device's memory", total, most)?;
+        let what = "bytes of a process's guarantee";
+        ArgumentError::at_most(what, self.guarantee, self.limit.unwrap_or(total))?;
+        let process_limit = self.process_limit.unwrap_or(total);
+        ArgumentError::at_least("bytes of a process's limit", process_limit, self.guarantee)?;
+        ArgumentError::at_least("bytes of a process's limit", process_limit, granule.bytes())?;
+        let terms = Terms {
+            granule: granule.bytes(),
+            device: device.uuid(),
+            group: self.group,
+        };
+        let wishes = Wishes {
+            limit: self.limit.map(|limit| granule.round_down(limit)),
+            default_limit: granule.round_down(total),
+            guarantee: self.guarantee,
+            process_limit,
+            priority: self.priority,
+            name: self.name.unwrap_or_else(program),
+        };
+        make_directory(&self.directory, self.group)?;
+        let path = self.directory.join(file_name(device.uuid()));
+        let member = Arc::new(Member::join(path, terms, &wishes)?);
+        keeper::start(&member)?;
+        Ok(Ledger {
+            member,
+            device: device.uuid(),
+        })
+    }
+}
+
+/// One budget of a device's memory for all processes that open it. See [the module](self).
+///
+/// A process leaves the ledger when the ledger, its clones and all pools that use it are dropped.
+///
+/// # Examples
+/// ```rust
+/// use cuvmm::{Device, Ledger, Pool};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let directory = directory.path();
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// let device = Device::open(opened.driver, 0)?;
+/// let ledger = Ledger::builder(&device, directory)
+///     .limit(512 << 20)
+///     .guarantee(64 << 20)
+///     .name("chat")
+///     .open()?;
+/// let pool = Pool::builder(&device).ledger(&ledger).build()?;
+/// let block = pool.tenant("weights").register()?.allocate(100 << 20)?;
+/// // Another process that opens the ledger gets what this one leaves.
+/// assert_eq!(ledger.stats().processes[0].obtained, 100 << 20);
+/// # drop(block);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Ledger {
+    member: Arc<Member>,
+    device: [u8; 16],
+}
+
+impl Ledger {
+    /// Returns a builder of the ledger of `device` in a directory that all processes share. The
+    /// file's name is the device's UUID with [`FILE_ENDING`]. A slice of a GPU (MIG) has a UUID of
+    /// its own (`cuDeviceGetUuid_v2`).
+    pub fn builder(device: &Device, directory: impl Into<PathBuf>) -> LedgerBuilder<'_> {
+        LedgerBuilder {
+            device,
+            directory: directory.into(),
+            limit: None,
+            guarantee: 0,
+            process_limit: None,
+            priority: 0,
+            name: None,
+            group: false,
+        }
+    }
+
+    /// Returns the path of the ledger's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.member.file().path()
+    }
+
+    /// Returns the figures of all processes.
+    #[must_use]
+    pub fn stats(&self) -> LedgerStats {
+        stats::stats(self.member.file(), &mut Seen::default())
+    }
+
+    /// Returns the slot of this process, as in [`ProcessStats::slot`].
+    #[must_use]
+    pub fn slot(&self) -> usize {
+        self.member.index()
+    }
+
+    /// Changes how much memory this process can always have, in bytes, rounded up to whole
+    /// granules. More is charged at once.
+    ///
+    /// # Errors
+    /// [`LedgerError::Short`] when the ledger leaves too little, and the guarantee is as before.
+    pub fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
+        self.member.set_guarantee(bytes)
+    }
+
+    pub(crate) const fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    pub(crate) const fn device(&self) -> [u8; 16] {
+        self.device
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger")
+            .field("path", &self.path())
+            .field("slot", &self.slot())
+            .finish()
+    }
+}
+
+/// Returns the name of the file of a device's ledger.
+#[must_use]
+pub fn file_name(device: [u8; 16]) -> String {
+    let hex: String = device.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (a, rest) = hex.split_at(8);
+    let (b, rest) = rest.split_at(4);
+    let (c, rest) = rest.split_at(4);
+    let (d, e) = rest.split_at(4);
+    format!("{a}-{b}-{c}-{d}-{e}{FILE_ENDING}")
+}
+
+/// Returns the name of the running program.
+fn program() -> String {
+    let path = std::env::current_exe().unwrap_or_default();
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn make_directory(path: &Path, group: bool) -> Result<(), LedgerError> {
+    let mode = if group { 0o770 } else { 0o700 };
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(LedgerError::System {
+            call: "mkdir",
+            path: path.to_owned(),
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        }),
+        _ => Ok(()),
+    }
+}

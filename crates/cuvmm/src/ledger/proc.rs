@@ -1,0 +1,40 @@
+//! Facts about processes from `/proc`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+/// Returns the inode of this process's PID namespace, or 0 if it is unknown.
+pub(super) fn own_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
+}
+
+/// Returns `true` if process numbers of a PID namespace can be looked up by this process.
+pub(super) fn is_visible(namespace: u64) -> bool {
+    namespace != 0 && namespace == own_namespace()
+}
+
+/// Returns when a process started, in clock ticks since boot, or `None` if it is not there.
+pub(super) fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses, which may contain anything.
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = str::from_utf8(stat.get(end + 1..)?).ok()?;
+    // Field 22; the rest begins with field 3.
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_visible_and_has_a_start_time() {
+        let namespace = own_namespace();
+        assert!(is_visible(namespace));
+        assert!(!is_visible(namespace + 1));
+        assert!(!is_visible(0));
+        let own = start_time(std::process::id());
+        assert!(own.is_some_and(|ticks| ticks > 0), "{own:?}");
+        assert_eq!(start_time(0), None);
+    }
+}

@@ -1,0 +1,70 @@
+//! Values in other processes' slots, and since when this process has seen them unchanged.
+//!
+//! Ages are measured by this process's own clock, so that processes need no clock in common.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::layout::{Slot, State};
+
+/// How long a waiting request of another process counts after its last sign of life.
+const TICKET_AGE: Duration = Duration::from_millis(100);
+
+/// The kind of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// A charge with tentative granules.
+    Charge,
+    /// The progress of a waiting request.
+    Ticket,
+    /// A slot whose owner has lost its lock.
+    Dying,
+    /// The sign of life of a process.
+    Beat,
+}
+
+/// The values that were seen last, by kind and slot.
+#[derive(Debug, Default)]
+pub(super) struct Seen(BTreeMap<(What, usize), (u64, Instant)>);
+
+impl Seen {
+    /// Notes a value, and returns for how long it has been seen unchanged.
+    pub(super) fn age(&mut self, what: What, slot: usize, value: u64) -> Duration {
+        let now = Instant::now();
+        let (seen, since) = self.0.entry((what, slot)).or_insert((value, now));
+        if *seen != value {
+            (*seen, *since) = (value, now);
+        }
+        now.duration_since(*since)
+    }
+
+    /// Returns `true` if a request of a slot's process waits and shows signs of life.
+    pub(super) fn is_waiting(&mut self, index: usize, slot: &Slot) -> bool {
+        if slot.ticket.load() == 0 || slot.state().0 != State::Live {
+            return false;
+        }
+        self.age(What::Ticket, index, slot.renewed.load()) < TICKET_AGE
+    }
+
+    /// Forgets a value.
+    pub(super) fn forget(&mut self, what: What, slot: usize) {
+        self.0.remove(&(what, slot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_ages_while_it_is_unchanged() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.age(What::Charge, 1, 5), Duration::ZERO);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(seen.age(What::Charge, 1, 5) >= Duration::from_millis(2));
+        assert_eq!(seen.age(What::Ticket, 1, 5), Duration::ZERO, "another kind");
+        assert_eq!(seen.age(What::Charge, 1, 6), Duration::ZERO, "it changed");
+        seen.forget(What::Charge, 1);
+        assert_eq!(seen.age(What::Charge, 1, 6), Duration::ZERO);
+    }
+}

@@ -1,0 +1,244 @@
+//! Figures of a ledger, for people and for monitoring.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::charge::Count;
+use super::file::LedgerFile;
+use super::layout::{Slot, State};
+use super::seen::{Seen, What};
+use crate::display::{Bytes, Table};
+use crate::error::LedgerError;
+
+/// How long after its last sign of life a process is shown as not answering.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// A ledger that is looked at without joining it: nothing is charged, and no slot is taken.
+///
+/// Needs read access to the file only.
+///
+/// # Examples
+/// ```rust
+/// # use cuvmm::{Device, Ledger, LedgerView, driver::auto};
+/// # let directory = tempfile::tempdir()?;
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// # let ledger = Ledger::builder(&device, directory.path()).limit(1 << 30).name("engine").open()?;
+/// let view = LedgerView::open(ledger.path())?;
+/// let stats = view.stats();
+/// assert_eq!(stats.limit, 1 << 30);
+/// assert_eq!(stats.processes[0].name, "engine");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct LedgerView {
+    file: LedgerFile,
+    /// The signs of life of the processes, as they were last seen.
+    seen: Mutex<Seen>,
+}
+
+/// The figures of a ledger. Sizes in bytes.
+///
+/// They are read one after the other while processes go on, so they may not add up exactly.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct LedgerStats {
+    /// The UUID of the device.
+    pub device: [u8; 16],
+    /// The most that all processes together may be charged.
+    pub limit: u64,
+    /// Memory charged to processes. It never exceeds the limit, except after the limit was lowered.
+    pub charged: u64,
+    /// The processes, by slot.
+    pub processes: Vec<ProcessStats>,
+}
+
+/// The figures of one process in a ledger. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct ProcessStats {
+    /// The process's slot in the file.
+    pub slot: usize,
+    /// The process's id in its own PID namespace.
+    pub pid: u32,
+    /// The user id of the process.
+    pub uid: u32,
+    /// The name under which it joined.
+    pub name: String,
+    /// The state of the process.
+    pub state: ProcessState,
+    /// Memory charged to the process: what its pools have, what it keeps for its guarantee, and
+    /// what it has ready for its next allocations.
+    pub charged: u64,
+    /// Memory that the process's pools have from the driver.
+    pub obtained: u64,
+    /// Memory that the process could give back without waiting, as it last found.
+    pub idle: u64,
+    /// Memory that the process always keeps charged.
+    pub guarantee: u64,
+    /// The most that the process may be charged.
+    pub limit: u64,
+    /// The process's priority. Memory is reclaimed from lower priorities first.
+    pub priority: i32,
+    /// The bytes that the process's requests wait for, if any waits.
+    pub waits_for: Option<u64>,
+    /// How long requests of the process have waited for memory in all, those that still wait not
+    /// counted.
+    pub stalled: Duration,
+}
+
+/// The state of a process in a ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub enum ProcessState {
+    /// It runs.
+    Running,
+    /// It has shown no sign of life for three seconds: it may be stopped. Its memory still counts.
+    /// A view has to have seen it for that long to know.
+    NotAnswering,
+    /// It is dead, and the driver may still have its memory. It counts until the process is known
+    /// to have ended.
+    Dying,
+}
+
+impl fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Running => "running",
+            Self::NotAnswering => "not answering",
+            Self::Dying => "dying",
+        })
+    }
+}
+
+impl LedgerView {
+    /// Opens the ledger at a path.
+    ///
+    /// # Errors
+    /// [`LedgerError`] if there is none, or the file is not a ledger of this version.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, LedgerError> {
+        Ok(Self {
+            file: LedgerFile::look(path.into())?,
+            seen: Mutex::default(),
+        })
+    }
+
+    /// Returns the path of the ledger's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Returns `false` if the file was removed or replaced, so that the figures are of no use.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.file.is_in_place()
+    }
+
+    /// Returns the figures as they are now.
+    #[must_use]
+    pub fn stats(&self) -> LedgerStats {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        stats(&self.file, &mut seen)
+    }
+}
+
+/// Reads the figures of a ledger.
+pub(super) fn stats(file: &LedgerFile, seen: &mut Seen) -> LedgerStats {
+    let layout = file.layout();
+    let header = &layout.header;
+    let granule = header.granule.load();
+    let counts = layout.charges.iter().map(|word| Count::of(word.load()));
+    let counts: Vec<Count> = counts.collect();
+    let slots = layout.slots.iter().zip(&counts).enumerate();
+    let processes = slots.filter_map(|(index, (slot, count))| {
+        let charged = count.charged();
+        let (state, generation) = slot.state();
+        if state == State::Free {
+            seen.forget(What::Beat, index);
+            return None;
+        }
+        // A new owner of the slot is another value.
+        let life = slot.beat.load().wrapping_add(generation << 32);
+        let silent = seen.age(What::Beat, index, life) >= SILENT;
+        let state = match (state, silent) {
+            (State::Dying, _) => ProcessState::Dying,
+            (_, true) => ProcessState::NotAnswering,
+            _ => ProcessState::Running,
+        };
+        Some(process(index, slot, state, charged, granule))
+    });
+    let processes = processes.collect();
+    let high = u128::from(header.device[0].load()) << 64;
+    LedgerStats {
+        device: (high | u128::from(header.device[1].load())).to_be_bytes(),
+        limit: header.limit.load().saturating_mul(granule),
+        charged: counts
+            .iter()
+            .map(|count| count.charged())
+            .sum::<u64>()
+            .saturating_mul(granule),
+        processes,
+    }
+}
+
+fn process(
+    index: usize,
+    slot: &Slot,
+    state: ProcessState,
+    charged: u64,
+    granule: u64,
+) -> ProcessStats {
+    let bytes = |granules: u64| granules.saturating_mul(granule);
+    let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
+    let priority = slot.priority.load().cast_signed();
+    let waits = slot.ticket.load() != 0;
+    ProcessStats {
+        slot: index,
+        pid: small(slot.pid.load()),
+        uid: small(slot.uid.load()),
+        name: slot.name(),
+        state,
+        charged: bytes(charged),
+        obtained: slot.obtained.load(),
+        idle: bytes(slot.idle.load()),
+        guarantee: bytes(slot.guarantee.load()),
+        limit: bytes(slot.limit.load()),
+        priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
+        waits_for: waits.then(|| bytes(slot.want.load())),
+        stalled: Duration::from_nanos(slot.stalled.load()),
+    }
+}
+
+/// Shows a table with one row for each process.
+impl fmt::Display for LedgerStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (charged, limit) = (Bytes(self.charged), Bytes(self.limit));
+        writeln!(f, "{charged} of {limit} charged to processes")?;
+        let mut table = Table::new([
+            "process",
+            "pid",
+            "charged",
+            "obtained",
+            "idle",
+            "guarantee",
+            "waits for",
+            "state",
+        ]);
+        for process in &self.processes {
+            let waits = process.waits_for.map(|bytes| Bytes(bytes).to_string());
+            table.row([
+                process.name.clone(),
+                process.pid.to_string(),
+                Bytes(process.charged).to_string(),
+                Bytes(process.obtained).to_string(),
+                Bytes(process.idle).to_string(),
+                Bytes(process.guarantee).to_string(),
+                waits.unwrap_or_default(),
+                process.state.to_string(),
+            ]);
+        }
+        table.fmt(f)
+    }
+}

@@ -1,0 +1,488 @@
+//! Tests of the ledger between processes of this program: each test that needs other processes runs
+//! this test program again, with the part that the process plays in its environment.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::charge::Count;
+use super::file::Terms;
+use super::layout::{SLOTS, State};
+use super::member::{Member, Wishes};
+use super::seen::Seen;
+use super::{crash, dead};
+use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
+
+const G: u64 = 2 << 20;
+
+/// The environment variable with what a child process does, after how many writes it dies, and the
+/// ledger's path.
+const PART: &str = "CUVMM_LEDGER_TEST_PART";
+
+/// The limit that a child process and its parent use, in granules.
+const LIMIT: u64 = 300;
+
+const TERMS: Terms = Terms {
+    granule: G,
+    device: [7; 16],
+    group: false,
+};
+
+fn wishes(limit: u64) -> Wishes {
+    Wishes {
+        limit: Some(limit),
+        default_limit: 1024 * G,
+        guarantee: 0,
+        process_limit: 1024 * G,
+        priority: 0,
+        name: "test".to_owned(),
+    }
+}
+
+fn join(path: &Path, limit: u64) -> Arc<Member> {
+    Arc::new(Member::join(path.to_owned(), TERMS, &wishes(limit)).unwrap())
+}
+
+/// A directory on a file system that the ledger accepts.
+pub(super) fn directory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    match memory.is_dir() {
+        true => tempfile::tempdir_in(memory).unwrap(),
+        false => tempfile::tempdir().unwrap(),
+    }
+}
+
+fn charged(member: &Member) -> u64 {
+    let charges = member.file().layout().charges.iter();
+    charges.map(|it| Count::of(it.load()).charged()).sum()
+}
+
+fn refusal(outcome: Result<u64, LedgerShortage>) -> (LedgerRefusal, u64) {
+    let refused = outcome.unwrap_err();
+    (refused.reason, refused.left / G)
+}
+
+#[test]
+fn two_members_have_one_budget() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    assert_eq!(one.grant(3 * G, 32 * G), Ok(32 * G));
+    assert_eq!(other.grant(60 * G, 32 * G), Ok(60 * G));
+    assert_eq!(
+        one.grant(5 * G, 32 * G),
+        Ok(5 * G),
+        "what is asked for, of what is left"
+    );
+    assert_eq!(refusal(other.grant(4 * G, 0)), (LedgerRefusal::Full, 3));
+    assert_eq!((one.left(), other.left()), (3 * G, 3 * G));
+    assert_eq!(other.grant(3 * G, 0), Ok(3 * G));
+    assert_eq!(charged(&one), 100);
+    one.give(37 * G);
+    assert_eq!((charged(&one), other.left()), (63, 37 * G));
+    other.give(63 * G);
+    drop((one, other));
+    let third = join(&path, 7 * G);
+    assert_eq!(charged(&third), 0, "and the first process sets the limit");
+    assert_eq!(third.left(), 7 * G);
+}
+
+#[test]
+fn a_guarantee_is_charged_in_advance_and_kept() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.set_guarantee(60 * G).unwrap();
+    assert_eq!(refusal(other.grant(41 * G, 0)), (LedgerRefusal::Full, 40));
+    other.grant(40 * G, 0).unwrap();
+    one.grant(60 * G, 0).unwrap();
+    one.give(60 * G);
+    assert_eq!((one.trim(0), charged(&one)), (0, 100));
+    assert!(matches!(
+        one.set_guarantee(61 * G),
+        Err(LedgerError::Short(refused)) if refused.left == 0
+    ));
+    assert_eq!(one.slot().guarantee.load(), 60);
+    one.set_guarantee(10 * G).unwrap();
+    assert_eq!((one.left(), other.left()), (60 * G, 50 * G));
+    other.grant(50 * G, 0).unwrap();
+    other.give(90 * G);
+}
+
+#[test]
+fn a_process_has_a_limit_of_its_own() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let own = Wishes {
+        process_limit: 10 * G,
+        ..wishes(100 * G)
+    };
+    let member = Arc::new(Member::join(path, TERMS, &own).unwrap());
+    member.grant(8 * G, 0).unwrap();
+    assert_eq!(
+        refusal(member.grant(3 * G, 0)),
+        (LedgerRefusal::ProcessLimit, 2),
+        "it has 8"
+    );
+    member.give(8 * G);
+}
+
+#[test]
+fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_life() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let mut waiting = one.wait(200 * G);
+    assert_eq!(one.slot().want.load(), 200);
+    assert_eq!(refusal(other.grant(G, 0)), (LedgerRefusal::OlderRequest, 0));
+    let behind = other.wait(G);
+    assert_eq!(refusal(other.grant(G, 0)), (LedgerRefusal::OlderRequest, 0));
+    one.grant(G, 0).unwrap();
+    waiting.renew(150 * G);
+    assert_eq!(one.slot().want.load(), 150);
+    assert_eq!(refusal(other.grant(G, 0)), (LedgerRefusal::OlderRequest, 0));
+    // A stopped process does not renew.
+    std::thread::sleep(Duration::from_millis(120));
+    other.grant(G, 0).unwrap();
+    drop(behind);
+    drop(waiting);
+    assert_eq!((one.slot().ticket.load(), one.slot().want.load()), (0, 0));
+    one.give(G);
+    other.give(G);
+}
+
+#[test]
+fn opening_checks_the_file() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let member = join(&path, 100 * G);
+    let open = |terms: Terms, limit: u64| {
+        Member::join(path.clone(), terms, &wishes(limit))
+            .map(drop)
+            .unwrap_err()
+    };
+    assert!(matches!(
+        open(TERMS, 99 * G),
+        LedgerError::OtherLimit { limit, required, .. } if (limit, required) == (100 * G, 99 * G)
+    ));
+    let granule = Terms {
+        granule: 4 * G,
+        ..TERMS
+    };
+    assert!(matches!(
+        open(granule, 100 * G),
+        LedgerError::NotALedger { .. }
+    ));
+    let device = Terms {
+        device: [8; 16],
+        ..TERMS
+    };
+    assert!(matches!(
+        open(device, 100 * G),
+        LedgerError::NotALedger { .. }
+    ));
+    let group = Terms {
+        group: true,
+        ..TERMS
+    };
+    assert!(matches!(
+        open(group, 100 * G),
+        LedgerError::Access { mode: 0o600, .. }
+    ));
+    member.file().layout().header.version.store(9);
+    assert!(matches!(
+        open(TERMS, 100 * G),
+        LedgerError::Version { found: 9, .. }
+    ));
+    member.file().layout().header.magic.store(1);
+    assert!(matches!(
+        open(TERMS, 100 * G),
+        LedgerError::NotALedger { .. }
+    ));
+    drop(member);
+    let other = dir.path().join("other");
+    for contents in [&b"too short"[..], &[1; 66 << 10]] {
+        std::fs::write(&other, contents).unwrap();
+        std::fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        let refused = Member::join(other.clone(), TERMS, &wishes(100 * G)).unwrap_err();
+        assert!(
+            matches!(refused, LedgerError::NotALedger { .. }),
+            "{refused}"
+        );
+    }
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&other, &link).unwrap();
+    let refused = Member::join(link, TERMS, &wishes(100 * G)).unwrap_err();
+    assert!(
+        matches!(refused, LedgerError::NotALedger { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_file_that_was_not_finished_is_made_anew() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let member = join(&path, 100 * G);
+    drop(member);
+    // The version was written, the first word was not.
+    let zeros = vec![0; usize::try_from(super::layout::SIZE).unwrap()];
+    std::fs::write(&path, zeros).unwrap();
+    let member = join(&path, 50 * G);
+    member.grant(50 * G, 0).unwrap();
+    member.give(50 * G);
+}
+
+#[test]
+fn no_more_is_charged_once_the_file_is_gone() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let member = join(&path, 100 * G);
+    member.grant(G, 32 * G).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(refusal(member.grant(G, 0)), (LedgerRefusal::Replaced, 0));
+    let other = join(&path, 100 * G);
+    assert_eq!(refusal(member.grant(G, 0)), (LedgerRefusal::Replaced, 0));
+    drop(other);
+    member.give(32 * G);
+}
+
+#[test]
+fn all_slots_can_be_taken_and_no_more() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let members: Vec<_> = (0..SLOTS).map(|_| join(&path, 1000 * G)).collect();
+    let refused = Member::join(path.clone(), TERMS, &wishes(1000 * G)).unwrap_err();
+    assert!(matches!(refused, LedgerError::Full { slots: SLOTS, .. }));
+    drop(members);
+    join(&path, 1000 * G);
+}
+
+/// Values that no owner would write are no reason to panic.
+#[test]
+fn any_contents_are_survived() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let mut random = fastrand::Rng::with_seed(16);
+    for _ in 0..2_000 {
+        let layout = one.file().layout();
+        let value = match random.u8(..4) {
+            0 => u64::MAX,
+            1 => random.u64(..200),
+            2 => 1 << random.u32(..64),
+            _ => random.u64(..),
+        };
+        let slot = &layout.slots[random.usize(..4)];
+        match random.u8(..12) {
+            0 => layout.header.limit.store(value),
+            1 => layout.header.tickets.store(value),
+            2 => layout.charges[random.usize(..4)].store(value),
+            3 => slot.state.store(value),
+            4 => slot.limit.store(value),
+            5 => slot.guarantee.store(value),
+            6 => slot.pid.store(value),
+            7 => slot.ticket.store(value),
+            8 => slot.want.store(value),
+            9 => slot.pid_namespace.store(value),
+            10 => slot.priority.store(value),
+            _ => slot.name[random.usize(..8)].store(value),
+        }
+        let granted = one.grant(random.u64(..50) * G, 0);
+        let _ = granted.map(|bytes| one.give(bytes));
+        let _ = other.set_guarantee(random.u64(..10) * G);
+        let _ = one.trim(0);
+        let stats = super::stats::stats(one.file(), &mut Seen::default());
+        assert!(!stats.to_string().contains('\0'));
+    }
+    // What a process is charged may be wrong now; no memory is.
+    one.give(one.used());
+}
+
+/// The parts of processes that die at one of their writes.
+const PARTS: &[&str] = &[
+    "join",
+    "take",
+    "give",
+    "guarantee",
+    "wait",
+    "collect",
+    "leave",
+    "race",
+];
+
+/// Plays the part of a child process. Does nothing when it runs as a test.
+#[test]
+fn child() {
+    let Ok(part) = std::env::var(PART) else {
+        return;
+    };
+    let mut words = part.splitn(3, ':');
+    let mut word = || words.next().unwrap();
+    let (part, writes, path) = (word(), word().parse().unwrap(), Path::new(word()));
+    // A process that joins collects what dead processes left.
+    let joins = ["join", "collect"].contains(&part);
+    if joins {
+        crash::after(writes);
+    }
+    let member = join(path, LIMIT * G);
+    member.grant(40 * G, 0).unwrap();
+    if !joins {
+        crash::after(writes);
+    }
+    match part {
+        "join" | "collect" | "leave" => member.give(40 * G),
+        "take" => drop(member.grant(100 * G, 0).unwrap()),
+        "give" => {
+            member.give(40 * G);
+            member.trim(0);
+        }
+        "guarantee" => {
+            member.set_guarantee(90 * G).unwrap();
+            member.set_guarantee(10 * G).unwrap();
+        }
+        "wait" => {
+            let mut waiting = member.wait(9 * G);
+            waiting.renew(8 * G);
+            member.grant(9 * G, 0).unwrap();
+        }
+        // Another process charges at the same time.
+        "race" => {
+            let charges = &member.file().layout().charges;
+            let other = charges
+                .iter()
+                .position(|it| Count::of(it.load()).total() == 0);
+            charges[other.unwrap()].store(299 << 24);
+            crash::after(writes);
+            // It takes the other for stopped after a while.
+            member.grant(30 * G, 0).unwrap();
+        }
+        _ => unreachable!(),
+    }
+    if part == "leave" {
+        drop(member);
+    }
+    // A process that was to die at a later write is done.
+    println!("left {}", crash::left());
+    crash::after(-1);
+    std::process::exit(0);
+}
+
+/// Runs a child process. Returns `false` if it did all of its writes.
+fn dies(part: &str, writes: u32, path: &Path) -> bool {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ledger::tests::child", "--nocapture"])
+        .env(PART, format!("{part}:{writes}:{}", path.display()))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout).contains("left");
+    let killed = child.status.signal() == Some(9);
+    assert!(
+        said != killed && (killed || child.status.success()),
+        "{part}, {writes}: {child:?}"
+    );
+    !said
+}
+
+/// Waits until no slot but `own` is taken.
+fn collected(own: &Member) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut seen = Seen::default();
+    while dead::collect(own.file(), Some(own.index()), &mut seen) {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let slots = own.file().layout().slots.iter().enumerate();
+    let mut others = slots.filter(|&(index, _)| index != own.index());
+    others.all(|(_, slot)| slot.state().0 == State::Free && slot.ticket.load() == 0)
+}
+
+#[test]
+fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
+    for part in PARTS {
+        let dir = directory();
+        let path = dir.path().join("ledger");
+        let mut writes = 0;
+        loop {
+            if *part == "collect" {
+                assert!(dies("take", 1, &path));
+            }
+            let died = dies(part, writes, &path);
+            let member = join(&path, LIMIT * G);
+            // The other process of the race was none.
+            for (index, charge) in member.file().layout().charges.iter().enumerate() {
+                if index != member.index() && *part == "race" {
+                    super::charge::discard(charge, Count::of(charge.load()));
+                }
+            }
+            assert!(collected(&member), "{part}, {writes}");
+            assert_eq!(charged(&member), 0, "{part}, {writes}");
+            member.grant(LIMIT * G, 0).unwrap();
+            assert_eq!(charged(&member), LIMIT);
+            member.give(LIMIT * G);
+            drop(member);
+            if !died {
+                break;
+            }
+            writes += 1;
+        }
+        assert!(writes >= 2, "{part} did {writes} writes");
+    }
+}
+
+/// A killed process's memory counts until the process has ended, although its lock is free.
+#[test]
+fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(50 * G, 0).unwrap();
+    super::lock::Lock::Owner(one.index())
+        .release(one.file().file())
+        .unwrap();
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
+        assert_eq!(one.slot().state().0, State::Dying);
+        assert_eq!(refusal(other.grant(51 * G, 0)), (LedgerRefusal::Full, 50));
+    }
+    // As a process of that number and another start time would.
+    one.slot().started.store(1);
+    assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
+    other.grant(100 * G, 0).unwrap();
+    other.give(100 * G);
+    one.give(50 * G);
+}
+
+/// A process in another PID namespace cannot be looked up.
+#[test]
+fn a_slot_of_another_namespace_is_free_two_seconds_after_its_lock() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(50 * G, 0).unwrap();
+    one.slot().pid_namespace.store(1);
+    let mut seen = Seen::default();
+    assert!(
+        !dead::collect(other.file(), Some(other.index()), &mut seen),
+        "it is locked"
+    );
+    super::lock::Lock::Owner(one.index())
+        .release(one.file().file())
+        .unwrap();
+    let begun = Instant::now();
+    while dead::collect(other.file(), Some(other.index()), &mut seen) {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    assert_eq!(charged(&other), 0);
+    one.give(50 * G);
+}

@@ -1,0 +1,105 @@
+//! The part of a pool's limit that a [ledger](crate::ledger) grants it.
+//!
+//! The pool charges its tenants within that part, so guarantees hold within it. More is granted
+//! when a request finds too little, before anything is reclaimed. What is neither claimed by a
+//! tenant nor obtained from the driver is *unneeded*; the pool keeps a little of it for its next
+//! requests.
+
+use super::budget::TenantId;
+use super::core::{Core, Locked};
+use crate::error::{LedgerShortage, PoolError};
+use crate::ledger::GRANT;
+
+impl Core {
+    /// Counts memory that the driver has created.
+    pub(super) fn note_created(&self, size: u64) {
+        if let Some(joined) = self.ledger.get() {
+            joined.member.note_created(size);
+        }
+    }
+
+    /// Ends the pool's part. `kept` bytes could not be given back to the driver: they stay granted.
+    pub(super) fn leave_ledger(&self, kept: u64) {
+        if let Some(joined) = self.ledger.get() {
+            let granted = self.look(|state| state.budget.granted());
+            joined.member.give(granted.saturating_sub(kept));
+            if kept > 0 {
+                tracing::error!(kept, "memory stays charged to the ledger");
+            }
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Makes the ledger grant what a tenant lacks to be charged `bytes` more. Returns the refusal
+    /// if it does not. Releases the lock.
+    pub(super) fn grant_for(&mut self, id: TenantId, bytes: u64) -> Option<LedgerShortage> {
+        let lacking = self.budget.lacks_grant(id, bytes);
+        self.grant(lacking, GRANT)
+    }
+
+    /// Makes the ledger grant `bytes`, and up to `least` if that is more and there is as much.
+    /// Returns the refusal if it does not. Releases the lock.
+    pub(super) fn grant(&mut self, bytes: u64, least: u64) -> Option<LedgerShortage> {
+        let joined = self.core().ledger.get().filter(|_| bytes > 0)?;
+        let least = least.min(self.budget.ungranted());
+        match self.unlocked(|| joined.member.grant(bytes, least)) {
+            Ok(granted) => {
+                self.budget.grant(granted);
+                None
+            }
+            Err(refused) => Some(refused),
+        }
+    }
+
+    /// Makes the ledger grant what a tenant, new or registered, lacks to be guaranteed `bytes`.
+    /// Returns `true` if that released the lock.
+    pub(super) fn grant_guarantee(
+        &mut self,
+        tenant: Option<TenantId>,
+        bytes: u64,
+    ) -> Result<bool, PoolError> {
+        let mut released = false;
+        loop {
+            let lacking = bytes.saturating_sub(self.guaranteeable_now(tenant));
+            if lacking == 0 || self.core().ledger.get().is_none() {
+                return Ok(released);
+            }
+            if let Some(refused) = self.grant(lacking, 0) {
+                return Err(PoolError::Ledger(refused));
+            }
+            released = true;
+        }
+    }
+
+    /// Counts memory that went back to the driver, and returns what of the grant is not needed any
+    /// more if that is much.
+    pub(super) fn note_released(&mut self, size: u64) {
+        let Some(joined) = self.core().ledger.get() else {
+            return;
+        };
+        joined.member.note_released(size);
+        if self.budget.unneeded() >= 2 * GRANT {
+            self.return_unneeded(GRANT);
+        }
+    }
+
+    /// Returns what of the grant is not needed to the ledger, except `keep` bytes.
+    pub(super) fn return_unneeded(&mut self, keep: u64) {
+        let Some(joined) = self.core().ledger.get() else {
+            return;
+        };
+        let unneeded = self.budget.unneeded().saturating_sub(keep);
+        if unneeded > 0 {
+            self.budget.return_grant(unneeded);
+            joined.member.give(unneeded);
+        }
+    }
+
+    /// Returns the bytes that the ledger would grant now.
+    pub(super) fn left_in_ledger(&self) -> u64 {
+        let joined = self.core().ledger.get();
+        let left = joined.map_or(0, |joined| joined.member.left());
+        left.min(self.budget.ungranted())
+    }
+}

@@ -1,0 +1,116 @@
+//! A pool in a [ledger](crate::ledger): requests that wait for other processes, and memory that other
+//! processes wait for.
+
+use std::sync::{Arc, PoisonError};
+
+use super::budget::TenantId;
+use super::core::{Core, Locked};
+use super::joined::Joined;
+use super::relief::Demand;
+use crate::error::BlockError;
+use crate::ledger::{Giver, Member, Waiting};
+use crate::sync::{Mutex, MutexGuard};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    /// Makes a ledger grant the pool's memory. Called once, before the pool is used; its budget
+    /// [needs grants](super::budget::Budget::needs_grants).
+    pub(super) fn join(core: &Arc<Self>, member: &Arc<Member>) {
+        core.ledger.get_or_init(|| Joined {
+            member: Arc::clone(member),
+            attached: Mutex::new(None),
+            queued: Mutex::new(None),
+        });
+        Self::attach_to_ledger(core);
+    }
+
+    /// Makes the ledger's thread call the pool when other processes need memory.
+    pub(super) fn attach_to_ledger(core: &Arc<Self>) {
+        if let Some(joined) = core.ledger.get() {
+            let giver = Arc::downgrade(core);
+            *lock(&joined.attached) = Some(joined.member.givers().attach(giver));
+        }
+    }
+
+    /// Makes the ledger's thread call the pool no more, and waits until it has returned.
+    pub(super) fn detach_from_ledger(&self) {
+        if let Some(joined) = self.ledger.get()
+            && let Some(number) = lock(&joined.attached).take()
+        {
+            joined.member.givers().detach(number);
+        }
+    }
+
+    /// Shows other processes that a request waits for memory that the ledger refused, and for how
+    /// much; or that it does not any more.
+    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<u64>) {
+        match (self.ledger.get(), lacking, &mut *waiting) {
+            (Some(_), Some(bytes), Some(waiting)) => waiting.renew(bytes),
+            (Some(joined), Some(bytes), none) => *none = Some(joined.member.wait(bytes)),
+            _ => *waiting = None,
+        }
+    }
+
+    /// Shows other processes what the queue of futures waits for.
+    pub(super) fn queue_in_ledger(&self, lacking: Option<u64>) {
+        if let Some(joined) = self.ledger.get() {
+            self.wait_in_ledger(&mut lock(&joined.queued), lacking);
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason.
+    pub(super) fn lacking_in_ledger(
+        &mut self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &BlockError,
+    ) -> Option<u64> {
+        let left = error.shortage()?.ledger?.left;
+        let (wanted, available) = self.wanted_and_available(id, demand, error);
+        // What the ledger leaves is no other process's to give.
+        Some(wanted.saturating_sub(available.saturating_sub(left)))
+    }
+}
+
+impl Giver for Core {
+    fn idle(&self) -> u64 {
+        if self.device.usable().is_err() {
+            return 0;
+        }
+        let mut state = self.lock();
+        // No tenant makes the request, so every tenant's guarantee counts.
+        let (_, others) = state.reach(TenantId(u64::MAX));
+        let idle = others.gained() + state.free_list.bytes() + state.budget.unneeded();
+        Self::let_go(state);
+        idle
+    }
+
+    fn give_back(&self, bytes: u64) {
+        if self.device.usable().is_err() {
+            return;
+        }
+        let mut state = self.lock();
+        let missing = bytes.saturating_sub(state.budget.unneeded());
+        let keep = state.budget.obtained().saturating_sub(missing);
+        let given = match missing {
+            0 => Ok(0),
+            _ => state.trim(keep),
+        };
+        state.return_unneeded(0);
+        Self::let_go(state);
+        if let Err(error) = given {
+            tracing::warn!(%error, "memory that another process needs stays for now");
+        }
+    }
+
+    fn give_unneeded(&self) {
+        if self.device.usable().is_ok() {
+            self.lock().return_unneeded(0);
+        }
+    }
+}

@@ -8,7 +8,7 @@ use common::{D0, G, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, ContainerError};
-use cuvmm::sparse::{Bricks, Holes};
+use cuvmm::sparse::{BrickShape, Holes};
 use cuvmm::{SparseArray, SparseGrid, Stream};
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ where
     Machine<B>: Driver,
 {
     let stream = Stream::new(&rig.device).unwrap();
-    let bricks = Bricks::new([edge, count * edge], [edge, edge]).unwrap();
+    let bricks = BrickShape::new([edge, count * edge], [edge, edge]).unwrap();
     SparseGrid::new(&rig.device, &stream, bricks).unwrap()
 }
 
@@ -65,7 +65,7 @@ on_both! {
         // Bricks of three quarters of a granule: 0 and 1, and 2 and 3, share a tile, and 1 and 2
         // cross tiles.
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([4 * 3 * PER_GRANULE / 4], [3 * PER_GRANULE / 4]).unwrap();
+        let bricks = BrickShape::new([4 * 3 * PER_GRANULE / 4], [3 * PER_GRANULE / 4]).unwrap();
         let builder = SparseGrid::<u32, 1>::builder(&rig.device, &stream, bricks);
         let mut grid = builder.tile_bytes(G).reserve().unwrap();
         assert_eq!(grid.stats().tiles, 3);
@@ -160,7 +160,7 @@ on_both! {
         assert!(matches!(absent, Err(ContainerError::Uncommitted { first: 0, .. })));
         assert!(matches!(grid.record_use(&stranger), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         assert_eq!((rig.faults.total(), grid.stats()), (0, before));
-        let huge = Bricks::new([usize::MAX / 2], [1]).unwrap();
+        let huge = BrickShape::new([usize::MAX / 2], [1]).unwrap();
         let refused = SparseGrid::<u32, 1>::new(&rig.device, grid.home_stream(), huge);
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Overflow { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
         let refused = SparseGrid::<(), 1>::new(&rig.device, grid.home_stream(), huge);
@@ -192,7 +192,7 @@ on_both! {
 
     fn bricks_larger_than_a_granule_are_tiles(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([3, 2048, 2048], [1, 2048, 1024]).unwrap();
+        let bricks = BrickShape::new([3, 2048, 2048], [1, 2048, 1024]).unwrap();
         let mut grid = SparseGrid::<u32, 3>::new(&rig.device, &stream, bricks).unwrap();
         assert_eq!((grid.stats().tile_bytes, grid.stats().tiles), (4 * G, 6));
         grid.commit_brick([1, 0, 1]).unwrap();
@@ -262,7 +262,7 @@ proptest! {
     fn it_holds_what_a_table_of_bricks_would(steps in prop::collection::vec(step(), 1..40)) {
         let rig = common::host();
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([3 * BRICK[0] - 1, 5 * BRICK[1] - 2], BRICK).unwrap();
+        let bricks = BrickShape::new([3 * BRICK[0] - 1, 5 * BRICK[1] - 2], BRICK).unwrap();
         let builder = SparseGrid::<u32, 2>::builder(&rig.device, &stream, bricks);
         let mut grid = builder.tile_bytes(G).reserve().unwrap();
         let mut known: Vec<Option<u32>> = vec![None; 15];

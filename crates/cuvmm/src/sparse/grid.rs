@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use super::bricks::Bricks;
+use super::bricks::BrickShape;
 use super::{Holes, SparseArray, SparseBuilder, SparseStats};
 use crate::device::Device;
 use crate::elements::is_container;
@@ -31,13 +31,13 @@ use crate::view::{View, ViewMut};
 /// ```
 /// use std::sync::Arc;
 /// use cuvmm::driver::host::{HostDriver, HostOptions};
-/// use cuvmm::sparse::{Bricks, Holes, SparseGrid};
+/// use cuvmm::sparse::{BrickShape, Holes, SparseGrid};
 /// use cuvmm::{Device, Stream};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
 /// let stream = Stream::new(&device)?;
-/// let bricks = Bricks::new([512, 512, 512], [32, 32, 32])?;
+/// let bricks = BrickShape::new([512, 512, 512], [32, 32, 32])?;
 /// let mut grid = SparseGrid::<f32, 3>::new(&device, &stream, bricks)?;
 /// let brick = bricks.brick_of([100, 40, 7])?;
 /// grid.commit_brick(brick)?;
@@ -50,7 +50,7 @@ use crate::view::{View, ViewMut};
 /// ```
 pub struct SparseGrid<T: Pod, const D: usize> {
     array: SparseArray<T>,
-    bricks: Bricks<D>,
+    bricks: BrickShape<D>,
     /// The bytes of committed bricks.
     present: Committed,
     /// The bytes of decommitted bricks in tiles that have memory.
@@ -59,7 +59,7 @@ pub struct SparseGrid<T: Pod, const D: usize> {
 
 is_container!(SparseGrid [T: Pod, const D: usize] [T, D] array.elements);
 
-impl<T: Pod, const D: usize> SparseBuilder<'_, T, Bricks<D>> {
+impl<T: Pod, const D: usize> SparseBuilder<'_, T, BrickShape<D>> {
     /// Reserves the addresses (`cuMemAddressReserve`) and allocates no memory.
     ///
     /// # Errors
@@ -81,7 +81,11 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     ///
     /// # Errors
     /// Those of [`SparseBuilder::reserve`].
-    pub fn new(device: &Device, home: &Stream, bricks: Bricks<D>) -> Result<Self, ContainerError> {
+    pub fn new(
+        device: &Device,
+        home: &Stream,
+        bricks: BrickShape<D>,
+    ) -> Result<Self, ContainerError> {
         Self::builder(device, home, bricks).reserve()
     }
 
@@ -91,8 +95,8 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     pub fn builder<'a>(
         device: &'a Device,
         home: &'a Stream,
-        bricks: Bricks<D>,
-    ) -> SparseBuilder<'a, T, Bricks<D>> {
+        bricks: BrickShape<D>,
+    ) -> SparseBuilder<'a, T, BrickShape<D>> {
         let brick = bricks.brick_len().saturating_mul(size_of::<T>());
         SparseBuilder {
             device,
@@ -108,7 +112,7 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
 
     /// Returns the shape of the grid and of its bricks.
     #[must_use]
-    pub const fn bricks(&self) -> Bricks<D> {
+    pub const fn bricks(&self) -> BrickShape<D> {
         self.bricks
     }
 

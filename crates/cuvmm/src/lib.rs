@@ -62,6 +62,7 @@
 //! - [Put a model to sleep](guides::sleep)
 //! - [Use it with candle, cudarc and DLPack](guides::interop)
 //! - [Streams, leases and captures](guides::streams)
+//! - [Sparse arrays and grids](guides::sparse)
 //! - [Tuning](guides::tuning)
 //!
 //! The [glossary] has the terms, and the words that other systems use.
@@ -144,6 +145,14 @@ pub mod guides {
     /// [`Stream`](crate::Stream), [`Lease`](crate::Lease),
     /// [`CaptureGuard`](crate::pool::CaptureGuard), and [`View`](crate::View).
     pub mod streams {}
+
+    #[doc = include_str!("../docs/guides/sparse.md")]
+    ///
+    /// # See also
+    /// [`sparse`](crate::sparse), [`SparseGrid`](crate::SparseGrid),
+    /// [`BrickShape`](crate::sparse::BrickShape), [`BrickParams`](crate::sparse::BrickParams), and
+    /// [`SparseArray`](crate::SparseArray).
+    pub mod sparse {}
 
     #[doc = include_str!("../docs/guides/tuning.md")]
     ///

@@ -208,10 +208,12 @@ pub use calls::CallCounts;
 pub use cow::CowBuffer;
 pub use device::Device;
 pub use drops::{DropFailure, DropHook};
-pub use error::Error;
-pub use error::{BlockError, CallError};
+pub use error::*;
 pub use kv::KvCache;
-pub use own::{Access, AccessGrant, Event, Managed, Mapping, Physical, Place, Reservation, Stream};
+pub use own::{
+    Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, Physical, Place,
+    Reservation, Stream,
+};
 pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,

@@ -337,7 +337,7 @@ on_both! {
         // came before.
         let ours = block_on(tenant.allocate_on_async(&stream, 3 * G)).unwrap();
         drop(ours);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         waiting.finish().unwrap();
         freed_count.finish().unwrap();
     }

@@ -340,7 +340,7 @@ impl Core {
     fn grows_at_once(&self, place: &BlockPlace, size: u64) -> bool {
         let mut state = self.lock();
         let grown = !self.is_awaited() && state.grow_within(place, size);
-        Self::let_go(state);
+        Self::unlock(state);
         grown
     }
 }

@@ -171,7 +171,7 @@ impl Core {
             let grown = state.queue.has(turn.number) && state.grow_within(&place, size);
             if grown {
                 state.answer(turn.number, Ok(None));
-                Self::let_go(state);
+                Self::unlock(state);
                 return Served::Ended;
             }
         }

@@ -126,7 +126,7 @@ impl Core {
             Wait::Turn { .. } => error,
             _ => state.refuse(tenant, demand, error),
         });
-        Self::let_go(state);
+        Self::unlock(state);
         outcome
     }
 
@@ -144,7 +144,7 @@ impl Core {
             attempted = self.repeat(attempted, deadline, |_, error| again(error), &attempt)?;
         }
         let (state, outcome) = attempted;
-        Self::let_go(state);
+        Self::unlock(state);
         outcome
     }
 
@@ -193,7 +193,7 @@ impl Core {
                 break;
             };
             asked.push(to);
-            Self::let_go(state);
+            Self::unlock(state);
             // This may be the hook's last owner by now.
             deferred::call_hook(move || hook(&pressure));
             (state, outcome) = self.beside_others(self.lock(), attempt);

@@ -65,7 +65,7 @@ fn the_host_has_every_row() {
         if found["skipped"][name].is_null() {
             let counts = &row(&found, name)["counts"];
             assert!(number(counts, "gb_per_s") > 0.0, "{counts}");
-            assert!(number(counts, "floor_gb_per_s") > 0.0, "{counts}");
+            assert!(number(counts, "baseline_gb_per_s") > 0.0, "{counts}");
         }
     }
 }
@@ -105,8 +105,8 @@ fn the_calls_of_the_model_are_known() {
         ("grant_2MiB", own + peer),
         ("grant_2MiB_vs_own_device", own),
     ] {
-        let floor = number(row(&found, name), "floor_p50_ns");
-        assert!((floor - 1e3 * micros).abs() <= 1.0, "{name}: {floor}");
+        let baseline = number(row(&found, name), "baseline_p50_ns");
+        assert!((baseline - 1e3 * micros).abs() <= 1.0, "{name}: {baseline}");
     }
     // A table knows no links, so a rate would say nothing.
     let stripes = row(&found, "stripe_write_1GiB");
@@ -124,9 +124,9 @@ fn what_does_not_fit_by_hand_is_told() {
     let count = |what: &str| number(&row["counts"], what);
     // Whole hundredths of whole pages.
     assert_eq!(count("mib"), 6000.0);
-    assert_eq!(count("floor_held_mib"), 4096.0);
-    assert_eq!(count("floor_wanted_mib"), 8192.0);
-    assert_eq!(number(row, "floor_p50_ns"), 0.0);
+    assert_eq!(count("baseline_held_mib"), 4096.0);
+    assert_eq!(count("baseline_wanted_mib"), 8192.0);
+    assert_eq!(number(row, "baseline_p50_ns"), 0.0);
     assert!(number(row, "p50_ns") > 0.0, "ours came to the end: {row}");
     let note = row["note"].as_str().unwrap();
     assert!(note.contains("more than the device has"), "{note}");

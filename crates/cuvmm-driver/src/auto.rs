@@ -46,7 +46,7 @@ pub enum Wanted {
 pub struct OpenOptions {
     wanted: Wanted,
     library: Option<PathBuf>,
-    host: HostOptions,
+    host_options: HostOptions,
 }
 
 impl OpenOptions {
@@ -65,8 +65,9 @@ impl OpenOptions {
 
     /// Sets the options of the host driver, which apply if the host driver is opened.
     #[must_use]
-    pub fn host(mut self, options: HostOptions) -> Self {
-        self.host = options;
+    #[doc(alias = "host")]
+    pub fn host_options(mut self, options: HostOptions) -> Self {
+        self.host_options = options;
         self
     }
 
@@ -112,10 +113,10 @@ pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
     let OpenOptions {
         wanted,
         library,
-        host,
+        host_options,
     } = options;
     let on_host = |reason| Opened {
-        driver: Arc::new(HostDriver::new(host)),
+        driver: Arc::new(HostDriver::new(host_options)),
         kind: DriverKind::Host,
         reason,
     };

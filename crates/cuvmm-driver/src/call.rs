@@ -44,6 +44,7 @@ calls! {
     DeviceTotalMem = "cuDeviceTotalMem",
     DeviceCanAccessPeer = "cuDeviceCanAccessPeer",
     PrimaryCtxRetain = "cuDevicePrimaryCtxRetain",
+    PrimaryCtxRelease = "cuDevicePrimaryCtxRelease",
     CtxPushCurrent = "cuCtxPushCurrent",
     CtxPopCurrent = "cuCtxPopCurrent",
     CtxGetCurrent = "cuCtxGetCurrent",

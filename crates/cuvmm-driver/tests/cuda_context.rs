@@ -6,11 +6,12 @@
 // A helper that fails must fail the test.
 #![allow(clippy::expect_used)]
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use cuvmm_driver::auto::{self, OpenOptions, Wanted};
 use cuvmm_driver::cuda::{CudaDriver, OpenError};
@@ -19,6 +20,9 @@ use cuvmm_driver::{
     CUresult, Call, CudaVersion, DeviceAddress, DeviceMemory, Driver, DriverError, DriverKind,
     Location, Ordinal, StreamHandle,
 };
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 /// The functions of the library that do more than return 0: two devices whose primary contexts are
 /// the addresses 0x100 and 0x101, and a stack of contexts for each thread.
@@ -34,7 +38,7 @@ const BODY: &str = r"
     int cuDevicePrimaryCtxRetain(void **c, int d) {
         retained[d]++; *c = (void *)(0x100ul + d); return 0;
     }
-    int cuDevicePrimaryCtxRelease(int d) { retained[d]--; return 0; }
+    int cuDevicePrimaryCtxRelease(int d) { retained[d]--; return d ? 201 : 0; }
     int cuCtxGetCurrent(void **c) { *c = top(); return 0; }
     int cuCtxSetCurrent(void *c) { if (!depth) depth = 1; stack[depth - 1] = c; return 0; }
     int cuCtxGetDevice(int *d) { *d = (int)((unsigned long)top() & 15); return 0; }
@@ -143,8 +147,41 @@ fn primary_contexts_are_taken_once_each_and_given_back() {
     });
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 1));
 
-    drop(driver);
+    // The library's release of the second device's context fails after it has released it.
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || drop(driver));
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 0));
+    let logged = log.0.lock().expect("no panic").clone();
+    assert!(
+        logged.contains("cuDevicePrimaryCtxRelease returned CUDA_ERROR_INVALID_CONTEXT"),
+        "{logged}"
+    );
+}
+
+/// The fields of all logged events.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            let mut log = self.0.lock().expect("no panic");
+            log.push_str(&format!("{field}: {value:?}\n"));
+        });
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
 }
 
 #[test]

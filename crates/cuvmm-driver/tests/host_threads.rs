@@ -77,7 +77,7 @@ fn streams_across_threads<B: Backing>(d: Machine<B>) {
                 for &s in streams {
                     d.hold(D0, s);
                     thread::yield_now();
-                    d.let_go(D0, s);
+                    d.release_stream(D0, s);
                 }
             }
         });

@@ -82,7 +82,7 @@ fn a_graph_replays_at_the_same_addresses<B: Backing>(d: Machine<B>) {
         d.hold(D0, s);
         d.graph_launch(D0, exec, s).unwrap();
         assert!(is(r.at, 0), "a launch queues like other work");
-        d.let_go(D0, s);
+        d.release_stream(D0, s);
         assert!(is(r.at, 8));
 
         d.unmap(r.at, PAGE).unwrap();

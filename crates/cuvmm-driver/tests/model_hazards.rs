@@ -91,7 +91,7 @@ fn unmapping_under_a_queued_kernel_is_a_hazard<B: Backing>(d: Machine<B>) {
         "{text}"
     );
 
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     r.end(&d);
     assert_eq!(d.hazards(), 0);
 }
@@ -105,7 +105,7 @@ fn memory_that_is_swapped_at_one_address_is_a_hazard<B: Backing>(d: Machine<B>) 
     unmap(&d, r.at, PAGE);
     unsafe { d.map(r.at, PAGE, 0, other, 0) }.unwrap();
     set_access(&d, r.at, rw(D0));
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert_eq!(code(unsafe { d.stream_synchronize(D0, s) }), SUCCESS);
     assert_eq!(d.take_hazards().len(), 1);
     unsafe { d.release(other) }.unwrap();

@@ -74,7 +74,7 @@ fn freeing_waits_for_the_device<B: Backing>(d: Machine<B>) {
         thread::sleep(Duration::from_millis(20));
         assert!(!free.is_finished());
         assert_eq!(d.live().allocations, 1);
-        d.let_go(D0, s);
+        d.release_stream(D0, s);
         assert_eq!(free.join().unwrap(), SUCCESS);
     });
     assert_eq!(d.live().allocations, 0);
@@ -91,7 +91,7 @@ fn pooled<B: Backing>(d: Machine<B>) {
         d.free_async(D0, a, s).unwrap();
         assert_eq!(code(d.free_async(D0, a, s)), INVALID_VALUE, "twice");
         assert_eq!(d.live().allocations, 1, "until the stream gets there");
-        d.let_go(D0, s);
+        d.release_stream(D0, s);
         assert_eq!(d.live().allocations, 0);
         assert_eq!(code(d.context_synchronize(D0)), SUCCESS);
         assert_eq!(code(d.alloc_async(D0, 0, s)), INVALID_VALUE);
@@ -331,7 +331,7 @@ fn places_of_managed_memory<B: Backing>(d: Machine<B>) {
     };
     assert_eq!(sent(address, 4096), (-1, LocationKind::HOST_NUMA.0, 0));
     assert_eq!(sent(address, PAGE), (-2, LocationKind::INVALID.0, -2));
-    d.let_go(D0, stream);
+    d.release_stream(D0, stream);
     unsafe {
         d.free(D0, address).unwrap();
         d.stream_destroy(D0, stream).unwrap();

@@ -88,7 +88,7 @@ fn held_work_waits<B: Backing>(d: Machine<B>) {
     let other = stream(&d);
     assert!(!done(&d, s) && done(&d, other) && is(&d, r.at, 1));
     assert_eq!(d.live().queued, 1);
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert!(done(&d, s) && is(&d, r.at, 2));
 }
 
@@ -105,7 +105,7 @@ fn a_late_write_lands_in_the_new_owner<B: Backing>(d: Machine<B>) {
         d.fill(D0, r.at, 5, PAGE).unwrap();
     }
     assert!(is(&d, r.at, 5));
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert!(
         is(&d, r.at, 0xee),
         "that is how reuse that is too early shows"
@@ -120,7 +120,7 @@ fn a_late_write_into_nothing_loses_the_context<B: Backing>(d: Machine<B>) {
     fill(&d, s, r.at, 1);
     unsafe { d.unmap(r.at, PAGE) }.unwrap();
     assert_eq!(code(unsafe { d.stream_query(D0, s) }), SUCCESS);
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert_eq!(code(unsafe { d.stream_query(D0, s) }), ILLEGAL_ADDRESS);
 }
 
@@ -130,7 +130,7 @@ fn a_right_that_went_away_loses_the_context<B: Backing>(d: Machine<B>) {
     d.hold(D0, s);
     unsafe { d.copy_on_device_async(D0, r.at, r.page(1), PAGE, s) }.unwrap();
     unsafe { d.set_access(r.page(1), PAGE, &[ro(D0)]) }.unwrap();
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert_eq!(
         code(d.context_synchronize(D0)),
         SUCCESS,
@@ -139,7 +139,7 @@ fn a_right_that_went_away_loses_the_context<B: Backing>(d: Machine<B>) {
     d.hold(D0, s);
     unsafe { d.copy_on_device_async(D0, r.at, r.page(1), PAGE, s) }.unwrap();
     unsafe { d.set_access(r.page(1), PAGE, &[none(D0)]) }.unwrap();
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert_eq!(code(d.context_synchronize(D0)), ILLEGAL_ADDRESS);
 }
 
@@ -229,7 +229,7 @@ fn events_cover_what_was_queued_before<B: Backing>(d: Machine<B>) {
     d.hold(D0, s);
     unsafe { d.event_record(D0, e, s) }.unwrap();
     assert!(!query(), "a record waits like other work");
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert!(query());
     d.hold(D0, s);
     fill(&d, s, r.at, 1);
@@ -239,7 +239,7 @@ fn events_cover_what_was_queued_before<B: Backing>(d: Machine<B>) {
     assert!(d.step(D0, s) && !query());
     assert!(d.step(D0, s) && query(), "the record has passed");
     assert!(!done(&d, s));
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     assert!(done(&d, s) && is(&d, r.at, 2));
 }
 
@@ -261,7 +261,7 @@ fn events_join_streams_and_devices<B: Backing>(d: Machine<B>) {
             "waits though it is not held"
         );
         d.event_destroy(D0, e).unwrap();
-        d.let_go(D0, first);
+        d.release_stream(D0, first);
         assert_eq!(d.stream_query(D1, second), Ok(true));
     }
     assert!(is(&d, r.at, 2), "in that order");
@@ -282,7 +282,7 @@ fn the_default_stream_waits_for_blocking_ones<B: Backing>(d: Machine<B>) {
         !done(&d, later),
         "blocking streams wait for the default stream"
     );
-    d.let_go(D0, blocking);
+    d.release_stream(D0, blocking);
     assert!(done(&d, later) && done(&d, StreamHandle::NULL) && is(&d, r.at, 4));
 
     d.hold(D0, StreamHandle::NULL);
@@ -290,7 +290,7 @@ fn the_default_stream_waits_for_blocking_ones<B: Backing>(d: Machine<B>) {
     fill(&d, blocking, r.at, 6);
     fill(&d, free, r.at, 7);
     assert!(is(&d, r.at, 7) && !done(&d, blocking));
-    d.let_go(D0, StreamHandle(1));
+    d.release_stream(D0, StreamHandle(1));
     assert!(is(&d, r.at, 6), "1 is its other name");
 }
 
@@ -305,7 +305,7 @@ fn context_events_cover_all_streams<B: Backing>(d: Machine<B>) {
     unsafe { d.context_record_event(D0, e) }.unwrap();
     let query = || unsafe { d.event_query(D0, e) }.unwrap();
     assert!(!query());
-    d.let_go(D0, one);
+    d.release_stream(D0, one);
     assert!(!query());
     unsafe { d.stream_destroy(D0, two) }.unwrap();
     assert!(!query(), "its work is still to come");
@@ -430,7 +430,7 @@ fn synchronising_blocks_until_let_go<B: Backing>(d: Machine<B>) {
         .collect();
     thread::sleep(Duration::from_millis(30));
     gone.store(true, Ordering::SeqCst);
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     for thread in threads {
         thread.join().unwrap();
     }
@@ -461,7 +461,7 @@ fn copies_wait_for_the_default_stream<B: Backing>(d: Machine<B>) {
     });
     thread::sleep(Duration::from_millis(10));
     assert!(!thread.is_finished());
-    d.let_go(D0, StreamHandle::NULL);
+    d.release_stream(D0, StreamHandle::NULL);
     let expected = if d.kind() == DriverKind::Host { 8 } else { 0 };
     assert_eq!(thread.join().unwrap(), [expected; 3]);
 
@@ -481,7 +481,7 @@ fn copies_wait_for_the_default_stream<B: Backing>(d: Machine<B>) {
         );
     }
     assert!(is(&d, r.at, 8));
-    d.let_go(D0, s);
+    d.release_stream(D0, s);
     let expected = if d.kind() == DriverKind::Host { 42 } else { 0 };
     assert_eq!(target, vec![expected; 100]);
 }

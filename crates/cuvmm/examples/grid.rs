@@ -7,7 +7,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::sparse::{Bricks, Holes};
+use cuvmm::sparse::{BrickShape, Holes};
 use cuvmm::{Device, SparseGrid, Stream};
 
 /// Voxels along each edge of the grid.
@@ -24,7 +24,7 @@ const BRICK: usize = 32;
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
-    let bricks = Bricks::new([EDGE; 3], [BRICK; 3])?;
+    let bricks = BrickShape::new([EDGE; 3], [BRICK; 3])?;
     let mut grid = SparseGrid::<f32, 3>::new(&device, &stream, bricks)?;
     println!(
         "{:?} bricks, {} MiB of addresses, no memory",

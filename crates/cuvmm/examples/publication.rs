@@ -124,6 +124,8 @@ fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
     }
     // A typed view passes the address and the length to a kernel.
     assert_eq!(second.view::<f32>("head")?.len(), 1 << 16);
+    let refused = second.view::<f64>("head").err().ok_or("the type differs")?;
+    println!("{refused}");
     tell(&second);
     Ok(())
 }

@@ -62,6 +62,7 @@
 //! - [Put a model to sleep](guides::sleep)
 //! - [Use it with candle, cudarc and DLPack](guides::interop)
 //! - [Streams, leases and captures](guides::streams)
+//! - [Sparse arrays and grids](guides::sparse)
 //! - [Tuning](guides::tuning)
 //!
 //! The [glossary] has the terms, and the words that other systems use.
@@ -145,6 +146,14 @@ pub mod guides {
     /// [`CaptureGuard`](crate::pool::CaptureGuard), and [`View`](crate::View).
     pub mod streams {}
 
+    #[doc = include_str!("../docs/guides/sparse.md")]
+    ///
+    /// # See also
+    /// [`sparse`](crate::sparse), [`SparseGrid`](crate::SparseGrid),
+    /// [`BrickShape`](crate::sparse::BrickShape), [`BrickParams`](crate::sparse::BrickParams), and
+    /// [`SparseArray`](crate::SparseArray).
+    pub mod sparse {}
+
     #[doc = include_str!("../docs/guides/tuning.md")]
     ///
     /// # See also
@@ -200,11 +209,13 @@ pub use calls::CallCounts;
 pub use cow::CowBuffer;
 pub use device::Device;
 pub use drops::{DropFailure, DropHook};
-pub use error::Error;
-pub use error::{BlockError, CallError};
+pub use error::*;
 pub use kv::KvCache;
 pub use ledger::{Ledger, LedgerView};
-pub use own::{Access, AccessGrant, Event, Managed, Mapping, Physical, Place, Reservation, Stream};
+pub use own::{
+    Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, Physical, Place,
+    Reservation, Stream,
+};
 pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,

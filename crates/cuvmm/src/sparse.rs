@@ -23,7 +23,7 @@ use crate::region::{DEFAULT_MAPPING_LIMIT, Layout, Region};
 use crate::size::Tiling;
 use crate::view::{View, ViewMut};
 
-pub use bricks::{BrickParams, Bricks};
+pub use bricks::{BrickParams, BrickShape};
 pub use grid::SparseGrid;
 pub use tiles::Tile;
 
@@ -100,7 +100,7 @@ pub struct SparseArray<T: Pod> {
 is_container!(SparseArray [T: Pod] [T] elements);
 
 /// Options of a sparse array, whose shape `S` is its length, or of a sparse grid, whose shape is
-/// [`Bricks`].
+/// [`BrickShape`].
 #[derive(Debug)]
 pub struct SparseBuilder<'a, T, S = usize> {
     device: &'a Device,

@@ -89,7 +89,7 @@ on_both! {
             drop(lease);
             pool.trim(0).unwrap();
             assert_eq!(pool.stats().mappings, 4, "no memory is unmapped under the kernel");
-            rig.machine.let_go(D0, named.as_raw());
+            rig.machine.release_stream(D0, named.as_raw());
             pool.trim(0).unwrap();
             assert_eq!(pool.stats().mappings, 3);
             drop(fork);
@@ -205,7 +205,7 @@ on_both! {
             Err(BlockError::SharedInUse { offset, bytes, others: 1 }) if (offset, bytes) == (G, G)
         ), "{refused:?}");
         assert_eq!(rig.machine.snapshot(), before);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         fork.try_grow_to(2 * G).unwrap();
         rig.device.synchronize().unwrap();
         shows(rig, &fork, 0, 7);
@@ -225,10 +225,10 @@ on_both! {
         // The copy waits in its stream, and the work that kept the root's memory is complete.
         rig.machine.hold(D0, home.as_raw());
         fork.try_grow_to(2 * G).unwrap();
-        rig.machine.let_go(D0, other.as_raw());
+        rig.machine.release_stream(D0, other.as_raw());
         pool.trim(0).unwrap();
         assert_eq!(books(rig, &pool).pending_free, 2 * G);
-        rig.machine.let_go(D0, home.as_raw());
+        rig.machine.release_stream(D0, home.as_raw());
         rig.device.synchronize().unwrap();
         shows(rig, &fork, 0, 8);
         pool.trim(0).unwrap();
@@ -252,7 +252,7 @@ on_both! {
         let refused = other.block(G).try_allocate();
         assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");
         drop(guard);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         drop(other.block(G).try_allocate().unwrap());
     }
 }

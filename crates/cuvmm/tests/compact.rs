@@ -119,7 +119,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.in_use, done.copied, done.extents_after), (2, 0, 16));
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.in_use, done.copied), (1, 8 * G));
         assert_eq!((leased.extents().len(), busy.extents().len()), (8, 1));

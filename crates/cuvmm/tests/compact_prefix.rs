@@ -112,7 +112,7 @@ on_both! {
         }
         std::thread::scope(|scope| {
             let compacted = scope.spawn(|| tenant.compact_prefix(&[&parent, &patient], 8 * G));
-            rig.machine.let_go(D0, stream.as_raw());
+            rig.machine.release_stream(D0, stream.as_raw());
             assert_eq!(compacted.join().unwrap().unwrap(), 16 * G);
         });
         assert_eq!((sizes(&parent), sizes(&patient)), (vec![8], vec![8]));

@@ -14,7 +14,7 @@ use common::sweep::{sweep, text};
 use common::{G, Rig};
 use cuvmm::driver::Location;
 use cuvmm::driver::model::Nothing;
-use cuvmm::sparse::Bricks;
+use cuvmm::sparse::BrickShape;
 use cuvmm::{
     Access, CowBuffer, Device, DeviceVec, Layout, Place, Region, RingBuffer, SparseArray,
     SparseGrid, Stream,
@@ -227,7 +227,7 @@ fn bricks() {
     // Two bricks of three quarters of a granule, the second across two tiles.
     let grid = |rig: &Rig<Nothing>| {
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([3 * PER_GRANULE], [3 * PER_GRANULE / 4]).unwrap();
+        let bricks = BrickShape::new([3 * PER_GRANULE], [3 * PER_GRANULE / 4]).unwrap();
         let builder = SparseGrid::<u32, 1>::builder(&rig.device, &stream, bricks);
         let mut grid = builder.tile_bytes(G).reserve().unwrap();
         grid.commit_brick([0]).unwrap();

@@ -29,7 +29,7 @@ use cuvmm::cudarc::{Context, Leased, Slice};
 use cuvmm::driver::{CUresult, auto};
 use cuvmm::error::{ArgumentError, CallError, CudarcError, MemoryError};
 use cuvmm::{DeviceVec, Limit, Pool};
-use stand_in::{hold, let_go};
+use stand_in::{hold, release};
 
 stand_in::on_stand_in! {
     /// A use on a stream that the owner does not know is complete when cudarc returns.
@@ -45,7 +45,7 @@ stand_in::on_stand_in! {
             let copying = scope.spawn(|| other.memcpy_dtod(&slice, &mut copy).unwrap());
             std::thread::sleep(Duration::from_millis(50));
             let early = copying.is_finished();
-            let_go(&other);
+            release(&other);
             copying.join().unwrap();
             !early
         });
@@ -59,7 +59,7 @@ stand_in::on_stand_in! {
             let copying = scope.spawn(|| other.memcpy_dtod(&slice, &mut copy).unwrap());
             std::thread::sleep(Duration::from_millis(50));
             assert!(!copying.is_finished());
-            let_go(&rig.theirs);
+            release(&rig.theirs);
             copying.join().unwrap();
         });
         assert_eq!(rig.seen(&copy), [4, 5, 6]);
@@ -95,7 +95,7 @@ stand_in::on_stand_in! {
         assert_eq!(next.address(), address, "the same memory");
         let mut next = Slice::<u32, _>::new(Leased::from(next)).unwrap();
         third.memset_zeros(&mut next).unwrap();
-        let_go(&other);
+        release(&other);
         assert_eq!(rig.seen(&copy)[..3], [1, 2, 3]);
         assert_eq!(third.clone_dtoh(&next).unwrap()[..3], [0; 3]);
         drop((next, copy, other));
@@ -117,7 +117,7 @@ stand_in::on_stand_in! {
         drop(slice);
         vec.truncate(1);
         assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy is pending");
-        let_go(&other);
+        release(&other);
         assert!(vec.shrink_to_fit().unwrap() > 0);
         assert!(rig.seen(&copy).iter().all(|&number| number == 7));
         drop((vec, copy, other));
@@ -141,7 +141,7 @@ stand_in::on_stand_in! {
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         rig.theirs.memcpy_htod(&[9; 3], &mut slice).unwrap();
         drop(slice);
-        let_go(&rig.theirs);
+        release(&rig.theirs);
         assert_eq!(rig.seen(&copy), [1, 2, 3]);
         assert_eq!(vec.to_vec().unwrap(), [9; 3]);
         drop((vec, copy, other));
@@ -162,7 +162,7 @@ stand_in::on_stand_in! {
         std::mem::forget(slice);
         vec.clear();
         assert_eq!(vec.shrink_to_fit().unwrap(), 0, "the copy is pending");
-        let_go(&other);
+        release(&other);
         assert_eq!(rig.seen(&copy), [1, 2, 3]);
         rig.nothing_went_wrong();
         // A forgotten slice leaks its events and its reference to the stream.
@@ -212,7 +212,7 @@ stand_in::on_stand_in! {
             let copying = scope.spawn(|| other.memcpy_dtod(&slice, &mut copy).unwrap());
             std::thread::sleep(Duration::from_millis(50));
             assert!(!copying.is_finished(), "not ordered behind the home stream's work");
-            let_go(&theirs);
+            release(&theirs);
             copying.join().unwrap();
         });
         assert_eq!(theirs.clone_dtoh(&copy).unwrap(), [4, 5, 6]);

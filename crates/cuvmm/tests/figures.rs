@@ -16,7 +16,7 @@ on_both! {
         let stats = pool.stats();
         let text = stats.to_string();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "6 MiB committed of 32 MiB, at most 6 MiB so far");
+        assert_eq!(lines[0], "6 MiB committed (0 B stranded) of 32 MiB, at most 6 MiB so far");
         assert!(lines[2].starts_with("tenant  in use  padding"), "{text}");
         let cells: Vec<&str> = lines[3].split_whitespace().collect();
         assert_eq!(cells[..3], ["chat", "6", "MiB"], "{text}");
@@ -29,6 +29,22 @@ on_both! {
         let made = stats.calls.count(cuvmm::driver::Call::MemCreate);
         assert_eq!(data["calls"]["cuMemCreate"]["count"], made);
         assert!(stats.calls.to_string().contains("cuMemCreate"));
+    }
+
+    fn a_pool_shows_stranded_and_shared_memory(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("chat").register().unwrap();
+        let mut block = tenant.try_allocate(8 * G).unwrap();
+        let shown = |row: usize| pool.stats().to_string().lines().nth(row).unwrap().to_owned();
+        // One extent: what the block gives up is stranded in it.
+        block.shrink_to(3 * G).unwrap();
+        assert_eq!(shown(0), "16 MiB committed (10 MiB stranded) of 32 MiB, at most 16 MiB so far");
+        block.grow_to(8 * G).unwrap();
+        let fork = block.fork(8 * G, 8 * G).unwrap();
+        let stats = &pool.stats().tenants[0];
+        assert_eq!((stats.in_use, stats.shared), (0, 8 * G));
+        assert!(shown(3).starts_with("chat    16 MiB"), "{}", shown(3));
+        drop((block, fork));
     }
 
     fn a_shortage_is_one_line_in_an_error_and_a_table_alone(rig) {

@@ -239,7 +239,7 @@ on_both! {
         let here = std::thread::current().id();
         let one = pool.tenant("a").on_pressure(move |pressure| {
             assert_ne!(std::thread::current().id(), here);
-            assert!(pressure.deadline.is_some() && pressure.bytes > 0);
+            assert!(pressure.waits && pressure.deadline.is_none() && pressure.bytes > 0);
             count.fetch_add(1, Ordering::SeqCst);
             drop(kept.lock().unwrap().pop());
         });
@@ -337,7 +337,7 @@ on_both! {
         // came before.
         let ours = block_on(tenant.allocate_on_async(&stream, 3 * G)).unwrap();
         drop(ours);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         waiting.finish().unwrap();
         freed_count.finish().unwrap();
     }

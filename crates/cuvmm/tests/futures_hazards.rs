@@ -84,7 +84,7 @@ fn a_growth_that_waits_for_its_own_work_holds_up_none() {
     let pending = growth.wakings() == 0;
     let plain = Task::waiting(tenant.allocate_async(2 * G));
     let woken = plain.is_woken(WHILE);
-    rig.machine.let_go(D0, stream.as_raw());
+    rig.machine.release_stream(D0, stream.as_raw());
     assert!(pending);
     assert!(woken);
 }
@@ -124,7 +124,7 @@ fn a_growth_over_a_cut_waits_for_the_work_queued_before() {
             stop.store(true, Ordering::SeqCst);
             done
         });
-        rig.machine.let_go(D0, raw);
+        rig.machine.release_stream(D0, raw);
         assert!(done);
     }
 }
@@ -166,9 +166,9 @@ fn news_are_told_beside_memory_that_became_pending() {
     });
     std::thread::sleep(Duration::from_millis(20));
     let after_attempt = freed_count.wakings();
-    rig.machine.let_go(D0, quick.as_raw());
+    rig.machine.release_stream(D0, quick.as_raw());
     let woken = freed_count.is_woken(WHILE);
-    rig.machine.let_go(D0, slow.as_raw());
+    rig.machine.release_stream(D0, slow.as_raw());
     assert_eq!((before, after_attempt), (0, 0), "not woken without news");
     assert!(woken);
 }

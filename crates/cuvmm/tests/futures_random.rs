@@ -165,7 +165,7 @@ fn run(steps: &[Step]) {
                     busy(&rig, &stream, block, 1);
                 }
             }
-            Step::LetGo => rig.machine.let_go(D0, stream.as_raw()),
+            Step::LetGo => rig.machine.release_stream(D0, stream.as_raw()),
             Step::Limit { granules } => drop(pool.set_limit(Limit::Bytes(granules * G))),
             Step::Terms {
                 tenant,
@@ -186,7 +186,7 @@ fn run(steps: &[Step]) {
     }
     // After streams, limits and blocks have been released, each waiting future is served or refused
     // for good.
-    rig.machine.let_go(D0, stream.as_raw());
+    rig.machine.release_stream(D0, stream.as_raw());
     for tenant in &tenants {
         tenant.set_guarantee(0).unwrap();
         tenant.set_limit(u64::MAX).unwrap();

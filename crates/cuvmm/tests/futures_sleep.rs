@@ -116,7 +116,7 @@ on_both! {
         busy(rig, &stream, &block, 7);
         let refused = block_on(tenant.blocks().sleep_async(Contents::Discard)).unwrap_err();
         assert!(matches!(refused, SleepError::Busy { blocks: 1, .. }), "{refused}");
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         let second = rig.second();
         let elsewhere = HostStore::builder(&second).ordinary(2 * G).build().unwrap();
         let refused = block_on(tenant.blocks().sleep_async(Contents::Keep(&elsewhere))).unwrap_err();

@@ -8,7 +8,7 @@ use common::{D0, G, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, ContainerError};
-use cuvmm::sparse::{Bricks, Holes};
+use cuvmm::sparse::{BrickShape, Holes};
 use cuvmm::{SparseArray, SparseGrid, Stream};
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ where
     Machine<B>: Driver,
 {
     let stream = Stream::new(&rig.device).unwrap();
-    let bricks = Bricks::new([edge, count * edge], [edge, edge]).unwrap();
+    let bricks = BrickShape::new([edge, count * edge], [edge, edge]).unwrap();
     SparseGrid::new(&rig.device, &stream, bricks).unwrap()
 }
 
@@ -65,7 +65,7 @@ on_both! {
         // Bricks of three quarters of a granule: 0 and 1, and 2 and 3, share a tile, and 1 and 2
         // cross tiles.
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([4 * 3 * PER_GRANULE / 4], [3 * PER_GRANULE / 4]).unwrap();
+        let bricks = BrickShape::new([4 * 3 * PER_GRANULE / 4], [3 * PER_GRANULE / 4]).unwrap();
         let builder = SparseGrid::<u32, 1>::builder(&rig.device, &stream, bricks);
         let mut grid = builder.tile_bytes(G).reserve().unwrap();
         assert_eq!(grid.stats().tiles, 3);
@@ -126,7 +126,7 @@ on_both! {
         assert_eq!(grid.purge().unwrap(), 0);
         let seen = grid.read_brick([0, 0], &mut filled(&grid, 1), Holes::Refuse);
         rig.machine.release_all_streams(D0);
-        assert!(matches!(seen, Err(ContainerError::Uncommitted { .. })));
+        assert!(matches!(seen, Err(ContainerError::Brick { brick, .. }) if brick == [0, 0]));
         assert_eq!(grid.purge().unwrap(), G);
         assert!(rig.device.lost().is_none());
     }
@@ -156,11 +156,14 @@ on_both! {
         assert_eq!(grid.write_brick([0, 1], &long).unwrap_err(), most.into());
         assert_eq!(grid.write_brick([0, 1], &few).unwrap_err(), short);
         assert_eq!(grid.read_brick([0, 1], &mut [0; 3], Holes::AsZero).unwrap_err(), short);
-        let absent = grid.write_brick([0, 0], &filled(&grid, 1));
-        assert!(matches!(absent, Err(ContainerError::Uncommitted { first: 0, .. })));
+        let absent = ContainerError::Uncommitted { range: 2 * HALF * HALF..3 * HALF * HALF, first: 2 * HALF * HALF };
+        let absent = ContainerError::Brick { brick: vec![0, 2], cause: Box::new(absent) };
+        assert_eq!(grid.write_brick([0, 2], &filled(&grid, 1)).unwrap_err(), absent);
+        assert_eq!(grid.read_brick([0, 2], &mut filled(&grid, 1), Holes::Refuse).unwrap_err(), absent);
+        assert!(absent.to_string().starts_with("brick [0, 2]: of elements 524288..786432"), "{absent}");
         assert!(matches!(grid.record_use(&stranger), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         assert_eq!((rig.faults.total(), grid.stats()), (0, before));
-        let huge = Bricks::new([usize::MAX / 2], [1]).unwrap();
+        let huge = BrickShape::new([usize::MAX / 2], [1]).unwrap();
         let refused = SparseGrid::<u32, 1>::new(&rig.device, grid.home_stream(), huge);
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Overflow { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
         let refused = SparseGrid::<(), 1>::new(&rig.device, grid.home_stream(), huge);
@@ -190,9 +193,32 @@ on_both! {
         }
     }
 
+    fn an_error_names_the_brick(rig) {
+        let mut grid = row(rig, 6, HALF);
+        grid.commit_brick([0, 0]).unwrap();
+        grid.write_brick([0, 0], &filled(&grid, 7)).unwrap();
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let refused = |error: ContainerError, brick: usize, short: bool| {
+            assert!(matches!(&error, ContainerError::Brick { brick: at, .. } if *at == [0, brick]), "{error}");
+            assert!(error.to_string().starts_with(&format!("brick [0, {brick}]: ")), "{error}");
+            assert_eq!((error.call().is_some(), error.is_out_of_memory()), (true, short), "{error}");
+        };
+        rig.faults.arm(common::nth_of(1, code, &[Call::MemCreate]));
+        refused(grid.commit_brick([0, 5]).unwrap_err(), 5, true);
+        rig.faults.arm(common::nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemcpyHtoDAsync]));
+        let elements = filled(&grid, 8);
+        refused(grid.write_brick([0, 0], &elements).unwrap_err(), 0, false);
+        rig.faults.arm(common::nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemcpyDtoHAsync]));
+        let mut seen = filled(&grid, 0);
+        refused(grid.read_brick([0, 0], &mut seen, Holes::Refuse).unwrap_err(), 0, false);
+        rig.faults.arm(common::nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemUnmap]));
+        refused(grid.decommit_brick([0, 0]).unwrap_err(), 0, false);
+        rig.faults.disarm();
+    }
+
     fn bricks_larger_than_a_granule_are_tiles(rig) {
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([3, 2048, 2048], [1, 2048, 1024]).unwrap();
+        let bricks = BrickShape::new([3, 2048, 2048], [1, 2048, 1024]).unwrap();
         let mut grid = SparseGrid::<u32, 3>::new(&rig.device, &stream, bricks).unwrap();
         assert_eq!((grid.stats().tile_bytes, grid.stats().tiles), (4 * G, 6));
         grid.commit_brick([1, 0, 1]).unwrap();
@@ -262,7 +288,7 @@ proptest! {
     fn it_holds_what_a_table_of_bricks_would(steps in prop::collection::vec(step(), 1..40)) {
         let rig = common::host();
         let stream = Stream::new(&rig.device).unwrap();
-        let bricks = Bricks::new([3 * BRICK[0] - 1, 5 * BRICK[1] - 2], BRICK).unwrap();
+        let bricks = BrickShape::new([3 * BRICK[0] - 1, 5 * BRICK[1] - 2], BRICK).unwrap();
         let builder = SparseGrid::<u32, 2>::builder(&rig.device, &stream, bricks);
         let mut grid = builder.tile_bytes(G).reserve().unwrap();
         let mut known: Vec<Option<u32>> = vec![None; 15];

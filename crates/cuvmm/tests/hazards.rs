@@ -24,7 +24,7 @@ fn close_under_work(rig: &Rig<Nothing>) {
         // SAFETY: the model has no memory.
         unsafe { rig.machine.set_access(block.address(), G, &[access]) }.unwrap();
     }
-    rig.machine.let_go(D0, stream.as_raw());
+    rig.machine.release_stream(D0, stream.as_raw());
 }
 
 #[test]

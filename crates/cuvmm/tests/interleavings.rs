@@ -118,8 +118,8 @@ where
         self.rig.machine.hold(D0, stream.as_raw());
     }
 
-    fn let_go(&self, stream: &Stream) {
-        self.rig.machine.let_go(D0, stream.as_raw());
+    fn release(&self, stream: &Stream) {
+        self.rig.machine.release_stream(D0, stream.as_raw());
     }
 
     fn tenant(&self, name: &str) -> Tenant {
@@ -245,7 +245,7 @@ fn another_tenant_takes_everything_back() {
                             scene.launch(&block, &stream);
                         }
                     }
-                    scene.let_go(&stream);
+                    scene.release(&stream);
                 });
             }
             scope.spawn(|| {
@@ -324,7 +324,7 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
                 second.record_use(&other).unwrap();
                 ending.store(true, Ordering::SeqCst);
                 drop(second);
-                scene.let_go(&other);
+                scene.release(&other);
             });
             scope.spawn(|| {
                 drop(block);
@@ -334,7 +334,7 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
                     assert!(!leased || next.address() != address, "reused under a lease");
                     scene.launch(&next, &home);
                 }
-                scene.let_go(&home);
+                scene.release(&home);
             });
             scope.spawn(|| {
                 for granules in [4, 2, 4, 2] {
@@ -376,7 +376,7 @@ fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
                     lease.record_use(&other).unwrap();
                     drop(lease);
                     yield_now();
-                    scene.let_go(&other);
+                    scene.release(&other);
                 });
                 scope.spawn(|| {
                     block.shrink_to(G).unwrap();
@@ -716,7 +716,7 @@ fn blocks_are_used_while_a_compaction_moves_their_memory() {
                 drop(lease);
                 // The queued work keeps the block in place from here on.
                 yield_now();
-                scene.let_go(&streams[0]);
+                scene.release(&streams[0]);
                 verified(&one, 0x0101_0101_0101_0101);
             });
             scope.spawn(|| {
@@ -931,7 +931,7 @@ fn blocks_are_retired_in_turn(scene: &Scene<Nothing>) {
                         drop(lease);
                     }
                 }
-                scene.let_go(&stream);
+                scene.release(&stream);
             });
         }
         scope.spawn(|| {

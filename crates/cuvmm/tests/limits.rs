@@ -61,7 +61,7 @@ on_both! {
         drop(block);
         let change = pool.set_limit(bytes(3)).unwrap();
         assert_eq!((change.taken_back, change.excess), (0, 3 * G));
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         assert_eq!(pool.stats().committed, 6 * G, "no operation has trimmed the pool");
         drop(other);
         let stats = pool.stats();
@@ -194,7 +194,7 @@ on_both! {
         assert!(a.block(6 * G).home_stream(&stream).try_allocate().is_err());
         let small = a.block(2 * G).capacity(6 * G).home_stream(&stream);
         drop(small.try_allocate().unwrap());
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         a.set_limit(8 * G).unwrap();
         let mut block = a.block(6 * G).home_stream(&stream).try_allocate().unwrap();
         block.shrink_to(G).unwrap();
@@ -203,7 +203,7 @@ on_both! {
         a.set_limit(2 * G).unwrap();
         assert!(block.try_grow_to(6 * G).is_err());
         block.try_grow_to(2 * G).unwrap();
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         drop(block);
     }
 
@@ -239,7 +239,7 @@ on_both! {
         busy(rig, &stream, &block, 7);
         drop(block);
         assert_eq!(pool.set_limit(bytes(2)).unwrap().excess, 4 * G);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         assert!(b.try_allocate(4 * G).is_err());
         assert_eq!(rig.machine.live().physical_bytes, 2 * G);
         drop(kept);
@@ -365,7 +365,7 @@ fn the_mapper_keeps_to_a_lowered_limit_where_no_operation_comes_by() {
     drop(block);
     let change = pool.set_limit(bytes(1)).unwrap();
     assert_eq!((change.taken_back, change.excess), (0, 3 * G));
-    rig.machine.let_go(D0, stream.as_raw());
+    rig.machine.release_stream(D0, stream.as_raw());
     common::until(&pool, "the limit to be met", || {
         let stats = pool.stats();
         stats.committed + stats.free <= G

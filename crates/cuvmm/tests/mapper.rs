@@ -130,7 +130,7 @@ on_both! {
         tenant.unregister();
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(pool.stats().pending_free, 16 * G, "a kernel may still write there");
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         until(&pool, "the tenant to be gone", || pool.stats().tenants.is_empty());
         assert_eq!((pool.stats().committed, pool.stats().free), (0, 16 * G));
     }

@@ -232,7 +232,7 @@ on_both! {
         let everything = Event::new(&rig.device).unwrap();
         everything.record_all().unwrap();
         assert!(!everything.is_complete().unwrap());
-        rig.machine.let_go(common::D0, one.as_raw());
+        rig.machine.release_stream(common::D0, one.as_raw());
         assert!(one.is_done().unwrap() && two.is_done().unwrap());
         assert!(event.is_complete().unwrap() && everything.is_complete().unwrap());
     }

@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{D0, G, Rig, pool};
 use cuvmm::driver::Driver;
@@ -265,6 +265,25 @@ on_both! {
         assert_eq!(*asked.lock().unwrap(), [1]);
         assert!(other.was_asked().is_empty());
         drop(had);
+    }
+
+    fn a_hook_is_told_whether_and_until_when_the_request_waits(rig) {
+        let pool = pool(rig, 4);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let terms = || {
+            let asked = std::mem::take(&mut *giver.asked.lock().unwrap());
+            asked.iter().map(|one| (one.waits, one.deadline)).collect::<Vec<_>>()
+        };
+        let held = tenant.allocate(G).unwrap();
+        assert_eq!(terms(), [(false, None)]);
+        let timeout = Duration::from_secs(600);
+        let soonest = Instant::now() + timeout;
+        drop((tenant.block(G).timeout(timeout).allocate().unwrap(), held));
+        let terms = terms();
+        assert!(matches!(terms[..], [(true, Some(deadline))] if deadline >= soonest), "{terms:?}");
+        giver.blocks.lock().unwrap().clear();
     }
 
     fn in_a_hook_nothing_waits_and_no_hook_is_called(rig) {

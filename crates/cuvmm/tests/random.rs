@@ -543,7 +543,9 @@ where
             }
             Step::LetGo { stream } => {
                 self.held[stream] = false;
-                self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+                self.rig
+                    .machine
+                    .release_stream(D0, self.streams[stream].as_raw());
             }
             Step::Trim { keep } => match self.pool.trim(keep * G) {
                 Ok(_) => {}
@@ -778,7 +780,9 @@ where
 
     fn run_stream(&mut self, stream: usize) {
         self.held[stream] = false;
-        self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+        self.rig
+            .machine
+            .release_stream(D0, self.streams[stream].as_raw());
     }
 }
 
@@ -1186,7 +1190,7 @@ where
                 }
             }
             RegionStep::Hold => rig.machine.hold(D0, stream.as_raw()),
-            RegionStep::LetGo => rig.machine.let_go(D0, stream.as_raw()),
+            RegionStep::LetGo => rig.machine.release_stream(D0, stream.as_raw()),
         }
         let expected = committed.iter().flatten().count() as u64 * G;
         assert_eq!(region.committed(), expected);

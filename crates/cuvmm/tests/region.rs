@@ -86,7 +86,7 @@ on_both! {
         assert_eq!((region.committed(), region.pending_free(), region.held()), (0, 4 * G, 4 * G));
         assert_eq!(region.purge().unwrap(), 0, "the kernel has not run");
         assert_eq!(rig.machine.live().mappings, 1);
-        rig.machine.let_go(D0, stream.as_raw());
+        rig.machine.release_stream(D0, stream.as_raw());
         assert_eq!(region.purge().unwrap(), 4 * G);
         assert_eq!((region.pending_free(), region.held(), rig.machine.live().mappings), (0, 0, 0));
         stream.synchronize().unwrap();

@@ -208,7 +208,7 @@ on_both! {
             scope.spawn(|| drop(one));
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(rig.machine.live().mappings, 3, "the release waits for the work");
-            rig.machine.let_go(D0, stream.as_raw());
+            rig.machine.release_stream(D0, stream.as_raw());
         });
         assert_eq!(rig.faults.count(Call::CtxSynchronize), 1);
         assert_eq!(rig.faults.count(Call::MemUnmap), 1, "extents of the other registration stay");
@@ -322,7 +322,7 @@ on_both! {
         registration.record_use(&other).unwrap();
         drop(registration);
         assert_eq!(pool.trim(0).unwrap(), 0, "the other stream's work is pending");
-        rig.machine.let_go(D0, other.as_raw());
+        rig.machine.release_stream(D0, other.as_raw());
         assert_eq!(pool.trim(0).unwrap(), 8 * G);
         // A region records no streams: its owner names them. A stream of another driver is refused.
         let mut region = Region::reserve(&rig.device, G).unwrap();

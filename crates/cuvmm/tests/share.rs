@@ -316,6 +316,12 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
         bytes
     };
     assert_eq!((first.version(), bytes(&first)), (1, b"first".to_vec()));
+    assert_eq!(first.view::<u8>("weight").unwrap().len(), 5);
+    let other = first.view::<i8>("weight").unwrap_err();
+    assert!(
+        matches!(other, ShareError::ElementType { wanted: "i8", .. }),
+        "{other}"
+    );
     let listed = &subscriber.list().unwrap().publications[0];
     assert_eq!((listed.held, listed.version, listed.tensors), (2 * G, 1, 1));
     let soon = Duration::from_millis(20);

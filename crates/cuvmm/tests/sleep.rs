@@ -203,7 +203,7 @@ on_both! {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                rig.machine.let_go(D0, stream.as_raw());
+                rig.machine.release_stream(D0, stream.as_raw());
             });
             let patient = tenant.blocks().timeout(Duration::from_secs(60));
             assert_eq!(patient.sleep(Contents::Keep(&store)).unwrap().blocks, 2);

@@ -175,7 +175,9 @@ where
             }
             Step::Launch(index, held) => self.launch(index, held),
             Step::LetGo(stream) => {
-                self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+                self.rig
+                    .machine
+                    .release_stream(D0, self.streams[stream].as_raw());
                 self.held[stream] = false;
             }
             Step::Sleep {

@@ -345,7 +345,7 @@ on_both! {
         drop(buffer.device_read(&three).unwrap());
         launch_reader(rig, &three);
         assert!(!three.is_done().unwrap(), "a reader overtook a writer");
-        rig.machine.let_go(D0, one.as_raw());
+        rig.machine.release_stream(D0, one.as_raw());
         assert!(three.is_done().unwrap());
         if rig.keeps_bytes() {
             assert!(buffer.host().unwrap().iter().all(|&number| number == word(2)));
@@ -360,9 +360,9 @@ on_both! {
         let access = buffer.device_mut(&three).unwrap();
         launch(rig, &access, 3);
         drop(access);
-        rig.machine.let_go(D0, one.as_raw());
+        rig.machine.release_stream(D0, one.as_raw());
         assert!(!three.is_done().unwrap(), "one reader is pending");
-        rig.machine.let_go(D0, two.as_raw());
+        rig.machine.release_stream(D0, two.as_raw());
         assert!(three.is_done().unwrap());
     }
 
@@ -487,7 +487,7 @@ on_both! {
         drop(access);
         buffer.prefetch(.., PageLocation::Host, &two).unwrap();
         assert!(!two.is_done().unwrap(), "pages were moved before the write");
-        rig.machine.let_go(D0, one.as_raw());
+        rig.machine.release_stream(D0, one.as_raw());
         rig.machine.hold(D0, two.as_raw());
         buffer.prefetch(.., PageLocation::Host, &two).unwrap();
         drop(buffer.host().unwrap());

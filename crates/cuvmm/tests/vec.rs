@@ -153,7 +153,7 @@ on_both! {
         vec.truncate(1);
         assert_eq!(vec.capacity(), 16 * PER_GRANULE, "truncating keeps the memory");
         assert_eq!(vec.shrink_to_fit().unwrap(), 0, "a kernel may still write there");
-        rig.machine.let_go(D0, user.as_raw());
+        rig.machine.release_stream(D0, user.as_raw());
         let kept = vec.held();
         let given = vec.shrink_to_fit().unwrap();
         assert_eq!(given + vec.held(), kept);
@@ -176,7 +176,7 @@ on_both! {
         rig.machine.queue_kernel(D0, theirs.as_raw(), vec![], writes).unwrap();
         vec.clear();
         let early = vec.shrink_to_fit();
-        rig.machine.let_go(D0, theirs.as_raw());
+        rig.machine.release_stream(D0, theirs.as_raw());
         assert_eq!(early.unwrap(), 0);
         assert!(vec.shrink_to_fit().unwrap() >= 16 * G);
         assert!(rig.device.lost().is_none());

@@ -50,7 +50,7 @@ extern "C" fn fakecuda_hold(stream: CUstream, held: bool) -> CUresult {
         if held {
             driver()?.hold(device, stream);
         } else {
-            driver()?.let_go(device, stream);
+            driver()?.release_stream(device, stream);
         }
         Ok(())
     })

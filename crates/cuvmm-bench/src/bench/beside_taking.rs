@@ -23,7 +23,7 @@ const TENANTS: u64 = 16;
 /// Timeout that covers the wait for the previous tenants' fences.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-const FLOOR: &str = "the same while no tenant takes memory back";
+const BASELINE: &str = "the same while no tenant takes memory back";
 
 /// Measures taking and ending a lease, and allocating cached memory that no stream cache holds,
 /// while another thread reclaims the cached memory of 16 tenants in extents of 2 MiB.
@@ -45,10 +45,10 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         .collect::<anyhow::Result<Vec<_>>>()?;
     let stream = Stream::new(&device)?;
     let (mut leases, mut allocations) = (Samples::default(), Samples::default());
-    let (mut lease_floors, mut allocation_floors) = (Samples::default(), Samples::default());
+    let (mut lease_baselines, mut allocation_baselines) = (Samples::default(), Samples::default());
     for _ in 0..stage.times(20_000, 200) {
-        lease_floors.add(lease(&own, &stream)?);
-        allocation_floors.add(allocate(&own, &stream)?);
+        lease_baselines.add(lease(&own, &stream)?);
+        allocation_baselines.add(allocate(&own, &stream)?);
     }
     for turn in 0..stage.times(6, 2) {
         for tenant in &others {
@@ -76,11 +76,11 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         drop(taken);
         stream.synchronize()?;
     }
-    for (name, ours, floors) in [
-        (LEASE, &leases, &lease_floors),
-        (ALLOCATE, &allocations, &allocation_floors),
+    for (name, ours, baselines) in [
+        (LEASE, &leases, &lease_baselines),
+        (ALLOCATE, &allocations, &allocation_baselines),
     ] {
-        report.add(Row::new(name, ours, FLOOR, floors).count("p999_ns", ours.per_mille(999)));
+        report.add(Row::new(name, ours, BASELINE, baselines).count("p999_ns", ours.per_mille(999)));
     }
     Ok(())
 }

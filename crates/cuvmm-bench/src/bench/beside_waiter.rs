@@ -18,7 +18,7 @@ pub(super) const NAME: &str = "lease_beside_waiter";
 /// Freed blocks whose fences are incomplete.
 const PENDING: u64 = 512;
 
-const FLOOR: &str = "the same while no thread waits";
+const BASELINE: &str = "the same while no thread waits";
 
 /// Time that the waiter waits. The device uses the freed blocks for twice as long.
 const WHILE: Duration = Duration::from_millis(200);
@@ -36,9 +36,9 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let other = pool.tenant("B").register()?;
     let stream = Stream::new(&stage.device)?;
     let leased = other.block(PAGE).try_allocate()?;
-    let mut floors = Samples::default();
+    let mut baselines = Samples::default();
     for _ in 0..stage.times(20_000, 500) {
-        floors.add(lease(&leased)?);
+        baselines.add(lease(&leased)?);
     }
     let blocks = (0..PENDING)
         .map(|_| Ok(tenant.block(PAGE).home_stream(&stream).try_allocate()?))
@@ -65,7 +65,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let calls = stage.device.calls().total() - calls;
     stage.device.synchronize()?;
     report.add(
-        Row::new(NAME, &ours, FLOOR, &floors)
+        Row::new(NAME, &ours, BASELINE, &baselines)
             .count("pending_blocks", PENDING as f64)
             .count("driver_calls", calls as f64)
             .note(busy.said()),

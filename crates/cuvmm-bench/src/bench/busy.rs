@@ -161,7 +161,7 @@ impl<B: Backing> Holds for Machine<B> {
         if yes {
             self.hold(device, stream.as_raw());
         } else {
-            self.let_go(device, stream.as_raw());
+            self.release_stream(device, stream.as_raw());
         }
     }
 

@@ -87,13 +87,13 @@ pub(super) fn measure(
         Ok(took)
     };
     let pairs = stage.times(30, 3);
-    let mut add = |name: &str, floor: &str, samples| {
-        let (ours, floors) = samples;
-        let row = Row::new(name, &ours, floor, &floors).note(stage.watch.note());
+    let mut add = |name: &str, baseline: &str, samples| {
+        let (ours, baselines) = samples;
+        let row = Row::new(name, &ours, baseline, &baselines).note(stage.watch.note());
         report.add(row.count("extents", extents.len() as f64));
     };
     if wanted.has(&name) {
-        let (floor, theirs) = floor(size, &extents);
+        let (baseline, theirs) = baseline(size, &extents);
         let by_hand = || by_hand(&theirs);
         // The driver is still busy with a large release at the next create, so each side has to
         // follow a release of its own.
@@ -102,7 +102,7 @@ pub(super) fn measure(
         } else {
             alternate(pairs, ours, by_hand)?
         };
-        add(&name, floor, samples);
+        add(&name, baseline, samples);
     }
     let rival = |rival: &str| {
         let name = format!("{name}_vs_{rival}");
@@ -155,7 +155,7 @@ pub(super) fn measure(
 
 /// Returns the baseline of a commit: one physical up to 1 GiB, the default largest extent of a
 /// pool, and the same extents above that.
-pub(super) fn floor(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
+pub(super) fn baseline(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
     if size <= GIB {
         (ONE_PHYSICAL, vec![size])
     } else {

@@ -122,27 +122,31 @@ pub(super) fn measure(
     };
     let fills = name(word);
     if wanted.has(&fills) {
-        let (ours, floors) = growth.turns(|| growth.pushed(), || growth.filled())?;
-        report.add(growth.row(fills, FILLS, &ours, &floors));
+        let (ours, baselines) = growth.turns(|| growth.pushed(), || growth.filled())?;
+        report.add(growth.row(fills, FILLS, &ours, &baselines));
     }
     let doubling = against(word, "alloc_copy_free");
     if wanted.has(&doubling) {
-        let (ours, floors) = growth.turns(|| growth.pushed(), || growth.doubled())?;
+        let (ours, baselines) = growth.turns(|| growth.pushed(), || growth.doubled())?;
         let row = match growth.end.get() {
-            None => growth.row(doubling, DOUBLING, &ours, &floors),
+            None => growth.row(doubling, DOUBLING, &ours, &baselines),
             // The time of an unfinished run is not a baseline.
             Some(end) => growth
                 .row(doubling, DOUBLING, &ours, &Samples::default())
                 .note(NO_ROOM)
-                .count("floor_held_mib", in_mib(end.held))
-                .count("floor_wanted_mib", in_mib(end.wanted)),
+                .count("baseline_held_mib", in_mib(end.held))
+                .count("baseline_wanted_mib", in_mib(end.wanted)),
         };
         report.add(row);
     }
     let reserved = against(word, "reserved");
     if wanted.has(&reserved) {
-        let (ours, floors) = growth.turns(|| growth.reserved(), || growth.allocated())?;
-        report.add(growth.row(reserved, AT_ONCE, &ours, &floors).note(RESERVED));
+        let (ours, baselines) = growth.turns(|| growth.reserved(), || growth.allocated())?;
+        report.add(
+            growth
+                .row(reserved, AT_ONCE, &ours, &baselines)
+                .note(RESERVED),
+        );
     }
     Ok(())
 }
@@ -179,9 +183,9 @@ impl Growth<'_> {
         }
     }
 
-    fn row(&self, name: String, floor: &str, ours: &Samples, floors: &Samples) -> Row {
+    fn row(&self, name: String, baseline: &str, ours: &Samples, baselines: &Samples) -> Row {
         let (extents, calls) = self.calls.get();
-        Row::new(name, ours, floor, floors)
+        Row::new(name, ours, baseline, baselines)
             .note(self.stage.watch.note())
             .count("mib", in_mib(self.size))
             .count("extents", extents as f64)

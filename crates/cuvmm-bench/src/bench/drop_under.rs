@@ -16,7 +16,7 @@ pub(super) const NAME: &str = "drop_under_kernel";
 
 const SIZE: u64 = 256 * MIB;
 
-const FLOOR: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
+const BASELINE: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
 
 /// Time for which the device uses the block.
 const WHILE: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let pool = stage.pool(SIZE, Scrub::Never)?;
     let stream = Stream::new(&stage.device)?;
     let mut ours = Samples::default();
-    let mut floors = Samples::default();
+    let mut baselines = Samples::default();
     let mut early = 0;
     for _ in 0..stage.times(10, 2) {
         let tenant = pool.tenant("A").register()?;
@@ -51,9 +51,9 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
 
         let plain = stage.hand.plain(SIZE)?;
         let freed = || Ok(wall(|| plain.free())?.0);
-        floors.add(busy.meanwhile(&stream, WHILE, freed)?);
+        baselines.add(busy.meanwhile(&stream, WHILE, freed)?);
     }
-    let row = Row::new(NAME, &ours, FLOOR, &floors)
+    let row = Row::new(NAME, &ours, BASELINE, &baselines)
         .count("handed_on_early", early.into())
         .note(busy.said());
     report.add(row);

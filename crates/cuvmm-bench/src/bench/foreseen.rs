@@ -109,8 +109,8 @@ impl Measured {
     ) -> anyhow::Result<Row> {
         let by = |costs: &Costs| take(&Expecting::new(stage, costs)?);
         let expected = by(costs)?;
-        let floors = [expected].into_iter().collect();
-        let row = Row::new(self.name.clone(), &self.samples, EXPECTED, &floors);
+        let baselines = [expected].into_iter().collect();
+        let row = Row::new(self.name.clone(), &self.samples, EXPECTED, &baselines);
         let row = row.note(stage.watch.note());
         let Some((low, high)) = costs.range() else {
             return Ok(row);

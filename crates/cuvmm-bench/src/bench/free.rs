@@ -11,7 +11,7 @@ use cuvmm_cli::watch::wall;
 
 pub(super) const NAME: &str = "free_1GiB";
 
-const FLOOR: &str = "giving one physical back by hand: unmap, release, address free";
+const BASELINE: &str = "giving one physical back by hand: unmap, release, address free";
 
 /// Measures dropping a block of 1 GiB with a home stream.
 ///
@@ -23,7 +23,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let tenant = pool.tenant("tenant").register()?;
     let stream = Stream::new(&stage.device)?;
     let mut ours = Samples::default();
-    let mut floors = Samples::default();
+    let mut baselines = Samples::default();
     // Freeing by hand takes much longer, so it is measured less often.
     for _ in 0..stage.times(50, 2) {
         for _ in 0..20 {
@@ -36,9 +36,9 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         }
         let range = stage.hand.commit(&[GIB])?;
         let (took, ()) = stage.watch.time(|| range.give_back())?;
-        floors.add(took);
+        baselines.add(took);
     }
-    let row = Row::new(NAME, &ours, FLOOR, &floors);
+    let row = Row::new(NAME, &ours, BASELINE, &baselines);
     report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())
 }

@@ -87,10 +87,10 @@ pub(super) fn measure(
         (granted, OWN, own),
         (revoked, TAKEN, taken),
     ];
-    for (name, (ours, floor, floors)) in names(word).into_iter().zip(rows) {
+    for (name, (ours, baseline, baselines)) in names(word).into_iter().zip(rows) {
         if wanted.has(&name) {
-            let note = (floor == TAKEN).then_some(WAITS);
-            let row = Row::new(name, ours, floor, floors).note(note);
+            let note = (baseline == TAKEN).then_some(WAITS);
+            let row = Row::new(name, ours, baseline, baselines).note(note);
             report.add(row.note(stage.watch.note()));
         }
     }

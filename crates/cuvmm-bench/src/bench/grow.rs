@@ -65,9 +65,9 @@ fn measure(
         range.give_back()?;
         Ok(took)
     };
-    let (ours, floors) = alternate(pairs, ours, by_hand)?;
+    let (ours, baselines) = alternate(pairs, ours, by_hand)?;
     let (extents, calls) = last.unwrap_or_default();
-    let row = Row::new(name, &ours, PAGES, &floors)
+    let row = Row::new(name, &ours, PAGES, &baselines)
         .count("extents", extents as f64)
         .count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note()));

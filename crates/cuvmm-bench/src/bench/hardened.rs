@@ -25,7 +25,7 @@ const ROOM: u64 = 8;
 /// Timeout for an allocation that has to wait for a fill.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-const FLOOR: &str = "the same in a plain pool";
+const BASELINE: &str = "the same in a plain pool";
 
 const NOTE: &str = "each figure is the mean of a batch of 16";
 
@@ -112,10 +112,10 @@ pub(super) fn pairs(
     hardened.pairs(size)?;
     let before = hardened.calls();
     let times = stage.times(500, 3);
-    let (ours, floors) = alternate(times, || hardened.pairs(size), || plain.pairs(size))?;
+    let (ours, baselines) = alternate(times, || hardened.pairs(size), || plain.pairs(size))?;
     let pairs = (times + 1) * BATCH;
     let calls = (hardened.calls() - before) as f64 / pairs as f64;
-    let row = Row::new(name(word), &ours, FLOOR, &floors).count("driver_calls_a_pair", calls);
+    let row = Row::new(name(word), &ours, BASELINE, &baselines).count("driver_calls_a_pair", calls);
     report.add(row.note(NOTE));
     Ok(())
 }
@@ -130,9 +130,9 @@ pub(super) fn growth(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let [hardened, plain] = Side::both(stage, GIB)?;
     let times = stage.times(20, 2);
     let before = [hardened.calls(), plain.calls()];
-    let (ours, floors) = alternate(times, || hardened.growth(), || plain.growth())?;
+    let (ours, baselines) = alternate(times, || hardened.growth(), || plain.growth())?;
     let each = |side: &Side, before| (side.calls() - before) as f64 / (times + 1) as f64;
-    let row = Row::new(GROWTH, &ours, FLOOR, &floors)
+    let row = Row::new(GROWTH, &ours, BASELINE, &baselines)
         .count("driver_calls", each(&hardened, before[0]))
         .count("driver_calls_of_the_plain_pool", each(&plain, before[1]));
     report.add(row);

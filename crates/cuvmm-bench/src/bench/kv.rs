@@ -37,7 +37,7 @@ const A_SECOND: u32 = 100;
 /// Warm-up steps that are not counted: the mapper has to observe that the sequences grow.
 const BEFORE: usize = 32;
 
-const FLOOR: &str = "a 2 MiB page by hand: create, map, set_access";
+const BASELINE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 /// Returns a prompt length of 400 to 911 tokens that varies by index.
 fn prompt(index: u64) -> u64 {
@@ -90,7 +90,7 @@ pub(super) fn step(
     drop(cache);
     drop(tenant);
     mapped.stop();
-    let row = Row::new(name, &ours, FLOOR, &pages(stage)?)
+    let row = Row::new(name, &ours, BASELINE, &pages(stage)?)
         .count("sequences", count as f64)
         .count("driver_calls_on_this_thread", calls as f64)
         .count("held_by_live", stats.held as f64 / stats.live as f64);
@@ -124,7 +124,7 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         ours.add(took);
     }
     let calls = pool.calls().total() - before;
-    let row = Row::new(CREATE, &ours, FLOOR, &pages(stage)?).count("driver_calls", calls as f64);
+    let row = Row::new(CREATE, &ours, BASELINE, &pages(stage)?).count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())
 }
@@ -132,10 +132,10 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
 /// Times 2 MiB pages appended to a range by hand.
 fn pages(stage: &Stage) -> anyhow::Result<Samples> {
     let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
-    let mut floors = Samples::default();
+    let mut baselines = Samples::default();
     for _ in 0..GIB / PAGE {
-        floors.add(stage.watch.time(|| range.append(PAGE))?.0);
+        baselines.add(stage.watch.time(|| range.append(PAGE))?.0);
     }
     range.give_back()?;
-    Ok(floors)
+    Ok(baselines)
 }

@@ -98,14 +98,14 @@ fn forks(stage: &Stage, name: &'static str, report: &mut Report) -> anyhow::Resu
         to.give_back()?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(100, 3), ours, by_hand)?;
+    let (ours, baselines) = alternate(stage.times(100, 3), ours, by_hand)?;
     from.give_back()?;
     for _ in 0..FORKS {
         cache.fork(prompt, tokens)?;
     }
     let (held, mappings) = (cache.stats().held, pool.stats().mappings);
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
-    let row = Row::new(name, &ours, COPY, &floors)
+    let row = Row::new(name, &ours, COPY, &baselines)
         .count("mib", mib(size))
         .count("driver_calls", calls as f64)
         .count("free_p50_ns", frees.median())

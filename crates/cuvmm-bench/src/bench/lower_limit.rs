@@ -56,11 +56,11 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         Ok(took)
     };
     let times = stage.times(30, 2);
-    let (ours, floors) = alternate(times, ours, by_hand)?;
+    let (ours, baselines) = alternate(times, ours, by_hand)?;
     let calls = pool.calls().since(&before);
     let each = |call| calls.count(call) as f64 / (times + 1) as f64;
-    let floor = "as many extents by hand: one unmap, and a release of each";
-    let row = Row::new(NAME, &ours, floor, &floors)
+    let baseline = "as many extents by hand: one unmap, and a release of each";
+    let row = Row::new(NAME, &ours, baseline, &baselines)
         .count("extents", extents.len() as f64)
         .count("unmaps", each(Call::MemUnmap))
         .count("releases", each(Call::MemRelease));

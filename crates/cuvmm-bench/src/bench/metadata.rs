@@ -18,7 +18,7 @@ use crate::heap::kept_by;
 
 pub(super) const NAME: &str = "metadata";
 
-const FLOOR: &str = "the 2 MiB of a block; all figures are bytes for a block";
+const BASELINE: &str = "the 2 MiB of a block; all figures are bytes for a block";
 
 const NOTE: &str = "counted by the allocator, on a model driver of its own";
 
@@ -53,8 +53,8 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     ensure!(mapped == bytes, "{mapped} bytes were mapped for {bytes}");
     let each = |bytes: i64| bytes as f64 / count as f64;
     let ours: Samples = [each(both - theirs)].into_iter().collect();
-    let floor: Samples = [PAGE as f64].into_iter().collect();
-    let mut row = Row::new(NAME, &ours, FLOOR, &floor).in_bytes();
+    let baseline: Samples = [PAGE as f64].into_iter().collect();
+    let mut row = Row::new(NAME, &ours, BASELINE, &baseline).in_bytes();
     row.n = count;
     report.add(row.note(NOTE).count("model_bytes_each", each(theirs)));
     Ok(())

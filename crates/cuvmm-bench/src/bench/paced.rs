@@ -20,7 +20,7 @@ const BEFORE: u64 = 64 * MIB;
 
 const A_SECOND: u64 = GIB;
 
-const FLOOR: &str = "a 2 MiB page by hand: create, map, set_access";
+const BASELINE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 /// Measures each step after the first 64 MiB, at 1 GiB per second. The thread spins between steps,
 /// in place of a program that has other work.
@@ -56,13 +56,13 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     drop(tenant);
     mapped.stop();
     let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
-    let mut floors = Samples::default();
+    let mut baselines = Samples::default();
     for _ in 0..GIB / PAGE {
-        floors.add(stage.watch.time(|| range.append(PAGE))?.0);
+        baselines.add(stage.watch.time(|| range.append(PAGE))?.0);
     }
     range.give_back()?;
-    let row =
-        Row::new(NAME, &ours, FLOOR, &floors).count("driver_calls_on_this_thread", calls as f64);
+    let row = Row::new(NAME, &ours, BASELINE, &baselines)
+        .count("driver_calls_on_this_thread", calls as f64);
     report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())
 }

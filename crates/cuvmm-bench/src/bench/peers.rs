@@ -184,22 +184,22 @@ fn rows(
         (against_once(name), &ways.once, ONCE, HALF),
         (against_plain(name), &ways.plain, PLAIN, NOT_ENABLED),
     ];
-    for (name, rival, floor, note) in rivals {
+    for (name, rival, baseline, note) in rivals {
         if !wanted.has(&name) {
             continue;
         }
         match rival.time(stage, stream) {
             Ok(_) => {
-                let (ours, floors) = alternate(
+                let (ours, baselines) = alternate(
                     pairs,
                     || ways.ours.time(stage, stream),
                     || rival.time(stage, stream),
                 )?;
-                let row = Row::new(&name, &ours, floor, &floors).note(note);
+                let row = Row::new(&name, &ours, baseline, &baselines).note(note);
                 report.add(stage.moved(row, size));
             }
             Err(refused) => {
-                let reason = format!("the driver does not copy {floor}: {refused:#}");
+                let reason = format!("the driver does not copy {baseline}: {refused:#}");
                 report.skip(&name, reason);
             }
         }

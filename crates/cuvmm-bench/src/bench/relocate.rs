@@ -72,9 +72,10 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
             .watch
             .time(|| waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes())))?;
         if turn > 0 {
-            for ((ours, floors), took) in sides.iter_mut().zip([(down, download), (up, upload)]) {
+            for ((ours, baselines), took) in sides.iter_mut().zip([(down, download), (up, upload)])
+            {
                 ours.add(took.0);
-                floors.add(took.1);
+                baselines.add(took.1);
             }
         }
     }
@@ -93,9 +94,9 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
         "bytes were lost on the way"
     );
     let rows = [(TO_HOST, DOWN, READY), (TO_DEVICE, UP, NEW)];
-    for ((name, floor, note), (ours, floors)) in rows.into_iter().zip(&sides) {
+    for ((name, baseline, note), (ours, baselines)) in rows.into_iter().zip(&sides) {
         if wanted.has(name) {
-            let row = Row::new(name, ours, floor, floors).note(note);
+            let row = Row::new(name, ours, baseline, baselines).note(note);
             let row = row.count("extents", (size / EXTENT) as f64);
             let row = match name {
                 TO_HOST => row.count("host_access_p50_ns", access.median()),

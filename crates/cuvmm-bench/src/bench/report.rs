@@ -146,14 +146,14 @@ fn table(rows: &[Row], page: Page) -> Table {
             figure(row.p50_ns, row.unit),
             figure(row.p99_ns, row.unit),
             if has_baseline(row) {
-                figure(row.floor_p50_ns, row.unit)
+                figure(row.baseline_p50_ns, row.unit)
             } else {
                 "-".to_owned()
             },
             row.ratio.map_or_else(|| "-".to_owned(), ratio),
         ];
         if page.is_verbose() {
-            cells.extend([figure(row.max_ns, row.unit), row.floor.clone()]);
+            cells.extend([figure(row.max_ns, row.unit), row.baseline.clone()]);
         }
         table.add_row(cells);
     }
@@ -188,12 +188,12 @@ fn amount(value: f64, unit: &str) -> String {
 
 /// Returns `false` for a baseline that costs nothing, or could not be measured.
 fn has_baseline(row: &Row) -> bool {
-    row.ratio.is_some() || row.floor_p50_ns != 0.0
+    row.ratio.is_some() || row.baseline_p50_ns != 0.0
 }
 
 fn baseline(row: &Row) -> String {
     if has_baseline(row) {
-        amount(row.floor_p50_ns, row.unit)
+        amount(row.baseline_p50_ns, row.unit)
     } else {
         "-".to_owned()
     }

@@ -15,7 +15,7 @@ pub(super) const NAME: &str = "ring_push_pop";
 const SIZE: u64 = 4 * MIB;
 const RUN: u64 = MIB;
 
-const FLOOR: &str =
+const BASELINE: &str =
     "a plain ring by hand: the same in two copies in and two out, waited for in pairs";
 
 /// Measures pushing and popping 1 MiB through pinned memory. Half of the run is before the end of
@@ -65,8 +65,8 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         })?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(200, 5), ours, by_hand)?;
-    let row = Row::new(NAME, &ours, FLOOR, &floors);
+    let (ours, baselines) = alternate(stage.times(200, 5), ours, by_hand)?;
+    let row = Row::new(NAME, &ours, BASELINE, &baselines);
     report.add(row.note(stage.watch.note()));
     Ok(())
 }

@@ -18,8 +18,8 @@ pub(super) struct Row {
     pub(super) p99_ns: f64,
     pub(super) max_ns: f64,
     /// A description of the baseline.
-    pub(super) floor: String,
-    pub(super) floor_p50_ns: f64,
+    pub(super) baseline: String,
+    pub(super) baseline_p50_ns: f64,
     /// The ratio of the medians, cuvmm's side by the baseline; `None` if the baseline costs
     /// nothing.
     pub(super) ratio: Option<f64>,
@@ -34,11 +34,11 @@ impl Row {
     pub(super) fn new(
         name: impl Into<String>,
         ours: &Samples,
-        floor: impl Into<String>,
-        floors: &Samples,
+        baseline: impl Into<String>,
+        baselines: &Samples,
     ) -> Self {
         let p50_ns = rounded(ours.median());
-        let floor_p50_ns = rounded(floors.median());
+        let baseline_p50_ns = rounded(baselines.median());
         Self {
             name: name.into(),
             unit: "ns",
@@ -46,9 +46,9 @@ impl Row {
             p50_ns,
             p99_ns: rounded(ours.per_mille(990)),
             max_ns: rounded(ours.max()),
-            floor: floor.into(),
-            floor_p50_ns,
-            ratio: (floor_p50_ns > 0.0).then(|| p50_ns / floor_p50_ns),
+            baseline: baseline.into(),
+            baseline_p50_ns,
+            ratio: (baseline_p50_ns > 0.0).then(|| p50_ns / baseline_p50_ns),
             counts: BTreeMap::new(),
             note: None,
         }
@@ -62,7 +62,7 @@ impl Row {
 
     /// Inverts the ratio: the baseline by cuvmm's side.
     pub(super) fn turned_over(mut self) -> Self {
-        self.ratio = (self.p50_ns > 0.0).then(|| self.floor_p50_ns / self.p50_ns);
+        self.ratio = (self.p50_ns > 0.0).then(|| self.baseline_p50_ns / self.p50_ns);
         self
     }
 
@@ -75,8 +75,9 @@ impl Row {
     pub(super) fn moved(self, bytes: u64) -> Self {
         // Bytes per nanosecond equal gigabytes per second.
         let rate = |ns: f64| bytes as f64 / ns.max(1.0);
-        let (ours, floor) = (rate(self.p50_ns), rate(self.floor_p50_ns));
-        self.count("gb_per_s", ours).count("floor_gb_per_s", floor)
+        let (ours, baseline) = (rate(self.p50_ns), rate(self.baseline_p50_ns));
+        self.count("gb_per_s", ours)
+            .count("baseline_gb_per_s", baseline)
     }
 
     pub(super) fn note(mut self, note: impl Into<Option<&'static str>>) -> Self {
@@ -118,7 +119,7 @@ mod tests {
     fn rates_are_of_the_medians_too() {
         let row = Row::new("x", &samples(&[4.0]), "y", &samples(&[2.0])).moved(100);
         assert_eq!(row.counts["gb_per_s"], 25.0);
-        assert_eq!(row.counts["floor_gb_per_s"], 50.0);
+        assert_eq!(row.counts["baseline_gb_per_s"], 50.0);
     }
 
     #[test]

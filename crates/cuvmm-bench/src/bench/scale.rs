@@ -22,7 +22,7 @@ const TENANTS: usize = 1_000;
 const BLOCKS_EACH: usize = 100;
 const BATCH: usize = 64;
 
-const FLOOR: &str = "the same with 100 blocks of one tenant";
+const BASELINE: &str = "the same with 100 blocks of one tenant";
 
 const NOTE: &str = "real time, on a model driver; mean of batches of 64, tenant after tenant";
 const SAME_NOTE: &str = "real time, on a model driver; mean of batches of 64 by one tenant";
@@ -87,8 +87,8 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     for (name, each, note) in [(NAME, true, NOTE), (SAME_TENANT, false, SAME_NOTE)] {
         if wanted.has(name) {
             let times = stage.times(1_000, 50);
-            let (ours, floors) = alternate(times, || many.batch(each), || few.batch(each))?;
-            let row = Row::new(name, &ours, FLOOR, &floors).note(note);
+            let (ours, baselines) = alternate(times, || many.batch(each), || few.batch(each))?;
+            let row = Row::new(name, &ours, BASELINE, &baselines).note(note);
             report.add(row.count("blocks", blocks as f64));
         }
     }

@@ -57,7 +57,7 @@ impl Discarded {
             .to_vec()
     }
 
-    const fn floors(self) -> [&'static str; 2] {
+    const fn baselines(self) -> [&'static str; 2] {
         match self.release {
             false => [
                 "one unmap by hand",
@@ -169,10 +169,10 @@ pub(super) fn discard(
     let calls = model.pool.calls().since(&before);
     range.give_back()?;
     let turns = (calls.count(Call::MemUnmap) as f64 / extents.len() as f64).max(1.0);
-    let [down, up] = of.floors();
+    let [down, up] = of.baselines();
     let rows = of.names().into_iter().zip([down, up, up]).zip(&sides);
-    for ((name, floor), (ours, floors)) in rows.filter(|((name, _), _)| wanted.has(name)) {
-        let row = Row::new(name, ours, floor, floors)
+    for ((name, baseline), (ours, baselines)) in rows.filter(|((name, _), _)| wanted.has(name)) {
+        let row = Row::new(name, ours, baseline, baselines)
             .count("extents", extents.len() as f64)
             .count("creates", calls.count(Call::MemCreate) as f64 / turns);
         report.add(row.note(stage.watch.note()));
@@ -245,9 +245,10 @@ pub(super) fn keep(
         })?;
         first.get_or_insert((down, up));
         if turn > 0 {
-            for ((ours, floors), took) in sides.iter_mut().zip([(down, download), (up, upload)]) {
+            for ((ours, baselines), took) in sides.iter_mut().zip([(down, download), (up, upload)])
+            {
                 ours.add(took.0);
-                floors.add(took.1);
+                baselines.add(took.1);
             }
         }
     }
@@ -259,9 +260,9 @@ pub(super) fn keep(
     let first = first.unwrap_or_default();
     let names = if staged { STAGED } else { KEPT };
     let rows = names.into_iter().zip([DOWN, UP]).zip([first.0, first.1]);
-    for (((name, floor), first), (ours, floors)) in rows.zip(&sides) {
+    for (((name, baseline), first), (ours, baselines)) in rows.zip(&sides) {
         if wanted.has(name) {
-            let row = Row::new(name, ours, floor, floors)
+            let row = Row::new(name, ours, baseline, baselines)
                 .turned_over()
                 .count("first_ms", first / 1e6)
                 .count("prepared_ms", prepared.as_secs_f64() * 1e3);

@@ -76,8 +76,8 @@ pub(super) fn snapshot(
         })?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(30, 2), ours, by_hand)?;
-    let row = Row::new(name, &ours, COPY, &floors)
+    let (ours, baselines) = alternate(stage.times(30, 2), ours, by_hand)?;
+    let row = Row::new(name, &ours, COPY, &baselines)
         .note(SAVED)
         .count("mib", (size / MIB) as f64)
         .count("extents", size.div_ceil(extent) as f64)
@@ -132,9 +132,9 @@ pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
         beside.release()?;
         Ok(took)
     };
-    let (ours, floors) = alternate(pairs, ours, by_hand)?;
+    let (ours, baselines) = alternate(pairs, ours, by_hand)?;
     drop(snapshot);
-    let row = Row::new(MAKE_MUT, &ours, EXCHANGE, &floors).count("driver_calls", calls as f64);
+    let row = Row::new(MAKE_MUT, &ours, EXCHANGE, &baselines).count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note()));
     Ok(())
 }

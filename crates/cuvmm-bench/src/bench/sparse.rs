@@ -59,9 +59,9 @@ pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         range.release()?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(30, 2), ours, by_hand)?;
+    let (ours, baselines) = alternate(stage.times(30, 2), ours, by_hand)?;
     range.give_back()?;
-    let row = Row::new(COMMIT, &ours, TILES, &floors)
+    let row = Row::new(COMMIT, &ours, TILES, &baselines)
         .count("tiles", tiles as f64)
         .count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note()));
@@ -99,10 +99,10 @@ pub(super) fn zeros(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         range.unmap()?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(5, 1), ours, by_hand)?;
+    let (ours, baselines) = alternate(stage.times(5, 1), ours, by_hand)?;
     range.give_back()?;
     physical.release()?;
-    let mut row = Row::new(ZEROS, &ours, ALIASES, &floors).note(KEPT);
+    let mut row = Row::new(ZEROS, &ours, ALIASES, &baselines).note(KEPT);
     if let Some(stats) = last {
         row = row
             .count("mappings", stats.mappings as f64)

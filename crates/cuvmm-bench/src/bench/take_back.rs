@@ -76,7 +76,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyho
         Ok(took)
     };
     let times = stage.times(30, 2);
-    let (ours, floors) = alternate(times, ours, by_hand)?;
+    let (ours, baselines) = alternate(times, ours, by_hand)?;
     from.give_back()?;
     to.give_back()?;
     let calls = pool.calls().since(&before);
@@ -86,12 +86,12 @@ pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyho
         "{created} extents were new and not taken back"
     );
     let each = |call| calls.count(call) as f64 / (times + 1) as f64;
-    let (name, floor) = if scrubbed {
+    let (name, baseline) = if scrubbed {
         (SCRUBBED, MOVED_AND_ZEROED)
     } else {
         (PLAIN, MOVED)
     };
-    let row = Row::new(name, &ours, floor, &floors)
+    let row = Row::new(name, &ours, baseline, &baselines)
         .count("extents", extents.len() as f64)
         .count("unmaps", each(Call::MemUnmap))
         .count("maps", each(Call::MemMap))

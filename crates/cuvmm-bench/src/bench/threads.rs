@@ -19,7 +19,7 @@ pub(super) const TENANT_EACH: &str = "threads_8_tenant_each";
 
 const THREADS: usize = 8;
 
-const FLOOR: &str = "1 thread; time by operations of all threads; the ratio is the gain";
+const BASELINE: &str = "1 thread; time by operations of all threads; the ratio is the gain";
 
 /// Measures threads that share one tenant, and threads with one tenant each; every thread has a
 /// home stream of its own.
@@ -44,12 +44,12 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
             .map(|tenant| Ok((tenant.clone(), Stream::new(&stage.device)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let each = stage.times(50_000, 5_000);
-        let (ours, floors) = alternate(
+        let (ours, baselines) = alternate(
             stage.times(20, 3),
             || round(&workers, each),
             || round(&workers[..1], each),
         )?;
-        let row = Row::new(name, &ours, FLOOR, &floors).turned_over();
+        let row = Row::new(name, &ours, BASELINE, &baselines).turned_over();
         report.add(row.count("cores", cores as f64));
     }
     Ok(())

@@ -7,7 +7,7 @@
 //! not what these rows measure.
 
 use super::cold::Cold;
-use super::commit::{GIB, ONE_PHYSICAL, PAGE, block, floor};
+use super::commit::{GIB, ONE_PHYSICAL, PAGE, baseline, block};
 use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
@@ -127,7 +127,7 @@ fn measure_together(
         drop(taken);
         cold.empty()?;
         by_hand(stage, &mut sizes, |size| {
-            let (_, extents) = floor(size.bytes, &size.extents);
+            let (_, extents) = baseline(size.bytes, &size.extents);
             Some((extents, &mut size.same))
         })?;
         by_hand(stage, &mut sizes, |size| {
@@ -136,13 +136,13 @@ fn measure_together(
         })?;
     }
     for size in &sizes {
-        let mut add = |name: String, floor, floors| {
-            let row = Row::new(name, &size.ours, floor, floors).note(stage.watch.note());
+        let mut add = |name: String, baseline, baselines| {
+            let row = Row::new(name, &size.ours, baseline, baselines).note(stage.watch.note());
             report.add(row.count("extents", size.extents.len() as f64));
         };
         if wanted.has(&name(size.word)) {
-            let (floor, _) = floor(size.bytes, &size.extents);
-            add(name(size.word), floor, &size.same);
+            let (baseline, _) = baseline(size.bytes, &size.extents);
+            add(name(size.word), baseline, &size.same);
         }
         if size.one.count() > 0 {
             add(against_one(size.word), ONE_PHYSICAL, &size.one);

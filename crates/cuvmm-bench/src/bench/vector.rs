@@ -13,7 +13,8 @@ pub(super) const NAME: &str = "vec_push_8GiB";
 
 const CHUNK: u64 = MIB;
 
-const FLOOR: &str = "the same copies by hand, each waited for, into memory that was there before";
+const BASELINE: &str =
+    "the same copies by hand, each waited for, into memory that was there before";
 
 /// Measures pushing 1 MiB at a time from pinned memory until the vector holds 8 GiB.
 ///
@@ -42,9 +43,9 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         })?;
         Ok(took)
     };
-    let (ours, floors) = alternate(stage.times(10, 2), ours, by_hand)?;
+    let (ours, baselines) = alternate(stage.times(10, 2), ours, by_hand)?;
     drop(there);
-    let row = Row::new(NAME, &ours, FLOOR, &floors);
+    let row = Row::new(NAME, &ours, BASELINE, &baselines);
     report.add(row.note(stage.watch.note()));
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(super) const NAME: &str = "wake_one_of_1000_futures";
 
 const WAITING: usize = 1000;
 
-const FLOOR: &str = "the same while one more waits";
+const BASELINE: &str = "the same while one more waits";
 
 /// Wake-ups per sample. The thread's clock is too coarse for a single one.
 const TOGETHER: usize = 50;
@@ -69,11 +69,11 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         drop(block);
         Ok(times)
     };
-    let (ours, floors) = (wakes(WAITING)?, wakes(1)?);
+    let (ours, baselines) = (wakes(WAITING)?, wakes(1)?);
     drop((tenant, stream));
     mapped.stop();
     let note = "processor time of the mapper's thread, fifty wakings together";
-    let row = Row::new(NAME, &ours, FLOOR, &floors).count("waiting", WAITING as f64);
+    let row = Row::new(NAME, &ours, BASELINE, &baselines).count("waiting", WAITING as f64);
     report.add(row.note(note));
     Ok(())
 }

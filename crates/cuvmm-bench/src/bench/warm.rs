@@ -15,7 +15,7 @@ pub(super) const SIZES: [(&str, u64); 3] = [("2MiB", 2 * MIB), ("32MiB", 32 * MI
 /// Pairs per sample. A clock is too coarse for a single pair.
 const BATCH: usize = 64;
 
-const FLOOR: &str = "cuMemAllocAsync and cuMemFreeAsync on a stream, warm";
+const BASELINE: &str = "cuMemAllocAsync and cuMemFreeAsync on a stream, warm";
 
 const NOTE: &str = "each figure is the mean of a batch of 64";
 
@@ -53,10 +53,10 @@ pub(super) fn measure(
         let (took, ()) = stage.watch.time(pooled)?;
         Ok(per_pair(took))
     };
-    let (ours, floors) = alternate(stage.times(2_000, 20), ours, rival)?;
+    let (ours, baselines) = alternate(stage.times(2_000, 20), ours, rival)?;
     theirs.synchronize()?;
     let calls = pool.calls().since(&before).total();
-    let row = Row::new(name(word), &ours, FLOOR, &floors).count("driver_calls", calls as f64);
+    let row = Row::new(name(word), &ours, BASELINE, &baselines).count("driver_calls", calls as f64);
     report.add(row.note(NOTE).note(stage.watch.note_on_baseline()));
     Ok(())
 }

@@ -63,15 +63,15 @@ pub fn check(object: &Value, driver: &str, names: &[&str]) {
         let name = row["name"].as_str().unwrap();
         assert!(seen.insert(name), "{name} is there twice");
         assert!(row["n"].as_u64().unwrap() > 0, "{row}");
-        assert!(!row["floor"].as_str().unwrap().is_empty(), "{row}");
+        assert!(!row["baseline"].as_str().unwrap().is_empty(), "{row}");
         let (p50, p99, max) = (
             number(row, "p50_ns"),
             number(row, "p99_ns"),
             number(row, "max_ns"),
         );
         assert!(p50 <= p99 && p99 <= max, "{row}");
-        let floor = number(row, "floor_p50_ns");
-        if floor == 0.0 {
+        let baseline = number(row, "baseline_p50_ns");
+        if baseline == 0.0 {
             assert!(row["ratio"].is_null(), "{row}");
             continue;
         }
@@ -79,9 +79,9 @@ pub fn check(object: &Value, driver: &str, names: &[&str]) {
         // fraction of a copy's speed.
         let turned_over = ["threads_8", "sleep_keep", "wake_kept"];
         let expected = if turned_over.iter().any(|start| name.starts_with(start)) {
-            floor / p50
+            baseline / p50
         } else {
-            p50 / floor
+            p50 / baseline
         };
         let ratio = number(row, "ratio");
         assert!((ratio - expected).abs() <= expected * 1e-9, "{row}");

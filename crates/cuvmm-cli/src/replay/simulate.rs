@@ -18,6 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use anyhow::ensure;
+use cuvmm_cli::terminal::counted;
 
 use super::memory::Memory;
 use super::settings::{Nanos, Settings};
@@ -409,7 +410,8 @@ impl<M: Memory> State<'_, M> {
         let refusal = self.memory.last_refusal().unwrap_or_default();
         ensure!(
             admitted,
-            "{waiting} requests wait and nothing runs, yet memory is refused: {refusal}"
+            "{} waiting and nothing running, yet memory is refused: {refusal}",
+            counted(waiting as u64, "request")
         );
         Ok(())
     }

@@ -130,10 +130,10 @@ fn give_back(api: &Api, context: &Context) {
         .unwrap_or(api.cuDevicePrimaryCtxRelease);
     // SAFETY: the reference was taken in `of` and is released once, here.
     let code = unsafe { release(device) };
-    if let Err(error) = outcome(Call::PrimaryCtxRetain, code)
+    if let Err(error) = outcome(Call::PrimaryCtxRelease, code)
         && !error.is_deinitialized()
     {
-        tracing::error!(device, %code, "the primary context could not be released");
+        tracing::error!(device, %error, "the primary context could not be released");
     }
 }
 

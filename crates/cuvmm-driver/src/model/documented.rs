@@ -83,6 +83,12 @@ pub fn documented(call: Call) -> &'static [CUresult] {
             OUT_OF_MEMORY,
             UNKNOWN,
         ],
+        Call::PrimaryCtxRelease => &[
+            DEINITIALIZED,
+            NOT_INITIALIZED,
+            INVALID_DEVICE,
+            INVALID_CONTEXT,
+        ],
         Call::CtxPopCurrent => &[DEINITIALIZED, NOT_INITIALIZED, INVALID_CONTEXT],
         Call::CtxGetCurrent => &[DEINITIALIZED, NOT_INITIALIZED],
         Call::CtxGetDevice => &[DEINITIALIZED, NOT_INITIALIZED, INVALID_CONTEXT],

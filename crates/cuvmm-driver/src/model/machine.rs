@@ -117,7 +117,7 @@ impl<B: Backing> Machine<B> {
             }
             if let Some((device, stream)) = state.until_awaited.pop() {
                 drop(state);
-                self.let_go(device, stream);
+                self.release_stream(device, stream);
                 state = self.lock();
                 continue;
             }
@@ -187,7 +187,8 @@ impl<B: Backing> Machine<B> {
 
     /// Releases a stream: the work queued on it, and all work that waited for that, runs in this
     /// call.
-    pub fn let_go(&self, device: Ordinal, stream: StreamHandle) {
+    #[doc(alias = "let_go")]
+    pub fn release_stream(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, false);
     }
 

@@ -50,6 +50,7 @@ impl RandomFailures {
             | Call::DeviceCanAccessPeer
             | Call::MemGetAllocationGranularity
             | Call::PrimaryCtxRetain
+            | Call::PrimaryCtxRelease
             | Call::CtxPushCurrent
             | Call::CtxPopCurrent
             | Call::CtxGetCurrent => 0,

@@ -17,7 +17,7 @@ pub(crate) fn driver() -> Result<Arc<dyn Driver>, Box<dyn Error>> {
         _ => Wanted::Host,
     };
     let options = OpenOptions::new().wanted(wanted);
-    let opened = auto::open(options.host(HostOptions::new().devices(2)))?;
+    let opened = auto::open(options.host_options(HostOptions::new().devices(2)))?;
     println!("on {}: {}", opened.kind.name(), opened.reason);
     Ok(opened.driver)
 }

@@ -278,7 +278,7 @@ impl Imported {
     /// [`CloseError`] with the tensor in it, if the wait fails.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        match self.let_go() {
+        match self.call_deleter() {
             Ok(()) => Ok(()),
             Err(error) => Err(CloseError {
                 owner: self,
@@ -287,7 +287,7 @@ impl Imported {
         }
     }
 
-    fn let_go(&mut self) -> Result<(), CallError> {
+    fn call_deleter(&mut self) -> Result<(), CallError> {
         if self.deleter.is_none() {
             return Ok(());
         }
@@ -359,7 +359,7 @@ impl Imported {
 impl Drop for Imported {
     fn drop(&mut self) {
         let bytes = self.size();
-        if let Err(error) = self.let_go() {
+        if let Err(error) = self.call_deleter() {
             self.device().report_drop("imported tensor", bytes, error);
             // Its library must not reuse it while work of this library may still access it.
             std::mem::forget(self.deleter.take());

@@ -56,6 +56,16 @@ pub enum ContainerError {
         /// The first element without memory.
         first: usize,
     },
+    /// An operation on a brick of a grid failed. Arguments that cannot be used are
+    /// [`Argument`](Self::Argument) errors instead.
+    #[error("brick {brick:?}: {cause}")]
+    Brick {
+        /// The brick, counted in bricks along each axis.
+        brick: Vec<usize>,
+        /// The reason.
+        #[source]
+        cause: Box<Self>,
+    },
     /// The elements do not fit the container's capacity, or, if the operation allocates no memory,
     /// the memory that it has.
     #[error("cannot add {additional} elements to {len}: the capacity is {capacity}")]

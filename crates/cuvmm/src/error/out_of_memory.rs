@@ -85,7 +85,11 @@ out_of_memory! {
         Self::Block { cause, .. } => cause,
         Self::Memory(cause) => cause,
     }
-    ContainerError => { Self::PartlyApplied { cause, .. } => cause, Self::Memory(cause) => cause }
+    ContainerError => {
+        Self::Brick { cause, .. } => cause,
+        Self::PartlyApplied { cause, .. } => cause,
+        Self::Memory(cause) => cause,
+    }
     ShareError => { Self::Memory(cause) => cause }
     Error => {
         Self::Device(cause) => cause,

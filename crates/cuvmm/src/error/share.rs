@@ -224,6 +224,16 @@ pub enum ShareError {
         /// Bytes of an element as shared; `None` if it was not shared as elements.
         given: Option<u32>,
     },
+    /// The manifest says that a tensor has elements of another type.
+    #[error("tensor {tensor:?} has elements of type {dtype}, and a view of {wanted} was requested")]
+    ElementType {
+        /// The tensor's name.
+        tensor: String,
+        /// The type of its elements, as the manifest names it.
+        dtype: String,
+        /// The requested Rust type.
+        wanted: &'static str,
+    },
     /// No publication has the name, or the publication has no such tensor.
     #[error("there is nothing named {name:?}")]
     NotFound {

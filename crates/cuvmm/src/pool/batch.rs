@@ -65,7 +65,7 @@ impl Tenant {
         for block in blocks {
             state.request_precommit(block.place().slot);
         }
-        Core::let_go(state);
+        Core::unlock(state);
     }
 
     fn grow_blocks(
@@ -81,7 +81,7 @@ impl Tenant {
         let core = self.core();
         let mut state = core.lock();
         let grown = state.grow_all_within(self.id(), &steps);
-        Core::let_go(state);
+        Core::unlock(state);
         if !grown {
             let grown = core.grow_all(self.id(), &steps, wait(blocks));
             let size = |index| steps.get(index).map(|&(_, size)| size);

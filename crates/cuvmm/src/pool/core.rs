@@ -165,7 +165,7 @@ impl Core {
     }
 
     /// Releases the lock, and wakes the mapper if an operation called it.
-    pub(super) fn let_go(mut state: Locked<'_>) {
+    pub(super) fn unlock(mut state: Locked<'_>) {
         let waker = state.take_urgency();
         drop(state);
         if let Some((waker, urgency)) = waker {

@@ -16,8 +16,8 @@
 //! requests can have them.
 //!
 //! **Hooks.** [Pressure hooks](super::TenantBuilder::on_pressure) are called for a future as for a
-//! thread that waits: each once, at the first attempt, with a deadline far in the future, on the
-//! mapper's thread. The memory that they free is given to the first request that it is enough for.
+//! thread that waits: each once, at the first attempt, without a deadline, on the mapper's
+//! thread. The memory that they free is given to the first request that it is enough for.
 //! Wakers are called on that thread too, and should only schedule their task. A slow hook or waker
 //! delays all pools of the device that the mapper serves. So does the device itself on drivers
 //! before CUDA 12.5, where only synchronizing with it shows that work on blocks without a home
@@ -340,7 +340,7 @@ impl Core {
     fn grows_at_once(&self, place: &BlockPlace, size: u64) -> bool {
         let mut state = self.lock();
         let grown = !self.is_awaited() && state.grow_within(place, size);
-        Self::let_go(state);
+        Self::unlock(state);
         grown
     }
 }

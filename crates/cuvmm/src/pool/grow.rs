@@ -295,7 +295,7 @@ impl Core {
     ) -> Result<(), BlockError> {
         let mut state = self.lock();
         let grown = state.grow_within(place, size);
-        Self::let_go(state);
+        Self::unlock(state);
         if grown {
             return Ok(());
         }

@@ -139,7 +139,7 @@ impl Core {
     /// Ends an operation that changed a limit or guarantee. The change may leave more for waiting
     /// requests, so they try again.
     fn changed(&self, state: Locked<'_>) {
-        Self::let_go(state);
+        Self::unlock(state);
         self.announce();
     }
 }

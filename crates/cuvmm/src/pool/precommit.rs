@@ -238,7 +238,7 @@ impl Core {
         state.precommit = Some(precommit);
         state.request_free_target();
         let queued = !state.queue.is_empty();
-        Self::let_go(state);
+        Self::unlock(state);
         if !core.has_mapper() {
             core.fail_queue();
         } else if queued {

@@ -19,8 +19,11 @@ pub struct Pressure {
     pub mappings: u64,
     /// The bytes of addresses that are missing.
     pub addresses: u64,
-    /// The time until which giving back helps; `None` if the request does not wait. A
-    /// [future](super::futures) has a deadline a century away.
+    /// `true` if the request waits, so that memory that becomes free later helps too. Otherwise
+    /// only memory that is free when the hook returns does.
+    pub waits: bool,
+    /// The time until which the request waits; `None` if it does not wait, or waits without a limit
+    /// as a [future](super::futures) does.
     pub deadline: Option<Instant>,
 }
 

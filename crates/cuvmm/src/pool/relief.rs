@@ -111,14 +111,14 @@ impl Locked<'_> {
 
     /// Returns the next hook to be called for a request that was refused with `error`: first the
     /// tenant's own hook for shortages, then those of other tenants that hold memory which would
-    /// help, each once. Without a deadline returns `None` unless the hooks together could give all
-    /// that is missing.
+    /// help, each once. Unless the request waits, returns `None` unless the hooks together
+    /// could give all that is missing.
     pub(super) fn next_hook_call(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
-        deadline: Option<Instant>,
+        (waits, deadline): (bool, Option<Instant>),
         asked: &[TenantId],
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
@@ -131,7 +131,7 @@ impl Locked<'_> {
         if own.is_none() {
             relief.own = 0;
         }
-        if deadline.is_none() && !relief.is_enough() {
+        if !waits && !relief.is_enough() {
             return None;
         }
         let priority = |&&(other, _): &&(TenantId, u64)| {
@@ -151,6 +151,7 @@ impl Locked<'_> {
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
+            waits,
             deadline,
         };
         Some(HookCall { to, hook, pressure })

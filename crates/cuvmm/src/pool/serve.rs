@@ -176,7 +176,7 @@ impl Core {
             let grown = state.queue.has(turn.number) && state.grow_within(&place, size);
             if grown {
                 state.answer(turn.number, Ok(None));
-                Self::let_go(state);
+                Self::unlock(state);
                 return Served::Ended;
             }
         }
@@ -188,8 +188,8 @@ impl Core {
         let refused = |state| (state, Err::<(), _>(error.clone()));
         let asked = catch_unwind(AssertUnwindSafe(|| {
             turn.want.with_demand(|demand| {
-                let deadline = Wait::turn(turn.appeals, turn.begun).deadline();
-                self.call_hooks(refused(self.lock()), tenant, demand, deadline, &refused)
+                let wait = Wait::turn(turn.appeals, turn.begun);
+                self.call_hooks(refused(self.lock()), tenant, demand, wait, &refused)
                     .1
             })
         }));

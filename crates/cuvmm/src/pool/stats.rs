@@ -97,11 +97,16 @@ impl PoolStats {
     }
 }
 
-/// Shows the pool's totals, a row for each tenant, and the calls and limits in numbers.
+/// Shows the pool's totals, a row for each tenant, and the calls and limits in numbers. The column
+/// "in use" is the sum of [`in_use`](TenantStats::in_use) and [`shared`](TenantStats::shared).
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (committed, limit, peak) = (Bytes(self.committed), Bytes(self.limit), Bytes(self.peak));
-        writeln!(f, "{committed} committed of {limit}, at most {peak} so far")?;
+        let stranded = Bytes(self.stranded);
+        writeln!(
+            f,
+            "{committed} committed ({stranded} stranded) of {limit}, at most {peak} so far"
+        )?;
         let (free, quarantined) = (Bytes(self.free), Bytes(self.quarantined));
         writeln!(
             f,

@@ -73,31 +73,22 @@ impl<'a> TenantBuilder<'a> {
     /// unless the other tenant waits, if the hooks of all tenants together could give what is
     /// missing. [`Pressure`] has the amounts. Each request calls a hook at most once.
     ///
-    /// The hook runs on the thread that makes the request, or on the mapper's thread for a
-    /// [future](super::futures), with no lock of the pool held. It may own blocks and tenants of
-    /// the pool; it is dropped without a lock, too.
-    ///
-    /// # What a hook may call
-    /// A hook may call every function of this library, for any pool: drop, shrink, allocate and
-    /// grow blocks, take and drop leases, read statistics, change limits, put blocks to sleep, and
-    /// unregister its own tenant. These limits apply:
-    ///
-    /// - Calls that need memory do not wait for memory or for queued work and call no hooks, for
-    ///   any pool and whatever their timeout, because a hook that waits might wait for itself.
-    ///   `allocate`, `grow_to` and `fork` behave like their `try_` forms; `compact_prefix`, `sleep`
-    ///   and `wake` fail at once if they would have to wait.
-    /// - A future that is polled first in a hook behaves like the `try_` form of its method. Do not
-    ///   wait in a hook for a future that was polled before: it may be waiting for this hook. Do
-    ///   not wait there for `sleep_async` or `wake_async` either: they run on another thread, to
-    ///   which these limits do not apply.
-    /// - Calls that copy or synchronize ([`Block::read`], [`Block::write`], `sleep` with contents,
-    ///   [`Pool::compact`](super::Pool::compact)) still wait for the GPU, and delay the request.
-    /// - Do not take a lock in a hook that the requesting thread may hold while it allocates, and
-    ///   do not wait in a hook for a thread that waits for this request. The library cannot detect
-    ///   either.
-    ///
-    /// A panic in a hook unwinds through the call that made the request. On the mapper's thread it
-    /// is logged, and the mapper goes on.
+    /// # What a hook may do
+    /// - **It may call** every function of this library, for any pool: drop, shrink, allocate and
+    ///   grow blocks, take and drop leases, read statistics, change limits, put blocks to sleep,
+    ///   and unregister its own tenant. Calls that need memory neither wait nor call hooks there,
+    ///   whatever their timeout: `allocate`, `grow_to`, `fork` and a future's first poll behave
+    ///   like the `try_` forms; `compact_prefix`, `sleep` and `wake` fail at once if they would
+    ///   have to wait. Calls that copy or synchronize ([`Block::read`], [`Block::write`], `sleep`
+    ///   with contents, [`Pool::compact`](super::Pool::compact)) still wait for the GPU, and delay
+    ///   the request.
+    /// - **It must not wait** for the request that it serves: for a future that was polled before,
+    ///   for `sleep_async` or `wake_async`, for a thread that waits for this request, or for a lock
+    ///   that the requesting thread may hold while it allocates. The library cannot detect these.
+    /// - **It runs** on the thread that makes the request, or on the mapper's thread for a
+    ///   [future](super::futures), with no lock of the pool held. A panic in it unwinds through the
+    ///   call that made the request; on the mapper's thread it is logged, and the mapper goes on.
+    ///   The hook may own blocks and tenants of the pool, and is dropped without a lock, too.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self

@@ -71,7 +71,7 @@ impl Core {
                 cut.push(step);
             }
         }
-        Self::let_go(state);
+        Self::unlock(state);
         if cut.is_empty() {
             return Ok(());
         }
@@ -96,7 +96,7 @@ impl Core {
         let slots = steps.iter().map(|step| (step.slot, 0));
         let state = self.await_slots(self.lock(), slots);
         let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
-        Self::let_go(state);
+        Self::unlock(state);
         let made = self.request(tenant, bytes, wait, |state| {
             self.attempt_to_unshare(state, steps, &progress)
         });

@@ -63,12 +63,14 @@ impl Wait {
         !matches!(self, Self::Never | Self::Turn { appeals: false, .. })
     }
 
-    pub(super) fn deadline(self) -> Option<Instant> {
+    pub(super) const fn waits(self) -> bool {
+        matches!(self, Self::Until(_) | Self::Turn { .. })
+    }
+
+    pub(super) const fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until(deadline) => Some(deadline),
-            // It waits without limit.
-            Self::Turn { .. } => Some(after(Duration::MAX)),
-            Self::Never | Self::Hooks => None,
+            Self::Never | Self::Hooks | Self::Turn { .. } => None,
         }
     }
 }
@@ -110,7 +112,7 @@ impl Core {
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);
         if wait.calls_hooks() {
-            attempted = self.call_hooks(attempted, tenant, demand, wait.deadline(), &attempt);
+            attempted = self.call_hooks(attempted, tenant, demand, wait, &attempt);
         }
         if let Wait::Until(deadline) = wait {
             let again = |state: &State, error: &BlockError| {
@@ -127,7 +129,7 @@ impl Core {
             Wait::Turn { .. } => error,
             _ => state.refuse(tenant, demand, error),
         });
-        Self::let_go(state);
+        Self::unlock(state);
         outcome
     }
 
@@ -146,7 +148,7 @@ impl Core {
             attempted = self.repeat(attempted, deadline, again, |_, _| None, &attempt)?;
         }
         let (state, outcome) = attempted;
-        Self::let_go(state);
+        Self::unlock(state);
         outcome
     }
 
@@ -181,7 +183,7 @@ impl Core {
         (mut state, mut outcome): Attempt<'a, T>,
         tenant: TenantId,
         demand: Demand<'_>,
-        deadline: Option<Instant>,
+        wait: Wait,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
         let mut asked = Vec::new();
@@ -189,12 +191,13 @@ impl Core {
             if !state.can_be_given(tenant, demand, error) {
                 break;
             }
-            let call_hooks = state.next_hook_call(tenant, demand, error, deadline, &asked);
-            let Some(HookCall { to, hook, pressure }) = call_hooks else {
+            let terms = (wait.waits(), wait.deadline());
+            let hook_call = state.next_hook_call(tenant, demand, error, terms, &asked);
+            let Some(HookCall { to, hook, pressure }) = hook_call else {
                 break;
             };
             asked.push(to);
-            Self::let_go(state);
+            Self::unlock(state);
             // This may be the hook's last owner by now.
             deferred::call_hook(move || hook(&pressure));
             (state, outcome) = self.beside_others(self.lock(), attempt);

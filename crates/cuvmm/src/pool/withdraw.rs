@@ -61,14 +61,14 @@ impl Core {
     pub(crate) fn free(&self, place: &BlockPlace) {
         let mut state = self.lock_with(place.slot);
         state.free(place.slot);
-        Self::let_go(state);
+        Self::unlock(state);
         self.announce();
     }
 
     pub(crate) fn end_lease(&self, place: &BlockPlace) {
         let mut state = self.lock_with(place.slot);
         let given = state.end_lease(place.slot);
-        Self::let_go(state);
+        Self::unlock(state);
         // Most leases end on blocks that live on: waiting requests are not woken for nothing.
         if given {
             self.announce();
@@ -78,7 +78,7 @@ impl Core {
     pub(crate) fn unregister(&self, tenant: TenantId) {
         let mut state = self.lock();
         state.unregister(tenant);
-        Self::let_go(state);
+        Self::unlock(state);
         self.announce();
     }
 
@@ -88,7 +88,7 @@ impl Core {
         let wanted = steps.iter().map(|(place, _)| (place.slot, 0));
         let mut state = self.await_slots(self.lock(), wanted);
         let outcome = state.shrink(steps);
-        Self::let_go(state);
+        Self::unlock(state);
         if outcome.is_ok() {
             self.announce();
         }

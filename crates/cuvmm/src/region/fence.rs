@@ -543,7 +543,7 @@ mod tests {
         let mut ended = uses.add(&last);
         assert_eq!(uses.streams().unwrap().len(), kept.len() + 1);
         assert!(!is_complete(&mut ended), "its work is waited for");
-        rig.machine.let_go(cuvmm_driver::Ordinal(0), raw);
+        rig.machine.release_stream(cuvmm_driver::Ordinal(0), raw);
         assert!(is_complete(&mut ended));
     }
 
@@ -792,7 +792,7 @@ mod tests {
         let mut ended = uses.add_all(&more);
         assert_eq!(uses.streams().unwrap().last(), Some(&another));
         assert!(!is_complete(&mut ended), "work of the dropped stream");
-        rig.machine.let_go(cuvmm_driver::Ordinal(0), raw);
+        rig.machine.release_stream(cuvmm_driver::Ordinal(0), raw);
         assert!(is_complete(&mut ended));
         let mut anywhere = Uses::none();
         for _ in 0..2 {

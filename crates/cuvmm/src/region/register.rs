@@ -127,7 +127,7 @@ impl Books {
         self.kept.insert(number, range);
     }
 
-    fn let_go(&mut self, number: u64) -> Option<Range<u64>> {
+    fn forget(&mut self, number: u64) -> Option<Range<u64>> {
         let range = self.kept.remove(&number)?;
         self.claim(&range, |claims| claims - 1);
         Some(range)
@@ -169,7 +169,7 @@ impl Kept {
     /// is still kept, except what was unmapped.
     fn end(&self) -> Result<(), CallError> {
         let mut books = self.register.books();
-        let Some(range) = books.let_go(self.number) else {
+        let Some(range) = books.forget(self.number) else {
             return Ok(());
         };
         let Books { claims, left, .. } = &mut *books;
@@ -334,7 +334,7 @@ mod tests {
             let start = random.u64(0..60);
             books.keep(number, start..random.u64(start..64) + 1);
             if random.u8(0..3) > 0 {
-                books.let_go(random.u64(0..=number));
+                books.forget(random.u64(0..=number));
             }
             for byte in 0..65 {
                 let keep = books.kept.values().filter(|range| range.contains(&byte));
@@ -343,7 +343,7 @@ mod tests {
             }
         }
         for number in 0..500 {
-            books.let_go(number);
+            books.forget(number);
         }
         assert!(books.claims.is_empty());
     }

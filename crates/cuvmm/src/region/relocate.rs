@@ -67,7 +67,7 @@ impl Region {
             Ok(proof) => self.replace(new, stream, proof)?,
             Err(error) => {
                 let unused = new.into_iter().map(|(_, unmapped)| unmapped);
-                unused.for_each(|unmapped| self.let_go(unmapped));
+                unused.for_each(|unmapped| self.release_unmapped(unmapped));
                 return Err(error);
             }
         }

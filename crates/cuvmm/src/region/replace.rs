@@ -355,7 +355,7 @@ impl Region {
         let failed = match space.replace(new, Access::ReadWrite, stream) {
             Ok(old) => {
                 let old = old.into_parts().map(|(_, unmapped)| unmapped);
-                old.for_each(|unmapped| self.let_go(unmapped));
+                old.for_each(|unmapped| self.release_unmapped(unmapped));
                 return Ok(());
             }
             Err(failed) => failed,
@@ -368,7 +368,7 @@ impl Region {
             }
         }
         let unused = failed.physicals.into_iter();
-        unused.for_each(|unmapped| self.let_go(unmapped));
+        unused.for_each(|unmapped| self.release_unmapped(unmapped));
         let Some(lost) = failed.lost else {
             return Err(failed.error);
         };

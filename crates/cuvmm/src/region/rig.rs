@@ -65,7 +65,7 @@ impl Rig {
 
     /// Completes all work of a stream.
     pub(crate) fn finish(&self, stream: &Stream) {
-        self.machine.let_go(Ordinal(0), stream.as_raw());
+        self.machine.release_stream(Ordinal(0), stream.as_raw());
     }
 
     /// Makes the nth call of a kind from here on fail.

@@ -42,7 +42,7 @@ impl Region {
 
     /// Releases an unmapped physical. Host memory is kept for later relocations if the region has
     /// prepared host memory.
-    pub(super) fn let_go(&self, unmapped: Unmapped) {
+    pub(super) fn release_unmapped(&self, unmapped: Unmapped) {
         if let Some(prepared) = &self.prepared {
             let props = self.props_at(&unmapped.physical.place());
             prepared.keep(unmapped.physical, &props);

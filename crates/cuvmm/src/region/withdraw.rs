@@ -113,7 +113,9 @@ impl Region {
         let freed = completed.withdraw(offset)?;
         self.withdrawn.remove(&offset);
         self.pending.remove(offset);
-        freed.into_iter().for_each(|unmapped| self.let_go(unmapped));
+        freed
+            .into_iter()
+            .for_each(|unmapped| self.release_unmapped(unmapped));
         Ok(true)
     }
 
@@ -185,7 +187,9 @@ impl Region {
             let space = &mut self.space;
             match proof.and_then(|proof| space.proved(proof).withdraw_back(extent.offset)) {
                 Ok(freed) => {
-                    freed.into_iter().for_each(|unmapped| self.let_go(unmapped));
+                    freed
+                        .into_iter()
+                        .for_each(|unmapped| self.release_unmapped(unmapped));
                     self.withdrawn.remove(&extent.offset);
                     self.pending.remove(extent.offset);
                     self.committed.remove(extent.offset..extent.end());

@@ -1,5 +1,6 @@
 //! The manifest of published memory: which tensor is where.
 
+use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -19,7 +20,8 @@ pub struct Manifest {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// One tensor in published memory. The library does not interpret its element type.
+/// One tensor in published memory. The library compares its element type with the type of a
+/// [view](super::Publication::view), and does not interpret it otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensor {
     /// Its name.
@@ -39,6 +41,42 @@ impl Tensor {
     #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.size)
+    }
+
+    /// Returns `false` if the elements are known not to be of type `T`. An unsigned number may hold
+    /// the bits of any type of its width, and `u8` any bytes. Of other Rust types, and of element
+    /// types that safetensors does not name, nothing is known.
+    pub(super) fn may_hold<T: 'static>(&self) -> bool {
+        let is = |other| TypeId::of::<T>() == other;
+        let width = match &*self.dtype {
+            "F64" | "I64" | "U64" => 8,
+            "F32" | "I32" | "U32" => 4,
+            "F16" | "BF16" | "I16" | "U16" => 2,
+            "F8_E4M3" | "F8_E5M2" | "I8" | "U8" | "BOOL" => 1,
+            _ => return true,
+        };
+        let signed = [
+            (TypeId::of::<f64>(), "F64"),
+            (TypeId::of::<f32>(), "F32"),
+            (TypeId::of::<i64>(), "I64"),
+            (TypeId::of::<i32>(), "I32"),
+            (TypeId::of::<i16>(), "I16"),
+            (TypeId::of::<i8>(), "I8"),
+        ];
+        match signed.iter().find(|(number, _)| is(*number)) {
+            Some((_, name)) => *name == self.dtype,
+            None if [
+                TypeId::of::<u16>(),
+                TypeId::of::<u32>(),
+                TypeId::of::<u64>(),
+            ]
+            .into_iter()
+            .any(is) =>
+            {
+                size_of::<T>() == width
+            }
+            None => true,
+        }
     }
 }
 
@@ -68,5 +106,27 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tensor;
+
+    #[test]
+    fn a_type_that_the_manifest_contradicts_is_known() {
+        let tensor = |dtype: &str| Tensor {
+            name: "weight".to_owned(),
+            dtype: dtype.to_owned(),
+            shape: vec![4],
+            offset: 0,
+            size: 16,
+        };
+        let (f32s, halves, own) = (tensor("F32"), tensor("BF16"), tensor("MXFP4"));
+        assert!(f32s.may_hold::<f32>() && f32s.may_hold::<u32>() && f32s.may_hold::<u8>());
+        assert!(!f32s.may_hold::<f64>() && !f32s.may_hold::<i32>() && !f32s.may_hold::<u16>());
+        assert!(halves.may_hold::<u16>() && !halves.may_hold::<f32>() && !halves.may_hold::<i16>());
+        assert!(f32s.may_hold::<[f32; 4]>(), "another Rust type");
+        assert!(own.may_hold::<f32>(), "another element type");
     }
 }

@@ -1,6 +1,6 @@
 //! The reader's side of a publication.
 
-use std::ops::Range;
+use std::any::type_name;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use bytemuck::Pod;
 
 use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
-use super::manifest::{Manifest, Tensor};
+use super::manifest::Manifest;
 use super::peer::Users;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
 use crate::error::{ChannelError, ShareError};
@@ -209,15 +209,22 @@ impl Publication {
     /// Returns a view of the elements of a tensor, for a kernel to read.
     ///
     /// # Errors
-    /// [`ShareError`] if there is no such tensor, or its bytes are not whole elements of type `T`. The
-    /// type that the manifest names is not compared with `T`.
+    /// [`ShareError`] if there is no such tensor, its bytes are not whole elements of type `T`, or
+    /// the manifest says that they are of another type. That is checked for Rust's numbers and the
+    /// types of safetensors; an unsigned number may hold the bits of any type of its width, and
+    /// `u8` any bytes.
     pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
-        let found: Option<Range<u64>> = self.manifest.tensor(tensor).map(Tensor::range);
-        match found {
-            Some(range) => self.memory.view_of(range),
-            None => Err(ShareError::NotFound {
-                name: tensor.to_owned(),
-            }),
+        let found = self.manifest.tensor(tensor);
+        let found = found.ok_or_else(|| ShareError::NotFound {
+            name: tensor.to_owned(),
+        })?;
+        if !found.may_hold::<T>() {
+            return Err(ShareError::ElementType {
+                tensor: tensor.to_owned(),
+                dtype: found.dtype.clone(),
+                wanted: type_name::<T>(),
+            });
         }
+        self.memory.view_of(found.range())
     }
 }

@@ -32,10 +32,10 @@ const BRICKS: [&str; 3] = [
 /// the shape ends within them.
 ///
 /// ```
-/// use cuvmm::sparse::Bricks;
+/// use cuvmm::sparse::BrickShape;
 ///
 /// # fn main() -> Result<(), cuvmm::error::ContainerError> {
-/// let bricks = Bricks::new([512, 512, 512], [32, 32, 32])?;
+/// let bricks = BrickShape::new([512, 512, 512], [32, 32, 32])?;
 /// assert_eq!((bricks.counts(), bricks.brick_len()), ([16, 16, 16], 32 * 32 * 32));
 /// assert_eq!(bricks.brick_of([100, 40, 0])?, [3, 1, 0]);
 /// let number = 3 * 16 * 16 + 16;
@@ -46,7 +46,8 @@ const BRICKS: [&str; 3] = [
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bricks<const D: usize> {
+#[doc(alias = "Bricks")]
+pub struct BrickShape<const D: usize> {
     shape: [usize; D],
     brick: [usize; D],
     /// Bricks along each axis.
@@ -85,7 +86,7 @@ unsafe impl Zeroable for BrickParams {}
 // padding.
 unsafe impl Pod for BrickParams {}
 
-impl<const D: usize> Bricks<D> {
+impl<const D: usize> BrickShape<D> {
     /// Divides a grid of `shape` elements into bricks of `brick` elements.
     ///
     /// # Errors
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn each_element_has_an_index_of_its_own() {
-        let bricks = Bricks::new([7, 5, 9], [2, 3, 4]).unwrap();
+        let bricks = BrickShape::new([7, 5, 9], [2, 3, 4]).unwrap();
         assert_eq!((bricks.counts(), bricks.array_len()), ([4, 2, 3], 24 * 24));
         let mut seen = vec![false; bricks.array_len()];
         let params = bricks.params();
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_grid_of_two_axes_has_one_layer() {
-        let bricks = Bricks::new([10, 20], [4, 8]).unwrap();
+        let bricks = BrickShape::new([10, 20], [4, 8]).unwrap();
         let params = bricks.params();
         assert_eq!((params.shape, params.brick), ([1, 10, 20], [1, 4, 8]));
         assert_eq!((params.counts, params.brick_len), ([1, 3, 3], 32));
@@ -290,15 +291,15 @@ mod tests {
             ([1, 1], [usize::MAX, 2]),
             ([usize::MAX, 1], [1 << 32, 1 << 31]),
         ] {
-            let refused = Bricks::new(shape, brick);
+            let refused = BrickShape::new(shape, brick);
             assert!(
                 matches!(refused, Err(ContainerError::Shape { .. })),
                 "{shape:?}"
             );
         }
-        assert!(Bricks::new([], []).is_err());
-        assert!(Bricks::new([1; 4], [1; 4]).is_err());
-        let bricks = Bricks::new([6, 6], [4, 4]).unwrap();
+        assert!(BrickShape::new([], []).is_err());
+        assert!(BrickShape::new([1; 4], [1; 4]).is_err());
+        let bricks = BrickShape::new([6, 6], [4, 4]).unwrap();
         let refused = bricks.index_of([5, 6]).unwrap_err();
         assert_eq!(
             refused.to_string(),

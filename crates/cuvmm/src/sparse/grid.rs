@@ -5,10 +5,11 @@
 //! brick that is committed again in a tile that kept its memory is filled with zeros first.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::bricks::Bricks;
+use super::bricks::BrickShape;
 use super::{Holes, SparseArray, SparseBuilder, SparseStats};
 use crate::device::Device;
 use crate::elements::is_container;
@@ -31,13 +32,13 @@ use crate::view::{View, ViewMut};
 /// ```
 /// use std::sync::Arc;
 /// use cuvmm::driver::host::{HostDriver, HostOptions};
-/// use cuvmm::sparse::{Bricks, Holes, SparseGrid};
+/// use cuvmm::sparse::{BrickShape, Holes, SparseGrid};
 /// use cuvmm::{Device, Stream};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
 /// let stream = Stream::new(&device)?;
-/// let bricks = Bricks::new([512, 512, 512], [32, 32, 32])?;
+/// let bricks = BrickShape::new([512, 512, 512], [32, 32, 32])?;
 /// let mut grid = SparseGrid::<f32, 3>::new(&device, &stream, bricks)?;
 /// let brick = bricks.brick_of([100, 40, 7])?;
 /// grid.commit_brick(brick)?;
@@ -50,7 +51,7 @@ use crate::view::{View, ViewMut};
 /// ```
 pub struct SparseGrid<T: Pod, const D: usize> {
     array: SparseArray<T>,
-    bricks: Bricks<D>,
+    bricks: BrickShape<D>,
     /// The bytes of committed bricks.
     present: Committed,
     /// The bytes of decommitted bricks in tiles that have memory.
@@ -59,7 +60,7 @@ pub struct SparseGrid<T: Pod, const D: usize> {
 
 is_container!(SparseGrid [T: Pod, const D: usize] [T, D] array.elements);
 
-impl<T: Pod, const D: usize> SparseBuilder<'_, T, Bricks<D>> {
+impl<T: Pod, const D: usize> SparseBuilder<'_, T, BrickShape<D>> {
     /// Reserves the addresses (`cuMemAddressReserve`) and allocates no memory.
     ///
     /// # Errors
@@ -81,7 +82,11 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     ///
     /// # Errors
     /// Those of [`SparseBuilder::reserve`].
-    pub fn new(device: &Device, home: &Stream, bricks: Bricks<D>) -> Result<Self, ContainerError> {
+    pub fn new(
+        device: &Device,
+        home: &Stream,
+        bricks: BrickShape<D>,
+    ) -> Result<Self, ContainerError> {
         Self::builder(device, home, bricks).reserve()
     }
 
@@ -91,8 +96,8 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     pub fn builder<'a>(
         device: &'a Device,
         home: &'a Stream,
-        bricks: Bricks<D>,
-    ) -> SparseBuilder<'a, T, Bricks<D>> {
+        bricks: BrickShape<D>,
+    ) -> SparseBuilder<'a, T, BrickShape<D>> {
         let brick = bricks.brick_len().saturating_mul(size_of::<T>());
         SparseBuilder {
             device,
@@ -108,7 +113,7 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
 
     /// Returns the shape of the grid and of its bricks.
     #[must_use]
-    pub const fn bricks(&self) -> Bricks<D> {
+    pub const fn bricks(&self) -> BrickShape<D> {
         self.bricks
     }
 
@@ -153,16 +158,29 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     /// recorded streams.
     ///
     /// # Errors
-    /// [`ContainerError`] when the brick does not exist or the driver refuses; the brick is not
-    /// committed then, and no tile was committed or decommitted.
+    /// [`ContainerError`] when the brick does not exist, or with the [brick](ContainerError::Brick)
+    /// when the driver refuses; the brick is not committed then, and no tile was committed or
+    /// decommitted.
     pub fn commit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
         let elements = self.bricks.elements_of(brick)?;
         let bytes = self.array.elements.bytes(&elements)?;
         if self.present.covers(&bytes) {
             return Ok(false);
         }
+        self.commit_bytes(elements, &bytes)
+            .map_err(in_brick(brick))?;
+        self.present.insert(bytes);
+        Ok(true)
+    }
+
+    /// Commits the tiles of an absent brick, and zeroes what it left behind in them.
+    fn commit_bytes(
+        &mut self,
+        elements: Range<usize>,
+        bytes: &Range<u64>,
+    ) -> Result<(), ContainerError> {
         let held = &self.array.elements;
-        if self.stale.overlaps(&bytes) {
+        if self.stale.overlaps(bytes) {
             // Work that used the brick before may still write to it.
             held.users.wait()?;
             let mut parts = self.stale.parts(bytes.clone());
@@ -172,8 +190,7 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         }
         self.array.commit(elements)?;
         self.stale.remove(bytes.clone());
-        self.present.insert(bytes);
-        Ok(true)
+        Ok(())
     }
 
     /// Decommits one brick. Tiles without a committed brick are withdrawn, behind the work of the
@@ -182,8 +199,9 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     /// Never waits. Returns `true` if the brick was committed.
     ///
     /// # Errors
-    /// [`ContainerError`] when the brick does not exist, and nothing has changed; or when the
-    /// driver refuses to release memory, and the brick is decommitted.
+    /// [`ContainerError`] when the brick does not exist, and nothing has changed; or with the
+    /// [brick](ContainerError::Brick) when the driver refuses to release memory, and the brick is
+    /// decommitted.
     pub fn decommit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
         let elements = self.bricks.elements_of(brick)?;
         let bytes = self.array.elements.bytes(&elements)?;
@@ -193,15 +211,20 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         }
         self.present.remove(bytes.clone());
         self.stale.insert(bytes);
-        for tile in self.array.tiles_in(&touched) {
+        self.withdraw_unused(&touched).map_err(in_brick(brick))?;
+        Ok(true)
+    }
+
+    /// Withdraws the tiles in a range of bytes that have no committed brick.
+    fn withdraw_unused(&mut self, bytes: &Range<u64>) -> Result<(), ContainerError> {
+        for tile in self.array.tiles_in(bytes) {
             let tile = self.array.tile_bytes(tile);
             if !self.present.overlaps(&tile) {
                 self.array.elements.withdraw(tile.clone())?;
                 self.stale.remove(tile);
             }
         }
-        self.purge()?;
-        Ok(true)
+        self.purge().map(drop)
     }
 
     /// Releases tiles of decommitted bricks whose fence is complete. Returns their bytes; never
@@ -232,49 +255,72 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
     /// as many elements as a brick.
     ///
     /// # Errors
-    /// [`ContainerError`] when the brick does not exist, `into` has another length, the brick is
-    /// not committed and holes are refused, or the copy fails.
+    /// [`ContainerError`] when the brick does not exist or `into` has another length, or with the
+    /// [brick](ContainerError::Brick) when it is not committed and holes are refused, or the copy
+    /// fails.
     pub fn read_brick(
         &self,
         brick: [usize; D],
         into: &mut [T],
         holes: Holes,
     ) -> Result<(), ContainerError> {
-        match self.first_of(brick, into.len()) {
-            Err(ContainerError::Uncommitted { .. }) if holes == Holes::AsZero => {
+        let range = self.elements_of(brick, into.len())?;
+        let done = match self.committed(&range) {
+            Err(_) if holes == Holes::AsZero => {
                 into.fill(T::zeroed());
                 Ok(())
             }
-            first => self.array.elements.read_at(first?, into),
-        }
+            Err(absent) => Err(absent),
+            Ok(()) => self.array.elements.read_at(range.start, into),
+        };
+        done.map_err(in_brick(brick))
     }
 
     /// Copies elements from host memory to a committed brick (`cuMemcpyHtoDAsync`, waited for).
     /// `elements` must be as many as a brick has.
     ///
     /// # Errors
-    /// [`ContainerError`] when the brick does not exist, the number of `elements` differs, the
-    /// brick is not committed, or the copy fails.
+    /// [`ContainerError`] when the brick does not exist or the number of `elements` differs, or with
+    /// the [brick](ContainerError::Brick) when it is not committed or the copy fails.
     pub fn write_brick(&mut self, brick: [usize; D], elements: &[T]) -> Result<(), ContainerError> {
-        let first = self.first_of(brick, elements.len())?;
-        self.array.elements.write_at(first, elements)
+        let range = self.elements_of(brick, elements.len())?;
+        let done = self.committed(&range);
+        done.and_then(|()| self.array.elements.write_at(range.start, elements))
+            .map_err(in_brick(brick))
     }
 
-    /// The index of the first element of a committed brick, for a copy of `slice` elements.
-    fn first_of(&self, brick: [usize; D], slice: usize) -> Result<usize, ContainerError> {
+    /// The elements of a brick, for a copy of `slice` elements.
+    fn elements_of(&self, brick: [usize; D], slice: usize) -> Result<Range<usize>, ContainerError> {
         let range = self.bricks.elements_of(brick)?;
         let (what, brick) = ("elements of a slice for a brick", range.len() as u64);
         ArgumentError::at_least(what, slice as u64, brick)?;
         ArgumentError::at_most(what, slice as u64, brick)?;
-        let first = range.start;
-        let bytes = self.array.elements.bytes(&range)?;
-        match self.present.covers(&bytes) {
-            true => Ok(first),
-            false => Err(ContainerError::Uncommitted { range, first }),
+        Ok(range)
+    }
+
+    /// Checks that a brick, given by its elements, is committed.
+    fn committed(&self, range: &Range<usize>) -> Result<(), ContainerError> {
+        match self.present.covers(&self.array.elements.bytes(range)?) {
+            true => Ok(()),
+            false => Err(ContainerError::Uncommitted {
+                range: range.clone(),
+                first: range.start,
+            }),
         }
     }
 
     const fn brick_bytes(&self) -> u64 {
         self.bricks.brick_len() as u64 * size_of::<T>() as u64
+    }
+}
+
+/// Puts a brick in an error, unless an argument is at fault.
+fn in_brick<const D: usize>(brick: [usize; D]) -> impl FnOnce(ContainerError) -> ContainerError {
+    move |cause| match cause {
+        ContainerError::Argument(_) => cause,
+        cause => ContainerError::Brick {
+            brick: brick.to_vec(),
+            cause: Box::new(cause),
+        },
     }
 }

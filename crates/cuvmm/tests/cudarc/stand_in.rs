@@ -129,7 +129,7 @@ pub fn hold(stream: &CudaStream) {
 }
 
 /// Lets held-back work run.
-pub fn let_go(stream: &CudaStream) {
+pub fn release(stream: &CudaStream) {
     set_held(stream, false);
 }
 

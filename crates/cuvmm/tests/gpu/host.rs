@@ -55,7 +55,7 @@ impl RegistrationOwner {
                 .collect();
             for stream in due {
                 if let Some((stream, _)) = held.until.remove(&stream) {
-                    driver.let_go(D0, stream.as_raw());
+                    driver.release_stream(D0, stream.as_raw());
                 }
             }
             let next = held.until.values().map(|(_, until)| *until).min();
@@ -206,7 +206,7 @@ impl Work for HostWork {
         driver
             .queue_kernel(D0, stream.as_raw(), vec![], vec![])
             .unwrap();
-        Gate::new(move || driver.let_go(D0, stream.as_raw()))
+        Gate::new(move || driver.release_stream(D0, stream.as_raw()))
     }
 
     fn noted(&self) -> Option<String> {

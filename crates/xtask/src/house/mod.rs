@@ -3,14 +3,15 @@
 //!
 //! The rules are in [`plan`]. [`crates`] reads the manifests, [`tree`] and [`mentions`] read the
 //! source, and [`arrows`] and [`habits`] check it. [`circles`] finds the files of a crate that use
-//! each other, by their [`calls`] of [`methods`] and their [`uses`] of paths. Violations are
-//! reported and not fixed.
+//! each other, by their [`calls`] of [`methods`] and their [`uses`] of paths. [`prose`] checks the
+//! words, and [`links`] the links of documents. Violations are reported and not fixed.
 
 mod arrows;
 mod calls;
 mod circles;
 mod crates;
 mod habits;
+mod links;
 mod mentions;
 mod methods;
 mod plan;
@@ -142,6 +143,7 @@ fn inspect() -> Result<Inspection> {
         inspection.read(package)?;
     }
     inspection.complaints.extend(prose::check(root)?);
+    inspection.complaints.extend(links::check(root)?);
     let complaints = &mut inspection.complaints;
     for complaint in &mut *complaints {
         if let Ok(short) = complaint.file.strip_prefix(root) {

@@ -85,7 +85,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
 }
 
 /// Text files below a folder, build folders and hidden ones left out, but for `.ci` and `.github`.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     for entry in entries {

@@ -1,7 +1,7 @@
 //! Attaching published memory from another process, which is this command started again.
 
-mod courier;
 mod reader;
+mod sender;
 
 use std::thread;
 
@@ -11,8 +11,8 @@ use cuvmm::share::{Manifest, Publisher};
 use cuvmm::{Region, Stream};
 use rustix::process::{Resource, getrlimit};
 
-use self::courier::Courier;
 use self::reader::{ATTACHING, Reading};
+use self::sender::Sender;
 use super::commit::{GIB, MIB};
 use super::pairs::alternate;
 use super::queue::waited;
@@ -114,13 +114,13 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     let bare = (0..count).map(|_| stage.hand.create_shareable(extent));
     let bare = bare.collect::<Result<Vec<_>, _>>()?;
     let by_hand = folder.path().join("by_hand");
-    let courier = Courier::bind(&by_hand)?;
+    let sender = Sender::bind(&by_hand)?;
     let reader = Reader {
         driver: Choice::of(stage.device.driver().kind()),
         device: u32::try_from(stage.device.ordinal().0)?,
         publisher: publisher.path().to_owned(),
         name: NAME.to_owned(),
-        courier: by_hand,
+        sender: by_hand,
         extent,
         count,
         pairs: match extent {
@@ -129,9 +129,9 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
         },
     };
     let reading = thread::scope(|scope| {
-        let serving = scope.spawn(|| courier.serve(&bare));
+        let serving = scope.spawn(|| sender.serve(&bare));
         let reading = reader.start();
-        courier.close()?;
+        sender.close()?;
         let served = serving.join();
         // The reader's own error takes precedence.
         let reading = reading?;

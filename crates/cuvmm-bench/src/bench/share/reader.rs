@@ -12,7 +12,7 @@ use cuvmm::share::{Publication, Subscriber};
 use cuvmm::{Attachment, Device, Stream};
 use serde::{Deserialize, Serialize};
 
-use super::courier::fetch;
+use super::sender::fetch;
 use crate::bench::by_hand::{Hand, Range};
 use crate::bench::current::Current;
 use crate::bench::options::PLAYED;
@@ -41,7 +41,7 @@ pub(crate) struct Reader {
 
     /// The socket that sends the descriptors by hand
     #[arg(long)]
-    pub(super) courier: PathBuf,
+    pub(super) sender: PathBuf,
 
     /// The size of each extent sent there, in bytes
     #[arg(long)]
@@ -91,7 +91,7 @@ impl Reader {
             .args(["--device", &self.device.to_string()])
             .args(["--publisher", &path(&self.publisher)])
             .args(["--name", &self.name])
-            .args(["--courier", &path(&self.courier)])
+            .args(["--sender", &path(&self.sender)])
             .args(["--extent", &self.extent.to_string()])
             .args(["--count", &self.count.to_string()])
             .args(["--pairs", &self.pairs.to_string()])
@@ -168,7 +168,7 @@ impl Reader {
 
     fn attach_by_hand<'a>(&self, hand: &'a Hand, stream: &Stream) -> anyhow::Result<Range<'a>> {
         let mut range = hand.reserve(self.extent * self.count as u64, self.count)?;
-        fetch(&self.courier, self.count, |descriptor| {
+        fetch(&self.sender, self.count, |descriptor| {
             range.adopt(hand.import(descriptor.as_fd(), self.extent)?);
             Ok(())
         })?;

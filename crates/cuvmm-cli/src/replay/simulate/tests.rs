@@ -182,7 +182,7 @@ fn a_memory_that_refuses_for_no_reason_is_an_error_and_no_endless_wait() {
     assert!(
         error
             .to_string()
-            .contains("1 requests wait and nothing runs, yet memory is refused: refuse 0 1"),
+            .contains("1 request waiting and nothing running, yet memory is refused: refuse 0 1"),
         "{error}"
     );
 }

@@ -25,9 +25,9 @@ const BACKLOG: i32 = 8;
 
 /// A listening socket at a path, which sends descriptors.
 #[derive(Debug)]
-pub(super) struct Courier(OwnedFd);
+pub(super) struct Sender(OwnedFd);
 
-impl Courier {
+impl Sender {
     /// Binds a socket to `path` and listens.
     ///
     /// # Errors

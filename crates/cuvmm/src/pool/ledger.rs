@@ -86,7 +86,7 @@ impl Giver for Core {
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = state.reach(TenantId(u64::MAX));
         let idle = others.gained() + state.free_list.bytes() + state.budget.unneeded();
-        Self::let_go(state);
+        Self::unlock(state);
         idle
     }
 
@@ -102,7 +102,7 @@ impl Giver for Core {
             _ => state.trim(keep),
         };
         state.return_unneeded(0);
-        Self::let_go(state);
+        Self::unlock(state);
         if let Err(error) = given {
             tracing::warn!(%error, "memory that another process needs stays for now");
         }

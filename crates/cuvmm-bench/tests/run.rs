@@ -95,6 +95,8 @@ const NAMES: &[&str] = &[
     "take_back_16GiB",
     "take_back_16GiB_scrub",
     "lower_limit_16GiB",
+    "ledger_charge",
+    "ledger_take_idle_1GiB",
     "wake_one_of_1000_futures",
     "drop_under_kernel",
     "lease_beside_waiter",

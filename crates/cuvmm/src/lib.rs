@@ -58,6 +58,7 @@
 //! - [Serve several models](guides::models)
 //! - [Grow a cache](guides::growing)
 //! - [Handle out of memory](guides::out_of_memory)
+//! - [Share one GPU between processes](guides::processes)
 //! - [Share weights between processes](guides::sharing)
 //! - [Put a model to sleep](guides::sleep)
 //! - [Use it with candle, cudarc and DLPack](guides::interop)
@@ -112,6 +113,13 @@ pub mod guides {
     /// [`error`](crate::error), [`Shortage`](crate::error::Shortage),
     /// [`BlockError`](crate::error::BlockError), and [`Pressure`](crate::pool::Pressure).
     pub mod out_of_memory {}
+
+    #[doc = include_str!("../docs/guides/processes.md")]
+    ///
+    /// # See also
+    /// [`ledger`](crate::ledger), [`Ledger`](crate::Ledger), [`LedgerView`](crate::LedgerView), and
+    /// [`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger).
+    pub mod processes {}
 
     #[doc = include_str!("../docs/guides/sharing.md")]
     ///

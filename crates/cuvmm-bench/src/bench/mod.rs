@@ -26,6 +26,7 @@ mod kernels;
 mod kv;
 mod kv_fork;
 mod launch;
+mod ledger;
 mod lower_limit;
 mod mapper;
 mod metadata;
@@ -178,6 +179,8 @@ fn groups() -> Vec<Group> {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
     groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
+    groups.push(Group::one(ledger::CHARGE, ledger::charge));
+    groups.push(Group::one(ledger::TAKE, ledger::take));
     groups.push(Group::one(waiting_futures::NAME, waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));

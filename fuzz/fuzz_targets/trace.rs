@@ -5,6 +5,8 @@
 
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../../crates/cuvmm-cli/src/replay/instant.rs"]
+mod instant;
 #[allow(dead_code)]
 #[path = "../../crates/cuvmm-cli/src/replay/trace.rs"]
 mod trace;

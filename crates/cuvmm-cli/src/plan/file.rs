@@ -17,6 +17,8 @@ use cuvmm_cli::files;
 use cuvmm_cli::size;
 use cuvmm_cli::terminal::{counted, shown};
 
+use super::time;
+
 /// A plan, and where and how each of its steps is written.
 #[derive(Debug)]
 pub(super) struct File {
@@ -168,11 +170,9 @@ impl<'de> Deserialize<'de> for Span {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
-                let time = text.parse::<jiff::SignedDuration>().ok();
-                let time = time.and_then(|time| Duration::try_from(time).ok());
                 let refused = || E::invalid_value(de::Unexpected::Str(text), &self);
                 Ok(Span {
-                    time: time.ok_or_else(refused)?,
+                    time: time::parse(text).ok_or_else(refused)?,
                     written: text.to_owned(),
                 })
             }

@@ -9,6 +9,7 @@
 mod chart;
 mod demand;
 mod figures;
+mod instant;
 mod memory;
 mod options;
 mod policy;

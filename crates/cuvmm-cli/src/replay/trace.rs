@@ -3,7 +3,7 @@
 //! A header names the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, in any order and
 //! possibly among other columns. Each line after it is one request. Lines end in LF or CRLF; empty
 //! lines are skipped. A timestamp is a date and a time with up to nine decimals of a second, in
-//! UTC unless it has an offset.
+//! UTC unless it has an offset like `+02:00`.
 //!
 //! Counts must fit in 32 bits, and a request has at least one token of context. Zero generated
 //! tokens are valid: such a request ends when its context is read. Rows may be out of order; the
@@ -14,9 +14,7 @@
 
 use std::fmt;
 
-use jiff::Timestamp;
-use jiff::civil::DateTime;
-use jiff::tz::Offset;
+use super::instant;
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +160,7 @@ fn row(record: &csv::ByteRecord, columns: &Columns) -> Result<Row, String> {
         ));
     }
     Ok(Row {
-        arrival_ns: instant(field(columns.timestamp))?,
+        arrival_ns: arrival(field(columns.timestamp))?,
         context,
         generated: count(GENERATED, field(columns.generated))?,
     })
@@ -184,27 +182,13 @@ fn count(name: &str, field: &[u8]) -> Result<u32, String> {
     }
 }
 
-fn instant(field: &[u8]) -> Result<i128, String> {
-    let wrong = || {
+fn arrival(field: &[u8]) -> Result<i128, String> {
+    instant::parse(field).ok_or_else(|| {
         let shown = shown(field);
         format!(
             "{TIMESTAMP} is {shown}, which is not a date and a time like 2023-11-16 18:15:46.6805900"
         )
-    };
-    let text = std::str::from_utf8(field).map_err(|_| wrong())?;
-    // A truncated field is refused: a date alone, or one without minutes, would be read as
-    // midnight.
-    if text.len() < "2023-11-16 18:15:46".len() {
-        return Err(wrong());
-    }
-    let instant = match text.parse::<Timestamp>() {
-        Ok(instant) => instant,
-        Err(_) => {
-            let local: DateTime = text.parse().map_err(|_| wrong())?;
-            Offset::UTC.to_timestamp(local).map_err(|_| wrong())?
-        }
-    };
-    Ok(instant.as_nanosecond())
+    })
 }
 
 /// Formats bytes of the file for an error message, as one short line for any content.

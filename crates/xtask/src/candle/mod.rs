@@ -1,5 +1,5 @@
-//! The crate `cuvmm-candle`, which is not in the workspace because candle's `cuda` feature requires
-//! nvcc.
+//! The workspace of `cuvmm-candle` and `cuvmm-serve`, which are not in the main workspace because
+//! candle's `cuda` feature requires nvcc.
 //!
 //! `check` needs no toolkit, because the compiled kernels are not used before they run on a GPU.
 //! Nor does `test`, which links with stand-ins for CUDA's libraries and loads them: it is for the
@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo;
 use toolkit::Toolkit;
 
-/// Check, test or build the crate cuvmm-candle.
+/// Check, test or build the crates cuvmm-candle and cuvmm-serve.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Candle {
     #[command(subcommand)]
@@ -29,13 +29,13 @@ pub(crate) struct Candle {
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
-    /// Check its format, types, lints and documentation. Needs no toolkit.
+    /// Check their format, types, lints and documentation. Needs no toolkit.
     Check,
-    /// Run its tests as on a machine without a GPU, even if there is one. Needs no toolkit.
+    /// Run their tests as on a machine without a GPU, even if there is one. Needs no toolkit.
     Test,
     /// Find a toolkit, or assemble one from PyPI, and print the shell commands that select it.
     Toolkit,
-    /// Build its examples and GPU tests in release, stripped, for a machine without cargo.
+    /// Build the server, the examples and the GPU tests in release, stripped, for a machine without cargo.
     Build {
         /// The folder to write them to.
         folder: PathBuf,
@@ -61,8 +61,8 @@ impl Candle {
     }
 }
 
-/// Returns the folder of the crate.
-fn package() -> PathBuf {
+/// Returns the folder of the workspace.
+fn workspace() -> PathBuf {
     cargo::workspace().join("crates/cuvmm-candle")
 }
 
@@ -73,11 +73,11 @@ fn target() -> Result<PathBuf> {
     Ok(std::path::absolute(target)?.join("candle"))
 }
 
-/// Returns a command that runs cargo in the folder of the crate.
+/// Returns a command that runs cargo in the workspace.
 fn command(target: &Path) -> Command {
     let mut command = cargo::command();
     command
-        .current_dir(package())
+        .current_dir(workspace())
         .env("CARGO_TARGET_DIR", target);
     command
 }
@@ -98,10 +98,12 @@ fn without_toolkit(target: &Path, arguments: &[&str]) -> Result<Command> {
 
 fn check(target: &Path) -> Result<()> {
     for arguments in [
-        &["fmt", "--check"][..],
+        // Not `--all`, which includes the dependencies that are in this repository.
+        &["fmt", "--check", "-pcuvmm-candle", "-pcuvmm-serve"][..],
         &[
             "clippy",
             "--locked",
+            "--workspace",
             "--all-targets",
             "--",
             "-D",
@@ -109,7 +111,15 @@ fn check(target: &Path) -> Result<()> {
         ],
         // The examples enable features of their dependencies, as they do for the lints. Without
         // them all of candle would be checked a second time, for the features that remain.
-        &["doc", "--locked", "--no-deps", "--lib", "--examples"],
+        &[
+            "doc",
+            "--locked",
+            "--workspace",
+            "--no-deps",
+            "--lib",
+            "--bins",
+            "--examples",
+        ],
     ] {
         let mut command = without_toolkit(target, arguments)?;
         succeed(command.env("RUSTDOCFLAGS", "-D warnings"))?;
@@ -123,7 +133,7 @@ fn test(target: &Path) -> Result<()> {
     let path = before(libraries, "LD_LIBRARY_PATH");
     // The examples are parts of the tests here, and separate programs in `build`.
     for targets in ["--tests", "--doc"] {
-        let mut command = without_toolkit(target, &["test", "--locked", targets])?;
+        let mut command = without_toolkit(target, &["test", "--locked", "--workspace", targets])?;
         succeed(command.env("LD_LIBRARY_PATH", &path))?;
     }
     Ok(())
@@ -144,16 +154,23 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     let target = target.join("build");
     std::fs::create_dir_all(folder)?;
     for arguments in [
-        &["build", "--locked", "--release", "--examples"][..],
+        &[
+            "build",
+            "--locked",
+            "--release",
+            "--workspace",
+            "--bins",
+            "--examples",
+        ][..],
         &[
             "test",
             "--locked",
             "--release",
+            "--workspace",
             "--no-run",
+            "--bins",
             "--test",
             "gpu",
-            "--test",
-            "serve",
         ],
     ] {
         let mut command = command(&target);
@@ -181,8 +198,8 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the name and path of a program, if a line of cargo's messages names one. The tests of an
-/// example get a name of their own, because it may be the example's name.
+/// Returns the name and path of a program, if a line of cargo's messages names one. The tests of a
+/// program get a name of their own.
 fn built(line: &str) -> Result<Option<(String, PathBuf)>> {
     let message: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;

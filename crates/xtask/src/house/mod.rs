@@ -97,7 +97,7 @@ struct Inspection {
     shown: BTreeMap<&'static str, BTreeSet<String>>,
 }
 
-/// Crates of the project that are separate workspaces.
+/// The project's workspaces besides the main one.
 const OUTSIDE: &[&str] = &["crates/cuvmm-candle/Cargo.toml"];
 
 /// Returns cargo's metadata of a workspace.

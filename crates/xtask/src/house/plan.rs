@@ -137,6 +137,14 @@ pub(crate) const CRATES: &[Place] = &[
         ],
     },
     Place {
+        name: "cuvmm-serve",
+        uses: &["cuvmm", "cuvmm-candle"],
+        tests_use: &[],
+        reads_environment: false,
+        library: false,
+        floors: &[],
+    },
+    Place {
         name: "cuvmm-torch",
         uses: &["cuvmm"],
         tests_use: &["fakecuda"],

@@ -82,7 +82,7 @@ fn builds() -> Result<Vec<Vec<String>>> {
         "--example=dlpack_python",
     ]));
     for folder in folders_in(&cargo::workspace().join("crates"))? {
-        // This crate requires nvcc, and is built by `cargo xtask candle build`.
+        // It requires nvcc, and is built by `cargo xtask candle build`.
         if folder.ends_with("cuvmm-candle") {
             continue;
         }

@@ -32,6 +32,7 @@ use self::library::{Nccl, Ranks};
 use self::measure::{Asked, measure};
 use self::report::Report;
 use cuvmm_cli::command::usage;
+use cuvmm_cli::page::Page;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::print;
 
@@ -74,6 +75,10 @@ pub(crate) struct Args {
     /// Also register memory of several extents in one range, which not every NCCL supports
     #[arg(long)]
     whole: bool,
+
+    /// Print all columns, in lines of any length
+    #[arg(long)]
+    verbose: bool,
 
     /// Print one JSON object
     #[arg(long)]
@@ -119,7 +124,7 @@ impl Args {
         print(&if self.json {
             report.json()?
         } else {
-            report.text()
+            report.text(Page::verbose(self.verbose))
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::kind::{Kind, Whose};
 use crate::bench::samples::Samples;
+use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::{self, safe};
 use cuvmm_cli::watch::in_words;
 
@@ -109,7 +110,8 @@ impl Report {
         Ok(terminal::json(self)?)
     }
 
-    pub(super) fn text(&self) -> String {
+    /// Returns the text for people: a line about the run, a table, and what was refused.
+    pub(super) fn text(&self, page: Page) -> String {
         let mut text = format!(
             "{} x {} on CUDA {}, NCCL {} ({}), no multicast\n\n{}\n",
             self.devices,
@@ -117,7 +119,7 @@ impl Report {
             self.driver,
             self.nccl,
             safe(&self.library),
-            table(&self.rows)
+            table(&self.rows, page)
         );
         for refused in &self.refused {
             let (memory, how) = (refused.memory, refused.registered);
@@ -128,41 +130,44 @@ impl Report {
                 safe(&refused.reason)
             );
         }
-        text
+        page.fold(&text)
     }
 }
 
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header([
+/// Returns the table of all rows, in its narrow form without the counts of extents and of samples
+/// and without the rate on the links.
+fn table(rows: &[Row], page: Page) -> Table {
+    let verbose = page.is_verbose();
+    let mut head = vec![
         "bytes",
         "memory",
-        "extents",
         "registered",
-        "n",
         "p50",
         "p99",
         "GB/s",
-        "bus GB/s",
         "vs NCCL's",
-    ]);
-    for column in table.column_iter_mut().skip(4) {
-        column.set_cell_alignment(CellAlignment::Right);
+    ];
+    if verbose {
+        head.extend(["bus GB/s", "extents", "n"]);
     }
+    let mut table = page.table(&head, |column| column > 2);
     for row in rows {
-        table.add_row([
+        let mut cells = vec![
             ByteSize(row.bytes).display().iec().to_string(),
             row.memory.to_owned(),
-            row.extents.to_string(),
             row.registered.to_owned(),
-            row.n.to_string(),
             in_words(row.p50_ns),
             in_words(row.p99_ns),
             format!("{:.1}", row.algorithm_gb_per_s),
-            format!("{:.1}", row.bus_gb_per_s),
             row.vs_nccl
                 .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
-        ]);
+        ];
+        if verbose {
+            cells.push(format!("{:.1}", row.bus_gb_per_s));
+            cells.push(row.extents.to_string());
+            cells.push(row.n.to_string());
+        }
+        table.add_row(cells);
     }
     table
 }
@@ -171,6 +176,7 @@ fn table(rows: &[Row]) -> Table {
 mod tests {
     use super::super::memory::By;
     use super::*;
+    use cuvmm_cli::page::WIDTH;
 
     fn rows() -> Vec<Row> {
         let of = |whose, registered, ns: f64| {
@@ -202,9 +208,8 @@ mod tests {
         assert_eq!(ratios, [None, Some(1.25), None, Some(0.5)]);
     }
 
-    #[test]
-    fn the_table_says_what_was_refused() {
-        let report = Report {
+    fn report() -> Report {
+        Report {
             nccl: "2.32.3".to_owned(),
             library: "libnccl.so.2".to_owned(),
             driver: "13.0".to_owned(),
@@ -216,8 +221,13 @@ mod tests {
                 registered: "whole",
                 reason: "no".to_owned(),
             }],
-        };
-        let text = report.text();
+        }
+    }
+
+    #[test]
+    fn the_table_says_what_was_refused() {
+        let report = report();
+        let text = report.text(Page::Narrow);
         assert!(
             text.starts_with("4 x a GPU on CUDA 13.0, NCCL 2.32.3"),
             "{text}"
@@ -230,5 +240,30 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&report.json().unwrap()).unwrap();
         assert_eq!(json["rows"][1]["vs_nccl"], 1.25);
         assert_eq!(json["refused"][0]["reason"], "no");
+    }
+
+    #[test]
+    fn lines_fit_unless_all_columns_are_asked_for() {
+        let mut report = report();
+        report.library = format!("/{}libnccl.so.2", "a/long/path/".repeat(12));
+        report.refused[0].reason = "many words ".repeat(30);
+        // Figures as wide as they get.
+        for row in &mut report.rows {
+            row.bytes = 1023 << 20;
+            row.p50_ns = 123_456_789_000.0;
+            row.p99_ns = row.p50_ns;
+            row.algorithm_gb_per_s = 12_345.6;
+        }
+        let narrow = report.text(Page::Narrow);
+        let widest = narrow.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(WIDTH), "{narrow}");
+        // Each row of the table has one line.
+        let lines = narrow.lines().filter(|line| line.starts_with('|')).count();
+        assert_eq!(lines, 2 + report.rows.len(), "{narrow}");
+        let wide = report.text(Page::Verbose);
+        for column in ["bus GB/s", "extents", " n "] {
+            assert!(!narrow.contains(column) && wide.contains(column), "{wide}");
+        }
+        assert!(wide.contains(&report.library), "{wide}");
     }
 }

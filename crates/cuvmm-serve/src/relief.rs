@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 use super::cache::Caches;
 use super::schedule::Id;
-use super::server::{Job, Server};
+use super::state::{Job, Server};
 
 impl Server<'_> {
     /// Gets memory for a request and wakes its model. Returns `true` if both succeeded.

@@ -4,7 +4,7 @@
 //! [`relief`](super::relief) decides where memory comes from when it is short. There is no network:
 //! the answer to a client is kept with the request.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
 use candle_core::{D, Tensor};
@@ -15,6 +15,8 @@ use super::figures::{Figures, Sample};
 use super::model::Model;
 use super::prefix::Prefix;
 use super::schedule::{Id, Schedule};
+use super::state::Job;
+pub(crate) use super::state::Server;
 use super::trace::Request;
 
 /// The number of prompts that are computed before the running requests make another step.
@@ -24,33 +26,6 @@ const PROMPTS: usize = 4;
 /// in all.
 const FORKED: u32 = 3;
 const TRIES: u32 = 5;
-
-/// A request and its state.
-pub(super) struct Job {
-    request: Request,
-    /// The tokens of the prompt and of the answer so far, without the system prompt.
-    pub(super) tokens: Vec<u32>,
-    pub(super) caches: Caches,
-    /// The number of these tokens that are in the caches, after the system prompt.
-    pub(super) done: usize,
-    /// The time from its arrival to its first token.
-    first: Option<Duration>,
-}
-
-pub(crate) struct Server<'a> {
-    pub(super) models: &'a [Model],
-    /// The prefix of each model.
-    pub(super) prefixes: Vec<Prefix<'a>>,
-    pub(super) schedule: Schedule,
-    pub(super) jobs: Vec<Job>,
-    begun: Instant,
-    /// The time at which each model was last busy.
-    pub(super) busy: Vec<Instant>,
-    /// For each group, the number of consecutive rounds in which nothing ran and no waiting request
-    /// could begin.
-    pub(super) stuck: Vec<u32>,
-    pub(super) figures: Figures,
-}
 
 /// The outcome of serving.
 pub(crate) struct Served {

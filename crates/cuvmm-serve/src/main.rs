@@ -6,25 +6,28 @@
 //! the pool; and candle's own memory and cache. Needs a GPU.
 
 mod attention;
-pub(crate) mod batch;
+mod batch;
 mod bytes;
-pub(crate) mod cache;
-pub(crate) mod cache_memory;
-pub(crate) mod compare;
-pub(crate) mod decoder;
+mod cache;
+mod cache_memory;
+mod compare;
+mod decoder;
 mod figures;
 mod forks;
-pub(crate) mod model;
-pub(crate) mod modes;
-pub(crate) mod options;
-pub(crate) mod prefix;
+mod model;
+mod modes;
+mod options;
+mod prefix;
 mod relief;
 mod rotary;
 mod schedule;
-pub(crate) mod server;
-pub(crate) mod system;
-pub(crate) mod trace;
-pub(crate) mod weights;
+mod server;
+mod state;
+mod system;
+#[cfg(test)]
+mod tests;
+mod trace;
+mod weights;
 
 use std::time::Duration;
 

@@ -3,12 +3,12 @@
 
 use std::cell::RefCell;
 
-use super::serve::cache::Charge;
-use super::serve::cache_memory::Held;
 use super::*;
+use crate::cache::Charge;
+use crate::cache_memory::Held;
 
 /// The bytes that a model gives up when it sleeps.
-pub const AWAKE: u64 = 1 << 20;
+pub(super) const AWAKE: u64 = 1 << 20;
 
 /// candle's own memory, and additional memory while the model is awake.
 struct Drowsy {
@@ -87,7 +87,13 @@ fn models(limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
 }
 
 /// Returns models that sleep.
-pub fn over(specs: &[Spec], slots: usize, limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
+pub(super) fn over(
+    specs: &[Spec],
+    slots: usize,
+    limit: u64,
+    keeps: bool,
+    unsure: bool,
+) -> Vec<Model> {
     let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
     let whole = Budget::new(weights + limit);
     let model = |spec: &Spec| {

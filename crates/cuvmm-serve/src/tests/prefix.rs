@@ -1,10 +1,12 @@
 //! Prompts with a common start: forks compute the same results as sequences without a fork, bit for
 //! bit, and the memory of the common part exists once.
 
-use super::rig::G;
-use super::serve::cache_memory::Held;
-use super::serve::prefix::Prefix;
 use super::*;
+use crate::cache_memory::Held;
+use crate::prefix::Prefix;
+
+/// The granularity of GPU memory.
+const G: u64 = 2 << 20;
 
 /// An operation on the caches of a sequence.
 #[derive(Clone, Copy)]
@@ -140,7 +142,7 @@ fn branches_compute_what_a_sequence_does_alone() {
 }
 
 /// Returns two models with different system prompts, which are shared or computed by each sequence.
-pub fn with_system(mut spec: Spec, tokens: usize, cached: bool) -> [Spec; 2] {
+pub(super) fn with_system(mut spec: Spec, tokens: usize, cached: bool) -> [Spec; 2] {
     let words = spec.config.vocab_size as u32;
     [7, 8].map(|seed| {
         spec.source = Source::Seed(seed);
@@ -150,11 +152,11 @@ pub fn with_system(mut spec: Spec, tokens: usize, cached: bool) -> [Spec; 2] {
 }
 
 /// Returns the bytes that candle's own cache takes for `count` steps in all layers.
-pub fn steps(count: u64) -> u64 {
+pub(super) fn steps(count: u64) -> u64 {
     count * tinier().sequence(1, 512 * 64)
 }
 
-pub fn plain(cached: bool, limit: u64) -> Vec<Model> {
+pub(super) fn plain(cached: bool, limit: u64) -> Vec<Model> {
     let specs = with_system(tinier(), 700, cached);
     let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
     let limit = limit.saturating_add(weights);
@@ -255,7 +257,7 @@ fn long(cached: bool) -> [Spec; 2] {
 
 #[test]
 fn on_a_gpu_branches_share_memory_and_compute_the_same() {
-    let Some((_turn, gpu)) = rig::gpu("on_a_gpu_branches_share_memory_and_compute_the_same") else {
+    let Some((_turn, gpu)) = gpu("on_a_gpu_branches_share_memory_and_compute_the_same") else {
         return;
     };
     let [spec, _] = long(true);
@@ -281,7 +283,7 @@ fn on_a_gpu_branches_share_memory_and_compute_the_same() {
 
 #[test]
 fn branches_sleep_and_go_on() {
-    let Some((_turn, gpu)) = rig::gpu("branches_sleep_and_go_on") else {
+    let Some((_turn, gpu)) = gpu("branches_sleep_and_go_on") else {
         return;
     };
     let store = HostStore::builder(gpu.device())
@@ -313,7 +315,7 @@ fn branches_sleep_and_go_on() {
 
 #[test]
 fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
-    let Some((_turn, gpu)) = rig::gpu("the_memory_of_a_prefix_is_there_once_and_goes_back") else {
+    let Some((_turn, gpu)) = gpu("the_memory_of_a_prefix_is_there_once_and_goes_back") else {
         return;
     };
     let specs = long(true);
@@ -346,7 +348,7 @@ fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
 
 #[test]
 fn servers_of_all_kinds_share_a_prompt() {
-    let Some((_turn, gpu)) = rig::gpu("servers_of_all_kinds_share_a_prompt") else {
+    let Some((_turn, gpu)) = gpu("servers_of_all_kinds_share_a_prompt") else {
         return;
     };
     // Eight at once, most of which grow into a fourth granule; then each model alone, in turn.
@@ -408,7 +410,7 @@ fn servers_of_all_kinds_share_a_prompt() {
 
 #[test]
 fn a_prefix_sleeps_with_its_model_or_is_read_anew() {
-    let Some((_turn, gpu)) = rig::gpu("a_prefix_sleeps_with_its_model_or_is_read_anew") else {
+    let Some((_turn, gpu)) = gpu("a_prefix_sleeps_with_its_model_or_is_read_anew") else {
         return;
     };
     // Each model in turn, and no sequence grows.

@@ -1,8 +1,8 @@
 //! Odd settings: for any limit, slots and prompts, a request that could be served alone is also
 //! served among others, with the same answer.
 
-use super::serve::server::Asked;
 use super::*;
+use crate::server::Asked;
 
 /// A model that is computed very fast.
 fn least(system: usize, seed: u64) -> Spec {

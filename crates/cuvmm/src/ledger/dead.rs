@@ -24,7 +24,7 @@ use super::proc;
 use super::seen::{Seen, What};
 
 /// How long the slot of a process that cannot be looked up stays dying.
-const UNVERIFIED: Duration = Duration::from_secs(2);
+pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
 
 /// Frees the slots of processes that have ended, except slot `own`. Returns `true` if a slot is
 /// dying.
@@ -90,7 +90,8 @@ fn is_gone(slot: &Slot) -> bool {
         Ok(process) => {
             // Read after the process was opened: its number cannot be reused from here on.
             let started = proc::start_time(pid.as_raw_nonzero().get().cast_unsigned());
-            if started.is_some_and(|started| started != slot.started.load()) {
+            let expected = slot.started.load();
+            if expected != 0 && started.is_some_and(|started| started != expected) {
                 return true;
             }
             // Readable when all threads have ended.

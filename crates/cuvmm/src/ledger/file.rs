@@ -27,7 +27,7 @@ use super::lock::Lock;
 use crate::error::LedgerError;
 
 /// How long a process waits for another one that is making the file or taking a slot.
-const LONGEST_JOIN: Duration = Duration::from_secs(2);
+const LONGEST_JOIN: Duration = Duration::from_secs(5);
 
 /// File systems on which locks or shared mappings do not work between all processes, by the type
 /// that `statfs` reports (`linux/magic.h`).

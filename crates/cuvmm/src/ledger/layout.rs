@@ -57,7 +57,7 @@ pub(super) struct Slot {
     pub(super) pid: Word,
     /// When the process started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub(super) started: Word,
-    /// The inode of the PID namespace that `pid` is a number in.
+    /// A number for the namespaces that `pid` and `started` are numbers in.
     pub(super) pid_namespace: Word,
     pub(super) uid: Word,
     /// The granules that the process always keeps charged.

@@ -467,6 +467,24 @@ impl Drop for Waiting {
     }
 }
 
+/// Frees the slots of dead processes. If the limit is to be another one and no process is alive,
+/// waits until all slots are free, as far as that can be expected.
+fn collect_before(file: &LedgerFile, limit: Option<u64>) {
+    let layout = file.layout();
+    let mut seen = Seen::default();
+    let until = Instant::now() + dead::UNVERIFIED + Duration::from_secs(1);
+    loop {
+        let dying = dead::collect(file, None, &mut seen);
+        let lives = |slot: &Slot| slot.state().0 == State::Live;
+        let alive = layout.slots.iter().any(lives);
+        let same = limit.is_none_or(|limit| limit == layout.header.limit.load());
+        if !dying || alive || same || Instant::now() > until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Sets the limit if this is the first process, and takes a slot. The joining lock is held.
 fn take_slot(
     file: &LedgerFile,
@@ -474,7 +492,7 @@ fn take_slot(
     wishes: &Wishes,
 ) -> Result<usize, LedgerError> {
     let layout = file.layout();
-    dead::collect(file, None, &mut Seen::default());
+    collect_before(file, wishes.limit.map(|limit| limit / granule.bytes()));
     let is_first = layout
         .slots
         .iter()

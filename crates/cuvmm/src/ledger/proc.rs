@@ -3,9 +3,15 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Returns the inode of this process's PID namespace, or 0 if it is unknown.
+/// Returns a number for this process's PID and time namespaces, or 0 if they are unknown. Start
+/// times are different in different time namespaces.
 pub(super) fn own_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
+    let inode = |name| fs::metadata(name).map_or(0, |found| found.ino());
+    let (pids, times) = (inode("/proc/self/ns/pid"), inode("/proc/self/ns/time"));
+    match pids {
+        0 => 0,
+        _ => pids ^ (times << 32),
+    }
 }
 
 /// Returns `true` if process numbers of a PID namespace can be looked up by this process.

@@ -245,12 +245,15 @@ impl Locked<'_> {
     }
 
     /// Returns where the memory of a block, `begun` bytes now, is to end.
-    fn end_of(&self, id: TenantId, begun: u64, need: &Need) -> u64 {
+    fn end_of(&mut self, id: TenantId, begun: u64, need: &Need) -> u64 {
         let to = need.to;
         if begun >= to {
             return begun;
         }
         let wished = need.steps.end(to, begun, to, need.most);
+        if wished > to {
+            self.grant_for(id, wished - begun);
+        }
         // Precommitted memory is made only of memory that no tenant holds.
         if wished > to && wished - begun <= self.budget.available_to(id) {
             wished

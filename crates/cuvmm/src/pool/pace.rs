@@ -17,6 +17,8 @@ pub(crate) struct Precommit {
     pub(crate) attached: u64,
     /// Blocks whose precommitted memory runs out.
     pub(crate) growing: VecDeque<SlotId>,
+    /// The last block that could not get memory ahead for lack of it, and the bytes.
+    pub(crate) lacking: Option<(SlotId, u64)>,
     /// How soon to wake the mapper once the lock is released.
     urgency: Option<Urgency>,
     /// Bytes of physical memory to keep ready.
@@ -83,6 +85,7 @@ impl Precommit {
             waker,
             attached: 0,
             growing: VecDeque::new(),
+            lacking: None,
             urgency: None,
             free_target,
         }

@@ -73,6 +73,9 @@ impl State {
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
         if step > self.budget.available_to(tenant) || self.budget.mappings_left() == 0 {
+            if let Some(precommit) = &mut self.precommit {
+                precommit.lacking = Some((id, step));
+            }
             return None;
         }
         let unmapped = self
@@ -117,6 +120,21 @@ impl State {
 }
 
 impl Locked<'_> {
+    /// Makes a ledger grant what the last block lacked that could not get memory ahead; returns
+    /// `true` if it did.
+    fn grant_lacking(&mut self) -> bool {
+        let lacking = self.precommit.as_mut().and_then(|it| it.lacking.take());
+        let Some((slot, step)) = lacking else {
+            return false;
+        };
+        let missing = self.budget.lacks_grant(slot.tenant, step) > 0;
+        let granted = missing && self.grant_for(slot.tenant, step).is_none();
+        if granted && self.core().ledger.get().is_some() {
+            self.request_precommit(slot);
+        }
+        granted
+    }
+
     /// Adds the placed extent to its slot, or refunds what was not placed.
     fn finish_precommit(
         &mut self,
@@ -260,6 +278,9 @@ impl MapperWork for Core {
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();
             let Some(job) = state.begin_precommit() else {
+                if state.grant_lacking() {
+                    continue;
+                }
                 break;
             };
             let policy = state.policy;

@@ -41,6 +41,7 @@ impl Locked<'_> {
         let Some(step) = self.next_step(place) else {
             return true;
         };
+        self.grant_for(id, step);
         // Checked first, since a refusal collects the figures of the whole pool.
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;

@@ -16,6 +16,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{BlockError, CallError, LedgerShortage};
+use crate::ledger::GRANT;
 use crate::region::Round;
 
 /// One extent to be taken.
@@ -90,7 +91,11 @@ impl Locked<'_> {
                 return Err(self.short_of(id, bytes, plan.gained, Some(refused)));
             }
             // Another tenant may be charged for the reclaimed memory first, hence the loop.
-            self.carry_out_if_enough(id, bytes, total, &plan)?;
+            let carried = self.carry_out_if_enough(id, bytes, total, &plan);
+            if carried.is_err() {
+                self.return_unneeded(GRANT);
+            }
+            carried?;
         }
         Ok(())
     }

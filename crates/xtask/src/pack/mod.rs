@@ -1,10 +1,10 @@
-//! Packing the files that a machine with a GPU and without cargo needs: the release command, the
+//! Packing the files that a machine with a GPU and without cargo needs: the release commands, the
 //! tests that need a GPU, the conformance programs, the recorded answers, the DLPack test for
 //! Python, and a script that runs them.
 //!
 //! A test file needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
-//! test starts the command given by the variable `CUVMM_BIN` if it is set, because the path that
-//! cargo compiles in is that of the machine that built the test.
+//! test starts neither command, because the path that cargo compiles in is that of the machine that
+//! built the test. The script starts them.
 
 mod built;
 
@@ -22,7 +22,7 @@ const DLPACK: &str = include_str!("../../../cuvmm/tests/python/dlpack.py");
 /// The maximum size of the pack in bytes.
 const MOST: u64 = 96 << 20;
 
-/// Pack the command and the tests for a machine that has no cargo.
+/// Pack the commands and the tests for a machine that has no cargo.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pack {
     /// The folder to write. Files that an earlier run wrote there are replaced.

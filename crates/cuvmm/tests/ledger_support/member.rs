@@ -254,6 +254,8 @@ fn short<T>(outcome: Result<T, BlockError>) -> Option<T> {
     match outcome {
         Ok(done) => Some(done),
         Err(error) if error.is_shortage() => None,
+        // A block that grows has outlived its tenant.
+        Err(BlockError::Unregistered { .. }) => None,
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -285,6 +287,7 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
     match random.u8(..100) {
         0..35 if member.blocks.len() < 6 => {
             let block = member.tenants[tenant].block(random.u64(1..=most) * G);
+            let block = block.capacity(member.setting.limit * G);
             let block = match random.bool() {
                 true => block.try_allocate(),
                 false => block.timeout(wait).allocate(),

@@ -1,0 +1,298 @@
+//! Several processes with one ledger, and one device that counts what they have: killed, stopped and
+//! forked at random, and one by one.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+mod ledger_support;
+
+use std::time::Duration;
+
+use common::G;
+use cuvmm::ledger::ProcessState;
+use ledger_support::process::{Place, Process, until};
+use rustix::process::Signal;
+
+/// Granules of the ledger.
+const LIMIT: u64 = 100;
+
+/// What the device has beyond the ledger's limit, so that it can be exceeded.
+const BEYOND: u64 = 400;
+
+/// Plays a process. Does nothing when it runs as a test.
+#[test]
+fn process() {
+    ledger_support::member::play();
+}
+
+/// Returns the number of kills: a few, or what the environment says.
+fn kills() -> u64 {
+    let kills = std::env::var("CUVMM_STORM_KILLS").ok();
+    kills.map_or(60, |kills| kills.parse().unwrap())
+}
+
+/// Ends processes at random: at once, stopped first, or as the driver of a real GPU ends them, whose
+/// memory is free 60 to 90 ms after the process was killed, long after its locks.
+fn end_one(process: Process, random: &mut fastrand::Rng) {
+    match random.u8(..10) {
+        0 => {
+            process.stop();
+            std::thread::sleep(Duration::from_millis(random.u64(..200)));
+        }
+        1..4 => {
+            process.stop();
+            process.lose_locks();
+            std::thread::sleep(Duration::from_millis(random.u64(60..90)));
+        }
+        _ => {}
+    }
+    process.kill();
+}
+
+#[test]
+fn a_storm_of_killed_and_stopped_processes() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let mut random = fastrand::Rng::with_seed(kills());
+    let mut started = 0;
+    let mut start = || {
+        started += 1;
+        let mut process = place.start(&format!("storm {started}"));
+        process.tell(&format!("storm {started}"));
+        process
+    };
+    let mut living: Vec<Process> = (0..8).map(|_| start()).collect();
+    let mut created = 0;
+    for _ in 0..kills() {
+        std::thread::sleep(Duration::from_millis(random.u64(..50)));
+        // However busy the machine is, something is done between two kills.
+        until("no process gets memory", || {
+            place.device.counts().created > created + 8
+        });
+        created = place.device.counts().created;
+        if random.u8(..5) == 0 {
+            let stopped = &living[random.usize(..living.len())];
+            stopped.stop();
+            std::thread::sleep(Duration::from_millis(random.u64(..200)));
+            stopped.signal(Signal::CONT);
+        }
+        let killed = living.swap_remove(random.usize(..living.len()));
+        end_one(killed, &mut random);
+        living.push(start());
+        place.within_limit();
+    }
+    for process in &mut living {
+        assert_eq!(process.answer(), "ready");
+        process.tell("quiet");
+    }
+    for process in &living {
+        assert_eq!(process.answer(), "quiet");
+    }
+    // The others live, and give back what they have cached.
+    let view = place.view();
+    let mut last = place.join("last");
+    assert_eq!(last.ask(&format!("allocate {LIMIT} 60000")), "ok");
+    assert_eq!(place.device.counts().now, LIMIT * G);
+    until("the killed processes' slots are free", || {
+        let stats = view.stats();
+        let waiting = stats.processes.iter().any(|it| it.waits_for.is_some());
+        stats.processes.len() == 9 && !waiting
+    });
+    living.into_iter().for_each(Process::end);
+    until("the slots are free", || view.stats().processes.len() == 1);
+    assert_eq!(
+        (view.stats().charged, view.stats().limit),
+        (LIMIT * G, LIMIT * G)
+    );
+    last.end();
+    assert_eq!((view.stats().charged, view.stats().processes.len()), (0, 0));
+    until("the device has everything back", || {
+        place.device.counts().now == 0
+    });
+    place.within_limit();
+    let counts = place.device.counts();
+    println!(
+        "{} kills: memory was created {} times, {} granules at most",
+        kills(),
+        counts.created,
+        counts.peak / G
+    );
+}
+
+#[test]
+fn a_waiting_request_gets_the_memory_of_a_killed_process() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    let view = place.view();
+    assert_eq!(one.ask("allocate 80 0"), "ok");
+    assert_eq!(other.ask("allocate 60 0"), "Full");
+    other.tell("allocate 60 60000");
+    until("the request waits", || {
+        view.stats()
+            .processes
+            .iter()
+            .any(|it| it.waits_for.is_some())
+    });
+    one.kill();
+    assert_eq!(other.answer(), "ok");
+    let stats = view.stats();
+    assert_eq!(
+        (stats.processes.len(), stats.processes[0].waits_for),
+        (1, None),
+        "{stats}"
+    );
+    other.end();
+    place.within_limit();
+}
+
+/// On a real GPU the locks of a killed process are free 30 ms before its memory is.
+#[test]
+fn memory_of_a_process_without_locks_counts_until_it_has_ended() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    let view = place.view();
+    assert_eq!(one.ask("allocate 80 0"), "ok");
+    one.stop();
+    if !one.lose_locks() {
+        eprintln!("skipped: the system does not let a test take a child's descriptors");
+        return;
+    }
+    until("the slot is dying", || {
+        let stats = view.stats();
+        stats
+            .processes
+            .iter()
+            .any(|it| it.state == ProcessState::Dying && it.charged >= 80 * G)
+    });
+    assert_eq!(other.ask("allocate 60 100"), "Full");
+    let third = place.join("third");
+    assert_eq!(view.stats().processes.len(), 3, "the slot is not free");
+    other.tell("allocate 60 60000");
+    one.kill();
+    assert_eq!(other.answer(), "ok");
+    place.within_limit();
+    third.end();
+    other.end();
+    assert_eq!(view.stats().charged, 0);
+}
+
+#[test]
+fn a_stopped_process_delays_others_for_a_bounded_time_and_is_shown() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    let view = place.view();
+    assert_eq!(other.ask("allocate 60 0"), "ok");
+    one.tell("allocate 50 600000");
+    until("the request waits", || {
+        view.stats()
+            .processes
+            .iter()
+            .any(|it| it.waits_for.is_some())
+    });
+    // A later request is refused, and one that waits is served once the older one has stopped.
+    assert_eq!(other.ask("allocate 10 0"), "OlderRequest");
+    one.stop();
+    assert_eq!(other.ask("allocate 10 60000"), "ok");
+    until("it is shown as not answering", || {
+        view.stats()
+            .processes
+            .iter()
+            .any(|it| it.state == ProcessState::NotAnswering)
+    });
+    let stats = view.stats();
+    let running = stats
+        .processes
+        .iter()
+        .filter(|it| it.state == ProcessState::Running);
+    assert_eq!((running.count(), stats.processes.len()), (1, 2), "{stats}");
+    assert_eq!(other.ask("drop"), "ok");
+    assert_eq!(
+        other.ask("allocate 100 60000"),
+        "ok",
+        "the stopped process has nothing"
+    );
+    assert_eq!(other.ask("drop"), "ok");
+    one.signal(Signal::CONT);
+    assert_eq!(one.answer(), "ok");
+    until("it answers", || {
+        view.stats()
+            .processes
+            .iter()
+            .all(|it| it.state == ProcessState::Running)
+    });
+    one.end();
+    other.end();
+    place.within_limit();
+}
+
+/// What a stopped process has cached is there when it goes on.
+#[test]
+fn a_stopped_process_gives_when_it_goes_on() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    assert_eq!(one.ask("allocate 80 0"), "ok");
+    assert_eq!(one.ask("drop"), "ok");
+    one.stop();
+    assert_eq!(other.ask("allocate 60 200"), "Full");
+    other.tell("allocate 60 60000");
+    one.signal(Signal::CONT);
+    assert_eq!(other.answer(), "ok");
+    one.end();
+    other.end();
+    place.within_limit();
+}
+
+#[test]
+fn a_forked_child_that_outlives_its_parent_keeps_no_charge() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    let view = place.view();
+    assert_eq!(one.ask("allocate 80 0"), "ok");
+    let child = one.ask("fork");
+    let lives = || {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    // It lives as long as the other end of its standard input is open.
+    let input = one.keep_input();
+    one.kill();
+    assert_eq!(other.ask("allocate 100 60000"), "ok");
+    assert!(lives());
+    assert_eq!(view.stats().processes.len(), 1);
+    // Its lock on the slot is in no other process's way.
+    place.join("third").end();
+    other.end();
+    assert!(lives());
+    assert_eq!((view.stats().charged, view.stats().processes.len()), (0, 0));
+    drop(input);
+    until("the child has ended", || !lives());
+    place.within_limit();
+}
+
+#[test]
+fn the_calls_of_a_forked_child_are_errors() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let mut one = place.join("one");
+    assert_eq!(one.ask("allocate 80 0"), "ok");
+    assert_eq!(one.ask("forked"), "Some(0)");
+    assert_eq!(one.ask("allocate 20 0"), "ok");
+    assert_eq!(place.view().stats().charged, LIMIT * G);
+    one.end();
+    place.within_limit();
+}
+
+/// Another program uses memory that the ledger has given out.
+#[test]
+fn what_the_driver_refuses_is_not_charged() {
+    let place = Place::new(LIMIT, LIMIT / 2);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    assert_eq!(one.ask("allocate 60 0"), "driver");
+    assert_eq!(one.ask("allocate 30 0"), "ok");
+    assert_eq!(other.ask("allocate 30 0"), "driver");
+    assert_eq!(other.ask("allocate 20 0"), "ok");
+    assert!(place.device.counts().refused >= 2);
+    let stats = place.view().stats();
+    let obtained = stats.processes.iter().map(|it| it.obtained);
+    assert_eq!(obtained.sum::<u64>(), 50 * G);
+    one.end();
+    other.end();
+    assert_eq!(place.view().stats().charged, 0);
+}

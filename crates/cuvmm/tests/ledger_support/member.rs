@@ -1,0 +1,370 @@
+//! What a process of the test does: commands, or random work until the next command.
+//!
+//! `unsafe` in this file: forking.
+#![allow(unsafe_code)]
+
+use std::io::{Write as _, stdin, stdout};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use cuvmm::driver::Driver;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::error::{BlockError, LedgerError, PoolError, SleepError};
+use cuvmm::{Block, Contents, Device, HostStore, Ledger, Limit, Pool, Tenant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, WaitOptions, getppid, set_parent_process_death_signal, wait};
+
+use super::counted::CountedDriver;
+use super::process::{ANSWER, LONG, PART};
+use crate::common::{G, manner};
+
+/// How long a forked child of the random work lives at most.
+const SHORT_LIFE: Duration = Duration::from_millis(200);
+
+/// Plays a process if this program was started as one.
+pub fn play() {
+    let Ok(part) = std::env::var(PART) else {
+        return;
+    };
+    let mut words = part.splitn(4, ':');
+    let mut word = || words.next().unwrap();
+    let (test, limit, name, dir) = (word(), word(), word(), PathBuf::from(word()));
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    if parent.to_string() != test {
+        return;
+    }
+    let host = HostOptions::new().manner(manner()).capacity(1 << 30);
+    let driver = CountedDriver::connect(&dir.join("device"), HostDriver::new(host));
+    let shared: Arc<dyn Driver> = driver.clone();
+    let device = Device::open(shared, 0).unwrap();
+    let setting = Setting {
+        store: HostStore::builder(&device)
+            .ordinary(16 * G)
+            .build()
+            .unwrap(),
+        driver,
+        device,
+        dir: dir.join("ledger"),
+        limit: limit.parse().unwrap(),
+        name: name.to_owned(),
+    };
+    let (send, commands) = channel();
+    std::thread::spawn(move || {
+        for line in stdin().lines().map_while(Result::ok) {
+            let _ = send.send(line);
+        }
+    });
+    let mut member = Member::join(&setting, 0);
+    answer("ready");
+    while let Ok(command) = commands.recv() {
+        let words: Vec<&str> = command.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match words[0] {
+            "allocate" => answer(&member.allocate(number(1), number(2))),
+            "drop" => {
+                member.blocks.clear();
+                answer("ok");
+            }
+            "fork" => {
+                let child = member.fork(LONG);
+                answer(&child.to_string());
+            }
+            "forked" => {
+                let child = member.fork(Duration::ZERO);
+                let status = wait(WaitOptions::empty()).unwrap().unwrap();
+                assert_eq!(status.0.as_raw_nonzero().get(), child);
+                answer(&format!("{:?}", status.1.exit_status()));
+            }
+            "storm" => {
+                member = storm(member, &commands, number(1));
+                // Cached memory stays.
+                member.blocks.clear();
+                member.tenants.truncate(1);
+                member.tenants[0].set_guarantee(0).unwrap();
+                member.ledger.set_guarantee(0).unwrap();
+                answer("quiet");
+            }
+            other => panic!("a command: {other}"),
+        }
+    }
+    let Member {
+        pool,
+        blocks,
+        tenants,
+        ..
+    } = member;
+    drop((blocks, tenants));
+    pool.close().unwrap();
+}
+
+fn answer(text: &str) {
+    println!("{ANSWER}{text}");
+    stdout().flush().unwrap();
+}
+
+/// What a process has for all of its life.
+struct Setting {
+    driver: Arc<CountedDriver>,
+    device: Device,
+    store: HostStore,
+    dir: PathBuf,
+    limit: u64,
+    name: String,
+}
+
+/// A block, and the first word of its first granule. Those of the others follow it.
+struct Held {
+    block: Block,
+    stamp: u64,
+}
+
+impl Held {
+    fn write(&self, from: u64) {
+        for granule in from / G..self.block.size() / G {
+            let word = self.stamp.wrapping_add(granule);
+            self.block.write(granule * G, &word.to_le_bytes()).unwrap();
+        }
+    }
+
+    fn check(&self) {
+        for granule in 0..self.block.size() / G {
+            let mut word = [0; 8];
+            self.block.read(granule * G, &mut word).unwrap();
+            let right = self.stamp.wrapping_add(granule).to_le_bytes();
+            assert_eq!(
+                word,
+                right,
+                "granule {granule} of {}",
+                self.block.size() / G
+            );
+        }
+    }
+}
+
+/// The ledger, a pool and what it lends, dropped in this order reversed.
+struct Member<'a> {
+    blocks: Vec<Held>,
+    tenants: Vec<Tenant>,
+    pool: Pool,
+    ledger: Ledger,
+    setting: &'a Setting,
+}
+
+impl<'a> Member<'a> {
+    /// Opens the ledger, with a guarantee if there is as much, and makes a pool of it.
+    fn join(setting: &'a Setting, guarantee: u64) -> Self {
+        let begun = Instant::now();
+        let mut guarantee = guarantee * G;
+        let ledger = loop {
+            let ledger = Ledger::builder(&setting.device, &setting.dir);
+            let ledger = ledger.limit(setting.limit * G).name(&setting.name);
+            match ledger.guarantee(guarantee).open() {
+                Ok(ledger) => break ledger,
+                Err(LedgerError::Short(_)) => guarantee = 0,
+                // A process is stopped that was opening it.
+                Err(LedgerError::Busy { .. }) if begun.elapsed() < LONG => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let pool = Pool::builder(&setting.device).limit(Limit::Bytes(setting.limit * G));
+        let pool = pool.ledger(&ledger).build().unwrap();
+        Self {
+            blocks: vec![],
+            tenants: vec![pool.tenant("first").register().unwrap()],
+            pool,
+            ledger,
+            setting,
+        }
+    }
+
+    /// Allocates, and says how it went.
+    fn allocate(&mut self, granules: u64, milliseconds: u64) -> String {
+        let block = self.tenants[0].block(granules * G);
+        let outcome = match milliseconds {
+            0 => block.try_allocate(),
+            _ => block
+                .timeout(Duration::from_millis(milliseconds))
+                .allocate(),
+        };
+        match outcome {
+            Ok(block) => {
+                let held = Held { block, stamp: 7 };
+                held.write(0);
+                self.blocks.push(held);
+                "ok".to_owned()
+            }
+            Err(error) => match error.shortage().and_then(|it| it.ledger) {
+                Some(refused) => format!("{:?}", refused.reason),
+                None if error.is_out_of_memory() => "driver".to_owned(),
+                None => panic!("{error}"),
+            },
+        }
+    }
+
+    /// Forks a child that finds its calls refused, and then lives until the test closes the
+    /// standard input, at most for `life`. Returns its process id.
+    fn fork(&self, life: Duration) -> i32 {
+        let fault = self.setting.driver.fault_line();
+        // SAFETY: the child uses only what was there before, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child > 0 {
+            return child;
+        }
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            let allocated = self.tenants[0].try_allocate(G);
+            let waited = self.tenants[0].block(G).timeout(LONG).allocate();
+            for outcome in [allocated, waited] {
+                match outcome {
+                    Ok(_) => return 1,
+                    Err(error) if error.is_out_of_memory() => return 2,
+                    Err(_) => {}
+                }
+            }
+            match self.ledger.set_guarantee(G) {
+                Err(LedgerError::Call(_)) => {}
+                _ => return 3,
+            }
+            let opened = Ledger::builder(&self.setting.device, &self.setting.dir).open();
+            if !matches!(opened, Err(LedgerError::Call(_))) {
+                return 4;
+            }
+            drop(self.ledger.clone());
+            u64::from(self.pool.trim(0).is_ok()) * 5
+        }));
+        let found = found.unwrap_or(6);
+        if found > 0 {
+            fault(found);
+        }
+        let input = stdin();
+        let mut closed = [PollFd::new(&input, PollFlags::empty())];
+        let life = Timespec::try_from(life).unwrap();
+        let _ = poll(&mut closed, Some(&life));
+        // SAFETY: ends the child without running any code of the parent's exit.
+        unsafe { libc::_exit(found as i32) }
+    }
+}
+
+/// Returns an outcome of the random work, or nothing if there was too little memory.
+fn short<T>(outcome: Result<T, BlockError>) -> Option<T> {
+    match outcome {
+        Ok(done) => Some(done),
+        Err(error) if error.is_shortage() => None,
+        // A block that grows has outlived its tenant.
+        Err(BlockError::Unregistered { .. }) => None,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Works at random until the next command.
+fn storm<'a>(mut member: Member<'a>, commands: &Receiver<String>, seed: u64) -> Member<'a> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut stamp = seed << 32;
+    // A closed input ends it too.
+    while matches!(commands.try_recv(), Err(TryRecvError::Empty)) {
+        step(&mut member, &mut random, &mut stamp);
+        let _ = wait(WaitOptions::NOHANG);
+        if random.u8(..100) == 0 {
+            // Leaves the ledger, and opens it again.
+            let setting = member.setting;
+            drop(member);
+            member = Member::join(setting, random.u64(..8));
+        }
+    }
+    member
+}
+
+fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
+    let wait = Duration::from_millis(random.u64(..150));
+    let most = member.setting.limit / 3;
+    let awake = |held: &Held| !held.block.is_asleep();
+    let any = random.usize(..member.blocks.len().max(1));
+    let tenant = random.usize(..member.tenants.len());
+    match random.u8(..100) {
+        0..35 if member.blocks.len() < 6 => {
+            let block = member.tenants[tenant].block(random.u64(1..=most) * G);
+            let block = block.capacity(member.setting.limit * G);
+            let block = match random.bool() {
+                true => block.try_allocate(),
+                false => block.timeout(wait).allocate(),
+            };
+            if let Some(block) = short(block) {
+                *stamp += 1 << 16;
+                let held = Held {
+                    block,
+                    stamp: *stamp,
+                };
+                held.write(0);
+                member.blocks.push(held);
+            }
+        }
+        0..50 if !member.blocks.is_empty() => {
+            let held = member.blocks.swap_remove(any);
+            if awake(&held) {
+                held.check();
+            }
+        }
+        50..60 => {
+            if let Some(held) = member.blocks.get_mut(any).filter(|held| awake(held)) {
+                let before = held.block.size();
+                let size = before + random.u64(1..8) * G;
+                if short(held.block.try_grow_to(size)).is_some() {
+                    held.write(before);
+                }
+                held.check();
+            }
+        }
+        60..65 => {
+            if let Some(held) = member.blocks.get_mut(any).filter(|held| awake(held)) {
+                let size = held.block.size().div_ceil(2 * G) * G;
+                held.block.shrink_to(size).unwrap();
+                held.check();
+            }
+        }
+        65..72 => drop(member.pool.trim(random.u64(..20) * G).unwrap()),
+        72..76 if member.tenants.len() < 3 => {
+            let name = random.u64(..).to_string();
+            let tenant = member.pool.tenant(name).guarantee(random.u64(..10) * G);
+            match tenant.register() {
+                Ok(tenant) => member.tenants.push(tenant),
+                Err(PoolError::Ledger(_) | PoolError::GuaranteeTooLarge { .. }) => {}
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        72..78 if member.tenants.len() > 1 => {
+            member.tenants.pop().unwrap().unregister();
+        }
+        78..81 => match member.ledger.set_guarantee(random.u64(..10) * G) {
+            Ok(()) | Err(LedgerError::Short(_)) => {}
+            Err(error) => panic!("{error:?}"),
+        },
+        81..84 => {
+            member.fork(SHORT_LIFE.mul_f64(random.f64()));
+        }
+        84..90 => {
+            let blocks = member.tenants[tenant].blocks().timeout(wait);
+            match blocks
+                .release(true)
+                .sleep(Contents::Keep(&member.setting.store))
+            {
+                Ok(_) | Err(SleepError::StoreFull { .. }) => {}
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        90..96 => match member.tenants[tenant].blocks().timeout(wait).wake() {
+            Ok(_) => member
+                .blocks
+                .iter()
+                .filter(|held| awake(held))
+                .for_each(Held::check),
+            Err(error) if error.is_out_of_memory() => {}
+            Err(SleepError::Block { cause, .. }) if cause.is_shortage() => {}
+            Err(error) => panic!("{error:?}"),
+        },
+        _ => std::thread::sleep(wait / 10),
+    }
+}

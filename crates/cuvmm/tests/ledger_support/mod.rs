@@ -1,0 +1,14 @@
+//! One device for several processes: a thread that counts what they have created, and a driver that
+//! asks it. They share no code with the ledger.
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+pub mod counted;
+pub mod device;
+pub mod member;
+pub mod process;

@@ -1,0 +1,221 @@
+//! Processes that use one ledger and one device: this test program, run again. The test sends each
+//! of them commands and reads their answers, a line each.
+//!
+//! A process ends when the test's end of its standard input is closed, and is killed when the
+//! thread that started it ends.
+//!
+//! `unsafe` in this file: releasing another process's locks.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use cuvmm::LedgerView;
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, kill_process, pidfd_getfd, pidfd_open,
+    waitpid,
+};
+
+use super::device::Device;
+use crate::common::G;
+
+/// The environment variable with the test's process id, the ledger's limit in granules, the name of
+/// the process, and the directory of the ledger and the device.
+pub const PART: &str = "CUVMM_LEDGER_PROCESS";
+
+/// The beginning of each answer, which tells it from what the test runner prints.
+pub const ANSWER: &str = "> ";
+
+/// Far longer than anything here takes, also on a busy machine.
+pub const LONG: Duration = Duration::from_secs(120);
+
+/// A device and a directory for a ledger.
+#[derive(Debug)]
+pub struct Place {
+    pub device: Device,
+    dir: tempfile::TempDir,
+    limit: u64,
+}
+
+impl Place {
+    /// Starts a device with `capacity` granules, for processes whose ledger has `limit` granules.
+    pub fn new(limit: u64, capacity: u64) -> Self {
+        let memory = Path::new("/dev/shm");
+        let dir = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory).unwrap(),
+            false => tempfile::tempdir().unwrap(),
+        };
+        Self {
+            device: Device::start(&dir.path().join("device"), capacity * G),
+            dir,
+            limit,
+        }
+    }
+
+    /// Starts a process.
+    pub fn start(&self, name: &str) -> Process {
+        let (test, limit, dir) = (std::process::id(), self.limit, self.dir.path().display());
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process", "--nocapture", "--test-threads=1"])
+            .env(PART, format!("{test}:{limit}:{name}:{dir}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = child.unwrap();
+        let (send, answers) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        // It ends when the process and its forked children have ended.
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, answer)) = line.split_once(ANSWER) {
+                    let _ = send.send(answer.to_owned());
+                }
+            }
+        });
+        Process {
+            input: child.stdin.take(),
+            child,
+            name: name.to_owned(),
+            answers,
+        }
+    }
+
+    /// Starts a process and waits until it has opened the ledger.
+    pub fn join(&self, name: &str) -> Process {
+        let process = self.start(name);
+        assert_eq!(process.answer(), "ready");
+        process
+    }
+
+    /// Opens the ledger to look at it. There must be one.
+    pub fn view(&self) -> LedgerView {
+        let mut files = std::fs::read_dir(self.dir.path().join("ledger")).unwrap();
+        LedgerView::open(files.next().unwrap().unwrap().path()).unwrap()
+    }
+
+    /// Checks that the processes never had more than the ledger's limit.
+    pub fn within_limit(&self) {
+        let counts = self.device.counts();
+        assert!(counts.peak <= self.limit * G, "over the limit: {counts:?}");
+        assert!(counts.faults.is_empty(), "forked children: {counts:?}");
+    }
+}
+
+/// A process of the test. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    name: String,
+    answers: Receiver<String>,
+}
+
+impl Process {
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Sends a command.
+    pub fn tell(&mut self, command: &str) {
+        let sent = writeln!(self.input.as_ref().unwrap(), "{command}");
+        sent.unwrap_or_else(|error| panic!("{}: {command}: {error}", self.name));
+    }
+
+    /// Returns the next answer.
+    pub fn answer(&self) -> String {
+        let answer = self.answers.recv_timeout(LONG);
+        answer.unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    /// Returns the test's end of the standard input, which keeps forked children of the process.
+    pub const fn keep_input(&mut self) -> Option<ChildStdin> {
+        self.input.take()
+    }
+
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Stops the process, and waits until all of its threads are stopped.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let status = waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
+        let (_, status) = status.unwrap();
+        assert!(status.stopped(), "{}: {status:?}", self.name);
+    }
+
+    /// Makes a stopped process one that was killed and whose memory the driver has not freed yet:
+    /// its locks are free, and it has not ended. Returns `false` if the system does not let this
+    /// process do that.
+    pub fn lose_locks(&self) -> bool {
+        let process = pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
+        let files = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        for entry in std::fs::read_dir(files).unwrap().flatten() {
+            let file = std::fs::read_link(entry.path()).unwrap_or_default();
+            if !file.to_string_lossy().ends_with(cuvmm::ledger::FILE_ENDING) {
+                continue;
+            }
+            let number = entry.file_name().to_string_lossy().parse().unwrap();
+            let Ok(file) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else {
+                return false;
+            };
+            let mut all = libc::flock {
+                l_type: libc::F_UNLCK as libc::c_short,
+                l_whence: libc::SEEK_SET as libc::c_short,
+                l_start: 0,
+                l_len: 0,
+                l_pid: 0,
+            };
+            // SAFETY: the descriptor is open, and `all` is a valid `flock`.
+            let released =
+                unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut all) };
+            assert_eq!(released, 0);
+        }
+        true
+    }
+
+    /// Kills the process. One that has found a fault has ended by itself.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.signal(), Some(9), "{}: {status}", self.name);
+    }
+
+    /// Makes the process end by itself, with everything given back.
+    pub fn end(mut self) {
+        self.input = None;
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < LONG, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let status = self.child.wait().unwrap();
+        assert!(ExitStatus::success(&status), "{}: {status}", self.name);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for something that happens soon.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

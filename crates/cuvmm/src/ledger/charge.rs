@@ -159,20 +159,16 @@ pub(super) fn discard(word: &Word, seen: Count) {
     }
 }
 
-/// Removes all that a word counts.
+/// Removes all that a word counts while `is_whose` says that it is still the word of the owner that
+/// left it. Asked after each look at the word: a new owner's charge has another sequence number.
 ///
-/// Only the owner of the word may call this, or the process that collects what a dead owner left.
-pub(super) fn clear(word: &Word) {
+/// Only the owner of the word may call this, or a process that knows that the owner has ended.
+pub(super) fn clear(word: &Word, is_whose: impl Fn() -> bool) {
     loop {
         let found = word.load();
         let count = Count(found);
-        if count.total() == 0 {
-            return;
-        }
-        if count
-            .next(0, 0)
-            .is_some_and(|after| word.replace(found, after))
-        {
+        let after = count.next(0, 0).filter(|_| count.total() > 0 && is_whose());
+        if after.is_none_or(|after| word.replace(found, after)) {
             return;
         }
     }
@@ -273,7 +269,9 @@ mod tests {
     #[test]
     fn a_cleared_word_counts_nothing() {
         let words = words(&[Count(0).next(4, 5).unwrap()]);
-        clear(&words[0]);
+        clear(&words[0], || false);
+        assert_eq!(Count(words[0].load()).total(), 9, "it is another owner's");
+        clear(&words[0], || true);
         assert_eq!(Count(words[0].load()).total(), 0);
         assert_ne!(words[0].load(), 0, "the sequence goes on");
     }

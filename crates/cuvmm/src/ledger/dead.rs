@@ -9,6 +9,10 @@
 //!
 //! A forked child of a dead process may hold its lock. Such a slot is collected if the process is
 //! known to have ended; it can be taken again when the child has ended too.
+//!
+//! Several processes may collect a slot at once, and one of them may be stopped at any instruction
+//! while another process takes the slot. So each change names what it was decided for: the slot's
+//! state with its generation, or the charge of that generation.
 
 use std::time::Duration;
 
@@ -31,7 +35,7 @@ pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
 pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> bool {
     let mut dying = false;
     for (index, slot) in file.layout().slots.iter().enumerate() {
-        if Some(index) == own || slot.state().0 == State::Free {
+        if Some(index) == own {
             continue;
         }
         match collect_one(file, index, slot, seen) {
@@ -49,32 +53,28 @@ fn collect_one(
     slot: &Slot,
     seen: &mut Seen,
 ) -> Result<bool, Errno> {
-    let is_locked = || Lock::Owner(index).is_held_elsewhere(file.file());
-    if is_locked()? && !is_gone(slot) {
+    let found = slot.state();
+    if found.0 == State::Free {
         return Ok(false);
     }
-    if !Lock::Collector(index).take(file.file())? {
+    let is_gone = is_gone(slot);
+    if Lock::Owner(index).is_held_elsewhere(file.file())? && !is_gone {
+        return Ok(false);
+    }
+    let unverified = !proc::is_visible(slot.pid_namespace.load());
+    // An owner frees its slot before it releases its lock, and the generation changes then. So if
+    // this succeeds, what was read before is of this owner, and it has ended or lost its lock.
+    let dying = (State::Dying, found.1);
+    if !slot.replace_state(found, dying) {
         return Ok(true);
     }
-    // Under the lock no other process collects it, and a new owner has another generation.
-    let (state, generation) = slot.state();
-    let is_dying = match state {
-        State::Free => false,
-        _ if is_locked()? && !is_gone(slot) => false,
-        _ => {
-            slot.set_state(State::Dying, generation);
-            let unverified = !proc::is_visible(slot.pid_namespace.load());
-            let age = seen.age(What::Dying, index, generation);
-            let ended = is_gone(slot) || (unverified && age >= UNVERIFIED);
-            if ended {
-                free(file, index, slot, generation);
-                seen.forget(What::Dying, index);
-            }
-            !ended
-        }
-    };
-    Lock::Collector(index).release(file.file())?;
-    Ok(is_dying)
+    let age = seen.age(What::Dying, index, found.1);
+    let ended = is_gone || (unverified && age >= UNVERIFIED);
+    if ended {
+        free(file, index, slot, dying);
+        seen.forget(What::Dying, index);
+    }
+    Ok(!ended)
 }
 
 /// Returns `true` if the process of a slot is known to have ended.
@@ -90,8 +90,8 @@ fn is_gone(slot: &Slot) -> bool {
         Ok(process) => {
             // Read after the process was opened: its number cannot be reused from here on.
             let started = proc::start_time(pid.as_raw_nonzero().get().cast_unsigned());
-            let expected = slot.started.load();
-            if expected != 0 && started.is_some_and(|started| started != expected) {
+            let known = slot.started.load();
+            if known != 0 && started.is_some_and(|started| started != known) {
                 return true;
             }
             // Readable when all threads have ended.
@@ -102,18 +102,13 @@ fn is_gone(slot: &Slot) -> bool {
     }
 }
 
-/// Removes what a process was charged and what it waits for, and frees its slot. The caller is the
-/// owner, or has the collector's lock. The slot's state is written last, so that a slot in which a
-/// process dies is collected again.
-pub(super) fn free(file: &LedgerFile, index: usize, slot: &Slot, generation: u64) {
-    slot.ticket.store(0);
-    slot.want.store(0);
-    slot.obtained.store(0);
-    slot.idle.store(0);
-    slot.guarantee.store(0);
+/// Removes what a process was charged, and frees its slot, if the slot still has the state `found`.
+/// The caller is the owner, or knows that the owner has ended. The state is written last, so that a
+/// slot in which a process dies is collected again.
+pub(super) fn free(file: &LedgerFile, index: usize, slot: &Slot, found: (State, u64)) {
     if let Some(charge) = file.layout().charges.get(index) {
-        charge::clear(charge);
+        charge::clear(charge, || slot.state() == found);
     }
-    slot.set_state(State::Free, generation.wrapping_add(1));
+    let _ = slot.replace_state(found, (State::Free, found.1.wrapping_add(1)));
     file.layout().header.given.ring();
 }

@@ -48,14 +48,15 @@ pub(super) struct Header {
     pub(super) unused: [Word; 55],
 }
 
-/// The part that belongs to one process. Only the process that holds the slot's lock writes it: its
-/// owner, or the process that collects what a dead owner left.
+/// The part that belongs to one process. Only the process that holds the slot's lock writes it,
+/// except for the state of a slot whose owner is dead. In a free slot the other words mean nothing.
 #[repr(C)]
 pub(super) struct Slot {
     /// [`State`] in the low byte, and above it how often the slot was taken.
     pub(super) state: Word,
     pub(super) pid: Word,
-    /// When the process started, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    /// When the process started, in clock ticks since boot (field 22 of `/proc/PID/stat`), or 0 if
+    /// it could not read that.
     pub(super) started: Word,
     /// A number for the namespaces that `pid` and `started` are numbers in.
     pub(super) pid_namespace: Word,
@@ -118,12 +119,12 @@ impl Slot {
     }
 
     pub(super) fn set_state(&self, state: State, generation: u64) {
-        let state = match state {
-            State::Free => 0,
-            State::Live => 1,
-            State::Dying => 2,
-        };
-        self.state.store((generation << 8) | state);
+        self.state.store(state_word((state, generation)));
+    }
+
+    /// Replaces the state and the generation; returns `false` if they were not `from`.
+    pub(super) fn replace_state(&self, from: (State, u64), to: (State, u64)) -> bool {
+        self.state.replace(state_word(from), state_word(to))
     }
 
     pub(super) fn name(&self) -> String {
@@ -150,6 +151,15 @@ impl Slot {
             word.store(u64::from_le_bytes(value));
         }
     }
+}
+
+const fn state_word((state, generation): (State, u64)) -> u64 {
+    let state = match state {
+        State::Free => 0,
+        State::Live => 1,
+        State::Dying => 2,
+    };
+    (generation << 8) | state
 }
 
 /// Returns the words that hold a device's UUID.
@@ -205,6 +215,11 @@ pub(super) mod tests {
             slot.set_state(state, generation);
             assert_eq!(slot.state(), (state, generation));
         }
+        let (dying, free) = ((State::Dying, 9), (State::Free, 10));
+        assert!(!slot.replace_state(dying, free), "it is free");
+        assert!(slot.replace_state((State::Free, 9), dying) && slot.replace_state(dying, free));
+        assert!(!slot.replace_state(dying, free), "another generation");
+        assert_eq!(slot.state(), free);
         slot.state.store(u64::MAX);
         assert_eq!(slot.state().0, State::Free);
     }

@@ -19,8 +19,6 @@ use rustix::io::Errno;
 pub(super) enum Lock {
     /// Held by the owner of a slot.
     Owner(usize),
-    /// Held while a process collects what the dead owner of a slot left.
-    Collector(usize),
     /// Held while a process makes the file or takes a slot.
     Joining,
 }
@@ -30,7 +28,6 @@ impl Lock {
         match self {
             Self::Joining => 0,
             Self::Owner(slot) => 1_000 + slot as libc::off_t,
-            Self::Collector(slot) => 2_000 + slot as libc::off_t,
         }
     }
 
@@ -105,7 +102,6 @@ mod tests {
         assert!(Lock::Owner(3).is_held_elsewhere(&other).unwrap());
         assert!(!Lock::Owner(3).is_held_elsewhere(&one).unwrap());
         assert!(Lock::Owner(4).take(&other).unwrap(), "another byte");
-        assert!(Lock::Collector(3).take(&other).unwrap());
         drop(open());
         assert!(
             !Lock::Owner(3).take(&other).unwrap(),

@@ -186,6 +186,9 @@ impl Member {
 
     /// Returns the bytes that could be granted now.
     pub(crate) fn left(&self) -> u64 {
+        if self.own_process().is_err() {
+            return 0;
+        }
         let account = self.account();
         let layout = self.file.layout();
         let counts = layout.charges.iter().map(|it| Count::of(it.load()).total());
@@ -406,8 +409,8 @@ impl Drop for Member {
             std::mem::forget(Arc::clone(&self.file));
             return;
         }
-        let (_, generation) = self.slot().state();
-        dead::free(&self.file, self.index, self.slot(), generation);
+        let found = self.slot().state();
+        dead::free(&self.file, self.index, self.slot(), found);
         if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
             tracing::warn!(%errno, "a ledger's slot could not be released");
         }
@@ -539,7 +542,16 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) {
     slot.limit.store(wishes.process_limit / granule.bytes());
     slot.priority
         .store(i64::from(wishes.priority).cast_unsigned());
-    slot.stalled.store(0);
+    for word in [
+        &slot.guarantee,
+        &slot.obtained,
+        &slot.idle,
+        &slot.ticket,
+        &slot.want,
+        &slot.stalled,
+    ] {
+        word.store(0);
+    }
     slot.set_name(&wishes.name);
     let (_, generation) = slot.state();
     slot.set_state(State::Live, generation);

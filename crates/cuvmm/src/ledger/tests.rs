@@ -401,7 +401,7 @@ fn collected(own: &Member) -> bool {
     }
     let slots = own.file().layout().slots.iter().enumerate();
     let mut others = slots.filter(|&(index, _)| index != own.index());
-    others.all(|(_, slot)| slot.state().0 == State::Free && slot.ticket.load() == 0)
+    others.all(|(_, slot)| slot.state().0 == State::Free)
 }
 
 #[test]
@@ -458,6 +458,41 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
     other.grant(100 * G, 0).unwrap();
     other.give(100 * G);
+    one.give(50 * G);
+}
+
+/// A process that was stopped while it collected a slot goes on when the slot has a new owner.
+#[test]
+fn a_late_collector_takes_nothing_from_a_new_owner() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let (index, found) = (other.index(), other.slot().state());
+    drop(other);
+    let other = join(&path, 100 * G);
+    assert_eq!(other.index(), index);
+    other.set_guarantee(40 * G).unwrap();
+    let waiting = other.wait(G);
+    let dying = (State::Dying, found.1);
+    assert!(!other.slot().replace_state(found, dying));
+    dead::free(one.file(), index, other.slot(), dying);
+    assert_eq!(other.slot().state(), (State::Live, found.1 + 1));
+    assert_eq!((charged(&one), other.slot().guarantee.load()), (40, 40));
+    assert!(Seen::default().is_waiting(index, other.slot()));
+    drop(waiting);
+}
+
+/// A process that could not read when it started is not taken for another one of its number.
+#[test]
+fn a_process_whose_start_is_unknown_is_not_collected_while_it_lives() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(50 * G, 0).unwrap();
+    one.slot().started.store(0);
+    let mut seen = Seen::default();
+    assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
+    assert_eq!((one.slot().state().0, charged(&other)), (State::Live, 50));
     one.give(50 * G);
 }
 

@@ -29,7 +29,9 @@ impl Core {
 
     /// Makes the ledger's thread call the pool when other processes need memory.
     pub(super) fn attach_to_ledger(core: &Arc<Self>) {
-        if let Some(joined) = core.ledger.get() {
+        if let Some(joined) = core.ledger.get()
+            && !core.device.is_forked()
+        {
             let giver = Arc::downgrade(core);
             *lock(&joined.attached) = Some(joined.member.givers().attach(giver));
         }
@@ -38,6 +40,7 @@ impl Core {
     /// Makes the ledger's thread call the pool no more, and waits until it has returned.
     pub(super) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
+            && !self.device.is_forked()
             && let Some(number) = lock(&joined.attached).take()
         {
             joined.member.givers().detach(number);

@@ -34,15 +34,15 @@ pub enum Topic {
 const TOPICS: [Topic; 4] = [Topic::Process, Topic::Create, Topic::Release, Topic::Fault];
 
 /// Sends a message: one write, which a killed process makes as a whole or not at all.
-pub fn tell(mut socket: &UnixStream, topic: Topic, number: u64) {
+pub fn tell(mut socket: &UnixStream, topic: Topic, number: u64) -> std::io::Result<()> {
     let mut message = [topic as u8; 9];
     message[1..].copy_from_slice(&number.to_le_bytes());
-    socket.write_all(&message).expect("the device is there");
+    socket.write_all(&message)
 }
 
 /// Sends a message and waits for the answer; `false` if there is too little memory.
 pub fn ask(mut socket: &UnixStream, topic: Topic, number: u64) -> bool {
-    tell(socket, topic, number);
+    tell(socket, topic, number).expect("the device is there");
     let mut answer = [0];
     socket.read_exact(&mut answer).expect("the device is there");
     answer == [1]
@@ -105,10 +105,12 @@ impl Drop for Device {
     }
 }
 
-/// One process: its connection until that has ended, its pidfd, and its bytes.
+/// One process.
 struct Client {
+    /// Its connection, until the process and its forked children have ended.
     socket: Option<UnixStream>,
     pid: u32,
+    /// Its pidfd, from its first message until it has ended.
     ended: Option<OwnedFd>,
     bytes: u64,
 }
@@ -126,34 +128,25 @@ impl Books {
                 PollFd::new(stopped, PollFlags::IN),
                 PollFd::new(listener, PollFlags::IN),
             ];
-            let mut keys = vec![];
-            for (&key, client) in &self.clients {
-                for fd in [
-                    client.socket.as_ref().map(|it| it.as_fd()),
-                    client.ended.as_ref().map(|it| it.as_fd()),
-                ] {
-                    if let Some(fd) = fd {
-                        ready.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
-                        keys.push((key, fd));
-                    }
-                }
+            for client in self.clients.values() {
+                let socket = client.socket.as_ref().map(|it| it.as_fd());
+                let ended = client.ended.as_ref().map(|it| it.as_fd());
+                let fds = socket.into_iter().chain(ended);
+                ready.extend(fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             }
             let _ = poll(&mut ready, None);
-            let is_ready: Vec<bool> = ready.iter().map(|it| !it.revents().is_empty()).collect();
+            let is_ready = [0, 1].map(|index: usize| !ready[index].revents().is_empty());
             if is_ready[0] {
                 return;
             }
-            let mut keys: Vec<u64> = keys
-                .iter()
-                .zip(&is_ready[2..])
-                .filter(|&(_, &ready)| ready)
-                .map(|(&(key, _), _)| key)
-                .collect();
-            keys.dedup();
-            for key in keys {
+            let clients = self.clients.iter();
+            let spoken = clients.filter(|(_, it)| it.socket.as_ref().is_some_and(is_readable));
+            let spoken: Vec<u64> = spoken.map(|(&key, _)| key).collect();
+            for key in spoken {
                 self.remove_ended();
                 self.serve(key);
             }
+            self.remove_ended();
             if is_ready[1] {
                 let client = Client {
                     socket: Some(listener.accept().unwrap().0),
@@ -168,10 +161,11 @@ impl Books {
 
     /// Takes the memory of processes that have ended off the total.
     fn remove_ended(&mut self) {
-        self.clients.retain(|_, client| match &client.ended {
-            Some(ended) => !is_readable(ended),
-            // It ended before its first message.
-            None => client.socket.is_some(),
+        self.clients.retain(|_, client| {
+            if client.ended.take_if(|ended| is_readable(ended)).is_some() {
+                client.bytes = 0;
+            }
+            client.ended.is_some() || client.socket.is_some()
         });
         self.add_up();
     }
@@ -186,12 +180,12 @@ impl Books {
         }
     }
 
-    /// Answers one message of a process, if there is one.
+    /// Answers one message of a process, which has come unless the process has ended.
     fn serve(&mut self, key: u64) {
         let Some(client) = self.clients.get_mut(&key) else {
             return;
         };
-        let Some(mut socket) = client.socket.as_ref().filter(|socket| is_readable(socket)) else {
+        let Some(mut socket) = client.socket.as_ref() else {
             return;
         };
         let mut message = [0; 9];
@@ -201,9 +195,14 @@ impl Books {
         }
         let number = u64::from_le_bytes(message[1..].try_into().unwrap());
         let topic = TOPICS.into_iter().find(|it| *it as u8 == message[0]);
+        let topic = topic.expect("a topic");
+        if client.ended.is_none() && matches!(topic, Topic::Create | Topic::Release) {
+            // The process was killed after it had sent this.
+            return;
+        }
         let total = {
             let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-            match topic.expect("a topic") {
+            match topic {
                 Topic::Fault => counts.faults.push(number),
                 Topic::Create if counts.now + number > self.capacity => counts.refused += 1,
                 Topic::Create => counts.created += 1,
@@ -211,7 +210,7 @@ impl Books {
             }
             counts.now
         };
-        let answer = match topic.expect("a topic") {
+        let answer = match topic {
             Topic::Fault => return,
             Topic::Process => {
                 client.pid = u32::try_from(number).unwrap();

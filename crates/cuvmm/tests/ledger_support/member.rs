@@ -233,8 +233,9 @@ impl<'a> Member<'a> {
             if !matches!(opened, Err(LedgerError::Call(_))) {
                 return 4;
             }
-            drop(self.ledger.clone());
-            u64::from(self.pool.trim(0).is_ok()) * 5
+            let stats = self.pool.stats();
+            drop((stats, self.ledger.clone()));
+            u64::from(self.pool.trim(0).is_ok() || self.pool.clone().close().is_ok()) * 5
         }));
         let found = found.unwrap_or(6);
         if found > 0 {

@@ -69,6 +69,8 @@ mod stats;
 mod word;
 
 #[cfg(test)]
+mod charge_tests;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod tests;
@@ -78,7 +80,7 @@ use std::fs::DirBuilder;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, atomic as atomics};
 
 use rustix::io::Errno;
 

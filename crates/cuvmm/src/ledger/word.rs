@@ -3,8 +3,8 @@
 //! The words are those of the standard library in every build, since other processes share them.
 //! In unit tests a process can end itself at its nth write.
 
-pub(super) use std::sync::atomic::fence;
-use std::sync::atomic::{AtomicU64, Ordering};
+pub(super) use super::atomics::fence;
+use super::atomics::{AtomicU64, Ordering};
 
 /// A 64-bit word that several processes read and write. Any value can be found in it.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(super) struct Word(AtomicU64);
 
 impl Word {
     #[cfg(test)]
-    pub(super) const fn new(value: u64) -> Self {
+    pub(super) fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 

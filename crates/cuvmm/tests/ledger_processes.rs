@@ -15,7 +15,7 @@ use rustix::process::Signal;
 /// Granules of the ledger.
 const LIMIT: u64 = 100;
 
-/// What the device has beyond the ledger's limit, so that it can be exceeded.
+/// Granules of the device beyond the ledger's limit, so that processes could exceed it.
 const BEYOND: u64 = 400;
 
 /// Plays a process. Does nothing when it runs as a test.
@@ -24,7 +24,7 @@ fn process() {
     ledger_support::member::play();
 }
 
-/// Returns the number of kills: a few, or what the environment says.
+/// Returns the number of kills: a few, or `CUVMM_STORM_KILLS`.
 fn kills() -> u64 {
     let kills = std::env::var("CUVMM_STORM_KILLS").ok();
     kills.map_or(60, |kills| kills.parse().unwrap())
@@ -133,12 +133,10 @@ fn a_waiting_request_gets_the_memory_of_a_killed_process() {
     });
     one.kill();
     assert_eq!(other.answer(), "ok");
-    let stats = view.stats();
-    assert_eq!(
-        (stats.processes.len(), stats.processes[0].waits_for),
-        (1, None),
-        "{stats}"
-    );
+    until("the slot of the killed process is free", || {
+        let stats = view.stats();
+        stats.processes.len() == 1 && stats.processes[0].waits_for.is_none()
+    });
     other.end();
     place.within_limit();
 }
@@ -187,22 +185,20 @@ fn a_stopped_process_delays_others_for_a_bounded_time_and_is_shown() {
             .iter()
             .any(|it| it.waits_for.is_some())
     });
-    // A later request is refused, and one that waits is served once the older one has stopped.
-    assert_eq!(other.ask("allocate 10 0"), "OlderRequest");
+    // The older request of the stopped process is not in the way of a later one for long.
     one.stop();
     assert_eq!(other.ask("allocate 10 60000"), "ok");
-    until("it is shown as not answering", || {
-        view.stats()
+    until("it is shown as not answering, and the other is not", || {
+        let stats = view.stats();
+        assert_eq!(stats.processes.len(), 2, "{stats}");
+        stats
             .processes
             .iter()
-            .any(|it| it.state == ProcessState::NotAnswering)
+            .all(|process| match process.name.as_str() {
+                "one" => process.state == ProcessState::NotAnswering,
+                _ => process.state == ProcessState::Running,
+            })
     });
-    let stats = view.stats();
-    let running = stats
-        .processes
-        .iter()
-        .filter(|it| it.state == ProcessState::Running);
-    assert_eq!((running.count(), stats.processes.len()), (1, 2), "{stats}");
     assert_eq!(other.ask("drop"), "ok");
     assert_eq!(
         other.ask("allocate 100 60000"),
@@ -223,7 +219,7 @@ fn a_stopped_process_delays_others_for_a_bounded_time_and_is_shown() {
     place.within_limit();
 }
 
-/// What a stopped process has cached is there when it goes on.
+/// Cached memory of a stopped process is there for others when it goes on.
 #[test]
 fn a_stopped_process_gives_when_it_goes_on() {
     let place = Place::new(LIMIT, LIMIT + BEYOND);
@@ -255,8 +251,10 @@ fn a_forked_child_that_outlives_its_parent_keeps_no_charge() {
     let input = one.keep_input();
     one.kill();
     assert_eq!(other.ask("allocate 100 60000"), "ok");
+    until("the slot of the killed process is free", || {
+        view.stats().processes.len() == 1
+    });
     assert!(lives());
-    assert_eq!(view.stats().processes.len(), 1);
     // Its lock on the slot is in no other process's way.
     place.join("third").end();
     other.end();

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// What a message is about.
+/// The topic of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
     /// The first message of a process, with its number.
@@ -48,10 +48,10 @@ pub fn ask(mut socket: &UnixStream, topic: Topic, number: u64) -> bool {
     answer == [1]
 }
 
-/// What the device has counted. Sizes in bytes.
+/// The device's counts. Sizes in bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// What the processes have now.
+    /// The bytes that the processes have now.
     pub now: u64,
     /// The most that they had at any instant, and what each process had then.
     pub peak: u64,
@@ -60,7 +60,7 @@ pub struct Counts {
     pub created: u64,
     /// How often memory was refused.
     pub refused: u64,
-    /// What forked children found wrong.
+    /// The faults that forked children found.
     pub faults: Vec<u64>,
 }
 

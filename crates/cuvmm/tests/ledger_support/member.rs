@@ -1,4 +1,4 @@
-//! What a process of the test does: commands, or random work until the next command.
+//! The work of a process of the test: commands, or random work until the next command.
 //!
 //! `unsafe` in this file: forking.
 #![allow(unsafe_code)]
@@ -106,7 +106,7 @@ fn answer(text: &str) {
     stdout().flush().unwrap();
 }
 
-/// What a process has for all of its life.
+/// The parts that a process has for all of its life.
 struct Setting {
     driver: Arc<CountedDriver>,
     device: Device,

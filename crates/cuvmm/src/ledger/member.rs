@@ -48,6 +48,8 @@ pub(super) struct Wishes {
 pub(crate) struct Member {
     file: Arc<LedgerFile>,
     index: usize,
+    /// How often the slot was taken before.
+    generation: u64,
     granule: Granularity,
     opened_by: OpeningProcess,
     account: Mutex<Account>,
@@ -81,10 +83,11 @@ impl Member {
         let file = LedgerFile::open(path, terms)?;
         let taken = take_slot(&file, granule, wishes);
         let released = Lock::Joining.release(file.file());
-        let index = taken?;
+        let (index, generation) = taken?;
         let member = Self {
             file: Arc::new(file),
             index,
+            generation,
             granule,
             opened_by: OpeningProcess::new(),
             account: Mutex::default(),
@@ -409,8 +412,14 @@ impl Drop for Member {
             std::mem::forget(Arc::clone(&self.file));
             return;
         }
-        let found = self.slot().state();
-        dead::free(&self.file, self.index, self.slot(), found);
+        // If another process took this one for dead, the slot may be another one's by now.
+        let found = self.slot().state().0;
+        dead::free(
+            &self.file,
+            self.index,
+            self.slot(),
+            (found, self.generation),
+        );
         if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
             tracing::warn!(%errno, "a ledger's slot could not be released");
         }
@@ -488,12 +497,13 @@ fn collect_before(file: &LedgerFile, limit: Option<u64>) {
     }
 }
 
-/// Sets the limit if this is the first process, and takes a slot. The joining lock is held.
+/// Sets the limit if this is the first process, and takes a slot. Returns its index, and how often
+/// it was taken before. The joining lock is held.
 fn take_slot(
     file: &LedgerFile,
     granule: Granularity,
     wishes: &Wishes,
-) -> Result<usize, LedgerError> {
+) -> Result<(usize, u64), LedgerError> {
     let layout = file.layout();
     collect_before(file, wishes.limit.map(|limit| limit / granule.bytes()));
     let is_first = layout
@@ -521,8 +531,7 @@ fn take_slot(
         // A forked child of an earlier owner may still hold the lock.
         let lock = Lock::Owner(index);
         if lock.take(file.file()).map_err(file.failed("fcntl"))? {
-            fill(slot, granule, wishes);
-            return Ok(index);
+            return Ok((index, fill(slot, granule, wishes)));
         }
     }
     Err(LedgerError::Full {
@@ -532,7 +541,8 @@ fn take_slot(
 }
 
 /// Fills a free slot whose lock is held. The state is written last: until then the slot is free.
-fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) {
+/// Returns how often the slot was taken before.
+fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
     let pid = std::process::id();
     slot.pid.store(u64::from(pid));
     slot.started.store(proc::start_time(pid).unwrap_or(0));
@@ -555,4 +565,5 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) {
     slot.set_name(&wishes.name);
     let (_, generation) = slot.state();
     slot.set_state(State::Live, generation);
+    generation
 }

@@ -28,7 +28,9 @@
 //! never taken.
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
-//! 100 ms: after that its waiting requests count no more. Its memory stays charged to it.
+//! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
+//! that is stopped just while it joins makes others that join fail after five seconds
+//! ([`LedgerError::Busy`]).
 //!
 //! # Processes that die
 //! The memory of a killed process counts until the process is known to have ended, which is after

@@ -198,6 +198,7 @@ mod growth;
 pub mod kv;
 pub mod ledger;
 pub mod own;
+mod peer;
 pub mod plan;
 pub mod pool;
 pub mod region;

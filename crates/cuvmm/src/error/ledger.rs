@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -107,6 +108,50 @@ pub enum LedgerError {
         /// The call.
         call: &'static str,
         /// The file.
+        path: PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+}
+
+/// An error of a request to a process of a ledger.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The process serves no requests: it has ended, or does not allow any.
+    #[error("no process serves {}", .path.display())]
+    NotServed {
+        /// The path of the process's socket.
+        path: PathBuf,
+    },
+    /// The process refused, and nothing has changed.
+    #[error("the process refused: {reason}")]
+    Refused {
+        /// The reason.
+        reason: String,
+    },
+    /// The process did not answer in time. It may still do what it was asked.
+    #[error("the process did not answer within {waited:?}")]
+    TimedOut {
+        /// The time waited.
+        waited: Duration,
+    },
+    /// The socket is another user's than the slot in the ledger.
+    #[error("user {uid} serves the process's socket, and the process is another user's")]
+    OtherUser {
+        /// The user that serves the socket.
+        uid: u32,
+    },
+    /// The answer is not one of this version.
+    #[error("the process's answer cannot be read: {reason}")]
+    Malformed {
+        /// The reason.
+        reason: String,
+    },
+    /// A system call failed.
+    #[error("{} cannot be used: {errno}", .path.display())]
+    System {
+        /// The path of the process's socket.
         path: PathBuf,
         /// The system's error.
         errno: Errno,

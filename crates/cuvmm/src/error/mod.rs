@@ -39,7 +39,7 @@ pub use device::DeviceError;
 pub use dlpack::TensorError;
 pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
-pub use ledger::{LedgerError, LedgerRefusal, LedgerShortage};
+pub use ledger::{ControlError, LedgerError, LedgerRefusal, LedgerShortage};
 pub use memory::MemoryError;
 pub use plan::{PlanError, PlanProblem};
 pub use pool::PoolError;

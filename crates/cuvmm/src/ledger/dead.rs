@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::charge;
+use super::control::socket_path;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::lock::Lock;
@@ -72,6 +73,8 @@ fn collect_one(
     let ended = is_gone || (unverified && age >= UNVERIFIED);
     if ended {
         free(file, index, slot, dying);
+        // The name contains the generation, so it is no other process's.
+        let _ = std::fs::remove_file(socket_path(file.path(), index, found.1));
         seen.forget(What::Dying, index);
     }
     Ok(!ended)

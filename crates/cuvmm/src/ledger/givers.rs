@@ -3,10 +3,11 @@
 
 use std::sync::{PoisonError, Weak};
 
+use super::control::{Change, PoolReport};
 use crate::sync::thread::{self, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// A holder of memory that can be given back, such as a pool.
+/// A pool, as the ledger's threads use it.
 pub(crate) trait Giver: Send + Sync {
     /// Returns the bytes that it could give back now, without waiting.
     fn idle(&self) -> u64;
@@ -17,13 +18,20 @@ pub(crate) trait Giver: Send + Sync {
 
     /// Gives back what it does not need, without a driver call.
     fn give_unneeded(&self);
+
+    /// Returns its figures.
+    fn report(&self) -> PoolReport;
+
+    /// Changes a term of the tenant with this name. Returns the bytes that the tenant still holds
+    /// beyond a new limit, or the reason of a refusal; `None` if there is no such tenant.
+    fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>>;
 }
 
 /// The givers of one process.
 #[derive(Default)]
 pub(crate) struct Givers {
     state: Mutex<State>,
-    /// Notified when the ledger's thread has returned from a giver.
+    /// Notified when a thread of the ledger has returned from a giver.
     done: Condvar,
 }
 
@@ -31,8 +39,8 @@ pub(crate) struct Givers {
 struct State {
     attached: Vec<(u64, Weak<dyn Giver>)>,
     next: u64,
-    /// The giver that is being called, and the calling thread.
-    serving: Option<(u64, ThreadId)>,
+    /// The givers that are being called, and the calling threads.
+    serving: Vec<(u64, ThreadId)>,
 }
 
 impl Givers {
@@ -54,7 +62,7 @@ impl Givers {
         let mut state = self.lock();
         state.attached.retain(|&(attached, _)| attached != id);
         let here = thread::current().id();
-        while state.serving.is_some_and(|it| it.0 == id && it.1 != here) {
+        while state.serving.iter().any(|it| it.0 == id && it.1 != here) {
             state = self
                 .done
                 .wait(state)
@@ -62,14 +70,14 @@ impl Givers {
         }
     }
 
-    /// Calls each giver. Called by the ledger's thread only.
+    /// Calls each giver. Called by threads of the ledger, not within a call of a giver.
     pub(super) fn each(&self, mut call: impl FnMut(&dyn Giver)) {
         /// Ends the call of a giver, also if it panics.
-        struct Served<'a>(&'a Givers);
+        struct Served<'a>(&'a Givers, (u64, ThreadId));
 
         impl Drop for Served<'_> {
             fn drop(&mut self) {
-                self.0.lock().serving = None;
+                self.0.lock().serving.retain(|it| *it != self.1);
                 self.0.done.notify_all();
             }
         }
@@ -83,10 +91,11 @@ impl Givers {
             let Some((id, giver)) = found.min_by_key(|(id, _)| *id) else {
                 return;
             };
-            state.serving = Some((id, thread::current().id()));
+            let call_of = (id, thread::current().id());
+            state.serving.push(call_of);
             drop(state);
             at = id + 1;
-            let _served = Served(self);
+            let _served = Served(self, call_of);
             call(&*giver);
             // This may be the pool's last owner: it is dropped before `detach` learns that the call
             // has ended.

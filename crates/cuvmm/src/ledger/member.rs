@@ -5,10 +5,11 @@
 //! in advance.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::charge::{self, Attempt, Count};
+use super::charge::{self, Attempt, Count, MOST};
+use super::control::Server;
 use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::givers::Givers;
@@ -24,6 +25,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// The least that a pool asks for, if that much is left, and what it keeps without need while it is
 /// in use, in bytes. So small changes do not touch the file that all processes share.
 pub(crate) const GRANT: u64 = 64 << 20;
+
+/// The name of a process's limit in errors.
+pub(super) const PROCESS_LIMIT: &str = "bytes of a process's limit";
 
 /// How long a charge retries while other processes charge at the same time.
 const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
@@ -56,6 +60,8 @@ pub(crate) struct Member {
     /// Values of other processes' slots, as the process's threads last saw them.
     seen: Mutex<Seen>,
     givers: Givers,
+    /// Answers requests of other programs, if the process allows any.
+    pub(super) server: OnceLock<Server>,
 }
 
 /// The grants, guarantee and waiting requests of the process.
@@ -93,6 +99,7 @@ impl Member {
             account: Mutex::default(),
             seen: Mutex::default(),
             givers: Givers::default(),
+            server: OnceLock::new(),
         };
         // From here on a failure leaves the ledger again.
         released.map_err(member.file.failed("fcntl"))?;
@@ -106,6 +113,11 @@ impl Member {
 
     pub(super) const fn index(&self) -> usize {
         self.index
+    }
+
+    /// Returns how often the slot was taken before.
+    pub(super) const fn generation(&self) -> u64 {
+        self.generation
     }
 
     pub(super) fn slot(&self) -> &Slot {
@@ -242,6 +254,49 @@ impl Member {
         Ok(())
     }
 
+    /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
+    /// as more is charged. Returns the bytes that stay charged beyond the limit.
+    pub(super) fn set_limit(&self, bytes: u64) -> Result<u64, LedgerError> {
+        self.own_process()?;
+        let account = self.account();
+        let granule = self.granule.bytes();
+        let least = account.guarantee.max(1).saturating_mul(granule);
+        ArgumentError::at_least(PROCESS_LIMIT, bytes, least)?;
+        let limit = (bytes / granule).min(MOST);
+        self.slot().limit.store(limit);
+        self.refund(&account, 0);
+        let held = account.used;
+        drop(account);
+        self.give_back_to(held.min(limit.saturating_mul(granule)));
+        // Requests that the old limit refused may go on.
+        self.file.layout().header.given.ring();
+        let excess = self.count().charged().saturating_sub(limit);
+        Ok(excess.saturating_mul(granule))
+    }
+
+    /// Changes the process's priority.
+    pub(super) fn set_priority(&self, priority: i32) -> Result<(), LedgerError> {
+        self.own_process()?;
+        let priority = i64::from(priority).cast_unsigned();
+        self.slot().priority.store(priority);
+        Ok(())
+    }
+
+    /// Makes the pools give memory back until they have at most `keep` bytes or nothing idle is
+    /// left, and refunds what they do not need. Returns the bytes that were refunded.
+    pub(super) fn give_back_to(&self, keep: u64) -> u64 {
+        let before = self.count().charged();
+        self.givers.each(|giver| {
+            let over = self.used().saturating_sub(keep);
+            if over > 0 {
+                giver.give_back(over);
+            }
+        });
+        self.trim(0);
+        let refunded = before.saturating_sub(self.count().charged());
+        refunded.saturating_mul(self.granule.bytes())
+    }
+
     /// Returns the granules that make up `bytes`, rounded up.
     pub(super) fn granules(&self, bytes: u64) -> u64 {
         let granule = self.granule.bytes();
@@ -291,7 +346,7 @@ impl Member {
         }
         let grant = missing
             .max(self.granules(least))
-            .min(most - self.count().charged());
+            .min(most.saturating_sub(self.count().charged()));
         match self.charge(grant) {
             Err((LedgerRefusal::Full, left)) if left >= missing && grant > missing => {
                 let exact = self.charge(missing);
@@ -400,6 +455,9 @@ impl Drop for Member {
     fn drop(&mut self) {
         if !self.opened_by.is_here() {
             return;
+        }
+        if let Some(server) = self.server.get() {
+            server.close();
         }
         let account = self
             .account

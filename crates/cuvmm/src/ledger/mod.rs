@@ -40,6 +40,11 @@
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.
 //!
+//! # Figures and commands
+//! [`LedgerView`] shows the figures of all processes, and [`LedgerView::control`] asks one process
+//! for the figures of its tenants or changes its terms, as the commands `cuvmm top` and `cuvmm ctl`
+//! do. A process sets what it allows: [`LedgerBuilder::remote`].
+//!
 //! # Trust
 //! The file belongs to one user (mode 0600), or also to a group
 //! ([`LedgerBuilder::group`]). A program that can write the file can deny memory to all others,
@@ -58,6 +63,7 @@
 
 mod bell;
 mod charge;
+mod control;
 mod dead;
 mod file;
 mod givers;
@@ -87,12 +93,15 @@ use std::sync::{Arc, atomic as atomics};
 use rustix::io::Errno;
 
 use self::charge::MOST;
+use self::control::{Commands, Server};
 use self::file::Terms;
-use self::member::Wishes;
+use self::member::{PROCESS_LIMIT, Wishes};
 use self::seen::Seen;
 use crate::device::Device;
 use crate::error::{ArgumentError, LedgerError};
 
+pub(crate) use control::Change;
+pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::Giver;
 pub(crate) use member::{GRANT, Member, Waiting};
 pub use stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
@@ -111,7 +120,7 @@ pub struct LedgerBuilder<'a> {
     process_limit: Option<u64>,
     priority: i32,
     name: Option<String>,
-    group: bool,
+    commands: Commands,
 }
 
 impl LedgerBuilder<'_> {
@@ -154,7 +163,39 @@ impl LedgerBuilder<'_> {
     /// Sets whether processes of the file's group may use the ledger too; off by default. The file
     /// then has mode 0660. All processes have to set the same.
     pub const fn group(mut self, yes: bool) -> Self {
-        self.group = yes;
+        self.commands.group = yes;
+        self
+    }
+
+    /// Sets which requests of other programs, such as the command `cuvmm`, this process answers;
+    /// [`Changes`](Remote::Changes) by default. They come from processes of the same user, or of the
+    /// group; see [`Control`].
+    pub const fn remote(mut self, remote: Remote) -> Self {
+        self.commands.remote = remote;
+        self
+    }
+
+    /// Sets a function that another program can have called to put a tenant to sleep, given by
+    /// name, or all tenants. Only the program knows when no work is queued on a tenant's blocks, so
+    /// without such a function nothing is put to sleep from outside.
+    ///
+    /// It is called on a thread of the ledger, one call at a time, and may use the whole library.
+    /// It returns why it refuses, if it does. Other requests wait while it runs.
+    pub fn on_sleep(
+        mut self,
+        hook: impl Fn(Option<&str>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.commands.sleep = Some(Arc::new(hook));
+        self
+    }
+
+    /// Sets a function that another program can have called to wake a tenant, given by name, or all
+    /// tenants. It is called as that of [`on_sleep`](Self::on_sleep).
+    pub fn on_wake(
+        mut self,
+        hook: impl Fn(Option<&str>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.commands.wake = Some(Arc::new(hook));
         self
     }
 
@@ -180,12 +221,12 @@ impl LedgerBuilder<'_> {
         let what = "bytes of a process's guarantee";
         ArgumentError::at_most(what, self.guarantee, self.limit.unwrap_or(total))?;
         let process_limit = self.process_limit.unwrap_or(total);
-        ArgumentError::at_least("bytes of a process's limit", process_limit, self.guarantee)?;
-        ArgumentError::at_least("bytes of a process's limit", process_limit, granule.bytes())?;
+        let least = self.guarantee.max(granule.bytes());
+        ArgumentError::at_least(PROCESS_LIMIT, process_limit, least)?;
         let terms = Terms {
             granule: granule.bytes(),
             device: device.uuid(),
-            group: self.group,
+            group: self.commands.group,
         };
         let wishes = Wishes {
             limit: self.limit.map(|limit| granule.round_down(limit)),
@@ -195,10 +236,16 @@ impl LedgerBuilder<'_> {
             priority: self.priority,
             name: self.name.unwrap_or_else(program),
         };
-        make_directory(&self.directory, self.group)?;
+        make_directory(&self.directory, self.commands.group)?;
         let path = self.directory.join(file_name(device.uuid()));
+        // The path is looked at later too, when the working directory may be another one.
+        let path = std::path::absolute(&path).unwrap_or(path);
         let member = Arc::new(Member::join(path, terms, &wishes)?);
         keeper::start(&member)?;
+        if self.commands.remote > Remote::Nothing {
+            let server = Server::start(&member, self.commands)?;
+            member.server.get_or_init(|| server);
+        }
         Ok(Ledger {
             member,
             device: device.uuid(),
@@ -251,7 +298,7 @@ impl Ledger {
             process_limit: None,
             priority: 0,
             name: None,
-            group: false,
+            commands: Commands::default(),
         }
     }
 
@@ -280,6 +327,25 @@ impl Ledger {
     /// [`LedgerError::Short`] when the ledger leaves too little, and the guarantee is as before.
     pub fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
         self.member.set_guarantee(bytes)
+    }
+
+    /// Changes how much memory this process may have at most, in bytes, rounded down to whole
+    /// granules. Idle memory above it is given back (`cuMemUnmap`, `cuMemRelease`). Returns the
+    /// bytes that the process still holds beyond the limit; it is granted nothing until it holds
+    /// less.
+    ///
+    /// # Errors
+    /// [`LedgerError`] if the limit is less than the process's guarantee or than a granule.
+    pub fn set_process_limit(&self, bytes: u64) -> Result<u64, LedgerError> {
+        self.member.set_limit(bytes)
+    }
+
+    /// Changes the process's priority. Memory is reclaimed from lower priorities first.
+    ///
+    /// # Errors
+    /// [`LedgerError::Call`] in a forked child.
+    pub fn set_priority(&self, priority: i32) -> Result<(), LedgerError> {
+        self.member.set_priority(priority)
     }
 
     pub(crate) const fn member(&self) -> &Arc<Member> {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::charge::Count;
+use super::control::Control;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::seen::{Seen, What};
@@ -134,6 +135,16 @@ impl LedgerView {
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.file.is_in_place()
+    }
+
+    /// Returns the process in a slot, to ask it for the figures of its tenants or to change its
+    /// terms. Sends nothing.
+    #[must_use]
+    pub fn control(&self, slot: usize) -> Control {
+        let found = self.file.layout().slots.get(slot);
+        let generation = found.map_or(0, |slot| slot.state().1);
+        let uid = found.and_then(|slot| u32::try_from(slot.uid.load()).ok());
+        Control::new(self.path(), slot, generation, uid.unwrap_or(u32::MAX))
     }
 
     /// Returns the figures as they are now.

@@ -7,8 +7,9 @@ use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::joined::Joined;
 use super::relief::Demand;
+use super::stats::TenantStats;
 use crate::error::BlockError;
-use crate::ledger::{Giver, Member, Waiting};
+use crate::ledger::{Change, Giver, Member, PoolReport, TenantReport, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,5 +116,50 @@ impl Giver for Core {
         if self.device.usable().is_ok() {
             self.lock().return_unneeded(0);
         }
+    }
+
+    fn report(&self) -> PoolReport {
+        let (granted, stats) = self.look(|state| (state.budget.granted(), state.stats()));
+        PoolReport {
+            limit: stats.limit,
+            granted,
+            committed: stats.committed,
+            free: stats.free,
+            quarantined: stats.quarantined,
+            tenants: stats.tenants.into_iter().map(tenant).collect(),
+        }
+    }
+
+    fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
+        let id = self.look(|state| {
+            let mut tenants = state.tenants.iter();
+            let found = tenants.find(|(_, it)| it.registered && it.name == tenant);
+            found.map(|(&id, _)| id)
+        })?;
+        let changed = match change {
+            Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),
+            Change::Guarantee(bytes) => self.set_guarantee(id, bytes).map(|()| 0),
+            Change::Priority(priority) => self.set_priority(id, priority).map(|()| 0),
+        };
+        Some(changed.map_err(|error| error.to_string()))
+    }
+}
+
+fn tenant(stats: TenantStats) -> TenantReport {
+    TenantReport {
+        name: stats.name,
+        draining: stats.draining,
+        guarantee: stats.guarantee,
+        limit: stats.limit,
+        priority: stats.priority,
+        committed: stats.committed,
+        in_use: stats.in_use + stats.shared,
+        cached: stats.cached,
+        pending_free: stats.pending_free,
+        precommitted: stats.precommitted,
+        leased: stats.leased,
+        asleep: stats.asleep,
+        blocks: stats.blocks,
+        refusals: stats.refusals,
     }
 }

@@ -22,11 +22,11 @@ use rustix::net::{
 };
 
 use super::frame::{self, Kind, MOST_BODY, MOST_FRAME, MOST_HANDLES};
-use super::peer::{Peer, Users};
 use super::system::system;
 use super::wait::{Deadline, wait_for};
 use super::waker::Waker;
 use crate::error::ChannelError;
+use crate::peer::{Peer, Users};
 
 /// The time that one exchange with a peer may take by default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);

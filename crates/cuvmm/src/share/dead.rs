@@ -8,9 +8,9 @@ use rustix::net::connect;
 
 use super::channel::{address, new_socket};
 use super::lock::{FileId, Lock, Taken, look};
-use super::peer::is_own_user;
 use super::system::{failed, system};
 use crate::error::ChannelError;
+use crate::peer::is_own_user;
 
 /// The state of the socket at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

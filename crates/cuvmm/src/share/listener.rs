@@ -19,10 +19,10 @@ use rustix::net::{SocketFlags, accept_with, bind, listen};
 use super::channel::{Channel, address, new_socket};
 use super::dead::{State, clear, state_of};
 use super::lock::{FileId, Lock, NOW, Taken, is_older, look};
-use super::peer::{Users, own_user};
 use super::system::system;
 use super::wait::{Deadline, pause, wait_for};
 use crate::error::ChannelError;
+use crate::peer::{Users, own_user};
 use crate::sync::Mutex;
 
 /// The number of connections that may wait to be accepted.

@@ -16,9 +16,9 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, retry_on_intr};
 
-use super::peer::is_own_user;
 use super::system::{failed, system};
 use crate::error::ChannelError;
+use crate::peer::is_own_user;
 
 /// The suffix that is appended to a socket's name to name its lock.
 pub const LOCK_ENDING: &str = ".cuvmm-lock";

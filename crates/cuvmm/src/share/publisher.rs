@@ -12,12 +12,12 @@ use super::catalogue::{New, Shared};
 use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
-use super::peer::Users;
 use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
 use super::readers::{Bounds, accept_all};
 use super::seal::Publishable;
 use super::system::failed;
 use crate::error::{ArgumentError, ChannelError, HandedBack, ShareError};
+use crate::peer::Users;
 use crate::sync::thread::{self, JoinHandle};
 
 /// Publishes memory under names, for other processes on this machine to read with a

@@ -9,9 +9,9 @@ use bytemuck::Pod;
 use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
 use super::manifest::Manifest;
-use super::peer::Users;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
 use crate::error::{ChannelError, ShareError};
+use crate::peer::Users;
 use crate::view::View;
 
 /// A connection to a [`Publisher`](super::Publisher).

@@ -81,6 +81,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["view"]),
             room(&["elements"]),
             room(&["vec", "sparse", "ring", "cow", "unified"]),
+            room(&["peer"]),
             room(&["ledger"]),
             room(&["pool", "plan"]),
             room(&["heap"]),

@@ -1,4 +1,4 @@
-//! The process at the other end of a channel, and the users that are admitted.
+//! The process at the other end of a socket, and the users that are admitted.
 //!
 //! `unsafe` in this file: querying a peer's credentials. A process that is not visible in this PID
 //! namespace, as in another container, has the process id 0, which the safe wrappers cannot
@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::system::system;
 use crate::error::ChannelError;
 
 /// The process at the other end of a channel, as it was when it connected or listened.
@@ -48,18 +47,21 @@ impl Users {
     }
 
     /// Returns `true` if only this process's own user is admitted.
-    pub(super) const fn is_own_only(&self) -> bool {
+    pub(crate) const fn is_own_only(&self) -> bool {
         self.others.is_empty()
     }
 
     /// Returns the largest number of users that are admitted.
-    pub(super) const fn count(&self) -> usize {
+    pub(crate) const fn count(&self) -> usize {
         self.others.len() + 1
     }
 
     /// Returns the process at the other end of a socket, if its user is admitted.
-    pub(super) fn admit(&self, socket: impl AsFd) -> Result<Peer, ChannelError> {
-        let peer = peer_of(socket).map_err(system("getsockopt(SO_PEERCRED)"))?;
+    pub(crate) fn admit(&self, socket: impl AsFd) -> Result<Peer, ChannelError> {
+        let peer = peer_of(socket).map_err(|errno| ChannelError::System {
+            call: "getsockopt(SO_PEERCRED)",
+            errno,
+        })?;
         let Peer { pid, uid } = peer;
         if uid != geteuid().as_raw() && !self.others.contains(&uid) {
             return Err(ChannelError::NotAllowed { pid, uid });
@@ -72,7 +74,7 @@ impl Users {
 }
 
 /// Checks that this process's user id identifies one user.
-pub(super) fn own_user() -> Result<(), ChannelError> {
+pub(crate) fn own_user() -> Result<(), ChannelError> {
     let uid = geteuid().as_raw();
     match is_own_user(uid) {
         true => Ok(()),
@@ -84,12 +86,12 @@ pub(super) fn own_user() -> Result<(), ChannelError> {
 }
 
 /// Returns `true` if `uid` is this process's user and identifies one user.
-pub(super) fn is_own_user(uid: u32) -> bool {
+pub(crate) fn is_own_user(uid: u32) -> bool {
     uid == geteuid().as_raw() && uid != overflow_uid()
 }
 
 /// Returns the id that the system shows for users that are not mapped in this namespace.
-fn overflow_uid() -> u32 {
+pub(crate) fn overflow_uid() -> u32 {
     /// Used if the system does not report it.
     const USUAL: u32 = 65_534;
     let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
@@ -98,7 +100,7 @@ fn overflow_uid() -> u32 {
 }
 
 /// Returns the process at the other end of a Unix socket.
-fn peer_of(socket: impl AsFd) -> Result<Peer, Errno> {
+pub(crate) fn peer_of(socket: impl AsFd) -> Result<Peer, Errno> {
     let mut found = libc::ucred {
         pid: 0,
         // Not a valid user id, in case the system writes nothing.

@@ -1,0 +1,205 @@
+//! Requests to a process of a ledger.
+
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::{Change, LONGEST_REPLY, ProcessReport, Reply, Request, SOCKET_ENDING};
+use crate::error::ControlError;
+use crate::peer::peer_of;
+
+/// The longest path of a Unix socket, without the zero at its end.
+const LONGEST_SOCKET: usize = 107;
+
+/// How long an answer may take by default.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A process of a ledger, to be asked for its figures and given new terms by another program. Made
+/// by [`LedgerView::control`](crate::LedgerView::control).
+///
+/// Each method makes one connection to the process's Unix socket. Limits and guarantees are those
+/// that the process's own methods set; see [`Tenant::set_limit`](crate::Tenant::set_limit) and
+/// [`Ledger::set_process_limit`](crate::Ledger::set_process_limit). The process refuses what it does
+/// not allow, and what its own methods refuse, with the reason
+/// ([`ControlError::Refused`](crate::error::ControlError::Refused)).
+///
+/// # Examples
+/// ```rust
+/// # use cuvmm::{Device, Ledger, LedgerView, Pool, driver::auto};
+/// # let directory = tempfile::tempdir()?;
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// # let ledger = Ledger::builder(&device, directory.path()).limit(1 << 30).name("engine").open()?;
+/// # let pool = Pool::builder(&device).ledger(&ledger).build()?;
+/// # let tenant = pool.tenant("cache").register()?;
+/// let view = LedgerView::open(ledger.path())?;
+/// let engine = view.control(view.stats().processes[0].slot);
+/// engine.set_limit(Some("cache"), 256 << 20)?;
+/// assert_eq!(engine.report()?.pools[0].tenants[0].limit, 256 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Control {
+    path: PathBuf,
+    /// The user that the slot names.
+    uid: u32,
+    patience: Duration,
+}
+
+impl Control {
+    pub(in crate::ledger) fn new(ledger: &Path, slot: usize, generation: u64, uid: u32) -> Self {
+        Self {
+            path: socket_path(ledger, slot, generation),
+            uid,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Sets how long an answer may take; 10 seconds by default. Sleep and wake of large models take
+    /// longer.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.patience = timeout;
+        self
+    }
+
+    /// Returns the figures of the process's pools and tenants.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process does not serve requests or does not answer.
+    pub fn report(&self) -> Result<ProcessReport, ControlError> {
+        match self.ask(&Request::Report)? {
+            Reply::Report(report) => Ok(report),
+            Reply::Refused(reason) => Err(ControlError::Refused { reason }),
+            Reply::Done(_) => Err(malformed("it is no report")),
+        }
+    }
+
+    /// Changes the limit of a tenant, or of the process, in bytes. Returns the bytes that it still
+    /// holds beyond the limit.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process refuses or does not answer.
+    pub fn set_limit(&self, tenant: Option<&str>, bytes: u64) -> Result<u64, ControlError> {
+        self.change(tenant, Change::Limit(bytes))
+    }
+
+    /// Changes the guarantee of a tenant, or of the process, in bytes.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process refuses or does not answer.
+    pub fn set_guarantee(&self, tenant: Option<&str>, bytes: u64) -> Result<(), ControlError> {
+        self.change(tenant, Change::Guarantee(bytes)).map(drop)
+    }
+
+    /// Changes the priority of a tenant, or of the process.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process refuses or does not answer.
+    pub fn set_priority(&self, tenant: Option<&str>, priority: i32) -> Result<(), ControlError> {
+        self.change(tenant, Change::Priority(priority)).map(drop)
+    }
+
+    /// Gives the process's idle memory back to the driver until its pools hold at most `keep` bytes
+    /// or no idle memory above guarantees is left. Returns the bytes that the process refunded.
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process refuses or does not answer.
+    pub fn trim(&self, keep: u64) -> Result<u64, ControlError> {
+        self.done(&Request::Trim { keep })
+    }
+
+    /// Makes the process put a tenant, or all of them, to sleep with the function that it set
+    /// ([`LedgerBuilder::on_sleep`](crate::ledger::LedgerBuilder::on_sleep)).
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process has set none, refuses, or does not answer.
+    pub fn sleep(&self, tenant: Option<&str>) -> Result<(), ControlError> {
+        let tenant = tenant.map(str::to_owned);
+        self.done(&Request::Sleep { tenant }).map(drop)
+    }
+
+    /// Makes the process wake a tenant, or all of them, with the function that it set
+    /// ([`LedgerBuilder::on_wake`](crate::ledger::LedgerBuilder::on_wake)).
+    ///
+    /// # Errors
+    /// [`ControlError`] if the process has set none, refuses, or does not answer.
+    pub fn wake(&self, tenant: Option<&str>) -> Result<(), ControlError> {
+        let tenant = tenant.map(str::to_owned);
+        self.done(&Request::Wake { tenant }).map(drop)
+    }
+
+    fn change(&self, tenant: Option<&str>, change: Change) -> Result<u64, ControlError> {
+        let tenant = tenant.map(str::to_owned);
+        self.done(&Request::Change { tenant, change })
+    }
+
+    fn done(&self, request: &Request) -> Result<u64, ControlError> {
+        match self.ask(request)? {
+            Reply::Done(bytes) => Ok(bytes),
+            Reply::Refused(reason) => Err(ControlError::Refused { reason }),
+            Reply::Report(_) => Err(malformed("it is a report")),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply, ControlError> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NotServed {
+                path: self.path.clone(),
+            },
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ControlError::TimedOut {
+                waited: self.patience,
+            },
+            _ => ControlError::System {
+                path: self.path.clone(),
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            },
+        };
+        let mut stream = address(&self.path, |path| UnixStream::connect(path)).map_err(failed)?;
+        let served_by = peer_of(&stream).map_err(|errno| failed(errno.into()))?;
+        if served_by.uid != self.uid {
+            return Err(ControlError::OtherUser { uid: served_by.uid });
+        }
+        let patience = Some(self.patience.max(Duration::from_millis(1)));
+        stream.set_read_timeout(patience).map_err(failed)?;
+        stream.set_write_timeout(patience).map_err(failed)?;
+        let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
+        stream.write_all(&line).map_err(failed)?;
+        let mut reply = Vec::new();
+        let mut reader = BufReader::new(stream.take(LONGEST_REPLY));
+        reader.read_until(b'\n', &mut reply).map_err(failed)?;
+        serde_json::from_slice(&reply).map_err(|error| malformed(&error.to_string()))
+    }
+}
+
+fn malformed(reason: &str) -> ControlError {
+    ControlError::Malformed {
+        reason: reason.to_owned(),
+    }
+}
+
+/// Returns the path of the socket of a process that took a ledger's slot.
+pub(in crate::ledger) fn socket_path(ledger: &Path, slot: usize, generation: u64) -> PathBuf {
+    let mut path = ledger.as_os_str().to_owned();
+    path.push(format!("-{slot}-{generation}.{SOCKET_ENDING}"));
+    path.into()
+}
+
+/// Calls a function with the path of a socket, or with a shorter path of it if it is too long for
+/// the system.
+pub(super) fn address<T>(path: &Path, call: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+    if path.as_os_str().len() <= LONGEST_SOCKET {
+        return call(path);
+    }
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return call(path);
+    };
+    let directory = File::open(directory)?;
+    let short = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    call(&Path::new(&short).join(name))
+}

@@ -1,0 +1,141 @@
+//! Figures and terms of one process of a ledger, asked and changed by another program.
+//!
+//! Each process serves a Unix socket beside the ledger's file, named by its slot and how often that
+//! was taken. A connection carries one request and its answer, each a line of JSON. A thread of its own answers, one
+//! connection after the other, and gives a client one second to send its request.
+//!
+//! Only processes of the same user are answered, or of any user if the ledger is a
+//! [group's](super::LedgerBuilder::group): the socket's mode then admits the group. The system's
+//! overflow user is never answered. [`LedgerBuilder::remote`](super::LedgerBuilder::remote) sets
+//! which requests are allowed.
+
+mod client;
+mod server;
+
+use serde::{Deserialize, Serialize};
+
+pub use client::Control;
+pub(super) use client::socket_path;
+pub(super) use server::{Commands, Server};
+
+/// The requests that a process of a ledger answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Remote {
+    /// None: no socket is served.
+    Nothing,
+    /// Reading the process's figures.
+    Figures,
+    /// Changing limits, guarantees and priorities, and giving back idle memory, too. Sleep and wake
+    /// need functions in addition ([`LedgerBuilder::on_sleep`](super::LedgerBuilder::on_sleep)).
+    #[default]
+    Changes,
+}
+
+/// A new value of a term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Change {
+    Limit(u64),
+    Guarantee(u64),
+    Priority(i32),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    Report,
+    Change {
+        tenant: Option<String>,
+        change: Change,
+    },
+    Trim {
+        keep: u64,
+    },
+    Sleep {
+        tenant: Option<String>,
+    },
+    Wake {
+        tenant: Option<String>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    Report(ProcessReport),
+    /// A number of bytes that depends on the request.
+    Done(u64),
+    Refused(String),
+}
+
+/// The figures of a process's pools. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ProcessReport {
+    /// The pools that use the ledger.
+    pub pools: Vec<PoolReport>,
+}
+
+/// The figures of a pool that uses a ledger. Sizes in bytes.
+/// [`PoolStats`](crate::pool::PoolStats) explains them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolReport {
+    /// The pool's own limit.
+    pub limit: u64,
+    /// The part of the ledger's limit that the pool has.
+    pub granted: u64,
+    /// Memory charged to tenants.
+    pub committed: u64,
+    /// Memory that is unmapped and that no tenant holds.
+    pub free: u64,
+    /// Memory that could not be given back to the driver.
+    pub quarantined: u64,
+    /// The tenants, in the order of their registration.
+    pub tenants: Vec<TenantReport>,
+}
+
+/// The figures of a tenant. Sizes in bytes. [`TenantStats`](crate::pool::TenantStats) explains them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TenantReport {
+    /// The tenant's name.
+    pub name: String,
+    /// `true` if the tenant is unregistered and waits for its last block and lease to end.
+    pub draining: bool,
+    /// The guarantee.
+    pub guarantee: u64,
+    /// The limit.
+    pub limit: u64,
+    /// The priority.
+    pub priority: i32,
+    /// Memory charged to the tenant.
+    pub committed: u64,
+    /// Memory in use, shared memory included.
+    pub in_use: u64,
+    /// Idle memory whose fence is complete.
+    pub cached: u64,
+    /// Idle memory whose fence is not known to be complete.
+    pub pending_free: u64,
+    /// Memory mapped ahead of growth.
+    pub precommitted: u64,
+    /// Freed memory that a lease keeps.
+    pub leased: u64,
+    /// Memory that sleeping blocks have when they are awake.
+    pub asleep: u64,
+    /// Live blocks.
+    pub blocks: u64,
+    /// Requests that were refused.
+    pub refusals: u64,
+}
+
+/// The most bytes of a request.
+const LONGEST_REQUEST: u64 = 64 << 10;
+
+/// The most bytes of an answer.
+const LONGEST_REPLY: u64 = 16 << 20;
+
+/// The end of the name of every socket. The name begins with that of the ledger's file, followed by
+/// the slot and how often it was taken.
+const SOCKET_ENDING: &str = "control";

@@ -1,0 +1,262 @@
+//! The thread that answers requests of other programs.
+
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::super::member::Member;
+use super::client::{address, socket_path};
+use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request};
+use crate::error::LedgerError;
+use crate::peer::{Users, overflow_uid, peer_of};
+
+/// How long a client has to send its request, and to receive the answer.
+const LONGEST_CLIENT: Duration = Duration::from_secs(1);
+
+/// A function that puts a tenant, or all of them, to sleep or wakes it.
+pub(in crate::ledger) type Hook = Arc<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
+
+/// The requests that a process answers, and its functions for them.
+#[derive(Clone, Default)]
+pub(in crate::ledger) struct Commands {
+    pub(in crate::ledger) remote: Remote,
+    pub(in crate::ledger) sleep: Option<Hook>,
+    pub(in crate::ledger) wake: Option<Hook>,
+    /// `true` if users of the file's group are answered.
+    pub(in crate::ledger) group: bool,
+}
+
+impl fmt::Debug for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commands")
+            .field("remote", &self.remote)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread of a member, as its owner sees it.
+#[derive(Debug)]
+pub(in crate::ledger) struct Server {
+    /// Shut down to end the thread. Closing it is not enough: a forked child has it too.
+    stop: UnixStream,
+    path: PathBuf,
+}
+
+struct Serving {
+    member: Weak<Member>,
+    commands: Commands,
+    listener: UnixListener,
+    stop: UnixStream,
+}
+
+impl Server {
+    /// Starts the thread. The socket's name is this member's alone: it contains the slot's
+    /// generation.
+    pub(in crate::ledger) fn start(
+        member: &Arc<Member>,
+        commands: Commands,
+    ) -> Result<Self, LedgerError> {
+        let path = socket_path(member.file().path(), member.index(), member.generation());
+        let failed = |call| {
+            let path = path.clone();
+            move |error: io::Error| LedgerError::System {
+                call,
+                path,
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
+            }
+        };
+        let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
+        let mode = if commands.group { 0o660 } else { 0o600 };
+        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;
+        listener.set_nonblocking(true).map_err(failed("ioctl"))?;
+        let (stop, stopped) = UnixStream::pair().map_err(failed("socketpair"))?;
+        let serving = Serving {
+            member: Arc::downgrade(member),
+            commands,
+            listener,
+            stop: stopped,
+        };
+        let started = std::thread::Builder::new()
+            .name("cuvmm-control".into())
+            .spawn(move || serving.run());
+        started.map_err(|error| LedgerError::Thread {
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+        })?;
+        Ok(Self { stop, path })
+    }
+
+    /// Ends the thread and removes the socket.
+    pub(in crate::ledger) fn close(&self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(%error, "a ledger's socket could not be removed");
+        }
+        let _ = self.stop.shutdown(Shutdown::Both);
+    }
+}
+
+impl Serving {
+    fn run(self) {
+        loop {
+            let mut polled = [
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.stop, PollFlags::IN),
+            ];
+            match poll(&mut polled, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "requests to this process are answered no more");
+                    return;
+                }
+            }
+            if !polled[1].revents().is_empty() {
+                return;
+            }
+            match self.listener.accept() {
+                Ok((client, _)) => self.serve(&client),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::debug!(%error, "a connection could not be accepted");
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn serve(&self, client: &UnixStream) {
+        let reply = match self.request(client) {
+            Ok(request) => self.answer(request).unwrap_or_else(Reply::Refused),
+            Err(reason) => Reply::Refused(reason),
+        };
+        let sent = serde_json::to_vec(&reply).map_err(io::Error::from);
+        let sent = sent.and_then(|mut line| {
+            line.push(b'\n');
+            let mut client = client;
+            client.set_write_timeout(Some(LONGEST_CLIENT))?;
+            client.write_all(&line)
+        });
+        if let Err(error) = sent {
+            tracing::debug!(%error, "a client did not receive its answer");
+        }
+    }
+
+    /// Reads a request of a client that may make one.
+    fn request(&self, client: &UnixStream) -> Result<Request, String> {
+        if self.commands.group {
+            let uid = peer_of(client).map_err(|errno| errno.to_string())?.uid;
+            if uid == overflow_uid() {
+                return Err(format!("user {uid} stands for every unknown user"));
+            }
+        } else {
+            let admitted = Users::own().admit(client);
+            admitted.map_err(|error| error.to_string())?;
+        }
+        let line = read_line(client).map_err(|error| error.to_string())?;
+        serde_json::from_slice(&line).map_err(|error| format!("this is not a request: {error}"))
+    }
+
+    fn answer(&self, request: Request) -> Result<Reply, String> {
+        let member = self.member.upgrade();
+        let member = member.ok_or("the process is leaving the ledger")?;
+        if self.commands.remote < Remote::Changes && request != Request::Report {
+            return Err("the process does not allow changes by other programs".to_owned());
+        }
+        match request {
+            Request::Report => Ok(Reply::Report(report(&member))),
+            Request::Change {
+                tenant: None,
+                change,
+            } => change_process(&member, change).map(Reply::Done),
+            Request::Change {
+                tenant: Some(tenant),
+                change,
+            } => change_tenant(&member, &tenant, change).map(Reply::Done),
+            Request::Trim { keep } => Ok(Reply::Done(member.give_back_to(keep))),
+            Request::Sleep { tenant } => {
+                call(self.commands.sleep.as_ref(), "puts it to sleep", tenant)
+            }
+            Request::Wake { tenant } => call(self.commands.wake.as_ref(), "wakes it", tenant),
+        }
+    }
+}
+
+/// Reads up to the first line break, within the time and size that a client has.
+fn read_line(client: &UnixStream) -> io::Result<Vec<u8>> {
+    let until = Instant::now() + LONGEST_CLIENT;
+    let mut reader = BufReader::new(client.take(LONGEST_REQUEST));
+    let mut line = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut));
+        }
+        client.set_read_timeout(Some(left))?;
+        let part = match reader.fill_buf() {
+            Ok(part) => part,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let end = part.iter().position(|&byte| byte == b'\n');
+        line.extend_from_slice(&part[..end.unwrap_or(part.len())]);
+        let (used, ended) = (end.map_or(part.len(), |end| end + 1), part.is_empty());
+        reader.consume(used);
+        if end.is_some() || ended {
+            return Ok(line);
+        }
+    }
+}
+
+fn report(member: &Member) -> ProcessReport {
+    let mut pools = Vec::new();
+    member.givers().each(|giver| pools.push(giver.report()));
+    ProcessReport { pools }
+}
+
+fn change_process(member: &Member, change: Change) -> Result<u64, String> {
+    let changed = match change {
+        Change::Limit(bytes) => member.set_limit(bytes),
+        Change::Guarantee(bytes) => member.set_guarantee(bytes).map(|()| 0),
+        Change::Priority(priority) => member.set_priority(priority).map(|()| 0),
+    };
+    changed.map_err(|error| error.to_string())
+}
+
+fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, String> {
+    let mut holders = 0u32;
+    let has = |report: super::PoolReport| {
+        let mut tenants = report.tenants.iter();
+        tenants.any(|it| !it.draining && it.name == tenant)
+    };
+    member
+        .givers()
+        .each(|giver| holders += u32::from(has(giver.report())));
+    match holders {
+        0 => return Err(format!("no tenant is named {tenant:?}")),
+        1 => {}
+        _ => return Err(format!("{holders} pools have a tenant named {tenant:?}")),
+    }
+    let mut outcome = Err(format!("no tenant is named {tenant:?}"));
+    member.givers().each(|giver| {
+        if let Some(changed) = giver.change(tenant, change) {
+            outcome = changed;
+        }
+    });
+    outcome
+}
+
+/// Calls a function of the program.
+fn call(hook: Option<&Hook>, what: &str, tenant: Option<String>) -> Result<Reply, String> {
+    let hook = hook.ok_or_else(|| format!("the process has set no function that {what}"))?;
+    let done = catch_unwind(AssertUnwindSafe(|| hook(tenant.as_deref())));
+    done.unwrap_or_else(|_| Err(format!("the process's function that {what} panicked")))
+        .map(|()| Reply::Done(0))
+}

@@ -1,0 +1,316 @@
+//! Figures and terms of a process of a ledger, asked and changed from outside.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::error::ControlError;
+use cuvmm::ledger::{Control, LedgerBuilder, Remote};
+use cuvmm::{Contents, Device, Ledger, LedgerView, Pool};
+
+const MIB: u64 = 1 << 20;
+
+struct Process {
+    device: Device,
+    directory: tempfile::TempDir,
+}
+
+impl Process {
+    fn new() -> Self {
+        let driver = Arc::new(HostDriver::new(HostOptions::new()));
+        Self {
+            device: Device::open(driver, 0).unwrap(),
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn builder(&self) -> LedgerBuilder<'_> {
+        let builder = Ledger::builder(&self.device, self.directory.path());
+        builder.limit(1 << 30).name("engine")
+    }
+
+    fn pool(&self, ledger: &Ledger) -> Pool {
+        Pool::builder(&self.device).ledger(ledger).build().unwrap()
+    }
+
+    fn sockets(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.directory.path()).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let is_socket = |path: &PathBuf| path.extension().is_some_and(|it| it == "control");
+        paths.filter(is_socket).collect()
+    }
+}
+
+fn control(ledger: &Ledger) -> Control {
+    LedgerView::open(ledger.path())
+        .unwrap()
+        .control(ledger.slot())
+}
+
+fn refusal<T: std::fmt::Debug>(answer: Result<T, ControlError>) -> String {
+    match answer.unwrap_err() {
+        ControlError::Refused { reason } => reason,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_report_has_the_figures_of_every_tenant() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    assert_eq!(control(&ledger).report().unwrap().pools, []);
+    let pool = process.pool(&ledger);
+    let chat = pool.tenant("chat").guarantee(64 * MIB).register().unwrap();
+    let block = chat.allocate(100 * MIB).unwrap();
+    drop(chat.allocate(20 * MIB).unwrap());
+    let report = control(&ledger).report().unwrap();
+    let [found] = &report.pools[..] else {
+        panic!("{report:?}")
+    };
+    let tenant = &found.tenants[0];
+    assert_eq!((&*tenant.name, tenant.blocks), ("chat", 1));
+    assert_eq!(tenant.in_use, 100 * MIB);
+    assert_eq!(tenant.cached + tenant.pending_free, 20 * MIB);
+    assert_eq!(tenant.guarantee, 64 * MIB);
+    assert_eq!(found.committed, 120 * MIB);
+    assert!(found.granted >= found.committed);
+    drop(block);
+}
+
+#[test]
+fn terms_of_a_tenant_are_changed() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = process.pool(&ledger);
+    let chat = pool.tenant("chat").register().unwrap();
+    let block = chat.allocate(100 * MIB).unwrap();
+    let engine = control(&ledger);
+    assert_eq!(engine.set_limit(Some("chat"), 60 * MIB), Ok(40 * MIB));
+    assert!(chat.allocate(2 * MIB).is_err(), "it is above its limit");
+    engine.set_limit(Some("chat"), 200 * MIB).unwrap();
+    engine.set_guarantee(Some("chat"), 150 * MIB).unwrap();
+    engine.set_priority(Some("chat"), -3).unwrap();
+    let stats = chat.stats();
+    assert_eq!((stats.guarantee, stats.priority), (150 * MIB, -3));
+    let refused = refusal(engine.set_guarantee(Some("chat"), 201 * MIB));
+    assert!(
+        refused.contains("200 MiB") || refused.contains("209715200"),
+        "{refused}"
+    );
+    assert_eq!(chat.stats().guarantee, 150 * MIB);
+    let refused = refusal(engine.set_limit(Some("other"), MIB));
+    assert_eq!(refused, "no tenant is named \"other\"");
+    let second = process.pool(&ledger);
+    let twin = second.tenant("chat").register().unwrap();
+    let refused = refusal(engine.set_limit(Some("chat"), 10 * MIB));
+    assert_eq!(refused, "2 pools have a tenant named \"chat\"");
+    assert_eq!(chat.stats().limit, 200 * MIB);
+    drop((block, twin));
+}
+
+#[test]
+fn terms_of_the_process_are_changed() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = process.pool(&ledger);
+    let chat = pool.tenant("chat").register().unwrap();
+    let block = chat.allocate(100 * MIB).unwrap();
+    drop(chat.allocate(200 * MIB).unwrap());
+    let engine = control(&ledger);
+    let view = LedgerView::open(ledger.path()).unwrap();
+    let own = || view.stats().processes[0].clone();
+
+    // Idle memory is given back, memory in use is not.
+    assert_eq!(engine.set_limit(None, 150 * MIB), Ok(0));
+    assert_eq!(own().limit, 150 * MIB);
+    assert!(
+        (100 * MIB..=150 * MIB).contains(&own().charged),
+        "{:?}",
+        own()
+    );
+    assert_eq!(engine.set_limit(None, 60 * MIB), Ok(40 * MIB));
+    let refused = chat.try_allocate(2 * MIB).unwrap_err();
+    assert!(refused.to_string().contains("its own limit"), "{refused}");
+    assert!(refusal(engine.set_limit(None, 0)).contains("limit"));
+    assert_eq!(own().limit, 60 * MIB);
+
+    engine.set_limit(None, 400 * MIB).unwrap();
+    engine.set_priority(None, 7).unwrap();
+    engine.set_guarantee(None, 300 * MIB).unwrap();
+    assert_eq!((own().priority, own().guarantee), (7, 300 * MIB));
+    assert_eq!(own().charged, 300 * MIB, "a guarantee is charged");
+    assert!(refusal(engine.set_limit(None, 299 * MIB)).contains("limit"));
+    let refused = refusal(engine.set_guarantee(None, 401 * MIB));
+    assert!(refused.contains("its own limit"), "{refused}");
+    drop(block);
+}
+
+#[test]
+fn idle_memory_is_trimmed() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = process.pool(&ledger);
+    let chat = pool.tenant("chat").register().unwrap();
+    let block = chat.allocate(100 * MIB).unwrap();
+    drop(chat.allocate(200 * MIB).unwrap());
+    let refunded = control(&ledger).trim(0).unwrap();
+    assert!(refunded >= 200 * MIB, "{refunded}");
+    assert_eq!(ledger.stats().charged, 100 * MIB);
+    assert_eq!(control(&ledger).trim(0), Ok(0));
+    drop(block);
+}
+
+#[test]
+fn sleep_is_a_matter_of_the_program() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let refused = refusal(control(&ledger).sleep(None));
+    assert_eq!(
+        refused,
+        "the process has set no function that puts it to sleep"
+    );
+    drop(ledger);
+
+    let asleep: Arc<Mutex<Option<Pool>>> = Arc::default();
+    let (down, up) = (Arc::clone(&asleep), Arc::clone(&asleep));
+    let tenant = |pool: &Mutex<Option<Pool>>, name: Option<&str>| {
+        let pool = pool.lock().unwrap().clone().ok_or("no model is loaded")?;
+        let name = name.ok_or("name a tenant")?;
+        pool.find_tenant(name).ok_or("no such tenant")
+    };
+    let ledger = process
+        .builder()
+        .on_sleep(move |name| {
+            let blocks = tenant(&down, name)?;
+            let slept = blocks.blocks().sleep(Contents::Discard);
+            slept.map(drop).map_err(|error| error.to_string())
+        })
+        .on_wake(move |name| {
+            assert!(name.is_some(), "the function panics");
+            let blocks = tenant(&up, name)?;
+            let woken = blocks.blocks().wake();
+            woken.map(drop).map_err(|error| error.to_string())
+        })
+        .open()
+        .unwrap();
+    let engine = control(&ledger);
+    assert_eq!(refusal(engine.sleep(Some("chat"))), "no model is loaded");
+    let pool = process.pool(&ledger);
+    *asleep.lock().unwrap() = Some(pool.clone());
+    let chat = pool.tenant("chat").register().unwrap();
+    let block = chat.allocate(100 * MIB).unwrap();
+    engine.sleep(Some("chat")).unwrap();
+    assert!(block.is_asleep());
+    assert_eq!(
+        engine.report().unwrap().pools[0].tenants[0].asleep,
+        100 * MIB
+    );
+    let refused = refusal(engine.wake(None));
+    assert_eq!(refused, "the process's function that wakes it panicked");
+    engine.wake(Some("chat")).unwrap();
+    assert!(!block.is_asleep());
+    *asleep.lock().unwrap() = None;
+}
+
+#[test]
+fn a_process_answers_what_it_allows() {
+    let process = Process::new();
+    let ledger = process.builder().remote(Remote::Figures).open().unwrap();
+    let engine = control(&ledger);
+    engine.report().unwrap();
+    for refused in [
+        engine.trim(0),
+        engine.set_limit(None, MIB),
+        engine.sleep(None).map(|()| 0),
+    ] {
+        let reason = refusal(refused);
+        assert_eq!(
+            reason,
+            "the process does not allow changes by other programs"
+        );
+    }
+    drop(ledger);
+    let ledger = process.builder().remote(Remote::Nothing).open().unwrap();
+    let answer = control(&ledger).report();
+    assert!(
+        matches!(answer, Err(ControlError::NotServed { .. })),
+        "{answer:?}"
+    );
+    assert_eq!(process.sockets(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn a_socket_goes_with_its_process_and_names_no_other() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let old = control(&ledger);
+    assert_eq!(process.sockets().len(), 1);
+    drop(ledger);
+    // The threads of the ledger may hold it for a moment.
+    for _ in 0..1_000 {
+        if process.sockets().is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(process.sockets(), [] as [PathBuf; 0]);
+    let ledger = process.builder().name("next").open().unwrap();
+    let answer = old.set_limit(None, MIB);
+    assert!(
+        matches!(answer, Err(ControlError::NotServed { .. })),
+        "{answer:?}"
+    );
+    control(&ledger).report().unwrap();
+}
+
+#[test]
+fn a_long_path_is_no_obstacle() {
+    let process = Process::new();
+    let deep = process.directory.path().join("d".repeat(150));
+    let ledger = Ledger::builder(&process.device, &deep).limit(1 << 30);
+    let ledger = ledger.open().unwrap();
+    control(&ledger).report().unwrap();
+}
+
+/// Sends bytes, and returns the answer.
+fn send(socket: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn a_hostile_client_is_refused_and_delays_others_by_a_second_at_most() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let socket = process.sockets().remove(0);
+    let deep = [b"[".repeat(50_000), b"\n".to_vec()].concat();
+    for bytes in [
+        &b""[..],
+        b"\n",
+        b"\xff\xfe\n",
+        b"{\"trim\":{\"keep\":-1}}\n",
+        b"{\"change\":{\"tenant\":null,\"change\":{\"limit\":1e99}}}\n",
+        b"\"report\"  \"report\"\n",
+        &deep,
+    ] {
+        let answer = send(&socket, bytes);
+        assert!(
+            answer.starts_with("{\"refused\":\"this is not a request"),
+            "{answer}"
+        );
+    }
+    // More than a request may be: the connection ends, with or without an answer.
+    send(&socket, &b"x".repeat(1 << 20));
+    assert!(send(&socket, b"\"report\"\nmore").starts_with("{\"report\":"));
+    let silent = UnixStream::connect(&socket).unwrap();
+    control(&ledger).report().unwrap();
+    drop(silent);
+}

@@ -1,11 +1,13 @@
 //! The command `cuvmm`: shows drivers and devices, replays request traces against an elastic pool,
-//! tries plans of operations without a GPU, and shares memory between processes.
+//! tries plans of operations without a GPU, shares memory between processes, and shows and
+//! changes what processes have of a GPU.
 //!
 //! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
 //! uses too.
 
 mod generated;
 mod info;
+mod ledger;
 mod moved;
 mod plan;
 mod replay;
@@ -33,6 +35,8 @@ enum Command {
     Replay(replay::Args),
     Plan(plan::Args),
     Share(share::Args),
+    Top(ledger::top::Args),
+    Ctl(ledger::ctl::Args),
     Completions(generated::Completions),
     #[command(hide = true)]
     Man(generated::Man),
@@ -50,6 +54,8 @@ fn main() -> ExitCode {
         Command::Replay(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Share(args) => args.run(),
+        Command::Top(args) => args.run(),
+        Command::Ctl(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Man(args) => args.run(),
         Command::Bench(_) => Err(moved::to("bench", "run")),

@@ -19,6 +19,8 @@ fn every_command_has_examples() {
         &["share", "publish"],
         &["share", "list"],
         &["share", "attach"],
+        &["top"],
+        &["ctl"],
         &["completions"],
     ] {
         let help = output(&[command, &["--help"]].concat());

@@ -39,6 +39,8 @@ fn default_output_fits() {
         &["share", "--help"],
         &["share", "publish", "--help"],
         &["share", "attach", "--help"],
+        &["top", "--help"],
+        &["ctl", "--help"],
     ] {
         let text = text(arguments);
         assert!(

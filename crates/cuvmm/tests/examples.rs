@@ -2,9 +2,12 @@
 #![allow(
     missing_docs,
     unreachable_pub,
+    dead_code,
     clippy::unwrap_used,
     clippy::duplicate_mod
 )]
+
+use std::time::Duration;
 
 #[path = "../examples/adjacent_blocks.rs"]
 mod adjacent_blocks;
@@ -50,6 +53,9 @@ mod ring_buffer;
 
 #[path = "../examples/plan.rs"]
 mod plan;
+
+#[path = "../examples/processes.rs"]
+mod processes;
 
 #[path = "../examples/publication.rs"]
 mod publication;
@@ -195,4 +201,10 @@ fn stripes_lie_on_both_devices() {
 #[test]
 fn host_and_device_share_a_buffer() {
     unified_buffer::main().unwrap();
+}
+
+#[test]
+fn a_process_fills_its_part_of_a_ledger() {
+    let directory = tempfile::tempdir().unwrap();
+    processes::run(directory.path(), "chat", 1, Duration::ZERO).unwrap();
 }

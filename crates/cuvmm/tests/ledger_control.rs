@@ -1,6 +1,10 @@
 //! Figures and terms of a process of a ledger, asked and changed from outside.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

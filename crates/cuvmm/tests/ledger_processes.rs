@@ -108,6 +108,12 @@ fn a_storm_of_killed_and_stopped_processes() {
         place.device.counts().now == 0
     });
     place.within_limit();
+    assert_eq!(
+        place.files().len(),
+        1,
+        "sockets are left: {:?}",
+        place.files()
+    );
     let counts = place.device.counts();
     println!(
         "{} kills: memory was created {} times, {} granules at most",
@@ -293,4 +299,22 @@ fn what_the_driver_refuses_is_not_charged() {
     one.end();
     other.end();
     assert_eq!(place.view().stats().charged, 0);
+}
+
+#[test]
+fn a_dead_process_is_shown_though_no_other_is_there_to_collect_it() {
+    let place = Place::new(LIMIT, LIMIT);
+    let mut one = place.join("one");
+    assert_eq!(one.ask("allocate 8 0"), "ok");
+    let view = place.view();
+    let state = || view.stats().processes[0].state;
+    assert_eq!(state(), ProcessState::Running);
+    one.kill();
+    until("the process is shown as dead", || {
+        state() == ProcessState::Dying
+    });
+    assert_eq!(place.files().len(), 2, "its socket is still there");
+    place.join("other").end();
+    assert_eq!(view.stats().processes, []);
+    assert_eq!(place.files().len(), 1);
 }

@@ -18,7 +18,7 @@ use cuvmm_cli::terminal::shown;
 const SOCKET: &str = "sock";
 
 /// Returns the path of the folder: `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID`.
-fn path() -> PathBuf {
+pub(crate) fn path() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => Path::new(&folder).join("cuvmm"),
         None => PathBuf::from(format!("/tmp/cuvmm-{}", geteuid().as_raw())),

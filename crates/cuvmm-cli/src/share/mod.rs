@@ -8,7 +8,7 @@
 mod attach;
 mod elements;
 mod file;
-mod folder;
+pub(crate) mod folder;
 mod list;
 mod publish;
 mod publishers;

@@ -80,6 +80,12 @@ fn collect_one(
     Ok(!ended)
 }
 
+/// Returns `true` if the owner of a slot of another open file has ended or lost its lock.
+pub(super) fn has_lost(file: &LedgerFile, index: usize, slot: &Slot) -> bool {
+    let held = Lock::Owner(index).is_held_elsewhere(file.file());
+    is_gone(slot) || held.is_ok_and(|held| !held)
+}
+
 /// Returns `true` if the process of a slot is known to have ended.
 fn is_gone(slot: &Slot) -> bool {
     if !proc::is_visible(slot.pid_namespace.load()) {

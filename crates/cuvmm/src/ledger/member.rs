@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::charge::{self, Attempt, Count, MOST};
-use super::control::Server;
+use super::control::Served;
 use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::givers::Givers;
@@ -61,7 +61,7 @@ pub(crate) struct Member {
     seen: Mutex<Seen>,
     givers: Givers,
     /// Answers requests of other programs, if the process allows any.
-    pub(super) server: OnceLock<Server>,
+    pub(super) served: OnceLock<Served>,
 }
 
 /// The grants, guarantee and waiting requests of the process.
@@ -99,7 +99,7 @@ impl Member {
             account: Mutex::default(),
             seen: Mutex::default(),
             givers: Givers::default(),
-            server: OnceLock::new(),
+            served: OnceLock::new(),
         };
         // From here on a failure leaves the ledger again.
         released.map_err(member.file.failed("fcntl"))?;
@@ -456,8 +456,8 @@ impl Drop for Member {
         if !self.opened_by.is_here() {
             return;
         }
-        if let Some(server) = self.server.get() {
-            server.close();
+        if let Some(served) = self.served.get() {
+            served.close();
         }
         let account = self
             .account

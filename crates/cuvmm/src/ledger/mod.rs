@@ -93,7 +93,7 @@ use std::sync::{Arc, atomic as atomics};
 use rustix::io::Errno;
 
 use self::charge::MOST;
-use self::control::{Commands, Server};
+use self::control::Commands;
 use self::file::Terms;
 use self::member::{PROCESS_LIMIT, Wishes};
 use self::seen::Seen;
@@ -180,7 +180,9 @@ impl LedgerBuilder<'_> {
     /// without such a function nothing is put to sleep from outside.
     ///
     /// It is called on a thread of the ledger, one call at a time, and may use the whole library.
-    /// It returns why it refuses, if it does. Other requests wait while it runs.
+    /// It returns why it refuses, if it does. Other requests wait while it runs. It is dropped when
+    /// the process leaves the ledger, so it should not own a pool or tenant for ever: that keeps the
+    /// process in the ledger.
     pub fn on_sleep(
         mut self,
         hook: impl Fn(Option<&str>) -> Result<(), String> + Send + Sync + 'static,
@@ -243,8 +245,8 @@ impl LedgerBuilder<'_> {
         let member = Arc::new(Member::join(path, terms, &wishes)?);
         keeper::start(&member)?;
         if self.commands.remote > Remote::Nothing {
-            let server = Server::start(&member, self.commands)?;
-            member.server.get_or_init(|| server);
+            let served = control::start(&member, self.commands)?;
+            member.served.get_or_init(|| served);
         }
         Ok(Ledger {
             member,
@@ -311,7 +313,11 @@ impl Ledger {
     /// Returns the figures of all processes.
     #[must_use]
     pub fn stats(&self) -> LedgerStats {
-        stats::stats(self.member.file(), &mut Seen::default())
+        stats::stats(
+            self.member.file(),
+            Some(self.member.index()),
+            &mut Seen::default(),
+        )
     }
 
     /// Returns the slot of this process, as in [`ProcessStats::slot`].

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::charge::Count;
 use super::control::Control;
+use super::dead;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::seen::{Seen, What};
@@ -98,8 +99,8 @@ pub enum ProcessState {
     /// It has shown no sign of life for three seconds: it may be stopped. Its memory still counts.
     /// A view has to have seen it for that long to know.
     NotAnswering,
-    /// It is dead, and the driver may still have its memory. It counts until the process is known
-    /// to have ended.
+    /// It is dead. Its memory counts until another process of the ledger has found that the driver
+    /// has it again; if none is left, until the next one joins.
     Dying,
 }
 
@@ -151,12 +152,12 @@ impl LedgerView {
     #[must_use]
     pub fn stats(&self) -> LedgerStats {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        stats(&self.file, &mut seen)
+        stats(&self.file, None, &mut seen)
     }
 }
 
-/// Reads the figures of a ledger.
-pub(super) fn stats(file: &LedgerFile, seen: &mut Seen) -> LedgerStats {
+/// Reads the figures of a ledger of which this open file owns the slot `own`, if any.
+pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> LedgerStats {
     let layout = file.layout();
     let header = &layout.header;
     let granule = header.granule.load();
@@ -173,8 +174,10 @@ pub(super) fn stats(file: &LedgerFile, seen: &mut Seen) -> LedgerStats {
         // A new owner of the slot is another value.
         let life = slot.beat.load().wrapping_add(generation << 32);
         let silent = seen.age(What::Beat, index, life) >= SILENT;
+        let lost = own != Some(index) && dead::has_lost(file, index, slot);
         let state = match (state, silent) {
             (State::Dying, _) => ProcessState::Dying,
+            _ if lost => ProcessState::Dying,
             (_, true) => ProcessState::NotAnswering,
             _ => ProcessState::Running,
         };

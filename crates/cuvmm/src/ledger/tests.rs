@@ -295,7 +295,7 @@ fn any_contents_are_survived() {
         let _ = granted.map(|bytes| one.give(bytes));
         let _ = other.set_guarantee(random.u64(..10) * G);
         let _ = one.trim(0);
-        let stats = super::stats::stats(one.file(), &mut Seen::default());
+        let stats = super::stats::stats(one.file(), Some(one.index()), &mut Seen::default());
         assert!(!stats.to_string().contains('\0'));
     }
     // What a process is charged may be wrong now; no memory is.

@@ -10,12 +10,13 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use cuvmm::LedgerView;
+use cuvmm::ledger::FILE_ENDING;
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, kill_process, pidfd_getfd, pidfd_open,
     waitpid,
@@ -94,8 +95,15 @@ impl Place {
 
     /// Opens the ledger to look at it. There must be one.
     pub fn view(&self) -> LedgerView {
-        let mut files = std::fs::read_dir(self.dir.path().join("ledger")).unwrap();
-        LedgerView::open(files.next().unwrap().unwrap().path()).unwrap()
+        let is_ledger = |path: &PathBuf| path.to_string_lossy().ends_with(FILE_ENDING);
+        let path = self.files().into_iter().find(is_ledger).unwrap();
+        LedgerView::open(path).unwrap()
+    }
+
+    /// Returns the files of the ledger and of its processes.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.dir.path().join("ledger")).unwrap();
+        files.map(|file| file.unwrap().path()).collect()
     }
 
     /// Checks that the processes never had more than the ledger's limit.

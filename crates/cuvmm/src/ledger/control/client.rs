@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{Change, LONGEST_REPLY, ProcessReport, Reply, Request, SOCKET_ENDING};
+use super::served::socket_path;
+use super::{Change, LONGEST_REPLY, ProcessReport, Reply, Request};
 use crate::error::ControlError;
 use crate::peer::peer_of;
 
@@ -181,13 +182,6 @@ fn malformed(reason: &str) -> ControlError {
     ControlError::Malformed {
         reason: reason.to_owned(),
     }
-}
-
-/// Returns the path of the socket of a process that took a ledger's slot.
-pub(in crate::ledger) fn socket_path(ledger: &Path, slot: usize, generation: u64) -> PathBuf {
-    let mut path = ledger.as_os_str().to_owned();
-    path.push(format!("-{slot}-{generation}.{SOCKET_ENDING}"));
-    path.into()
 }
 
 /// Calls a function with the path of a socket, or with a shorter path of it if it is too long for

@@ -10,13 +10,14 @@
 //! which requests are allowed.
 
 mod client;
+mod served;
 mod server;
 
 use serde::{Deserialize, Serialize};
 
 pub use client::Control;
-pub(super) use client::socket_path;
-pub(super) use server::{Commands, Server};
+pub(super) use served::{Served, socket_path};
+pub(super) use server::{Commands, start};
 
 /// The requests that a process of a ledger answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,7 +136,3 @@ const LONGEST_REQUEST: u64 = 64 << 10;
 
 /// The most bytes of an answer.
 const LONGEST_REPLY: u64 = 16 << 20;
-
-/// The end of the name of every socket. The name begins with that of the ledger's file, followed by
-/// the slot and how often it was taken.
-const SOCKET_ENDING: &str = "control";

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::super::member::Member;
-use super::client::{address, socket_path};
+use super::client::address;
+use super::served::{Served, socket_path};
 use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request};
 use crate::error::LedgerError;
 use crate::peer::{Users, overflow_uid, peer_of};
@@ -44,14 +43,6 @@ impl fmt::Debug for Commands {
     }
 }
 
-/// The thread of a member, as its owner sees it.
-#[derive(Debug)]
-pub(in crate::ledger) struct Server {
-    /// Shut down to end the thread. Closing it is not enough: a forked child has it too.
-    stop: UnixStream,
-    path: PathBuf,
-}
-
 struct Serving {
     member: Weak<Member>,
     commands: Commands,
@@ -59,49 +50,39 @@ struct Serving {
     stop: UnixStream,
 }
 
-impl Server {
-    /// Starts the thread. The socket's name is this member's alone: it contains the slot's
-    /// generation.
-    pub(in crate::ledger) fn start(
-        member: &Arc<Member>,
-        commands: Commands,
-    ) -> Result<Self, LedgerError> {
-        let path = socket_path(member.file().path(), member.index(), member.generation());
-        let failed = |call| {
-            let path = path.clone();
-            move |error: io::Error| LedgerError::System {
-                call,
-                path,
-                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
-            }
-        };
-        let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
-        let mode = if commands.group { 0o660 } else { 0o600 };
-        fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;
-        listener.set_nonblocking(true).map_err(failed("ioctl"))?;
-        let (stop, stopped) = UnixStream::pair().map_err(failed("socketpair"))?;
-        let serving = Serving {
-            member: Arc::downgrade(member),
-            commands,
-            listener,
-            stop: stopped,
-        };
-        let started = std::thread::Builder::new()
-            .name("cuvmm-control".into())
-            .spawn(move || serving.run());
-        started.map_err(|error| LedgerError::Thread {
-            errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-        })?;
-        Ok(Self { stop, path })
-    }
-
-    /// Ends the thread and removes the socket.
-    pub(in crate::ledger) fn close(&self) {
-        if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(%error, "a ledger's socket could not be removed");
+/// Starts the thread. The socket's name is this member's alone: it contains the slot's
+/// generation.
+pub(in crate::ledger) fn start(
+    member: &Arc<Member>,
+    commands: Commands,
+) -> Result<Served, LedgerError> {
+    let path = socket_path(member.file().path(), member.index(), member.generation());
+    let failed = |call| {
+        let path = path.clone();
+        move |error: io::Error| LedgerError::System {
+            call,
+            path,
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
         }
-        let _ = self.stop.shutdown(Shutdown::Both);
-    }
+    };
+    let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
+    let mode = if commands.group { 0o660 } else { 0o600 };
+    fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;
+    listener.set_nonblocking(true).map_err(failed("ioctl"))?;
+    let (stop, stopped) = UnixStream::pair().map_err(failed("socketpair"))?;
+    let serving = Serving {
+        member: Arc::downgrade(member),
+        commands,
+        listener,
+        stop: stopped,
+    };
+    let started = std::thread::Builder::new()
+        .name("cuvmm-control".into())
+        .spawn(move || serving.run());
+    started.map_err(|error| LedgerError::Thread {
+        errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+    })?;
+    Ok(Served { stop, path })
 }
 
 impl Serving {

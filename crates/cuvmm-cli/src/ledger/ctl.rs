@@ -1,0 +1,142 @@
+//! `cuvmm ctl`: new terms for processes and tenants.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use cuvmm::ControlError;
+
+use super::find::{Named, Where};
+use cuvmm_cli::size::bytes;
+use cuvmm_cli::terminal::{print, safe};
+
+/// Change what processes and tenants may have while they run
+///
+/// Asks the process itself, which does what its own program could do: memory in use is never taken.
+/// A process is named by its name or process id, a tenant by its name behind a slash. Exit code 1
+/// when the process refuses, with the reason.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm ctl limit chat 40GiB
+  cuvmm ctl guarantee chat/weights 16GiB
+  cuvmm ctl trim 41250
+  cuvmm ctl sleep chat/weights --timeout 60")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    at: Where,
+
+    /// Seconds to wait for the process's answer
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u32,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Set the most memory that a process or tenant may have
+    Limit(Amount),
+    /// Set the memory that a process or tenant can always have
+    Guarantee(Amount),
+    /// Set a priority: memory is reclaimed from lower ones first
+    Priority(Priority),
+    /// Give a process's idle memory back to the driver
+    Trim(Trim),
+    /// Put a tenant, or all of a process, to sleep with the program's own function
+    Sleep(Of),
+    /// Wake a tenant, or all of a process, with the program's own function
+    Wake(Of),
+}
+
+#[derive(Debug, clap::Args)]
+struct Of {
+    /// The process, by name or process id, or one of its tenants
+    #[arg(value_name = "PROCESS[/TENANT]", value_parser = Named::parse)]
+    of: Named,
+}
+
+#[derive(Debug, clap::Args)]
+struct Amount {
+    #[command(flatten)]
+    of: Of,
+
+    /// The new value, such as 512MiB
+    #[arg(value_name = "SIZE", value_parser = bytes)]
+    size: u64,
+}
+
+#[derive(Debug, clap::Args)]
+struct Priority {
+    #[command(flatten)]
+    of: Of,
+
+    /// The new value; 0 is the default of every process and tenant
+    #[arg(allow_negative_numbers = true)]
+    priority: i32,
+}
+
+#[derive(Debug, clap::Args)]
+struct Trim {
+    /// The process, by name or process id
+    #[arg(value_name = "PROCESS", value_parser = process)]
+    process: Named,
+
+    /// Memory that the process may keep
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
+    keep: u64,
+}
+
+fn process(text: &str) -> Result<Named, String> {
+    match Named::parse(text)? {
+        Named {
+            tenant: Some(_), ..
+        } => Err("memory is trimmed by process, not by tenant".to_owned()),
+        process => Ok(process),
+    }
+}
+
+impl Args {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A process that is not there, refuses or does not answer.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let named = match &self.command {
+            Command::Limit(it) | Command::Guarantee(it) => &it.of.of,
+            Command::Priority(it) => &it.of.of,
+            Command::Trim(it) => &it.process,
+            Command::Sleep(it) | Command::Wake(it) => &it.of,
+        };
+        let control = self.at.process(named)?;
+        let control = control.timeout(Duration::from_secs(self.timeout.into()));
+        let tenant = named.tenant.as_deref();
+        let said = match &self.command {
+            Command::Limit(it) => control.set_limit(tenant, it.size).map(excess),
+            Command::Guarantee(it) => control.set_guarantee(tenant, it.size).map(|()| None),
+            Command::Priority(it) => control.set_priority(tenant, it.priority).map(|()| None),
+            Command::Trim(it) => control.trim(it.keep).map(|bytes| {
+                let given = ByteSize(bytes).display().iec();
+                Some(format!("gave back {given}\n"))
+            }),
+            Command::Sleep(_) => control.sleep(tenant).map(|()| None),
+            Command::Wake(_) => control.wake(tenant).map(|()| None),
+        };
+        if let Some(text) = said.map_err(plain)? {
+            print(&text)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Says what is still held beyond a new limit.
+fn excess(bytes: u64) -> Option<String> {
+    let held = ByteSize(bytes).display().iec();
+    let rule = "nothing more is charged until that is given up";
+    (bytes > 0).then(|| format!("{held} more than that is still held: {rule}\n"))
+}
+
+/// Returns an error on one line: the reason of a refusal comes from the other process.
+fn plain(error: ControlError) -> anyhow::Error {
+    anyhow::anyhow!("{}", safe(&error.to_string()))
+}

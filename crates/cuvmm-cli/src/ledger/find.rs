@@ -1,0 +1,129 @@
+//! The ledgers of this user, and their processes.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use cuvmm::LedgerView;
+use cuvmm::ledger::{Control, FILE_ENDING, ProcessStats};
+
+use crate::share::folder;
+use cuvmm_cli::command::usage;
+use cuvmm_cli::terminal::{safe, shown};
+
+/// Where the ledgers are.
+#[derive(Debug, clap::Args)]
+pub(super) struct Where {
+    /// A ledger's file, or a directory with ledgers [default: `$XDG_RUNTIME_DIR/cuvmm`, or
+    /// `/tmp/cuvmm-UID` where that is not set]
+    #[arg(long, global = true, value_name = "PATH")]
+    ledger: Option<PathBuf>,
+}
+
+impl Where {
+    /// Opens the ledgers, in the order of their names.
+    ///
+    /// # Errors
+    /// A path that cannot be read, and a file that is not a ledger.
+    pub(super) fn open(&self) -> anyhow::Result<Vec<LedgerView>> {
+        let (path, default) = match &self.ledger {
+            Some(path) => (path.clone(), false),
+            None => (folder::path(), true),
+        };
+        if path.is_file() {
+            return Ok(vec![LedgerView::open(path).map_err(wrong)?]);
+        }
+        let entries = match std::fs::read_dir(&path) {
+            Err(error) if default && error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(usage(format!("{}: {error}", shown(&path)))),
+            Ok(entries) => entries,
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let file = entry.with_context(|| shown(&path))?.path();
+            if is_ledger(&file) {
+                files.push(file);
+            }
+        }
+        files.sort();
+        let views = files.into_iter().map(LedgerView::open);
+        views.collect::<Result<_, _>>().map_err(wrong)
+    }
+
+    /// Finds the process that a word of the command line names.
+    ///
+    /// # Errors
+    /// No such process, or several.
+    pub(super) fn process(&self, named: &Named) -> anyhow::Result<Control> {
+        let views = self.open()?;
+        let mut found = Vec::new();
+        let mut others = Vec::new();
+        for view in &views {
+            for process in view.stats().processes {
+                match named.is(&process) {
+                    true => found.push((view, process)),
+                    false => others.push(shown_process(&process)),
+                }
+            }
+        }
+        let name = safe(&named.process);
+        match &found[..] {
+            [(view, process)] => Ok(view.control(process.slot)),
+            [] if others.is_empty() => Err(usage("no process uses a ledger here")),
+            [] => Err(usage(format!(
+                "no process is {name}; there are {}",
+                others.join(", ")
+            ))),
+            several => {
+                let several = several.iter().map(|(_, process)| shown_process(process));
+                let several = several.collect::<Vec<_>>().join(", ");
+                Err(usage(format!(
+                    "{name} may be {several}: give the process id"
+                )))
+            }
+        }
+    }
+}
+
+fn is_ledger(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with(FILE_ENDING)
+}
+
+fn wrong(error: cuvmm::LedgerError) -> anyhow::Error {
+    usage(error.to_string())
+}
+
+/// Returns a process's name and id.
+fn shown_process(process: &ProcessStats) -> String {
+    format!("{} ({})", safe(&process.name), process.pid)
+}
+
+/// A process and perhaps one of its tenants, as the command line names them.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    process: String,
+    /// The name of the tenant.
+    pub(super) tenant: Option<String>,
+}
+
+impl Named {
+    /// Parses `PROCESS` or `PROCESS/TENANT`.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (process, tenant) = match text.split_once('/') {
+            Some((process, tenant)) => (process, Some(tenant)),
+            None => (text, None),
+        };
+        if process.is_empty() || tenant.is_some_and(str::is_empty) {
+            return Err("a process is named by its name or id, a tenant as PROCESS/TENANT".into());
+        }
+        Ok(Self {
+            process: process.to_owned(),
+            tenant: tenant.map(str::to_owned),
+        })
+    }
+
+    fn is(&self, process: &ProcessStats) -> bool {
+        self.process == process.name || self.process == process.pid.to_string()
+    }
+}

@@ -1,0 +1,201 @@
+//! `cuvmm top` and `cuvmm ctl` on ledgers of this test's own process.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use assert_cmd::Command;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::ledger::Remote;
+use cuvmm::{Device, Ledger, Pool, Tenant};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+struct Engine {
+    ledger: Ledger,
+    _pool: Pool,
+    chat: Tenant,
+}
+
+fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
+    let ledger = Ledger::builder(device, directory)
+        .limit(1 << 30)
+        .name(name)
+        .open()
+        .unwrap();
+    let pool = Pool::builder(device).ledger(&ledger).build().unwrap();
+    let chat = pool.tenant("chat").register().unwrap();
+    Engine {
+        ledger,
+        _pool: pool,
+        chat,
+    }
+}
+
+fn device() -> Device {
+    Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0).unwrap()
+}
+
+/// Runs the command on the ledgers of a directory. Returns the exit code, and what it printed and
+/// complained.
+fn cuvmm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let command = command.args(arguments).arg("--ledger").arg(directory);
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap();
+    (code, text(output.stdout), text(output.stderr))
+}
+
+fn done(directory: &Path, arguments: &[&str]) -> String {
+    let (code, printed, complaint) = cuvmm(directory, arguments);
+    assert_eq!((code, &*complaint), (0, ""), "{arguments:?}");
+    printed
+}
+
+#[test]
+fn top_shows_processes_and_their_tenants() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let engine = engine(&device, directory.path(), "engine\u{1b}[2J");
+    let block = engine.chat.allocate(100 * MIB).unwrap();
+    let text = done(directory.path(), &["top", "--once"]);
+    assert!(
+        text.contains("of 1.0 GiB charged; figures in GiB"),
+        "{text}"
+    );
+    assert!(text.contains("| engine[2J"), "{text}");
+    assert!(text.contains("|   /chat"), "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+
+    let object: Value = serde_json::from_str(&done(directory.path(), &["top", "--json"])).unwrap();
+    let process = &object["ledgers"][0]["processes"][0];
+    assert_eq!(process["pid"], std::process::id());
+    assert_eq!(process["obtained"], 100 * MIB);
+    assert_eq!(process["no_report"], Value::Null);
+    let tenant = &process["report"]["pools"][0]["tenants"][0];
+    assert_eq!(tenant["name"], "chat");
+    assert_eq!(tenant["in_use"], 100 * MIB);
+    drop(block);
+}
+
+#[test]
+fn top_says_why_a_process_shows_no_tenants() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let ledger = Ledger::builder(&device, directory.path()).name("quiet");
+    let _quiet = ledger.remote(Remote::Nothing).open().unwrap();
+    let text = done(directory.path(), &["top", "--once"]);
+    assert!(
+        text.contains("quiet shows no tenants: no process serves"),
+        "{text}"
+    );
+}
+
+#[test]
+fn top_without_a_ledger_says_so() {
+    let directory = TempDir::new().unwrap();
+    let text = done(directory.path(), &["top", "--once"]);
+    assert_eq!(text, "no process uses a ledger\n");
+    let (code, _, complaint) = cuvmm(&directory.path().join("nowhere"), &["top", "--once"]);
+    assert_eq!(code, 2, "{complaint}");
+    std::fs::write(directory.path().join("x.cuvmm-ledger"), "not a ledger").unwrap();
+    let (code, _, complaint) = cuvmm(directory.path(), &["top", "--once"]);
+    assert_eq!(code, 2);
+    assert!(complaint.contains("is not a ledger"), "{complaint}");
+}
+
+#[test]
+fn ctl_changes_a_process_and_its_tenants() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let engine = engine(&device, directory.path(), "engine");
+    let block = engine.chat.allocate(100 * MIB).unwrap();
+    let at = directory.path();
+    assert_eq!(done(at, &["ctl", "limit", "engine/chat", "200MiB"]), "");
+    assert_eq!(done(at, &["ctl", "guarantee", "engine/chat", "150MiB"]), "");
+    assert_eq!(done(at, &["ctl", "priority", "engine/chat", "-5"]), "");
+    let stats = engine.chat.stats();
+    assert_eq!((stats.limit, stats.guarantee), (200 * MIB, 150 * MIB));
+    assert_eq!(stats.priority, -5);
+
+    let pid = std::process::id().to_string();
+    assert_eq!(done(at, &["ctl", "guarantee", "engine/chat", "0"]), "");
+    let said = done(at, &["ctl", "limit", &pid, "60MiB"]);
+    assert!(
+        said.starts_with("40.0 MiB more than that is still held"),
+        "{said}"
+    );
+    assert_eq!(engine.ledger.stats().processes[0].limit, 60 * MIB);
+    drop(block);
+    let said = done(at, &["ctl", "trim", "engine"]);
+    assert_eq!(said, "gave back 100.0 MiB\n");
+    assert_eq!(engine.ledger.stats().charged, 0);
+}
+
+#[test]
+fn ctl_says_what_it_cannot_do() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let at = directory.path();
+    let (code, _, complaint) = cuvmm(at, &["ctl", "trim", "engine"]);
+    assert_eq!(
+        (code, &*complaint),
+        (2, "cuvmm: no process uses a ledger here\n")
+    );
+    let one = engine(&device, at, "engine");
+    let pid = std::process::id();
+    for (arguments, expected, wanted) in [
+        (
+            &["ctl", "trim", "motor"][..],
+            2,
+            format!("no process is motor; there are engine ({pid})"),
+        ),
+        (
+            &["ctl", "trim", "engine/chat"],
+            2,
+            "trimmed by process".to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine/", "1GiB"],
+            2,
+            "PROCESS/TENANT".to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine/code", "1GiB"],
+            1,
+            "no tenant is named \"code\"".to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine", "0"],
+            1,
+            "the process refused".to_owned(),
+        ),
+        (
+            &["ctl", "sleep", "engine"],
+            1,
+            "set no function that puts it to sleep".to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine", "much"],
+            2,
+            "a size is a number of bytes".to_owned(),
+        ),
+    ] {
+        let (code, printed, complaint) = cuvmm(at, arguments);
+        assert_eq!(
+            (code, &*printed),
+            (expected, ""),
+            "{arguments:?}: {complaint}"
+        );
+        assert!(complaint.contains(&wanted), "{arguments:?}: {complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    }
+    let two = engine(&device, at, "engine");
+    let (code, _, complaint) = cuvmm(at, &["ctl", "trim", "engine"]);
+    assert_eq!(code, 2);
+    assert!(complaint.contains("give the process id"), "{complaint}");
+    drop((one, two));
+}

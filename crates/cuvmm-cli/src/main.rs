@@ -37,6 +37,7 @@ enum Command {
     Share(share::Args),
     Top(ledger::top::Args),
     Ctl(ledger::ctl::Args),
+    Metrics(ledger::metrics::Args),
     Completions(generated::Completions),
     #[command(hide = true)]
     Man(generated::Man),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Share(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Ctl(args) => args.run(),
+        Command::Metrics(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Man(args) => args.run(),
         Command::Bench(_) => Err(moved::to("bench", "run")),

@@ -21,6 +21,7 @@ fn every_command_has_examples() {
         &["share", "attach"],
         &["top"],
         &["ctl"],
+        &["metrics"],
         &["completions"],
     ] {
         let help = output(&[command, &["--help"]].concat());

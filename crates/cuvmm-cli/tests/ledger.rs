@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 
 use assert_cmd::Command;
@@ -198,4 +201,62 @@ fn ctl_says_what_it_cannot_do() {
     assert_eq!(code, 2);
     assert!(complaint.contains("give the process id"), "{complaint}");
     drop((one, two));
+}
+
+#[test]
+fn metrics_are_printed_and_served() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let engine = engine(&device, directory.path(), "en\"gine");
+    let block = engine.chat.allocate(100 * MIB).unwrap();
+    let text = done(directory.path(), &["metrics"]);
+    let pid = std::process::id();
+    let device = "device=\"6375766d-6d20-686f-7374-000000000000\"";
+    for line in [
+        format!("cuvmm_ledger_limit_bytes{{{device}}} 1073741824"),
+        format!(
+            "cuvmm_process_obtained_bytes{{{device},process=\"en\\\"gine\",pid=\"{pid}\",slot=\"0\"}} \
+             104857600"
+        ),
+        "# TYPE cuvmm_process_stalled_seconds counter".to_owned(),
+        "# UNIT cuvmm_tenant_in_use_bytes bytes".to_owned(),
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+    }
+    let in_use = "pool=\"0\",tenant=\"chat\"} 104857600";
+    assert!(text.contains(in_use), "{text}");
+    assert!(text.ends_with("# EOF\n"));
+
+    let socket = directory.path().join("metrics.sock");
+    let listen = format!("unix:{}", socket.display());
+    let mut server = std::process::Command::new(env!("CARGO_BIN_EXE_cuvmm"))
+        .args(["metrics", "--listen", &listen, "--ledger"])
+        .arg(directory.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut complaints = BufReader::new(server.stderr.take().unwrap());
+    complaints.read_line(&mut said).unwrap();
+    assert_eq!(said, "serving figures at the socket\n");
+    let get = |path: &str| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = get("/metrics");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.contains("Content-Type: application/openmetrics-text; version=1.0.0"));
+    assert!(answer.contains(in_use), "{answer}");
+    assert!(get("/").starts_with("HTTP/1.1 404"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+
+    let (code, _, complaint) = cuvmm(directory.path(), &["metrics", "--listen", "0.0.0.0:9"]);
+    assert_eq!(code, 2, "{complaint}");
+    assert!(complaint.contains("is no loopback address"), "{complaint}");
+    drop(block);
 }

@@ -41,6 +41,7 @@ fn default_output_fits() {
         &["share", "attach", "--help"],
         &["top", "--help"],
         &["ctl", "--help"],
+        &["metrics", "--help"],
     ] {
         let text = text(arguments);
         assert!(

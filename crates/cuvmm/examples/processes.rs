@@ -58,6 +58,7 @@ pub fn run(
     let ledger = Ledger::builder(&device, directory)
         .limit(1024 * MIB)
         .guarantee(128 * MIB)
+        .timeout(Duration::from_secs(10))
         .name(name)
         .on_sleep(move |_| {
             let blocks = chosen(&down)?;

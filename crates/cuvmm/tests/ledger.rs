@@ -148,6 +148,28 @@ on_both! {
         drop(z);
     }
 
+    fn a_process_that_joins_may_wait_for_its_guarantee(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 100, "one");
+        let tenant = one.pool.tenant("tenant").register().unwrap();
+        drop(tenant.allocate(90 * G).unwrap());
+        let second = || Ledger::builder(&rig.device, dir.path()).guarantee(60 * G);
+        let refused = second().open().unwrap_err();
+        assert!(matches!(refused, LedgerError::Short(short) if short.wanted == 60 * G));
+        assert_eq!(one.obtained(), 90, "a request that does not wait takes nothing");
+        let short = Duration::from_millis(20);
+        let in_use = tenant.allocate(90 * G).unwrap();
+        let refused = second().timeout(short).open().unwrap_err();
+        assert!(matches!(refused, LedgerError::Short(_)), "memory in use stays");
+        drop(in_use);
+        let other = second().timeout(Duration::from_secs(60)).open().unwrap();
+        let stats = other.stats();
+        assert_eq!(stats.processes.len(), 2);
+        assert_eq!(stats.processes[other.slot()].guarantee, 60 * G);
+        assert!(one.charged() <= 40);
+        assert!(stats.processes.iter().all(|it| it.waits_for.is_none()));
+    }
+
     fn a_request_waits_for_memory_that_another_process_has_idle(rig) {
         let dir = directory();
         let (one, other) = (

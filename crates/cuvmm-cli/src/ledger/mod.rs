@@ -1,8 +1,9 @@
-//! `cuvmm top` and `cuvmm ctl`: the processes that share a GPU through a ledger.
+//! `cuvmm top`, `cuvmm ctl` and `cuvmm metrics`: the processes that share a GPU through a ledger.
 //!
-//! `find` locates ledgers, their processes and tenants. `top` shows them, and `ctl` changes them.
-//! Both use what the library offers every program: `LedgerView` and `Control`.
+//! `find` locates ledgers, their processes and tenants. `top` shows them, `ctl` changes
+//! them, and `metrics` gives them to a monitoring system. All use what the library offers every program: `LedgerView` and `Control`.
 
 pub(crate) mod ctl;
 mod find;
+pub(crate) mod metrics;
 pub(crate) mod top;

@@ -41,7 +41,6 @@ pub(super) struct Wishes {
     /// The limit of all processes together.
     pub(super) limit: Option<u64>,
     pub(super) default_limit: u64,
-    pub(super) guarantee: u64,
     pub(super) process_limit: u64,
     pub(super) priority: i32,
     pub(super) name: String,
@@ -103,7 +102,6 @@ impl Member {
         };
         // From here on a failure leaves the ledger again.
         released.map_err(member.file.failed("fcntl"))?;
-        member.set_guarantee(wishes.guarantee)?;
         Ok(member)
     }
 
@@ -252,6 +250,35 @@ impl Member {
         self.slot().guarantee.store(guarantee);
         self.refund(&account, 0);
         Ok(())
+    }
+
+    /// Changes the bytes that the process is always charged, and waits for them until `until` if
+    /// other processes have them.
+    pub(super) fn await_guarantee(
+        self: &Arc<Self>,
+        bytes: u64,
+        until: Option<Instant>,
+    ) -> Result<(), LedgerError> {
+        let given = &self.file.layout().header.given;
+        let mut waiting: Option<Waiting> = None;
+        loop {
+            let rung = given.count();
+            let outcome = self.set_guarantee(bytes);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.unwrap_or(Duration::MAX);
+            let Err(LedgerError::Short(short)) = outcome else {
+                return outcome;
+            };
+            let own = [LedgerRefusal::ProcessLimit, LedgerRefusal::Replaced];
+            if left.is_zero() || own.contains(&short.reason) {
+                return outcome;
+            }
+            match &mut waiting {
+                Some(waiting) => waiting.renew(short.wanted),
+                none => *none = Some(self.wait(short.wanted)),
+            }
+            given.wait(rung, left.min(ROUND));
+        }
     }
 
     /// Changes the bytes that the process may be charged at most, and gives idle memory back as far

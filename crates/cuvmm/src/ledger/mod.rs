@@ -71,6 +71,8 @@ mod keeper;
 mod layout;
 mod lock;
 mod member;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod proc;
 mod seen;
 mod stats;
@@ -89,6 +91,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, atomic as atomics};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -104,6 +107,8 @@ pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::Giver;
 pub(crate) use member::{GRANT, Member, Waiting};
+#[cfg(feature = "metrics")]
+pub use metrics::open_metrics;
 pub use stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.
@@ -119,6 +124,7 @@ pub struct LedgerBuilder<'a> {
     guarantee: u64,
     process_limit: Option<u64>,
     priority: i32,
+    timeout: Duration,
     name: Option<String>,
     commands: Commands,
 }
@@ -134,7 +140,8 @@ impl LedgerBuilder<'_> {
     }
 
     /// Sets how much memory this process can always have, in bytes, rounded up to whole granules;
-    /// 0 by default. It is charged when the ledger is opened.
+    /// 0 by default. It is charged when the ledger is opened, which can wait for it
+    /// ([`timeout`](Self::timeout)).
     pub const fn guarantee(mut self, bytes: u64) -> Self {
         self.guarantee = bytes;
         self
@@ -144,6 +151,14 @@ impl LedgerBuilder<'_> {
     #[doc(alias = "quota")]
     pub const fn process_limit(mut self, bytes: u64) -> Self {
         self.process_limit = Some(bytes);
+        self
+    }
+
+    /// Sets how long [`open`](Self::open) waits for the guarantee if other processes have the
+    /// memory; by default it does not. While it waits, they give back what they have idle, as for
+    /// any [waiting request](self#memory-that-another-process-needs).
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -233,7 +248,6 @@ impl LedgerBuilder<'_> {
         let wishes = Wishes {
             limit: self.limit.map(|limit| granule.round_down(limit)),
             default_limit: granule.round_down(total),
-            guarantee: self.guarantee,
             process_limit,
             priority: self.priority,
             name: self.name.unwrap_or_else(program),
@@ -244,6 +258,7 @@ impl LedgerBuilder<'_> {
         let path = std::path::absolute(&path).unwrap_or(path);
         let member = Arc::new(Member::join(path, terms, &wishes)?);
         keeper::start(&member)?;
+        member.await_guarantee(self.guarantee, Instant::now().checked_add(self.timeout))?;
         if self.commands.remote > Remote::Nothing {
             let served = control::start(&member, self.commands)?;
             member.served.get_or_init(|| served);
@@ -299,6 +314,7 @@ impl Ledger {
             guarantee: 0,
             process_limit: None,
             priority: 0,
+            timeout: Duration::ZERO,
             name: None,
             commands: Commands::default(),
         }
@@ -375,12 +391,17 @@ impl fmt::Debug for Ledger {
 /// Returns the name of the file of a device's ledger.
 #[must_use]
 pub fn file_name(device: [u8; 16]) -> String {
+    uuid(device) + FILE_ENDING
+}
+
+/// Returns a UUID as text.
+fn uuid(device: [u8; 16]) -> String {
     let hex: String = device.iter().map(|byte| format!("{byte:02x}")).collect();
     let (a, rest) = hex.split_at(8);
     let (b, rest) = rest.split_at(4);
     let (c, rest) = rest.split_at(4);
     let (d, e) = rest.split_at(4);
-    format!("{a}-{b}-{c}-{d}-{e}{FILE_ENDING}")
+    format!("{a}-{b}-{c}-{d}-{e}")
 }
 
 /// Returns the name of the running program.

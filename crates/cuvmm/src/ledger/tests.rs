@@ -34,7 +34,6 @@ fn wishes(limit: u64) -> Wishes {
     Wishes {
         limit: Some(limit),
         default_limit: 1024 * G,
-        guarantee: 0,
         process_limit: 1024 * G,
         priority: 0,
         name: "test".to_owned(),

@@ -1,0 +1,277 @@
+//! Figures of ledgers in the text format of OpenMetrics, which Prometheus reads.
+
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::control::{ProcessReport, TenantReport};
+use super::stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
+
+/// How long a process may take to tell its tenants' figures.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Returns the figures of ledgers, their processes and tenants as OpenMetrics text (content type
+/// `application/openmetrics-text; version=1.0.0; charset=utf-8`), for a server's own endpoint.
+///
+/// Asks each process for the figures of its tenants; a process that does not answer within half a
+/// second has none. Sizes are in bytes. Labels are `device`, the GPU's UUID; `process`, `pid` and
+/// `slot` of a process; `pool`, a number from 0, and `tenant`. The metrics:
+///
+/// | metric | type | |
+/// |---|---|---|
+/// | `cuvmm_ledger_limit_bytes` | gauge | the most that all processes together may be charged |
+/// | `cuvmm_ledger_charged_bytes` | gauge | memory charged to processes |
+/// | `cuvmm_process_charged_bytes` | gauge | memory charged to the process |
+/// | `cuvmm_process_obtained_bytes` | gauge | memory that its pools have from the driver |
+/// | `cuvmm_process_idle_bytes` | gauge | memory that it could give back, as it last found |
+/// | `cuvmm_process_guarantee_bytes` | gauge | memory that always stays charged to it |
+/// | `cuvmm_process_limit_bytes` | gauge | the most that it may be charged |
+/// | `cuvmm_process_waiting_bytes` | gauge | the bytes that its requests wait for |
+/// | `cuvmm_process_stalled_seconds_total` | counter | how long its requests have waited |
+/// | `cuvmm_process_answering` | gauge | 1 if it runs, 0 if it is dead or shows no sign of life |
+/// | `cuvmm_tenant_committed_bytes` | gauge | memory charged to the tenant |
+/// | `cuvmm_tenant_in_use_bytes` | gauge | memory in use, shared memory included |
+/// | `cuvmm_tenant_cached_bytes` | gauge | idle memory whose work is complete |
+/// | `cuvmm_tenant_pending_free_bytes` | gauge | idle memory whose work is not known to be complete |
+/// | `cuvmm_tenant_precommitted_bytes` | gauge | memory mapped ahead of growth |
+/// | `cuvmm_tenant_asleep_bytes` | gauge | memory that sleeping blocks have when they are awake |
+/// | `cuvmm_tenant_guarantee_bytes` | gauge | the guarantee |
+/// | `cuvmm_tenant_limit_bytes` | gauge | the limit |
+/// | `cuvmm_tenant_refusals_total` | counter | requests that were refused |
+///
+/// # Examples
+/// ```rust
+/// # use cuvmm::{Device, Ledger, LedgerView, driver::auto};
+/// # let directory = tempfile::tempdir()?;
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// # let ledger = Ledger::builder(&device, directory.path()).limit(1 << 30).name("engine").open()?;
+/// let text = cuvmm::ledger::open_metrics(&[LedgerView::open(ledger.path())?]);
+/// assert!(text.contains("process=\"engine\""));
+/// assert!(text.ends_with("# EOF\n"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn open_metrics(ledgers: &[LedgerView]) -> String {
+    let mut registry = Registry::with_prefix("cuvmm");
+    registry.register_collector(Box::new(Snapshot::of(ledgers)));
+    let mut text = String::new();
+    if prometheus_client::encoding::text::encode(&mut text, &registry).is_err() {
+        tracing::error!("figures of ledgers could not be written");
+    }
+    text
+}
+
+/// The figures of ledgers at one time.
+#[derive(Debug)]
+struct Snapshot(Vec<Found>);
+
+#[derive(Debug)]
+struct Found {
+    device: String,
+    stats: LedgerStats,
+    /// The reports of the processes that answered, with their places in `stats.processes`.
+    reports: Vec<(usize, ProcessReport)>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The name of a metric without the library's name, its explanation, and its value.
+type Metric<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+const LEDGER: &[Metric<LedgerStats>] = &[
+    (
+        "ledger_limit",
+        "The most that all processes together may be charged",
+        |it| it.limit,
+    ),
+    ("ledger_charged", "Memory charged to processes", |it| {
+        it.charged
+    }),
+];
+
+const PROCESS: &[Metric<ProcessStats>] = &[
+    ("process_charged", "Memory charged to the process", |it| {
+        it.charged
+    }),
+    (
+        "process_obtained",
+        "Memory that the process's pools have from the driver",
+        |it| it.obtained,
+    ),
+    (
+        "process_idle",
+        "Memory that the process could give back",
+        |it| it.idle,
+    ),
+    (
+        "process_guarantee",
+        "Memory that always stays charged to the process",
+        |it| it.guarantee,
+    ),
+    (
+        "process_limit",
+        "The most that the process may be charged",
+        |it| it.limit,
+    ),
+    (
+        "process_waiting",
+        "Memory that the process's requests wait for",
+        |it| it.waits_for.unwrap_or(0),
+    ),
+];
+
+const TENANT: &[Metric<TenantReport>] = &[
+    ("tenant_committed", "Memory charged to the tenant", |it| {
+        it.committed
+    }),
+    (
+        "tenant_in_use",
+        "Memory in use, shared memory included",
+        |it| it.in_use,
+    ),
+    (
+        "tenant_cached",
+        "Idle memory whose work is complete",
+        |it| it.cached,
+    ),
+    (
+        "tenant_pending_free",
+        "Idle memory whose work is not known to be complete",
+        |it| it.pending_free,
+    ),
+    (
+        "tenant_precommitted",
+        "Memory mapped ahead of growth",
+        |it| it.precommitted,
+    ),
+    (
+        "tenant_asleep",
+        "Memory that sleeping blocks have when they are awake",
+        |it| it.asleep,
+    ),
+    ("tenant_guarantee", "The guarantee of the tenant", |it| {
+        it.guarantee
+    }),
+    ("tenant_limit", "The limit of the tenant", |it| it.limit),
+];
+
+impl Snapshot {
+    fn of(ledgers: &[LedgerView]) -> Self {
+        let found = ledgers.iter().map(|view| {
+            let stats = view.stats();
+            let processes = stats.processes.iter().enumerate();
+            let running = processes.filter(|(_, it)| it.state == ProcessState::Running);
+            let asked = running.filter_map(|(place, process)| {
+                let report = view.control(process.slot).timeout(PATIENCE).report();
+                Some((place, report.ok()?))
+            });
+            Found {
+                device: super::uuid(stats.device),
+                reports: asked.collect(),
+                stats,
+            }
+        });
+        Self(found.collect())
+    }
+
+    fn ledgers(&self) -> impl Iterator<Item = (Labels, &LedgerStats)> {
+        let of = |found: &Found| vec![("device", found.device.clone())];
+        self.0.iter().map(move |found| (of(found), &found.stats))
+    }
+
+    fn processes(&self) -> impl Iterator<Item = (Labels, &ProcessStats)> {
+        self.0.iter().flat_map(|found| {
+            let processes = found.stats.processes.iter();
+            processes.map(|process| (of_process(found, process), process))
+        })
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = (Labels, &TenantReport)> {
+        self.0.iter().flat_map(|found| {
+            found.reports.iter().flat_map(move |(place, report)| {
+                let process = found.stats.processes.get(*place);
+                let tenants = report.pools.iter().enumerate();
+                let tenants =
+                    tenants.flat_map(|(pool, it)| it.tenants.iter().map(move |it| (pool, it)));
+                tenants.map(move |(pool, tenant)| {
+                    let mut labels = process.map_or(Labels::new(), |it| of_process(found, it));
+                    // Two pools may have tenants of one name.
+                    labels.push(("pool", pool.to_string()));
+                    labels.push(("tenant", tenant.name.clone()));
+                    (labels, tenant)
+                })
+            })
+        })
+    }
+}
+
+fn of_process(found: &Found, process: &ProcessStats) -> Labels {
+    vec![
+        ("device", found.device.clone()),
+        ("process", process.name.clone()),
+        ("pid", process.pid.to_string()),
+        // A number of another container may be the same.
+        ("slot", process.slot.to_string()),
+    ]
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for metric in LEDGER {
+            gauges(&mut encoder, metric, self.ledgers())?;
+        }
+        for metric in PROCESS {
+            gauges(&mut encoder, metric, self.processes())?;
+        }
+        let help = "1 if the process runs, 0 if it is dead or shows no sign of life";
+        let mut family =
+            encoder.encode_descriptor("process_answering", help, None, MetricType::Gauge)?;
+        for (labels, process) in self.processes() {
+            let runs = i64::from(process.state == ProcessState::Running);
+            ConstGauge::new(runs).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "How long requests of the process have waited for memory";
+        let mut family = encoder.encode_descriptor(
+            "process_stalled",
+            help,
+            Some(&Unit::Seconds),
+            MetricType::Counter,
+        )?;
+        for (labels, process) in self.processes() {
+            let stalled = ConstCounter::new(process.stalled.as_secs_f64());
+            stalled.encode(family.encode_family(&labels)?)?;
+        }
+        for metric in TENANT {
+            gauges(&mut encoder, metric, self.tenants())?;
+        }
+        let help = "Requests of the tenant that were refused";
+        let mut family =
+            encoder.encode_descriptor("tenant_refusals", help, None, MetricType::Counter)?;
+        for (labels, tenant) in self.tenants() {
+            ConstCounter::new(tenant.refusals).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes one metric in bytes.
+fn gauges<'a, T: 'a>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, value): &Metric<T>,
+    of: impl Iterator<Item = (Labels, &'a T)>,
+) -> Result<(), fmt::Error> {
+    let mut family =
+        encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+    for (labels, it) in of {
+        // Beyond 8 EiB no figure is real.
+        let bytes = i64::try_from(value(it)).unwrap_or(i64::MAX);
+        ConstGauge::new(bytes).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}

@@ -19,6 +19,11 @@ pub(crate) trait Giver: Send + Sync {
     /// Gives back what it does not need, without a driver call.
     fn give_unneeded(&self);
 
+    /// Returns the next hook to be called for another process that lacks `bytes`, and its tenant:
+    /// of the tenant with the lowest priority that holds memory above its guarantee and is not in
+    /// `asked`.
+    fn next_hook(&self, bytes: u64, wanted_by: &str, asked: &[u64]) -> Option<(u64, Hook)>;
+
     /// Returns its figures.
     fn report(&self) -> PoolReport;
 
@@ -26,6 +31,9 @@ pub(crate) trait Giver: Send + Sync {
     /// beyond a new limit, or the reason of a refusal; `None` if there is no such tenant.
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>>;
 }
+
+/// A call of a function of the program.
+pub(crate) type Hook = Box<dyn FnOnce() + Send>;
 
 /// The givers of one process.
 #[derive(Default)]
@@ -72,6 +80,14 @@ impl Givers {
 
     /// Calls each giver. Called by threads of the ledger, not within a call of a giver.
     pub(super) fn each(&self, mut call: impl FnMut(&dyn Giver)) {
+        for id in self.ids() {
+            self.with(id, &mut call);
+        }
+    }
+
+    /// Calls a giver, unless it is detached. Called by threads of the ledger, not within a call of a
+    /// giver.
+    pub(super) fn with<R>(&self, id: u64, call: impl FnOnce(&dyn Giver) -> R) -> Option<R> {
         /// Ends the call of a giver, also if it panics.
         struct Served<'a>(&'a Givers, (u64, ThreadId));
 
@@ -82,25 +98,23 @@ impl Givers {
             }
         }
 
-        let mut at = 0;
-        loop {
-            let mut state = self.lock();
-            state.attached.retain(|(_, giver)| giver.strong_count() > 0);
-            let next = state.attached.iter().filter(|(id, _)| *id >= at);
-            let found = next.filter_map(|(id, giver)| Some((*id, giver.upgrade()?)));
-            let Some((id, giver)) = found.min_by_key(|(id, _)| *id) else {
-                return;
-            };
-            let call_of = (id, thread::current().id());
-            state.serving.push(call_of);
-            drop(state);
-            at = id + 1;
-            let _served = Served(self, call_of);
-            call(&*giver);
-            // This may be the pool's last owner: it is dropped before `detach` learns that the call
-            // has ended.
-            drop(giver);
-        }
+        let mut state = self.lock();
+        let attached = state.attached.iter().find(|(attached, _)| *attached == id);
+        let giver = attached?.1.upgrade()?;
+        let call_of = (id, thread::current().id());
+        state.serving.push(call_of);
+        drop(state);
+        let _served = Served(self, call_of);
+        let result = call(&*giver);
+        // This may be the pool's last owner: it is dropped before `detach` learns that the call has
+        // ended.
+        drop(giver);
+        Some(result)
+    }
+
+    /// Returns the numbers of the givers, in the order in which they were attached.
+    pub(super) fn ids(&self) -> Vec<u64> {
+        self.lock().attached.iter().map(|&(id, _)| id).collect()
     }
 }
 
@@ -121,11 +135,19 @@ pub(super) struct Offer {
     pub(super) idle: u64,
 }
 
+impl Offer {
+    /// Returns a key for the order in which processes give: the process that is furthest above its
+    /// guarantee first, then the lower priority.
+    pub(super) const fn order(&self) -> (std::cmp::Reverse<u64>, i64, usize) {
+        (std::cmp::Reverse(self.above), self.priority, self.index)
+    }
+}
+
 /// Returns how much of `need` the process of slot `me` gives. All processes compute the same order:
 /// the process that is furthest above its guarantee gives first, then the lower priority. No
 /// process gives below its guarantee.
 pub(super) fn share(mut offers: Vec<Offer>, me: usize, need: u64) -> u64 {
-    offers.sort_by_key(|offer| (std::cmp::Reverse(offer.above), offer.priority, offer.index));
+    offers.sort_by_key(Offer::order);
     let mut left = need;
     for offer in offers {
         let gives = offer.idle.min(offer.above).min(left);

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::appeal::{Appeals, Unmet};
 use super::charge::Count;
+use super::control::Commands;
 use super::dead;
 use super::file::LedgerFile;
 use super::givers::{Offer, share};
@@ -24,15 +26,19 @@ const QUICK_PASS: Duration = Duration::from_millis(5);
 struct Keeper {
     file: Arc<LedgerFile>,
     member: Weak<Member>,
+    commands: Arc<Commands>,
+    appeals: Appeals,
     /// When the last pass was that refunded idle memory, and the count of that time.
     idle_since: (Instant, Option<u64>),
 }
 
 /// Starts the thread of a member. It ends when the member is dropped.
-pub(super) fn start(member: &Arc<Member>) -> Result<(), LedgerError> {
+pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<(), LedgerError> {
     let keeper = Keeper {
         file: Arc::clone(member.file()),
         member: Arc::downgrade(member),
+        commands: Arc::clone(commands),
+        appeals: Appeals::default(),
         idle_since: (Instant::now(), None),
     };
     let started = std::thread::Builder::new()
@@ -60,12 +66,14 @@ impl Keeper {
     }
 
     /// Does what there is to do; returns when to look again.
-    fn pass(&mut self, member: &Member) -> Duration {
+    fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
-        let (need, all_give) = self.unmet(member);
+        let unmet = Unmet::of(member);
+        let need = unmet.need;
         if need > 0 {
-            give(member, need, all_give);
+            let offers = give(member, &unmet);
+            self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
         if since.elapsed() >= PASS {
@@ -83,33 +91,13 @@ impl Keeper {
             false => PASS,
         }
     }
-
-    /// Returns the granules that older requests of other processes lack beyond what is left, and
-    /// whether they have asked before.
-    fn unmet(&self, member: &Member) -> (u64, bool) {
-        let layout = self.file.layout();
-        let own = member.oldest_ticket().unwrap_or(u64::MAX);
-        let (mut want, mut again) = (0u64, false);
-        let mut seen = member.seen();
-        for (index, slot) in layout.slots.iter().enumerate() {
-            let is_older = index != member.index() && slot.ticket.load() < own;
-            if is_older && seen.is_waiting(index, slot) {
-                want = want.saturating_add(slot.want.load());
-                again |= slot.round.load() > 0;
-            }
-        }
-        let charged = layout
-            .charges
-            .iter()
-            .map(|it| Count::of(it.load()).charged());
-        let left = layout.header.limit.load().saturating_sub(charged.sum());
-        (want.saturating_sub(left), again)
-    }
 }
 
-/// Gives back this process's share of `need` granules, or as much of it as there is if the
-/// processes whose turn it was have not given it.
-fn give(member: &Member, need: u64, all: bool) {
+/// Gives back this process's share of what others lack, or as much of it as there is if the
+/// processes whose turn it was have not given it. Returns what each process could give before.
+fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
+    let need = unmet.need;
+    let _giving = member.giving();
     let layout = member.file().layout();
     publish_idle(member);
     let offer = |(index, slot): (usize, &super::layout::Slot)| {
@@ -122,11 +110,11 @@ fn give(member: &Member, need: u64, all: bool) {
         }
     };
     let offers: Vec<Offer> = layout.slots.iter().enumerate().map(offer).collect();
-    let mine = match all {
+    let mine = match unmet.rounds > 0 {
         true => offers
             .get(member.index())
             .map_or(0, |it| it.above.min(need)),
-        false => share(offers, member.index(), need),
+        false => share(offers.clone(), member.index(), need),
     };
     // What is charged without need is given first.
     let mut left = mine.saturating_sub(member.trim(0));
@@ -142,14 +130,11 @@ fn give(member: &Member, need: u64, all: bool) {
         member.trim(0);
         publish_idle(member);
     }
+    offers
 }
 
 /// Shows other processes what this one could give back.
 fn publish_idle(member: &Member) {
-    let mut idle = 0u64;
-    member
-        .givers()
-        .each(|giver| idle = idle.saturating_add(giver.idle()));
-    let granules = member.granules(idle).saturating_add(member.unneeded());
+    let granules = member.granules(member.idle_bytes());
     member.slot().idle.publish(granules);
 }

@@ -59,6 +59,8 @@ pub(crate) struct Member {
     /// Values of other processes' slots, as the process's threads last saw them.
     seen: Mutex<Seen>,
     givers: Givers,
+    /// Held while idle memory is given back to other processes.
+    giving: Mutex<()>,
     /// Answers requests of other programs, if the process allows any.
     pub(super) served: OnceLock<Served>,
 }
@@ -98,6 +100,7 @@ impl Member {
             account: Mutex::default(),
             seen: Mutex::default(),
             givers: Givers::default(),
+            giving: Mutex::default(),
             served: OnceLock::new(),
         };
         // From here on a failure leaves the ledger again.
@@ -132,6 +135,11 @@ impl Member {
 
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps other threads of this process from giving idle memory back.
+    pub(super) fn giving(&self) -> MutexGuard<'_, ()> {
+        self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
@@ -234,6 +242,14 @@ impl Member {
     /// Returns the granules that are charged without need.
     pub(super) fn unneeded(&self) -> u64 {
         self.surplus(&self.account())
+    }
+
+    /// Returns the bytes that the process could give back now, without waiting.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        let mut idle = self.unneeded().saturating_mul(self.granule.bytes());
+        self.givers
+            .each(|giver| idle = idle.saturating_add(giver.idle()));
+        idle
     }
 
     /// Changes the bytes that the process is always charged. Raising them is a charge.

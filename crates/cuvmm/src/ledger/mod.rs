@@ -23,9 +23,13 @@
 //! A request that finds the budget used up waits if it has a timeout. It shows the other processes
 //! what it lacks and wakes their ledger threads. These give back memory that is cached, down to
 //! their guarantees: first the process that is furthest above its guarantee, then the lower
-//! priority. If that is not enough after 5 ms, all processes give. While a request waits, requests
-//! of other processes that came later are refused what is beyond their guarantees. Memory in use is
-//! never taken.
+//! priority. If that is not enough after 5 ms, all processes give. After that they call functions of
+//! their programs, in the same order and 50 ms one after the other: first the
+//! [pressure hooks](crate::pool::TenantBuilder::on_pressure) of their tenants, then, in processes
+//! that [allow it](LedgerBuilder::sleep_for_others), the function that puts tenants to sleep. Each is
+//! called once for a waiting request, until enough is idle. Memory in use is never taken without the
+//! program's doing. While a request waits, requests of other processes that came later are refused
+//! what is beyond their guarantees.
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
 //! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
@@ -61,6 +65,7 @@
 //! memory back, and then no more, even if an importer still has it. Memory that other programs use
 //! is not counted: if the driver has less than the ledger leaves, the driver refuses.
 
+mod appeal;
 mod bell;
 mod charge;
 mod control;
@@ -105,7 +110,7 @@ use crate::error::{ArgumentError, LedgerError};
 
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
-pub(crate) use givers::Giver;
+pub(crate) use givers::{Giver, Hook};
 pub(crate) use member::{GRANT, Member, Waiting};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
@@ -206,6 +211,15 @@ impl LedgerBuilder<'_> {
         self
     }
 
+    /// Sets whether tenants are also put to sleep when other processes wait for memory that neither
+    /// idle memory nor [pressure hooks](crate::pool::TenantBuilder::on_pressure) provide; off by
+    /// default. The function of [`on_sleep`](Self::on_sleep) is called for one tenant after the other
+    /// that holds memory above its guarantee, the lowest priority first, until enough is idle.
+    pub const fn sleep_for_others(mut self, yes: bool) -> Self {
+        self.commands.sleeps_for_others = yes;
+        self
+    }
+
     /// Sets a function that another program can have called to wake a tenant, given by name, or all
     /// tenants. It is called as that of [`on_sleep`](Self::on_sleep).
     pub fn on_wake(
@@ -257,10 +271,11 @@ impl LedgerBuilder<'_> {
         // The path is looked at later too, when the working directory may be another one.
         let path = std::path::absolute(&path).unwrap_or(path);
         let member = Arc::new(Member::join(path, terms, &wishes)?);
-        keeper::start(&member)?;
+        let commands = Arc::new(self.commands);
+        keeper::start(&member, &commands)?;
         member.await_guarantee(self.guarantee, Instant::now().checked_add(self.timeout))?;
-        if self.commands.remote > Remote::Nothing {
-            let served = control::start(&member, self.commands)?;
+        if commands.remote > Remote::Nothing {
+            let served = control::start(&member, commands)?;
             member.served.get_or_init(|| served);
         }
         Ok(Ledger {

@@ -6,10 +6,11 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::joined::Joined;
-use super::relief::Demand;
+use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
+use crate::deferred;
 use crate::error::BlockError;
-use crate::ledger::{Change, Giver, Member, PoolReport, TenantReport, Waiting};
+use crate::ledger::{Change, Giver, Hook, Member, PoolReport, TenantReport, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,6 +111,19 @@ impl Giver for Core {
         if let Err(error) = given {
             tracing::warn!(%error, "memory that another process needs stays for now");
         }
+    }
+
+    fn next_hook(&self, bytes: u64, wanted_by: &str, asked: &[u64]) -> Option<(u64, Hook)> {
+        if self.device.usable().is_err() {
+            return None;
+        }
+        let asked: Vec<TenantId> = asked.iter().map(|&id| TenantId(id)).collect();
+        let mut state = self.lock();
+        let hook_call = state.next_hook_for_process(bytes, wanted_by, &asked);
+        Self::unlock(state);
+        let HookCall { to, hook, pressure } = hook_call?;
+        let call: Hook = Box::new(move || deferred::call_hook(move || hook(&pressure)));
+        Some((to.0, call))
     }
 
     fn give_unneeded(&self) {

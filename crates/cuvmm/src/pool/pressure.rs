@@ -8,7 +8,8 @@ use std::time::Instant;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Pressure {
-    /// The name of the tenant that needs memory.
+    /// The name of the tenant that needs memory, or of the process if another process of a
+    /// [ledger](crate::ledger) needs it.
     pub wanted_by: String,
     /// The bytes of memory that are missing when the hook is called: whole granules, beyond what is
     /// free and what can be reclaimed without a hook. Giving back less helps only together with

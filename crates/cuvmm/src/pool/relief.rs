@@ -134,14 +134,10 @@ impl Locked<'_> {
         if !waits && !relief.is_enough() {
             return None;
         }
-        let priority = |&&(other, _): &&(TenantId, u64)| {
-            let tenancy = self.tenants.get(&other);
-            tenancy.map_or(0, |tenancy| tenancy.priority)
-        };
         let (to, hook) = match own {
             Some(hook) => (id, hook),
             None => {
-                let &(to, _) = relief.givers.iter().min_by_key(priority)?;
+                let to = self.lowest_priority(&relief.givers)?;
                 (to, self.tenants.get(&to)?.hook.clone()?)
             }
         };
@@ -153,6 +149,32 @@ impl Locked<'_> {
             addresses: relief.addresses,
             waits,
             deadline,
+        };
+        Some(HookCall { to, hook, pressure })
+    }
+
+    /// Returns the next hook to be called for a request of another process that lacks `bytes`: of the
+    /// tenant with the lowest priority that holds memory above its guarantee, each once.
+    pub(super) fn next_hook_for_process(
+        &mut self,
+        bytes: u64,
+        wanted_by: &str,
+        asked: &[TenantId],
+    ) -> Option<HookCall> {
+        // No tenant makes the request, so every tenant's guarantee counts.
+        let no_tenant = TenantId(u64::MAX);
+        let (_, others) = self.reach(no_tenant);
+        let mut givers = self.givers(no_tenant, |state, other| state.spare_of(other, &others));
+        givers.retain(|(other, _)| !asked.contains(other));
+        let to = self.lowest_priority(&givers)?;
+        let hook = self.tenants.get(&to)?.hook.clone()?;
+        let pressure = Pressure {
+            wanted_by: wanted_by.to_owned(),
+            bytes,
+            mappings: 0,
+            addresses: 0,
+            waits: true,
+            deadline: None,
         };
         Some(HookCall { to, hook, pressure })
     }
@@ -253,6 +275,12 @@ impl State {
             .map(|(&other, _)| (other, gives(self, other)))
             .filter(|&(_, gives)| gives > 0)
             .collect()
+    }
+
+    /// Returns the giver with the lowest priority.
+    fn lowest_priority(&self, givers: &[(TenantId, u64)]) -> Option<TenantId> {
+        let priority = |id: &TenantId| self.tenants.get(id).map_or(0, |it| it.priority);
+        givers.iter().map(|&(id, _)| id).min_by_key(priority)
     }
 
     fn asked(&self, demand: Demand<'_>) -> Asked {

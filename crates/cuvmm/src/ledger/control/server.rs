@@ -6,7 +6,7 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -33,6 +33,29 @@ pub(in crate::ledger) struct Commands {
     pub(in crate::ledger) wake: Option<Hook>,
     /// `true` if users of the file's group are answered.
     pub(in crate::ledger) group: bool,
+    /// `true` if tenants are also put to sleep because other processes wait for memory.
+    pub(in crate::ledger) sleeps_for_others: bool,
+    /// Held during a call of a function of the program.
+    calling: Arc<Mutex<()>>,
+}
+
+impl Commands {
+    /// Calls the program's function that puts a tenant, or all of them, to sleep.
+    pub(in crate::ledger) fn sleep(&self, tenant: Option<&str>) -> Result<(), String> {
+        self.call(self.sleep.as_ref(), "puts it to sleep", tenant)
+    }
+
+    fn wake(&self, tenant: Option<&str>) -> Result<(), String> {
+        self.call(self.wake.as_ref(), "wakes it", tenant)
+    }
+
+    /// Calls a function of the program; one call at a time.
+    fn call(&self, hook: Option<&Hook>, what: &str, tenant: Option<&str>) -> Result<(), String> {
+        let hook = hook.ok_or_else(|| format!("the process has set no function that {what}"))?;
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = catch_unwind(AssertUnwindSafe(|| hook(tenant)));
+        done.unwrap_or_else(|_| Err(format!("the process's function that {what} panicked")))
+    }
 }
 
 impl fmt::Debug for Commands {
@@ -45,7 +68,7 @@ impl fmt::Debug for Commands {
 
 struct Serving {
     member: Weak<Member>,
-    commands: Commands,
+    commands: Arc<Commands>,
     listener: UnixListener,
     stop: UnixStream,
 }
@@ -54,7 +77,7 @@ struct Serving {
 /// generation.
 pub(in crate::ledger) fn start(
     member: &Arc<Member>,
-    commands: Commands,
+    commands: Arc<Commands>,
 ) -> Result<Served, LedgerError> {
     let path = socket_path(member.file().path(), member.index(), member.generation());
     let failed = |call| {
@@ -163,9 +186,13 @@ impl Serving {
             } => change_tenant(&member, &tenant, change).map(Reply::Done),
             Request::Trim { keep } => Ok(Reply::Done(member.give_back_to(keep))),
             Request::Sleep { tenant } => {
-                call(self.commands.sleep.as_ref(), "puts it to sleep", tenant)
+                let done = self.commands.sleep(tenant.as_deref());
+                done.map(|()| Reply::Done(0))
             }
-            Request::Wake { tenant } => call(self.commands.wake.as_ref(), "wakes it", tenant),
+            Request::Wake { tenant } => {
+                let done = self.commands.wake(tenant.as_deref());
+                done.map(|()| Reply::Done(0))
+            }
         }
     }
 }
@@ -232,12 +259,4 @@ fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, S
         }
     });
     outcome
-}
-
-/// Calls a function of the program.
-fn call(hook: Option<&Hook>, what: &str, tenant: Option<String>) -> Result<Reply, String> {
-    let hook = hook.ok_or_else(|| format!("the process has set no function that {what}"))?;
-    let done = catch_unwind(AssertUnwindSafe(|| hook(tenant.as_deref())));
-    done.unwrap_or_else(|_| Err(format!("the process's function that {what} panicked")))
-        .map(|()| Reply::Done(0))
 }

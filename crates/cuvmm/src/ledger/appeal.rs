@@ -1,0 +1,290 @@
+//! The last steps of giving memory to another process that waits for it: calling the hooks of this
+//! process's tenants, and putting tenants to sleep if the process allows that.
+//!
+//! Both are functions of the program, which may take long. They are called on a thread of their
+//! own, so that this process goes on giving idle memory meanwhile.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::charge::Count;
+use super::control::{Commands, PoolReport};
+use super::givers::Offer;
+use super::member::Member;
+
+/// The rounds of a waiting request after which the first process calls its hooks. A round takes
+/// five milliseconds.
+const FIRST_TURN: u64 = 2;
+
+/// The rounds that a process has before the next one calls its hooks too.
+const TURN: u64 = 10;
+
+/// The step that is to be done for a waiting request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    Hooks,
+    Sleep,
+}
+
+/// The memory that requests of other processes lack.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unmet {
+    /// Granules beyond what is left.
+    pub(super) need: u64,
+    /// The most rounds that one of the requests has waited.
+    pub(super) rounds: u64,
+    /// The newest ticket of the requests.
+    pub(super) newest: u64,
+    /// The slot of the oldest request, and its ticket.
+    pub(super) oldest: Option<(u64, usize)>,
+}
+
+impl Unmet {
+    /// Returns what older requests of other processes lack.
+    pub(super) fn of(member: &Member) -> Self {
+        let layout = member.file().layout();
+        let own = member.oldest_ticket().unwrap_or(u64::MAX);
+        let mut unmet = Self::default();
+        let mut seen = member.seen();
+        for (index, slot) in layout.slots.iter().enumerate() {
+            let ticket = slot.ticket.load();
+            let is_older = index != member.index() && ticket < own;
+            if is_older && seen.is_waiting(index, slot) {
+                unmet.need = unmet.need.saturating_add(slot.want.load());
+                unmet.rounds = unmet.rounds.max(slot.round.load());
+                unmet.newest = unmet.newest.max(ticket);
+                let found = (ticket, index);
+                unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));
+            }
+        }
+        let charged = layout
+            .charges
+            .iter()
+            .map(|it| Count::of(it.load()).charged());
+        let left = layout.header.limit.load().saturating_sub(charged.sum());
+        unmet.need = unmet.need.saturating_sub(left);
+        unmet
+    }
+}
+
+/// The steps that this process has done for other processes.
+#[derive(Debug, Default)]
+pub(super) struct Appeals {
+    /// The newest ticket for which each step was begun.
+    hooks: u64,
+    sleep: u64,
+    /// `true` while the program's functions are called.
+    at_work: Arc<AtomicBool>,
+}
+
+/// Returns which step the process of slot `me` does after a number of rounds. All processes compute the
+/// same order: first the hooks of each, then the sleep of each; first the process that is furthest
+/// above its guarantee, then the lower priority.
+pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Step> {
+    offers.retain(|offer| offer.above > 0);
+    offers.sort_by_key(Offer::order);
+    let rank = offers.iter().position(|offer| offer.index == me)?;
+    let begins = |turn: usize| FIRST_TURN + TURN * turn as u64;
+    if rounds >= begins(offers.len() + rank) {
+        return Some(Step::Sleep);
+    }
+    (rounds >= begins(rank)).then_some(Step::Hooks)
+}
+
+impl Appeals {
+    /// Begins the step that is this process's for the waiting requests, if it was not begun for
+    /// them before.
+    pub(super) fn begin(
+        &mut self,
+        member: &Arc<Member>,
+        commands: &Arc<Commands>,
+        offers: Vec<Offer>,
+        unmet: &Unmet,
+    ) {
+        let Some(step) = turn(offers, member.index(), unmet.rounds) else {
+            return;
+        };
+        let begun = match step {
+            Step::Hooks => &mut self.hooks,
+            Step::Sleep => &mut self.sleep,
+        };
+        if *begun >= unmet.newest || self.at_work.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        *begun = unmet.newest;
+        let appeal = Appeal {
+            member: Arc::clone(member),
+            commands: Arc::clone(commands),
+            step,
+            wanted_by: unmet.oldest.map_or_else(String::new, |(_, index)| {
+                member.file().layout().slots[index].name()
+            }),
+            _at_work: AtWork(Arc::clone(&self.at_work)),
+        };
+        let started = std::thread::Builder::new()
+            .name("cuvmm-appeal".into())
+            .spawn(move || appeal.run());
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread could be started to ask tenants for memory");
+        }
+    }
+}
+
+/// Ends the work when it is dropped.
+#[derive(Debug)]
+struct AtWork(Arc<AtomicBool>);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+struct Appeal {
+    member: Arc<Member>,
+    commands: Arc<Commands>,
+    step: Step,
+    wanted_by: String,
+    _at_work: AtWork,
+}
+
+impl Appeal {
+    fn run(self) {
+        match self.step {
+            Step::Hooks => self.call_hooks(),
+            Step::Sleep => self.put_to_sleep(),
+        }
+        // The keeper gives what is idle now.
+        self.member.file().layout().header.wanted.ring();
+    }
+
+    /// Returns the bytes that other processes lack beyond what is idle here.
+    fn missing(&self) -> u64 {
+        // Otherwise memory could be missed that the keeper gives back meanwhile.
+        let _giving = self.member.giving();
+        let need = Unmet::of(&self.member).need;
+        let need = need.saturating_mul(self.member.granule().bytes());
+        need.saturating_sub(self.member.idle_bytes())
+    }
+
+    /// Calls the hooks of the tenants, pool by pool, until enough is idle.
+    fn call_hooks(&self) {
+        let givers = self.member.givers();
+        for giver in givers.ids() {
+            let mut asked = Vec::new();
+            loop {
+                let missing = self.missing();
+                if missing == 0 {
+                    return;
+                }
+                let next = givers.with(giver, |giver| {
+                    giver.next_hook(missing, &self.wanted_by, &asked)
+                });
+                let Some((tenant, hook)) = next.flatten() else {
+                    break;
+                };
+                asked.push(tenant);
+                // The giver is not being called here: the hook may drop the pool, or wait for a
+                // thread that does.
+                if catch_unwind(AssertUnwindSafe(hook)).is_err() {
+                    tracing::error!("a tenant's pressure hook panicked");
+                }
+                self.member.file().layout().header.wanted.ring();
+            }
+        }
+    }
+
+    /// Puts tenants to sleep that hold memory above their guarantees, until enough is idle: the
+    /// lowest priority first, then the one with the most.
+    fn put_to_sleep(&self) {
+        if !self.commands.sleeps_for_others {
+            return;
+        }
+        let mut pools = Vec::new();
+        let givers = self.member.givers();
+        givers.each(|giver| pools.push(giver.report()));
+        for tenant in sleepers(&pools) {
+            if self.missing() == 0 {
+                return;
+            }
+            if let Err(reason) = self.commands.sleep(Some(tenant)) {
+                tracing::info!(tenant, reason, "a tenant is not put to sleep");
+            }
+            self.member.file().layout().header.wanted.ring();
+        }
+    }
+}
+
+/// Returns the names of the tenants that could sleep, in the order in which they do.
+fn sleepers(pools: &[PoolReport]) -> Vec<&str> {
+    let tenants = pools.iter().flat_map(|pool| &pool.tenants);
+    let mut tenants: Vec<_> = tenants
+        .filter(|it| !it.draining && it.in_use > 0 && it.committed > it.guarantee)
+        .collect();
+    let above = |it: &super::TenantReport| it.committed - it.guarantee;
+    tenants.sort_by_key(|it| (it.priority, std::cmp::Reverse(above(it))));
+    tenants.into_iter().map(|it| it.name.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::TenantReport;
+
+    fn offer(index: usize, above: u64) -> Offer {
+        Offer {
+            index,
+            above,
+            ..Offer::default()
+        }
+    }
+
+    #[test]
+    fn each_process_has_its_turn_and_hooks_come_before_sleep() {
+        let offers = vec![offer(0, 5), offer(1, 9), offer(2, 0)];
+        let turns = |me: usize| -> Vec<_> {
+            let rounds = [0, 1, 2, 11, 12, 21, 22, 31, 32];
+            let of = |&rounds: &u64| turn(offers.clone(), me, rounds);
+            rounds.iter().map(of).collect()
+        };
+        let (hooks, sleep) = (Some(Step::Hooks), Some(Step::Sleep));
+        assert_eq!(
+            turns(1),
+            [None, None, hooks, hooks, hooks, hooks, sleep, sleep, sleep]
+        );
+        assert_eq!(
+            turns(0),
+            [None, None, None, None, hooks, hooks, hooks, hooks, sleep]
+        );
+        assert!(turns(2).iter().all(Option::is_none), "within its guarantee");
+        assert!(turns(7).iter().all(Option::is_none), "no such process");
+    }
+
+    #[test]
+    fn the_lowest_priority_sleeps_first_and_guarantees_are_kept() {
+        let tenant = |name: &str, priority, committed, guarantee| TenantReport {
+            name: name.to_owned(),
+            priority,
+            guarantee,
+            committed,
+            in_use: committed,
+            ..TenantReport::default()
+        };
+        let mut unused = tenant("unused", 0, 50, 0);
+        unused.in_use = 0;
+        let pool = |tenants| PoolReport {
+            tenants,
+            ..PoolReport::default()
+        };
+        let pools = [
+            pool(vec![tenant("high", 5, 90, 0), tenant("small", 0, 10, 0)]),
+            pool(vec![
+                tenant("large", 0, 40, 10),
+                tenant("kept", 0, 9, 9),
+                unused,
+            ]),
+        ];
+        assert_eq!(sleepers(&pools), ["large", "small", "high"]);
+    }
+}

@@ -221,6 +221,62 @@ on_both! {
         assert_eq!(one.obtained() + other.obtained(), used);
     }
 
+    fn a_request_that_no_other_process_can_meet_holds_up_none(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 100, "one");
+        let limited = Ledger::builder(&rig.device, dir.path()).process_limit(10 * G);
+        let limited = limited.name("limited").open().unwrap();
+        // Its own limit is that of the device.
+        let pool = Pool::builder(&rig.device).ledger(&limited).build().unwrap();
+        let (a, b) = (
+            one.pool.tenant("a").register().unwrap(),
+            pool.tenant("b").register().unwrap(),
+        );
+        drop(a.try_allocate(60 * G).unwrap());
+        let held = b.try_allocate(8 * G).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                b.block(5 * G).timeout(Duration::from_millis(300)).allocate()
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            let next = a.try_allocate(70 * G);
+            assert!(next.is_ok(), "{}", next.unwrap_err());
+            assert!(one.obtained() >= 70, "nothing was given for what cannot be granted");
+            assert_eq!(refused(waits.join().unwrap()).0, LedgerRefusal::ProcessLimit);
+        });
+        // More than the ledger's limit will never be there.
+        let begun = Instant::now();
+        let never = a.block(101 * G).timeout(Duration::from_secs(60)).allocate();
+        assert!(never.is_err());
+        let wide = Pool::builder(&rig.device).ledger(&one.ledger).build().unwrap();
+        let c = wide.tenant("c").register().unwrap();
+        let never = c.block(101 * G).timeout(Duration::from_secs(60)).allocate();
+        assert_eq!(refused(never).0, LedgerRefusal::Full);
+        let ledger = Ledger::builder(&rig.device, dir.path()).guarantee(101 * G);
+        let never = ledger.timeout(Duration::from_secs(60)).open().unwrap_err();
+        assert!(matches!(never, LedgerError::Short(_)), "{never}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        drop(held);
+    }
+
+    fn memory_promised_to_another_tenant_is_waited_for_in_the_ledger(rig) {
+        let dir = directory();
+        let (one, other) = (
+            process(&rig.device, &dir, 120, "one"),
+            process(&rig.device, &dir, 120, "other"),
+        );
+        let a = one.pool.tenant("a").register().unwrap();
+        let c = other.pool.tenant("c").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        drop(a.allocate_on(&stream, 60 * G).unwrap());
+        drop(c.try_allocate(60 * G).unwrap());
+        // What A has idle is promised to B. Only the ledger can give A's block other memory.
+        let b = one.pool.tenant("b").guarantee(50 * G).register().unwrap();
+        let block = a.block(60 * G).home_stream(&stream).timeout(Duration::from_secs(10)).allocate();
+        let block = block.unwrap();
+        drop((block, b));
+    }
+
     fn a_future_waits_for_memory_of_another_process(rig) {
         let dir = directory();
         let one = process(&rig.device, &dir, 64, "one");

@@ -67,17 +67,21 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason.
+    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason and
+    /// other processes can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
     ) -> Option<u64> {
-        let left = error.shortage()?.ledger?.left;
+        let refused = error.shortage()?.ledger?;
+        if !refused.reason.is_of_others() {
+            return None;
+        }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // What the ledger leaves is no other process's to give.
-        Some(wanted.saturating_sub(available.saturating_sub(left)))
+        Some(wanted.saturating_sub(available.saturating_sub(refused.left)))
     }
 }
 

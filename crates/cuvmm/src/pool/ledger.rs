@@ -8,7 +8,7 @@ use super::core::{Core, Locked};
 use super::joined::Joined;
 use super::relief::Demand;
 use super::stats::TenantStats;
-use crate::error::BlockError;
+use crate::error::{BlockError, CallError};
 use crate::ledger::{Change, Giver, Member, PoolReport, TenantReport, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -85,6 +85,24 @@ impl Locked<'_> {
     }
 }
 
+impl Locked<'_> {
+    /// Reclaims and releases idle memory until at most `keep` bytes of the grant are needed.
+    fn need_at_most(&mut self, keep: u64) -> Result<(), CallError> {
+        self.purge_all();
+        let over = self.budget.spoken_for().saturating_sub(keep);
+        if over > 0 {
+            // No tenant makes the request, so every tenant's guarantee counts.
+            self.take_back_any(TenantId(u64::MAX), over)?;
+        }
+        // What is free and promised by a guarantee would stay granted without being there.
+        let keep = keep.max(self.budget.spoken_for());
+        if self.budget.obtained() > keep {
+            self.trim(keep)?;
+        }
+        Ok(())
+    }
+}
+
 impl Giver for Core {
     fn idle(&self) -> u64 {
         if self.device.usable().is_err() {
@@ -93,7 +111,9 @@ impl Giver for Core {
         let mut state = self.lock();
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = state.reach(TenantId(u64::MAX));
-        let idle = others.gained() + state.free_list.bytes() + state.budget.unneeded();
+        let gained = others.gained();
+        let free = state.free_list.bytes();
+        let idle = state.budget.unneeded_after(gained, gained + free);
         Self::unlock(state);
         idle
     }
@@ -103,12 +123,8 @@ impl Giver for Core {
             return;
         }
         let mut state = self.lock();
-        let missing = bytes.saturating_sub(state.budget.unneeded());
-        let keep = state.budget.obtained().saturating_sub(missing);
-        let given = match missing {
-            0 => Ok(0),
-            _ => state.trim(keep),
-        };
+        let keep = state.budget.granted().saturating_sub(bytes);
+        let given = state.need_at_most(keep);
         state.return_unneeded(0);
         Self::unlock(state);
         if let Err(error) = given {

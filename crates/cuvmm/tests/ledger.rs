@@ -277,6 +277,20 @@ on_both! {
         drop((block, b));
     }
 
+    fn pools_of_one_process_give_each_other_memory(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 64, "one");
+        let second = Pool::builder(&rig.device).ledger(&one.ledger).build().unwrap();
+        let (a, b) = (
+            one.pool.tenant("a").register().unwrap(),
+            second.tenant("b").register().unwrap(),
+        );
+        drop(a.try_allocate(60 * G).unwrap());
+        assert_eq!(refused(b.try_allocate(40 * G)).0, LedgerRefusal::Full);
+        let block = b.block(40 * G).timeout(Duration::from_secs(10)).allocate().unwrap();
+        drop(block);
+    }
+
     fn a_future_waits_for_memory_of_another_process(rig) {
         let dir = directory();
         let one = process(&rig.device, &dir, 64, "one");

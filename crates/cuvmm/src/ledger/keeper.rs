@@ -84,15 +84,19 @@ impl Keeper {
         }
     }
 
-    /// Returns the granules that older requests of other processes lack beyond what is left, and
-    /// whether they have asked before.
+    /// Returns the granules that older requests of other processes, and those of this one if it has
+    /// several pools, lack beyond what is left, and whether they have asked before.
     fn unmet(&self, member: &Member) -> (u64, bool) {
         let layout = self.file.layout();
         let own = member.oldest_ticket().unwrap_or(u64::MAX);
         let (mut want, mut again) = (0u64, false);
         let mut seen = member.seen();
         for (index, slot) in layout.slots.iter().enumerate() {
-            let is_older = index != member.index() && slot.ticket.load() < own;
+            let is_older = match index == member.index() {
+                // Another pool of this process may have idle what one of them waits for.
+                true => member.givers().are_several(),
+                false => slot.ticket.load() < own,
+            };
             if is_older && seen.is_waiting(index, slot) {
                 want = want.saturating_add(slot.want.load());
                 again |= slot.round.load() > 0;

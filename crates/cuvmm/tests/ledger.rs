@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{G, nth_of};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, LedgerError, LedgerRefusal, PoolError};
-use cuvmm::{Device, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
+use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
 
 /// A grant, in granules.
 const GRANT: u64 = 32;
@@ -288,6 +288,21 @@ on_both! {
         drop(a.try_allocate(60 * G).unwrap());
         assert_eq!(refused(b.try_allocate(40 * G)).0, LedgerRefusal::Full);
         let block = b.block(40 * G).timeout(Duration::from_secs(10)).allocate().unwrap();
+        drop(block);
+    }
+
+    fn a_compaction_gets_memory_for_its_copies(rig) {
+        let dir = directory();
+        let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G).open().unwrap();
+        let pool = Pool::builder(&rig.device).growth(Growth::Exact).largest_extent(8 * G);
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(G).capacity(GRANT * G).try_allocate().unwrap();
+        for granules in 2..=GRANT {
+            block.try_grow_to(granules * G).unwrap();
+        }
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.no_space, done.copied), (0, GRANT * G), "{done:?}");
         drop(block);
     }
 

@@ -7,6 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{G, nth_of};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, LedgerError, LedgerRefusal, PoolError};
 use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
@@ -363,6 +364,26 @@ fn what_cannot_be_given_back_stays_charged() {
         "the driver has not got it back for sure"
     );
     rig.faults.disarm();
+}
+
+#[test]
+fn a_pool_that_could_not_be_closed_still_gives_memory_to_others() {
+    let rig = common::model();
+    let dir = directory();
+    let one = process(&rig.device, &dir, 64, "one");
+    let other = process(&rig.device, &dir, 64, "other");
+    let tenant = one.pool.tenant("a").register().unwrap();
+    drop(tenant.try_allocate(8 * G).unwrap());
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    drop(tenant);
+    let kept = one.pool.close().unwrap_err();
+    rig.faults.disarm();
+    let tenant = kept.owner.tenant("b").register().unwrap();
+    drop(tenant.try_allocate(40 * G).unwrap());
+    let b = other.pool.tenant("b").register().unwrap();
+    let block = b.block(50 * G).timeout(Duration::from_secs(10)).allocate();
+    assert_eq!(block.unwrap().size(), 50 * G);
 }
 
 #[test]

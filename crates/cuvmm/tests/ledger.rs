@@ -7,9 +7,10 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{G, nth_of};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, LedgerError, LedgerRefusal, PoolError};
-use cuvmm::{Device, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
+use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
 
 /// A grant, in granules.
 const GRANT: u64 = 32;
@@ -221,6 +222,91 @@ on_both! {
         assert_eq!(one.obtained() + other.obtained(), used);
     }
 
+    fn a_request_that_no_other_process_can_meet_holds_up_none(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 100, "one");
+        let limited = Ledger::builder(&rig.device, dir.path()).process_limit(10 * G);
+        let limited = limited.name("limited").open().unwrap();
+        // Its own limit is that of the device.
+        let pool = Pool::builder(&rig.device).ledger(&limited).build().unwrap();
+        let (a, b) = (
+            one.pool.tenant("a").register().unwrap(),
+            pool.tenant("b").register().unwrap(),
+        );
+        drop(a.try_allocate(60 * G).unwrap());
+        let held = b.try_allocate(8 * G).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                b.block(5 * G).timeout(Duration::from_millis(300)).allocate()
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            let next = a.try_allocate(70 * G);
+            assert!(next.is_ok(), "{}", next.unwrap_err());
+            assert!(one.obtained() >= 70, "nothing was given for what cannot be granted");
+            assert_eq!(refused(waits.join().unwrap()).0, LedgerRefusal::ProcessLimit);
+        });
+        // More than the ledger's limit will never be there.
+        let begun = Instant::now();
+        let never = a.block(101 * G).timeout(Duration::from_secs(60)).allocate();
+        assert!(never.is_err());
+        let wide = Pool::builder(&rig.device).ledger(&one.ledger).build().unwrap();
+        let c = wide.tenant("c").register().unwrap();
+        let never = c.block(101 * G).timeout(Duration::from_secs(60)).allocate();
+        assert_eq!(refused(never).0, LedgerRefusal::Full);
+        let ledger = Ledger::builder(&rig.device, dir.path()).guarantee(101 * G);
+        let never = ledger.timeout(Duration::from_secs(60)).open().unwrap_err();
+        assert!(matches!(never, LedgerError::Short(_)), "{never}");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        drop(held);
+    }
+
+    fn memory_promised_to_another_tenant_is_waited_for_in_the_ledger(rig) {
+        let dir = directory();
+        let (one, other) = (
+            process(&rig.device, &dir, 120, "one"),
+            process(&rig.device, &dir, 120, "other"),
+        );
+        let a = one.pool.tenant("a").register().unwrap();
+        let c = other.pool.tenant("c").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        drop(a.allocate_on(&stream, 60 * G).unwrap());
+        drop(c.try_allocate(60 * G).unwrap());
+        // What A has idle is promised to B. Only the ledger can give A's block other memory.
+        let b = one.pool.tenant("b").guarantee(50 * G).register().unwrap();
+        let block = a.block(60 * G).home_stream(&stream).timeout(Duration::from_secs(10)).allocate();
+        let block = block.unwrap();
+        drop((block, b));
+    }
+
+    fn pools_of_one_process_give_each_other_memory(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 64, "one");
+        let second = Pool::builder(&rig.device).ledger(&one.ledger).build().unwrap();
+        let (a, b) = (
+            one.pool.tenant("a").register().unwrap(),
+            second.tenant("b").register().unwrap(),
+        );
+        drop(a.try_allocate(60 * G).unwrap());
+        assert_eq!(refused(b.try_allocate(40 * G)).0, LedgerRefusal::Full);
+        let block = b.block(40 * G).timeout(Duration::from_secs(10)).allocate().unwrap();
+        drop(block);
+    }
+
+    fn a_compaction_gets_memory_for_its_copies(rig) {
+        let dir = directory();
+        let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G).open().unwrap();
+        let pool = Pool::builder(&rig.device).growth(Growth::Exact).largest_extent(8 * G);
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(G).capacity(GRANT * G).try_allocate().unwrap();
+        for granules in 2..=GRANT {
+            block.try_grow_to(granules * G).unwrap();
+        }
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.no_space, done.copied), (0, GRANT * G), "{done:?}");
+        drop(block);
+    }
+
     fn a_future_waits_for_memory_of_another_process(rig) {
         let dir = directory();
         let one = process(&rig.device, &dir, 64, "one");
@@ -278,6 +364,26 @@ fn what_cannot_be_given_back_stays_charged() {
         "the driver has not got it back for sure"
     );
     rig.faults.disarm();
+}
+
+#[test]
+fn a_pool_that_could_not_be_closed_still_gives_memory_to_others() {
+    let rig = common::model();
+    let dir = directory();
+    let one = process(&rig.device, &dir, 64, "one");
+    let other = process(&rig.device, &dir, 64, "other");
+    let tenant = one.pool.tenant("a").register().unwrap();
+    drop(tenant.try_allocate(8 * G).unwrap());
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    drop(tenant);
+    let kept = one.pool.close().unwrap_err();
+    rig.faults.disarm();
+    let tenant = kept.owner.tenant("b").register().unwrap();
+    drop(tenant.try_allocate(40 * G).unwrap());
+    let b = other.pool.tenant("b").register().unwrap();
+    let block = b.block(50 * G).timeout(Duration::from_secs(10)).allocate();
+    assert_eq!(block.unwrap().size(), 50 * G);
 }
 
 #[test]

@@ -169,6 +169,29 @@ fn idle_memory_is_trimmed() {
 }
 
 #[test]
+fn what_is_trimmed_is_what_was_idle_beside_a_guarantee() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = process.pool(&ledger);
+    let chat = pool.tenant("chat").guarantee(100 * MIB).register().unwrap();
+    let code = pool.tenant("code").register().unwrap();
+    drop(code.allocate(200 * MIB).unwrap());
+    // This memory is in the free list then, and the guarantee needs some of it.
+    code.set_limit(140 * MIB).unwrap();
+    let own = || ledger.stats().processes[0].clone();
+    let begun = std::time::Instant::now();
+    let mut found = own();
+    while found.charged > 250 * MIB || found.idle != found.charged - 100 * MIB {
+        found = own();
+        assert!(begun.elapsed().as_secs() < 20, "{found:?}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(control(&ledger).trim(100 * MIB), Ok(found.idle));
+    assert_eq!(own().charged, 100 * MIB);
+    drop(chat);
+}
+
+#[test]
 fn sleep_is_a_matter_of_the_program() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();

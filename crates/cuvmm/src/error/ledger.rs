@@ -192,6 +192,13 @@ pub enum LedgerRefusal {
     Replaced,
 }
 
+impl LedgerRefusal {
+    /// Returns `true` if memory that other processes give back can end the refusal.
+    pub(crate) const fn is_of_others(self) -> bool {
+        !matches!(self, Self::ProcessLimit | Self::Replaced)
+    }
+}
+
 impl fmt::Display for LedgerShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (wanted, left) = (Bytes(self.wanted), Bytes(self.left));

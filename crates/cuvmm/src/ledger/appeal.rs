@@ -34,25 +34,33 @@ pub(super) struct Unmet {
     pub(super) need: u64,
     /// The most rounds that one of the requests has waited.
     pub(super) rounds: u64,
-    /// The newest ticket of the requests.
+    /// The newest ticket of the requests of other processes; 0 if there is none.
     pub(super) newest: u64,
-    /// The slot of the oldest request, and its ticket.
+    /// The ticket and slot of the oldest request of another process.
     pub(super) oldest: Option<(u64, usize)>,
 }
 
 impl Unmet {
-    /// Returns what older requests of other processes lack.
+    /// Returns what older requests of other processes lack, and those of this one if it has several
+    /// pools.
     pub(super) fn of(member: &Member) -> Self {
         let layout = member.file().layout();
         let own = member.oldest_ticket().unwrap_or(u64::MAX);
         let mut unmet = Self::default();
         let mut seen = member.seen();
         for (index, slot) in layout.slots.iter().enumerate() {
-            let ticket = slot.ticket.load();
-            let is_older = index != member.index() && ticket < own;
-            if is_older && seen.is_waiting(index, slot) {
-                unmet.need = unmet.need.saturating_add(slot.want.load());
-                unmet.rounds = unmet.rounds.max(slot.round.load());
+            let (ticket, is_own) = (slot.ticket.load(), index == member.index());
+            let is_older = match is_own {
+                // Another pool of this process may have idle what one of them waits for.
+                true => member.givers().are_several(),
+                false => ticket < own,
+            };
+            if !is_older || !seen.is_waiting(index, slot) {
+                continue;
+            }
+            unmet.need = unmet.need.saturating_add(slot.want.load());
+            unmet.rounds = unmet.rounds.max(slot.round.load());
+            if !is_own {
                 unmet.newest = unmet.newest.max(ticket);
                 let found = (ticket, index);
                 unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));

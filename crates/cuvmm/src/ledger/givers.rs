@@ -65,6 +65,11 @@ impl Givers {
         id
     }
 
+    /// Returns `true` if there is more than one giver.
+    pub(super) fn are_several(&self) -> bool {
+        self.lock().attached.len() > 1
+    }
+
     /// Detaches a giver, and waits until no other thread calls it.
     pub(crate) fn detach(&self, id: u64) {
         let mut state = self.lock();

@@ -285,8 +285,8 @@ impl Member {
             let Err(LedgerError::Short(short)) = outcome else {
                 return outcome;
             };
-            let own = [LedgerRefusal::ProcessLimit, LedgerRefusal::Replaced];
-            if left.is_zero() || own.contains(&short.reason) {
+            let is_too_much = bytes > short.limit;
+            if left.is_zero() || is_too_much || !short.reason.is_of_others() {
                 return outcome;
             }
             match &mut waiting {

@@ -170,12 +170,24 @@ impl Budget {
 
     /// Returns the bytes that a ledger has granted and that are neither obtained nor claimed.
     pub(crate) const fn unneeded(&self) -> u64 {
-        let claimed = self.claimed + self.quarantined;
-        let needed = match claimed > self.obtained {
-            true => claimed,
-            false => self.obtained,
+        self.unneeded_after(0, 0)
+    }
+
+    /// Returns the bytes that are unneeded once tenants have given up `reclaimed` bytes beyond
+    /// their guarantees and the driver has `released` bytes again.
+    pub(crate) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
+        let spoken_for = self.spoken_for().saturating_sub(reclaimed);
+        let obtained = self.obtained.saturating_sub(released);
+        let needed = match spoken_for > obtained {
+            true => spoken_for,
+            false => obtained,
         };
         self.granted.saturating_sub(needed)
+    }
+
+    /// Returns the bytes that are claimed or quarantined, whether or not they are obtained.
+    pub(crate) const fn spoken_for(&self) -> u64 {
+        self.claimed + self.quarantined
     }
 
     /// Runs `look` as if a ledger had granted `bytes` more.

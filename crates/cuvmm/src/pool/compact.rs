@@ -260,6 +260,12 @@ impl Locked<'_> {
     /// gives the small free physicals to the driver, which makes large ones of them.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
+        let there = self.budget.creatable() + self.free_list.bytes();
+        let lacking = run.size.saturating_sub(there);
+        if lacking <= self.budget.ungranted() {
+            // If a ledger refuses, there is no memory for the copy.
+            self.grant(lacking, 0);
+        }
         let physicals = self.gather(tenant, run.size, run.largest, false)?;
         if physicals.len() < run.extents.len() {
             return Ok(physicals);

@@ -9,7 +9,7 @@ use super::joined::Joined;
 use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
 use crate::deferred;
-use crate::error::BlockError;
+use crate::error::{BlockError, CallError};
 use crate::ledger::{Change, Giver, Hook, Member, PoolReport, TenantReport, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -68,17 +68,39 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason.
+    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason and
+    /// other processes can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
     ) -> Option<u64> {
-        let left = error.shortage()?.ledger?.left;
+        let refused = error.shortage()?.ledger?;
+        if !refused.reason.is_of_others() {
+            return None;
+        }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // What the ledger leaves is no other process's to give.
-        Some(wanted.saturating_sub(available.saturating_sub(left)))
+        Some(wanted.saturating_sub(available.saturating_sub(refused.left)))
+    }
+}
+
+impl Locked<'_> {
+    /// Reclaims and releases idle memory until at most `keep` bytes of the grant are needed.
+    fn need_at_most(&mut self, keep: u64) -> Result<(), CallError> {
+        self.purge_all();
+        let over = self.budget.spoken_for().saturating_sub(keep);
+        if over > 0 {
+            // No tenant makes the request, so every tenant's guarantee counts.
+            self.take_back_any(TenantId(u64::MAX), over)?;
+        }
+        // What is free and promised by a guarantee would stay granted without being there.
+        let keep = keep.max(self.budget.spoken_for());
+        if self.budget.obtained() > keep {
+            self.trim(keep)?;
+        }
+        Ok(())
     }
 }
 
@@ -90,7 +112,9 @@ impl Giver for Core {
         let mut state = self.lock();
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = state.reach(TenantId(u64::MAX));
-        let idle = others.gained() + state.free_list.bytes() + state.budget.unneeded();
+        let gained = others.gained();
+        let free = state.free_list.bytes();
+        let idle = state.budget.unneeded_after(gained, gained + free);
         Self::unlock(state);
         idle
     }
@@ -100,12 +124,8 @@ impl Giver for Core {
             return;
         }
         let mut state = self.lock();
-        let missing = bytes.saturating_sub(state.budget.unneeded());
-        let keep = state.budget.obtained().saturating_sub(missing);
-        let given = match missing {
-            0 => Ok(0),
-            _ => state.trim(keep),
-        };
+        let keep = state.budget.granted().saturating_sub(bytes);
+        let given = state.need_at_most(keep);
         state.return_unneeded(0);
         Self::unlock(state);
         if let Err(error) = given {

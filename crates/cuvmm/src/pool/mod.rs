@@ -557,10 +557,13 @@ impl Pool {
         let shut = self.core.lock().shut();
         match shut {
             Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
+            Err(cause) => {
+                Core::attach_to_ledger(&self.core);
+                Err(CloseError {
+                    owner: self,
+                    reason: CloseRefusal::Call(cause),
+                })
+            }
         }
     }
 }

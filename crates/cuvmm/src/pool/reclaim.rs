@@ -113,7 +113,8 @@ impl Locked<'_> {
             }
         }
         while bytes > 0 && self.budget.is_overdrawn() {
-            if self.grant_for(TenantId(u64::MAX), 0).is_none() && !self.budget.is_overdrawn() {
+            let refused = self.grant_for(TenantId(u64::MAX), 0);
+            if refused.is_none() && !self.budget.is_overdrawn() {
                 break;
             }
             self.gather_idle();
@@ -125,6 +126,15 @@ impl Locked<'_> {
             let mut plan = Plan::begin(self);
             for give in [Give::Cached, Give::Precommitted] {
                 self.plan_others(id, give, total, &mut plan);
+            }
+            if let Some(refused) = refused
+                && plan.gained < total
+            {
+                // As for new memory, both may be enough together.
+                if self.grant(total - plan.gained, 0).is_none() {
+                    continue;
+                }
+                return Err(self.short_of(id, bytes, plan.gained, Some(refused)));
             }
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }

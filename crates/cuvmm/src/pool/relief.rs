@@ -255,6 +255,9 @@ impl State {
     }
 
     fn fits(&self, demand: Demand<'_>, error: &BlockError, most: u64) -> bool {
+        // The limit of a ledger does not change while a process uses it.
+        let ledger = error.shortage().and_then(|it| it.ledger);
+        let most = ledger.map_or(most, |it| most.min(it.limit));
         match error {
             BlockError::OutOfMemory(_)
             | BlockError::DriverOutOfMemory { .. }

@@ -8,7 +8,7 @@ mod synchronise;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use cuvmm_driver::{
@@ -177,6 +177,11 @@ impl Device {
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.shared.driver
+    }
+
+    /// Returns a handle that does not own the device.
+    pub(crate) fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.shared), Arc::downgrade(&self.calls))
     }
 
     /// Returns free and total memory by the driver's count (`cuMemGetInfo`).
@@ -404,6 +409,20 @@ impl Device {
         if let Some(hook) = self.shared.drops.count_failure(&failure) {
             defer(move || hook(&failure));
         }
+    }
+}
+
+/// A device that others own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WeakDevice(Weak<Shared>, Weak<Calls>);
+
+impl WeakDevice {
+    /// Returns the device, or `None` if no handle of it is left.
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        Some(Device {
+            shared: self.0.upgrade()?,
+            calls: self.1.upgrade()?,
+        })
     }
 }
 

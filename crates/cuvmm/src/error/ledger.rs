@@ -180,6 +180,9 @@ pub struct LedgerShortage {
 pub enum LedgerRefusal {
     /// The charges of all processes reach the limit.
     Full,
+    /// The charges of all processes reach what contexts, other libraries and other programs leave of
+    /// the device, which is less than the limit.
+    Foreign,
     /// The process's own limit is reached.
     ProcessLimit,
     /// A request of another process has waited longer. Until it is served or ends, other processes
@@ -209,6 +212,7 @@ impl fmt::Display for LedgerShortage {
         )?;
         f.write_str(match self.reason {
             LedgerRefusal::Full => "",
+            LedgerRefusal::Foreign => ": other programs and contexts have the rest of the device",
             LedgerRefusal::ProcessLimit => ": its own limit is reached",
             LedgerRefusal::OlderRequest => ": an older request of another process waits",
             LedgerRefusal::Contended => ": other processes charge at the same time",

@@ -70,7 +70,7 @@ impl Unmet {
             .charges
             .iter()
             .map(|it| Count::of(it.load()).charged());
-        let left = layout.header.limit.load().saturating_sub(charged.sum());
+        let left = member.limit_now().saturating_sub(charged.sum());
         unmet.need = unmet.need.saturating_sub(left);
         unmet
     }

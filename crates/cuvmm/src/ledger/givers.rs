@@ -65,6 +65,11 @@ impl Givers {
         id
     }
 
+    /// Returns `true` if there is no giver.
+    pub(super) fn are_none(&self) -> bool {
+        self.lock().attached.is_empty()
+    }
+
     /// Returns `true` if there is more than one giver.
     pub(super) fn are_several(&self) -> bool {
         self.lock().attached.len() > 1

@@ -79,6 +79,7 @@ impl Keeper {
         if since.elapsed() >= PASS {
             *since = Instant::now();
             let grants = member.grants();
+            member.foreign_is_less();
             if *count == Some(grants) {
                 member.givers().each(|giver| giver.give_unneeded());
                 member.trim(0);

@@ -14,7 +14,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// The length of a process's name in bytes.
 pub(super) const NAME: usize = 64;
@@ -85,7 +85,11 @@ pub(super) struct Slot {
     pub(super) beat: Word,
     /// The process's name in UTF-8, padded with zeros.
     pub(super) name: [Word; NAME / 8],
-    pub(super) unused: [Word; 40],
+    /// Bytes of the device that no pool of the ledger has, as the process last measured.
+    pub(super) foreign: Word,
+    /// Bytes that pools of the ledger can have, as the process last measured; 0 if it has not.
+    pub(super) usable: Word,
+    pub(super) unused: [Word; 38],
 }
 
 const _: () = {
@@ -192,6 +196,8 @@ pub(super) mod tests {
             round: word(),
             stalled: word(),
             beat: word(),
+            foreign: word(),
+            usable: word(),
             name: std::array::from_fn(|_| word()),
             unused: std::array::from_fn(|_| word()),
         })

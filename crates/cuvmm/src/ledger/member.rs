@@ -12,11 +12,13 @@ use super::charge::{self, Attempt, Count, MOST};
 use super::control::Served;
 use super::dead;
 use super::file::{LedgerFile, Terms};
+use super::foreign::Foreign;
 use super::givers::Givers;
 use super::layout::{SLOTS, Slot, State};
 use super::lock::Lock;
 use super::proc;
 use super::seen::{Seen, What};
+use crate::device::WeakDevice;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
@@ -44,6 +46,8 @@ pub(super) struct Wishes {
     pub(super) process_limit: u64,
     pub(super) priority: i32,
     pub(super) name: String,
+    /// Asked for its free memory.
+    pub(super) device: WeakDevice,
 }
 
 /// A process's membership in a ledger. Dropping it leaves the ledger.
@@ -54,6 +58,7 @@ pub(crate) struct Member {
     /// How often the slot was taken before.
     generation: u64,
     granule: Granularity,
+    foreign: Foreign,
     opened_by: OpeningProcess,
     account: Mutex<Account>,
     /// Values of other processes' slots, as the process's threads last saw them.
@@ -96,6 +101,7 @@ impl Member {
             index,
             generation,
             granule,
+            foreign: Foreign::of(wishes.device.clone()),
             opened_by: OpeningProcess::new(),
             account: Mutex::default(),
             seen: Mutex::default(),
@@ -213,7 +219,7 @@ impl Member {
         let account = self.account();
         let layout = self.file.layout();
         let counts = layout.charges.iter().map(|it| Count::of(it.load()).total());
-        let limit = layout.header.limit.load();
+        let limit = self.limit_now();
         let own = self.slot().limit.load();
         let left = limit.saturating_sub(counts.sum());
         let left = left.min(own.saturating_sub(self.count().charged()));
@@ -391,7 +397,9 @@ impl Member {
             .max(self.granules(least))
             .min(most.saturating_sub(self.count().charged()));
         match self.charge(grant) {
-            Err((LedgerRefusal::Full, left)) if left >= missing && grant > missing => {
+            Err((LedgerRefusal::Full | LedgerRefusal::Foreign, left))
+                if left >= missing && grant > missing =>
+            {
                 let exact = self.charge(missing);
                 exact.map_err(|(reason, left)| refused(reason, left))
             }
@@ -404,13 +412,24 @@ impl Member {
     /// the granules that are left.
     fn charge(&self, granules: u64) -> Result<(), (LedgerRefusal, u64)> {
         let layout = self.file.layout();
+        if !self.foreign.is_measured() {
+            self.foreign_is_less();
+        }
         let until = Instant::now() + LONGEST_CONTENTION;
         let mut pause = Duration::from_micros(1);
         loop {
-            let limit = || layout.header.limit.load();
+            let limit = || self.limit_now();
             match charge::attempt(&layout.charges, self.index, granules, limit, || 0) {
                 Attempt::Charged => return Ok(()),
-                Attempt::Full { left } => return Err((LedgerRefusal::Full, left)),
+                Attempt::Full { .. } if self.foreign_is_less() => {}
+                Attempt::Full { left } => {
+                    let agreed = layout.header.limit.load();
+                    let kept = agreed.saturating_sub(self.limit_now());
+                    return Err(match left.saturating_add(kept) >= granules && kept > 0 {
+                        true => (LedgerRefusal::Foreign, left),
+                        false => (LedgerRefusal::Full, left),
+                    });
+                }
                 Attempt::Contended if Instant::now() > until => {
                     return Err((LedgerRefusal::Contended, 0));
                 }
@@ -422,6 +441,24 @@ impl Member {
                 }
             }
         }
+    }
+
+    /// Returns the granules that all processes may be charged: the limit, or what the device leaves
+    /// if that is less.
+    pub(super) fn limit_now(&self) -> u64 {
+        let agreed = self.file.layout().header.limit.load();
+        agreed.min(self.foreign.last() / self.granule.bytes())
+    }
+
+    /// Measures foreign memory, unless this process has no pool: the device may have no context yet
+    /// then, which asking would create. Returns `true` if it is less than
+    /// before.
+    pub(super) fn foreign_is_less(&self) -> bool {
+        if self.givers.are_none() {
+            return false;
+        }
+        let before = self.foreign.last();
+        before < self.foreign.measure(self.file.layout(), self.slot())
     }
 
     /// Removes tentative granules of processes that have not changed them for a while.
@@ -660,6 +697,8 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
         &slot.ticket,
         &slot.want,
         &slot.stalled,
+        &slot.foreign,
+        &slot.usable,
     ] {
         word.store(0);
     }

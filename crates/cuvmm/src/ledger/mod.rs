@@ -62,8 +62,13 @@
 //!
 //! # Scope
 //! Memory of exported blocks counts for the process that exported it until that process gives the
-//! memory back, and then no more, even if an importer still has it. Memory that other programs use
-//! is not counted: if the driver has less than the ledger leaves, the driver refuses.
+//! memory back, and then no more, even if an importer still has it.
+//!
+//! Memory of the device that no pool of the ledger has is *foreign*: contexts, other libraries and
+//! other programs. Processes measure it each second and when a request is refused (`cuMemGetInfo`).
+//! Where the device leaves less than the limit, requests are refused as if that were the limit
+//! ([`LedgerRefusal::Foreign`](crate::error::LedgerRefusal::Foreign)), until the foreign memory is
+//! less.
 
 mod appeal;
 mod bell;
@@ -71,6 +76,7 @@ mod charge;
 mod control;
 mod dead;
 mod file;
+mod foreign;
 mod givers;
 mod keeper;
 mod layout;
@@ -265,6 +271,7 @@ impl LedgerBuilder<'_> {
             process_limit,
             priority: self.priority,
             name: self.name.unwrap_or_else(program),
+            device: device.downgrade(),
         };
         make_directory(&self.directory, self.commands.group)?;
         let path = self.directory.join(file_name(device.uuid()));

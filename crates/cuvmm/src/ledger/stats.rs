@@ -52,6 +52,12 @@ pub struct LedgerStats {
     pub limit: u64,
     /// Memory charged to processes. It never exceeds the limit, except after the limit was lowered.
     pub charged: u64,
+    /// Memory of the device that no pool of the ledger has: contexts, other libraries and other
+    /// programs. The most that a running process has measured within about a second; 0 if none has.
+    pub foreign: u64,
+    /// The most that all processes together can be charged now: the limit, or what foreign memory
+    /// leaves of the device if that is less.
+    pub usable: u64,
     /// The processes, by slot.
     pub processes: Vec<ProcessStats>,
 }
@@ -81,6 +87,9 @@ pub struct ProcessStats {
     pub guarantee: u64,
     /// The most that the process may be charged.
     pub limit: u64,
+    /// Memory of the device that no pool of the ledger has, as the process last measured; 0 if it has
+    /// not.
+    pub foreign: u64,
     /// The process's priority. Memory is reclaimed from lower priorities first.
     pub priority: i32,
     /// The bytes that the process's requests wait for, if any waits.
@@ -183,11 +192,19 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
         };
         Some(process(index, slot, state, charged, granule))
     });
-    let processes = processes.collect();
+    let processes: Vec<ProcessStats> = processes.collect();
+    let running = |it: &&ProcessStats| it.state == ProcessState::Running;
+    let running: Vec<_> = processes.iter().filter(running).collect();
+    let usable = running.iter().map(|it| layout.slots[it.slot].usable.load());
+    let usable = usable.filter(|&bytes| bytes > 0).min();
+    let foreign = running.iter().map(|it| it.foreign).max();
+    let limit = header.limit.load().saturating_mul(granule);
     let high = u128::from(header.device[0].load()) << 64;
     LedgerStats {
         device: (high | u128::from(header.device[1].load())).to_be_bytes(),
-        limit: header.limit.load().saturating_mul(granule),
+        limit,
+        foreign: foreign.unwrap_or(0),
+        usable: usable.map_or(limit, |usable| limit.min(usable)),
         charged: counts
             .iter()
             .map(|count| count.charged())
@@ -221,6 +238,7 @@ fn process(
         limit: bytes(slot.limit.load()),
         priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
         waits_for: waits.then(|| bytes(slot.want.load())),
+        foreign: slot.foreign.load(),
         stalled: Duration::from_nanos(slot.stalled.load()),
     }
 }

@@ -13,6 +13,7 @@ use super::layout::{SLOTS, State};
 use super::member::{Member, Wishes};
 use super::seen::Seen;
 use super::{crash, dead};
+use crate::device::WeakDevice;
 use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
 
 const G: u64 = 2 << 20;
@@ -37,6 +38,7 @@ fn wishes(limit: u64) -> Wishes {
         process_limit: 1024 * G,
         priority: 0,
         name: "test".to_owned(),
+        device: WeakDevice::default(),
     }
 }
 

@@ -11,10 +11,17 @@ use crate::error::{LedgerShortage, PoolError};
 use crate::ledger::GRANT;
 
 impl Core {
-    /// Counts memory that the driver has created.
+    /// Counts memory that the driver is about to create.
     pub(super) fn note_created(&self, size: u64) {
         if let Some(joined) = self.ledger.get() {
             joined.member.note_created(size);
+        }
+    }
+
+    /// Counts memory no more that the driver has not created.
+    pub(super) fn note_not_created(&self, size: u64) {
+        if let Some(joined) = self.ledger.get() {
+            joined.member.note_released(size);
         }
     }
 

@@ -146,11 +146,15 @@ impl Core {
                 return Err(refuse(out_of_memory()));
             }
         }
+        // Counted before it is there, so that other processes never take it for foreign memory.
+        self.note_created(size);
         let created = Physical::builder(&self.device, size)
             .with_props(policy.props)
-            .create()?;
-        self.note_created(size);
-        Ok(created)
+            .create();
+        if created.is_err() {
+            self.note_not_created(size);
+        }
+        created
     }
 }
 

@@ -1,0 +1,95 @@
+//! Memory of the device that no pool of the ledger has: contexts, other libraries, other programs.
+//!
+//! The driver tells how much of the device is in use, and each process writes into its slot how
+//! much its pools have. The difference is *foreign*, and the ledger's processes cannot have more
+//! than the rest of the device, whatever the limit is.
+//!
+//! A pool counts memory before it asks the driver for it, and until the driver has it back. The
+//! slots are read before and after the driver is asked, and the larger value counts. So memory of
+//! pools is never taken for foreign.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::layout::{Layout, Slot, State};
+use crate::device::WeakDevice;
+use crate::sync::Mutex;
+
+/// The shortest time between two measurements for requests that are refused.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The foreign memory of a device, as this process last measured it.
+#[derive(Debug)]
+pub(super) struct Foreign {
+    device: WeakDevice,
+    measured: Mutex<Option<Measured>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    at: Instant,
+    /// Bytes that pools of the ledger can have.
+    usable: u64,
+}
+
+impl Foreign {
+    pub(super) fn of(device: WeakDevice) -> Self {
+        Self {
+            device,
+            measured: Mutex::default(),
+        }
+    }
+
+    /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds,
+    /// and shows the result in the process's slot. Keeps the last result if the driver refuses.
+    /// Returns the bytes that all pools of the ledger can have; everything before the first
+    /// measurement.
+    pub(super) fn measure(&self, layout: &Layout, own: &Slot) -> u64 {
+        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = |it: &Measured| it.at.elapsed() < PAUSE;
+        if !measured.as_ref().is_some_and(is_new)
+            && let Some((usable, foreign)) = self.ask(layout)
+        {
+            let at = Instant::now();
+            *measured = Some(Measured { at, usable });
+            own.foreign.publish(foreign);
+            own.usable.publish(usable);
+        }
+        measured.map_or(u64::MAX, |it| it.usable)
+    }
+
+    /// Returns the result of the last measurement.
+    pub(super) fn last(&self) -> u64 {
+        let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        measured.map_or(u64::MAX, |it| it.usable)
+    }
+
+    pub(super) fn is_measured(&self) -> bool {
+        let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        measured.is_some()
+    }
+
+    /// Returns the bytes that pools of the ledger can have, and the foreign bytes.
+    fn ask(&self, layout: &Layout) -> Option<(u64, u64)> {
+        let device = self.device.upgrade()?;
+        let before = obtained(layout);
+        let info = device.memory_info().ok()?;
+        let pools = before
+            .zip(obtained(layout))
+            .map(|(one, other)| one.max(other));
+        let pools = pools.fold(0, u64::saturating_add);
+        let used = info.total.saturating_sub(info.free);
+        let foreign = used.saturating_sub(pools);
+        Some((info.total.saturating_sub(foreign), foreign))
+    }
+}
+
+/// Returns the bytes that the pools of each process have.
+fn obtained(layout: &Layout) -> impl Iterator<Item = u64> {
+    let obtained = |slot: &Slot| match slot.state().0 {
+        State::Free => 0,
+        State::Live | State::Dying => slot.obtained.load(),
+    };
+    let found: Vec<u64> = layout.slots.iter().map(obtained).collect();
+    found.into_iter()
+}

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::fs::{self, Permissions};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::super::member::Member;
 use super::client::address;
 use super::served::{Served, socket_path};
+use super::timed::{Until, receive, send};
 use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request};
 use crate::error::LedgerError;
 use crate::peer::{Users, overflow_uid, peer_of};
@@ -121,9 +122,7 @@ impl Serving {
         let sent = serde_json::to_vec(&reply).map_err(io::Error::from);
         let sent = sent.and_then(|mut line| {
             line.push(b'\n');
-            let mut client = client;
-            client.set_write_timeout(Some(LONGEST_CLIENT))?;
-            client.write_all(&line)
+            send(client, &line, Until::after(LONGEST_CLIENT))
         });
         if let Err(error) = sent {
             tracing::debug!(%error, "a client did not receive its answer");
@@ -141,7 +140,8 @@ impl Serving {
             let admitted = Users::own().admit(client);
             admitted.map_err(|error| error.to_string())?;
         }
-        let line = read_line(client).map_err(|error| error.to_string())?;
+        let line = receive(client, LONGEST_REQUEST, Until::after(LONGEST_CLIENT));
+        let line = line.map_err(|error| error.to_string())?;
         serde_json::from_slice(&line).map_err(|error| format!("this is not a request: {error}"))
     }
 
@@ -166,32 +166,6 @@ impl Serving {
                 call(self.commands.sleep.as_ref(), "puts it to sleep", tenant)
             }
             Request::Wake { tenant } => call(self.commands.wake.as_ref(), "wakes it", tenant),
-        }
-    }
-}
-
-/// Reads up to the first line break, within the time and size that a client has.
-fn read_line(client: &UnixStream) -> io::Result<Vec<u8>> {
-    let until = Instant::now() + LONGEST_CLIENT;
-    let mut reader = BufReader::new(client.take(LONGEST_REQUEST));
-    let mut line = Vec::new();
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        client.set_read_timeout(Some(left))?;
-        let part = match reader.fill_buf() {
-            Ok(part) => part,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        let end = part.iter().position(|&byte| byte == b'\n');
-        line.extend_from_slice(&part[..end.unwrap_or(part.len())]);
-        let (used, ended) = (end.map_or(part.len(), |end| end + 1), part.is_empty());
-        reader.consume(used);
-        if end.is_some() || ended {
-            return Ok(line);
         }
     }
 }

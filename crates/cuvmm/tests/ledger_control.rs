@@ -297,6 +297,41 @@ fn a_socket_goes_with_its_process_and_names_no_other() {
 }
 
 #[test]
+fn the_sockets_of_a_replaced_file_are_in_nobodys_way() {
+    let process = Process::new();
+    let old = process.builder().open().unwrap();
+    std::fs::remove_file(old.path()).unwrap();
+    let ledger = process.builder().name("next").open().unwrap();
+    control(&ledger).report().unwrap();
+    drop(old);
+    for _ in 0..1_000 {
+        if process.sockets().len() == 1 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    control(&ledger).report().unwrap();
+}
+
+#[test]
+fn a_socket_that_a_dead_process_left_is_replaced() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let socket = process.sockets().remove(0);
+    drop(ledger);
+    let begun = Instant::now();
+    while socket.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The next process in the slot has this name.
+    let next = socket.to_str().unwrap().replace("-0.control", "-1.control");
+    drop(UnixListener::bind(next).unwrap());
+    let ledger = process.builder().open().unwrap();
+    control(&ledger).report().unwrap();
+}
+
+#[test]
 fn a_long_path_is_no_obstacle() {
     let process = Process::new();
     let deep = process.directory.path().join("d".repeat(150));

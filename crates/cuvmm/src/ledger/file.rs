@@ -216,6 +216,11 @@ impl LedgerFile {
         &self.path
     }
 
+    /// Returns the number of the file in its file system (its inode).
+    pub(super) const fn number(&self) -> u64 {
+        self.id.1
+    }
+
     pub(super) const fn file(&self) -> &File {
         &self.file
     }

@@ -145,7 +145,7 @@ impl LedgerView {
         let found = self.file.layout().slots.get(slot);
         let generation = found.map_or(0, |slot| slot.state().1);
         let uid = found.and_then(|slot| u32::try_from(slot.uid.load()).ok());
-        let socket = socket_path(self.path(), slot, generation);
+        let socket = socket_path(&self.file, slot, generation);
         Control::new(socket, uid.unwrap_or(u32::MAX))
     }
 

@@ -51,13 +51,13 @@ struct Serving {
     stop: UnixStream,
 }
 
-/// Starts the thread. The socket's name is this member's alone: it contains the slot's
-/// generation.
+/// Starts the thread. The socket's name is this member's alone: it contains the file's number and
+/// the slot's generation.
 pub(in crate::ledger) fn start(
     member: &Arc<Member>,
     commands: Commands,
 ) -> Result<Served, LedgerError> {
-    let path = socket_path(member.file().path(), member.index(), member.generation());
+    let path = socket_path(member.file(), member.index(), member.generation());
     let failed = |call| {
         let path = path.clone();
         move |error: io::Error| LedgerError::System {
@@ -66,6 +66,8 @@ pub(in crate::ledger) fn start(
             errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
         }
     };
+    // A dead process can have left one if its ledger's file had this one's number.
+    let _ = fs::remove_file(&path);
     let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
     let mode = if commands.group { 0o660 } else { 0o600 };
     fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;

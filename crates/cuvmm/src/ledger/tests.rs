@@ -222,6 +222,28 @@ fn opening_checks_the_file() {
     );
 }
 
+/// The process that makes a file sets its mode in a second step, because of its umask.
+#[test]
+fn a_file_that_is_just_being_made_is_waited_for() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    std::fs::write(&path, []).unwrap();
+    let set = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+    set(0o640).unwrap();
+    let group = Terms {
+        group: true,
+        ..TERMS
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            set(0o660).unwrap();
+        });
+        drop(Member::join(path.clone(), group, &wishes(100 * G)).unwrap());
+    });
+}
+
 #[test]
 fn a_file_that_was_not_finished_is_made_anew() {
     let dir = directory();

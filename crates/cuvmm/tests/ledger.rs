@@ -105,6 +105,16 @@ on_both! {
         drop((held, more));
     }
 
+    fn a_tenant_at_its_own_limit_takes_nothing_from_others(rig) {
+        let dir = directory();
+        let one = process(&rig.device, &dir, 100, "one");
+        let tenant = one.pool.tenant("a").limit(GRANT * G).register().unwrap();
+        let held = tenant.try_allocate(GRANT * G).unwrap();
+        assert!(tenant.try_allocate(4 * G).is_err());
+        assert_eq!(one.charged(), GRANT);
+        drop(held);
+    }
+
     fn a_pool_that_fails_to_create_memory_gives_its_charge_back(rig) {
         let dir = directory();
         let one = process(&rig.device, &dir, 100, "one");

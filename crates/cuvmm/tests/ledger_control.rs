@@ -7,9 +7,11 @@
 )]
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::error::ControlError;
@@ -179,12 +181,12 @@ fn what_is_trimmed_is_what_was_idle_beside_a_guarantee() {
     // This memory is in the free list then, and the guarantee needs some of it.
     code.set_limit(140 * MIB).unwrap();
     let own = || ledger.stats().processes[0].clone();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let mut found = own();
     while found.charged > 250 * MIB || found.idle != found.charged - 100 * MIB {
         found = own();
         assert!(begun.elapsed().as_secs() < 20, "{found:?}");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(control(&ledger).trim(100 * MIB), Ok(found.idle));
     assert_eq!(own().charged, 100 * MIB);
@@ -282,7 +284,7 @@ fn a_socket_goes_with_its_process_and_names_no_other() {
         if process.sockets().is_empty() {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(process.sockets(), [] as [PathBuf; 0]);
     let ledger = process.builder().name("next").open().unwrap();
@@ -291,6 +293,41 @@ fn a_socket_goes_with_its_process_and_names_no_other() {
         matches!(answer, Err(ControlError::NotServed { .. })),
         "{answer:?}"
     );
+    control(&ledger).report().unwrap();
+}
+
+#[test]
+fn the_sockets_of_a_replaced_file_are_in_nobodys_way() {
+    let process = Process::new();
+    let old = process.builder().open().unwrap();
+    std::fs::remove_file(old.path()).unwrap();
+    let ledger = process.builder().name("next").open().unwrap();
+    control(&ledger).report().unwrap();
+    drop(old);
+    for _ in 0..1_000 {
+        if process.sockets().len() == 1 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    control(&ledger).report().unwrap();
+}
+
+#[test]
+fn a_socket_that_a_dead_process_left_is_replaced() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let socket = process.sockets().remove(0);
+    drop(ledger);
+    let begun = Instant::now();
+    while socket.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The next process in the slot has this name.
+    let next = socket.to_str().unwrap().replace("-0.control", "-1.control");
+    drop(UnixListener::bind(next).unwrap());
+    let ledger = process.builder().open().unwrap();
     control(&ledger).report().unwrap();
 }
 
@@ -340,4 +377,58 @@ fn a_hostile_client_is_refused_and_delays_others_by_a_second_at_most() {
     let silent = UnixStream::connect(&socket).unwrap();
     control(&ledger).report().unwrap();
     drop(silent);
+}
+
+#[test]
+fn a_client_that_reads_slowly_delays_others_by_a_second_or_so() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let pool = process.pool(&ledger);
+    let long = pool.tenant("n".repeat(4 << 20)).register().unwrap();
+    let mut slow = UnixStream::connect(process.sockets().remove(0)).unwrap();
+    slow.write_all(b"\"report\"\n").unwrap();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut part = vec![0; 100 << 10];
+            while begun.elapsed() < Duration::from_secs(6) && slow.read(&mut part).unwrap() > 0 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        control(&ledger).report().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(4));
+    });
+    drop(long);
+}
+
+#[test]
+fn an_answer_takes_no_longer_than_the_client_allows() {
+    let process = Process::new();
+    let ledger = process.builder().open().unwrap();
+    let socket = process.sockets().remove(0);
+    std::fs::remove_file(&socket).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let begun = Instant::now();
+    let short = Duration::from_millis(200);
+    let engine = control(&ledger).timeout(short);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            while begun.elapsed() < Duration::from_secs(3) && stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let timed_out = Err(ControlError::TimedOut { waited: short });
+        assert_eq!(engine.report(), timed_out);
+        assert!(begun.elapsed() < Duration::from_secs(2));
+    });
+    // Nobody accepts: the queue is full after the first.
+    rustix::net::listen(&listener, 0).unwrap();
+    let (done, outcome) = channel();
+    std::thread::spawn(move || {
+        let all = (0..3).all(|_| matches!(engine.report(), Err(ControlError::TimedOut { .. })));
+        done.send(all)
+    });
+    assert_eq!(outcome.recv_timeout(Duration::from_secs(20)), Ok(true));
 }

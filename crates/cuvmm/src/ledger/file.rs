@@ -100,8 +100,15 @@ impl LedgerFile {
             if identity(&path)? != Some(id_of(&found)) {
                 continue;
             }
-            check_access(&path, &found, terms)?;
             let fresh = found.size() == 0;
+            let access = check_access(&path, &found, terms);
+            if fresh && access.is_err() && Instant::now() <= until {
+                // Its maker is about to set its mode.
+                drop(file);
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            access?;
             if fresh {
                 file.set_len(SIZE).map_err(broken("ftruncate", &path))?;
             } else {
@@ -214,6 +221,11 @@ impl LedgerFile {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the number of the file in its file system (its inode).
+    pub(super) const fn number(&self) -> u64 {
+        self.id.1
     }
 
     pub(super) const fn file(&self) -> &File {

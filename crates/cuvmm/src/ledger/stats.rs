@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::charge::Count;
-use super::control::Control;
+use super::control::{Control, socket_path};
 use super::dead;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
@@ -154,7 +154,8 @@ impl LedgerView {
         let found = self.file.layout().slots.get(slot);
         let generation = found.map_or(0, |slot| slot.state().1);
         let uid = found.and_then(|slot| u32::try_from(slot.uid.load()).ok());
-        Control::new(self.path(), slot, generation, uid.unwrap_or(u32::MAX))
+        let socket = socket_path(&self.file, slot, generation);
+        Control::new(socket, uid.unwrap_or(u32::MAX))
     }
 
     /// Returns the figures as they are now.

@@ -2,14 +2,15 @@
 //! this test program again, with the part that the process plays in its environment.
 
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::charge::Count;
-use super::file::Terms;
-use super::layout::{SLOTS, State};
+use super::control::socket_path;
+use super::file::{LedgerFile, Terms};
+use super::layout::{SLOTS, Slot, State};
 use super::member::{Member, Wishes};
 use super::seen::Seen;
 use super::{crash, dead};
@@ -223,6 +224,28 @@ fn opening_checks_the_file() {
     );
 }
 
+/// The process that makes a file sets its mode in a second step, because of its umask.
+#[test]
+fn a_file_that_is_just_being_made_is_waited_for() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    std::fs::write(&path, []).unwrap();
+    let set = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+    set(0o640).unwrap();
+    let group = Terms {
+        group: true,
+        ..TERMS
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            set(0o660).unwrap();
+        });
+        drop(Member::join(path.clone(), group, &wishes(100 * G)).unwrap());
+    });
+}
+
 #[test]
 fn a_file_that_was_not_finished_is_made_anew() {
     let dir = directory();
@@ -405,15 +428,30 @@ fn collected(own: &Member) -> bool {
     others.all(|(_, slot)| slot.state().0 == State::Free)
 }
 
+/// Makes the sockets that dead processes would have left. Returns their paths.
+fn leave_sockets(path: &Path) -> Vec<PathBuf> {
+    let file = LedgerFile::look(path.to_owned()).unwrap();
+    let slots = file.layout().slots.iter().enumerate();
+    let taken = slots.filter(|(_, slot)| slot.state().0 != State::Free);
+    let socket = |(index, slot): (_, &Slot)| socket_path(&file, index, slot.state().1);
+    let sockets: Vec<PathBuf> = taken.map(socket).collect();
+    for socket in &sockets {
+        std::fs::write(socket, []).unwrap();
+    }
+    sockets
+}
+
 #[test]
 fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
     for part in PARTS {
         let dir = directory();
         let path = dir.path().join("ledger");
-        let mut writes = 0;
+        let (mut writes, mut sockets) = (0, Vec::new());
         loop {
             if *part == "collect" {
                 assert!(dies("take", 1, &path));
+                sockets = leave_sockets(&path);
+                assert_eq!(sockets.len(), 1);
             }
             let died = dies(part, writes, &path);
             let member = join(&path, LIMIT * G);
@@ -424,6 +462,7 @@ fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
                 }
             }
             assert!(collected(&member), "{part}, {writes}");
+            assert!(!sockets.iter().any(|it| it.exists()), "{part}, {writes}");
             assert_eq!(charged(&member), 0, "{part}, {writes}");
             member.grant(LIMIT * G, 0).unwrap();
             assert_eq!(charged(&member), LIMIT);

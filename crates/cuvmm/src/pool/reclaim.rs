@@ -71,7 +71,9 @@ impl Locked<'_> {
     /// before the lock is released.
     pub(crate) fn reclaim_for(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
-            let refused = self.grant_for(id, bytes);
+            // What the tenant's own limit refuses has to come from the tenant, not from the ledger.
+            let (own, _) = self.budget.missing(id, bytes);
+            let refused = self.grant_for(id, bytes.saturating_sub(own));
             // This may release the lock, and what is missing may become free meanwhile.
             self.gather_idle();
             let (own, total) = self.budget.missing(id, bytes);

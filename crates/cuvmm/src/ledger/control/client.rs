@@ -1,15 +1,14 @@
 //! Requests to a process of a ledger.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::served::socket_path;
+use super::timed::{Until, connect_to, receive, send};
 use super::{Change, LONGEST_REPLY, ProcessReport, Reply, Request};
 use crate::error::ControlError;
 use crate::peer::peer_of;
@@ -52,9 +51,9 @@ pub struct Control {
 }
 
 impl Control {
-    pub(in crate::ledger) fn new(ledger: &Path, slot: usize, generation: u64, uid: u32) -> Self {
+    pub(in crate::ledger) const fn new(path: PathBuf, uid: u32) -> Self {
         Self {
-            path: socket_path(ledger, slot, generation),
+            path,
             uid,
             patience: PATIENCE,
         }
@@ -160,20 +159,16 @@ impl Control {
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
             },
         };
-        let mut stream = address(&self.path, |path| UnixStream::connect(path)).map_err(failed)?;
+        let until = Until::after(self.patience);
+        let stream = address(&self.path, |path| connect_to(path, until)).map_err(failed)?;
         let served_by = peer_of(&stream).map_err(|errno| failed(errno.into()))?;
         if served_by.uid != self.uid {
             return Err(ControlError::OtherUser { uid: served_by.uid });
         }
-        let patience = Some(self.patience.max(Duration::from_millis(1)));
-        stream.set_read_timeout(patience).map_err(failed)?;
-        stream.set_write_timeout(patience).map_err(failed)?;
         let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        stream.write_all(&line).map_err(failed)?;
-        let mut reply = Vec::new();
-        let mut reader = BufReader::new(stream.take(LONGEST_REPLY));
-        reader.read_until(b'\n', &mut reply).map_err(failed)?;
+        send(&stream, &line, until).map_err(failed)?;
+        let reply = receive(&stream, LONGEST_REPLY, until).map_err(failed)?;
         serde_json::from_slice(&reply).map_err(|error| malformed(&error.to_string()))
     }
 }

@@ -1,8 +1,9 @@
 //! Figures and terms of one process of a ledger, asked and changed by another program.
 //!
-//! Each process serves a Unix socket beside the ledger's file, named by its slot and how often that
-//! was taken. A connection carries one request and its answer, each a line of JSON. A thread of its own answers, one
-//! connection after the other, and gives a client one second to send its request.
+//! Each process serves a Unix socket beside the ledger's file, named by the file's number, the slot
+//! and how often that was taken. A connection carries one request and its answer, each a line of JSON. A thread of its
+//! own answers, one connection after the other, and gives a client one second to send its request
+//! and another to receive the answer.
 //!
 //! Only processes of the same user are answered, or of any user if the ledger is a
 //! [group's](super::LedgerBuilder::group): the socket's mode then admits the group. The system's
@@ -12,6 +13,7 @@
 mod client;
 mod served;
 mod server;
+mod timed;
 
 use serde::{Deserialize, Serialize};
 

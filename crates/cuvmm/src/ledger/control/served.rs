@@ -3,16 +3,19 @@
 use std::fs;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use super::super::file::LedgerFile;
 
 /// The end of the name of every socket. The name begins with that of the ledger's file, followed by
-/// the slot and how often it was taken.
+/// the file's number, the slot and how often it was taken. A file that was removed while processes
+/// have it open leaves its number to no other.
 const SOCKET_ENDING: &str = "control";
 
 /// Returns the path of the socket of a process that took a ledger's slot.
-pub(in crate::ledger) fn socket_path(ledger: &Path, slot: usize, generation: u64) -> PathBuf {
-    let mut path = ledger.as_os_str().to_owned();
-    path.push(format!("-{slot}-{generation}.{SOCKET_ENDING}"));
+pub(in crate::ledger) fn socket_path(file: &LedgerFile, slot: usize, generation: u64) -> PathBuf {
+    let (mut path, number) = (file.path().as_os_str().to_owned(), file.number());
+    path.push(format!("-{number}-{slot}-{generation}.{SOCKET_ENDING}"));
     path.into()
 }
 

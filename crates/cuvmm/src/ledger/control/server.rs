@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::fs::{self, Permissions};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::super::member::Member;
 use super::client::address;
 use super::served::{Served, socket_path};
+use super::timed::{Until, receive, send};
 use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request};
 use crate::error::LedgerError;
 use crate::peer::{Users, overflow_uid, peer_of};
@@ -73,13 +74,13 @@ struct Serving {
     stop: UnixStream,
 }
 
-/// Starts the thread. The socket's name is this member's alone: it contains the slot's
-/// generation.
+/// Starts the thread. The socket's name is this member's alone: it contains the file's number and
+/// the slot's generation.
 pub(in crate::ledger) fn start(
     member: &Arc<Member>,
     commands: Arc<Commands>,
 ) -> Result<Served, LedgerError> {
-    let path = socket_path(member.file().path(), member.index(), member.generation());
+    let path = socket_path(member.file(), member.index(), member.generation());
     let failed = |call| {
         let path = path.clone();
         move |error: io::Error| LedgerError::System {
@@ -88,6 +89,8 @@ pub(in crate::ledger) fn start(
             errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
         }
     };
+    // A dead process can have left one if its ledger's file had this one's number.
+    let _ = fs::remove_file(&path);
     let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
     let mode = if commands.group { 0o660 } else { 0o600 };
     fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;
@@ -144,9 +147,7 @@ impl Serving {
         let sent = serde_json::to_vec(&reply).map_err(io::Error::from);
         let sent = sent.and_then(|mut line| {
             line.push(b'\n');
-            let mut client = client;
-            client.set_write_timeout(Some(LONGEST_CLIENT))?;
-            client.write_all(&line)
+            send(client, &line, Until::after(LONGEST_CLIENT))
         });
         if let Err(error) = sent {
             tracing::debug!(%error, "a client did not receive its answer");
@@ -164,7 +165,8 @@ impl Serving {
             let admitted = Users::own().admit(client);
             admitted.map_err(|error| error.to_string())?;
         }
-        let line = read_line(client).map_err(|error| error.to_string())?;
+        let line = receive(client, LONGEST_REQUEST, Until::after(LONGEST_CLIENT));
+        let line = line.map_err(|error| error.to_string())?;
         serde_json::from_slice(&line).map_err(|error| format!("this is not a request: {error}"))
     }
 
@@ -193,32 +195,6 @@ impl Serving {
                 let done = self.commands.wake(tenant.as_deref());
                 done.map(|()| Reply::Done(0))
             }
-        }
-    }
-}
-
-/// Reads up to the first line break, within the time and size that a client has.
-fn read_line(client: &UnixStream) -> io::Result<Vec<u8>> {
-    let until = Instant::now() + LONGEST_CLIENT;
-    let mut reader = BufReader::new(client.take(LONGEST_REQUEST));
-    let mut line = Vec::new();
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        client.set_read_timeout(Some(left))?;
-        let part = match reader.fill_buf() {
-            Ok(part) => part,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        let end = part.iter().position(|&byte| byte == b'\n');
-        line.extend_from_slice(&part[..end.unwrap_or(part.len())]);
-        let (used, ended) = (end.map_or(part.len(), |end| end + 1), part.is_empty());
-        reader.consume(used);
-        if end.is_some() || ended {
-            return Ok(line);
         }
     }
 }

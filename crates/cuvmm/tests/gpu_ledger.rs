@@ -7,11 +7,12 @@ mod gpu;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::DriverKind;
-use cuvmm::error::BlockError;
-use cuvmm::{Device, Ledger, Limit, Pool};
+use cuvmm::error::{BlockError, LedgerRefusal};
+use cuvmm::{Block, Device, Ledger, Limit, Physical, Pool};
 use gpu::Stage;
 
 /// The environment variable with the ledger's directory that a child opens.
@@ -101,6 +102,66 @@ on_each! {
         println!("from the kill to the allocation: at most {longest:?}");
         let stats = ledger.stats();
         assert_eq!(stats.processes.len(), 1, "{stats}");
+    }
+
+    fn a_hook_gives_memory_in_use_whose_work_still_runs(stage) {
+        let dir = directory();
+        let limit = limit(&stage.device);
+        let (_one, first) = join(&stage.device, dir.path(), "one");
+        let (_other, second) = join(&stage.device, dir.path(), "other");
+        let kept: Arc<Mutex<Option<Block>>> = Arc::default();
+        let drops = Arc::clone(&kept);
+        let holder = first.tenant("holder").on_pressure(move |pressure| {
+            assert_eq!(pressure.wanted_by, "other");
+            drop(drops.lock().unwrap().take());
+        });
+        let holder = holder.register().unwrap();
+        let wants = second.tenant("wants").register().unwrap();
+        let streams: [_; 2] = stage.streams();
+        let mut longest = Duration::ZERO;
+        for _ in 0..stage.scaled(10, 3) {
+            let block = holder.block(limit / 4 * 3).home_stream(&streams[0]);
+            let block = block.timeout(PATIENCE).allocate().unwrap();
+            stage.late_fill(&streams[0], &block, stage.stamp(), Duration::from_millis(5));
+            *kept.lock().unwrap() = Some(block);
+            let begun = Instant::now();
+            let got = wants.block(limit / 2).home_stream(&streams[1]).zeroed(true);
+            let got = got.timeout(PATIENCE).allocate().unwrap();
+            longest = longest.max(begun.elapsed());
+            stage.work().check(&streams[1], got.address(), got.size(), 0);
+            assert!(kept.lock().unwrap().is_none());
+            drop(got);
+        }
+        println!("from the request to the allocation, by a hook: at most {longest:?}");
+        stage.settle();
+    }
+
+    fn memory_outside_the_ledger_is_foreign_and_counts(stage) {
+        let dir = directory();
+        let device = &stage.device;
+        let total = device.total_memory() / device.granularity() * device.granularity();
+        let ledger = Ledger::builder(device, dir.path()).limit(total).open().unwrap();
+        let pool = Pool::builder(device).limit(Limit::Bytes(total));
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let some = 16 * device.granularity();
+        let block = tenant.allocate(some).unwrap();
+        let before = ledger.stats();
+        let outside = Physical::builder(device, 8 * some).create().unwrap();
+        let begun = Instant::now();
+        while ledger.stats().foreign < before.foreign + 8 * some {
+            assert!(begun.elapsed() < PATIENCE, "{}", ledger.stats());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let stats = ledger.stats();
+        println!("foreign at first: {}, then {}", before.foreign, stats.foreign);
+        assert!(stats.usable <= before.usable - 8 * some);
+        let refused = tenant.try_allocate(total - some).unwrap_err();
+        let BlockError::OutOfMemory(shortage) = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(shortage.ledger.unwrap().reason, LedgerRefusal::Foreign);
+        drop((outside, block));
     }
 }
 

@@ -179,6 +179,9 @@ on_both! {
         assert_eq!(stats.processes[other.slot()].guarantee, 60 * G);
         assert!(one.charged() <= 40);
         assert!(stats.processes.iter().all(|it| it.waits_for.is_none()));
+        // The ledger's thread may still be giving: closing waits for it.
+        drop(tenant);
+        one.pool.close().unwrap();
     }
 
     fn a_request_waits_for_memory_that_another_process_has_idle(rig) {
@@ -284,8 +287,7 @@ on_both! {
         // What A has idle is promised to B. Only the ledger can give A's block other memory.
         let b = one.pool.tenant("b").guarantee(50 * G).register().unwrap();
         let block = a.block(60 * G).home_stream(&stream).timeout(Duration::from_secs(10)).allocate();
-        let block = block.unwrap();
-        drop((block, b));
+        drop((block.unwrap(), b));
     }
 
     fn pools_of_one_process_give_each_other_memory(rig) {

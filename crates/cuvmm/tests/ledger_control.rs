@@ -297,7 +297,7 @@ fn a_socket_goes_with_its_process_and_names_no_other() {
 }
 
 #[test]
-fn the_sockets_of_a_replaced_file_are_in_nobodys_way() {
+fn the_sockets_of_a_replaced_file_are_in_no_ones_way() {
     let process = Process::new();
     let old = process.builder().open().unwrap();
     std::fs::remove_file(old.path()).unwrap();
@@ -407,6 +407,7 @@ fn an_answer_takes_no_longer_than_the_client_allows() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();
     let socket = process.sockets().remove(0);
+    control(&ledger).timeout(Duration::MAX).report().unwrap();
     std::fs::remove_file(&socket).unwrap();
     let listener = UnixListener::bind(&socket).unwrap();
     let begun = Instant::now();
@@ -423,7 +424,7 @@ fn an_answer_takes_no_longer_than_the_client_allows() {
         assert_eq!(engine.report(), timed_out);
         assert!(begun.elapsed() < Duration::from_secs(2));
     });
-    // Nobody accepts: the queue is full after the first.
+    // No thread accepts: the queue is full after the first.
     rustix::net::listen(&listener, 0).unwrap();
     let (done, outcome) = channel();
     std::thread::spawn(move || {

@@ -72,8 +72,8 @@ fn collect_one(
     let age = seen.age(What::Dying, index, found.1);
     let ended = is_gone || (unverified && age >= UNVERIFIED);
     if ended {
-        // The name contains the generation, so it is no other process's. It goes first: nobody looks
-        // for it once the slot is free.
+        // The name contains the generation, so it is no other process's. It goes first: no process
+        // looks for it once the slot is free.
         let _ = std::fs::remove_file(socket_path(file, index, found.1));
         free(file, index, slot, dying);
         seen.forget(What::Dying, index);

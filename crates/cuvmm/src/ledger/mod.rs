@@ -40,7 +40,9 @@
 //! The memory of a killed process counts until the process is known to have ended, which is after
 //! the driver has its memory again. Other processes notice within a second, and within 5 ms while
 //! one of them waits for memory. Processes in other PID namespaces, such as containers, cannot be
-//! looked up: their memory counts for two seconds after the kernel has released their locks.
+//! looked up: their memory counts for two seconds after the kernel has released their locks, which a
+//! forked child that outlives them keeps. A process that runs another program in its place (`exec`)
+//! has not ended: drop its pools and ledger first.
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.
 //!

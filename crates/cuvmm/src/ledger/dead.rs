@@ -2,8 +2,9 @@
 //!
 //! The kernel releases a killed process's locks after about 30 ms and its device memory after 60 to
 //! 90 ms (`docs/measurements.md`). So a slot whose owner has lost its lock is *dying*: its charge
-//! still counts. It is free when the process is known to have ended, which is after its memory was
-//! freed. A process in the same PID namespace is looked up by its number and start time, and
+//! still counts. It is free when the process is known to have ended and the driver has had
+//! [time](LINGERS) to free its memory: on an H200 that was up to 8 ms after the end of a process
+//! with 2 GiB (`docs/measurements.md`). A process in the same PID namespace is looked up by its number and start time, and
 //! `pidfd_open` tells when all of its threads have ended. A process in another namespace cannot be
 //! looked up: its slot is free [two seconds](UNVERIFIED) after its lock.
 //!
@@ -27,6 +28,9 @@ use super::layout::{Slot, State};
 use super::lock::Lock;
 use super::proc;
 use super::seen::{Seen, What};
+
+/// How long after a process has ended the CUDA driver may still have its memory.
+pub(super) const LINGERS: Duration = Duration::from_millis(100);
 
 /// How long the slot of a process that cannot be looked up stays dying.
 pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
@@ -70,15 +74,25 @@ fn collect_one(
         return Ok(true);
     }
     let age = seen.age(What::Dying, index, found.1);
-    let ended = is_gone || (unverified && age >= UNVERIFIED);
+    let returned = is_gone && seen.age(What::Ended, index, found.1) >= lingers(slot);
+    let ended = returned || (unverified && age >= UNVERIFIED);
     if ended {
         // The name contains the generation, so it is no other process's. It goes first: no process
         // looks for it once the slot is free.
         let _ = std::fs::remove_file(socket_path(file, index, found.1));
         free(file, index, slot, dying);
         seen.forget(What::Dying, index);
+        seen.forget(What::Ended, index);
     }
     Ok(!ended)
+}
+
+/// Returns for how long after the end of its owner the driver may still have a slot's memory.
+fn lingers(slot: &Slot) -> Duration {
+    match slot.obtained.load() {
+        0 => Duration::ZERO,
+        _ => Duration::from_millis(slot.lingers.load()).min(UNVERIFIED),
+    }
 }
 
 /// Returns `true` if the owner of a slot of another open file has ended or lost its lock.

@@ -89,7 +89,9 @@ pub(super) struct Slot {
     pub(super) foreign: Word,
     /// Bytes that pools of the ledger can have, as the process last measured; 0 if it has not.
     pub(super) usable: Word,
-    pub(super) unused: [Word; 38],
+    /// For how many milliseconds after its end the driver may still have the process's memory.
+    pub(super) lingers: Word,
+    pub(super) unused: [Word; 37],
 }
 
 const _: () = {
@@ -198,6 +200,7 @@ pub(super) mod tests {
             beat: word(),
             foreign: word(),
             usable: word(),
+            lingers: word(),
             name: std::array::from_fn(|_| word()),
             unused: std::array::from_fn(|_| word()),
         })

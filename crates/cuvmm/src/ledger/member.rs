@@ -48,6 +48,8 @@ pub(super) struct Wishes {
     pub(super) name: String,
     /// Asked for its free memory.
     pub(super) device: WeakDevice,
+    /// How long after the process has ended the driver may still have its memory.
+    pub(super) lingers: Duration,
 }
 
 /// A process's membership in a ledger. Dropping it leaves the ledger.
@@ -627,7 +629,7 @@ fn collect_before(file: &LedgerFile, limit: Option<u64>) {
         let dying = dead::collect(file, None, &mut seen);
         let lives = |slot: &Slot| slot.state().0 == State::Live;
         let alive = layout.slots.iter().any(lives);
-        let same = limit.is_none_or(|limit| limit == layout.header.limit.load());
+        let same = limit == Some(layout.header.limit.load());
         if !dying || alive || same || Instant::now() > until {
             return;
         }
@@ -688,6 +690,8 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
     slot.uid
         .store(u64::from(rustix::process::geteuid().as_raw()));
     slot.limit.store(wishes.process_limit / granule.bytes());
+    let lingers = wishes.lingers.as_millis().try_into().unwrap_or(u64::MAX);
+    slot.lingers.store(lingers);
     slot.priority
         .store(i64::from(wishes.priority).cast_unsigned());
     for word in [

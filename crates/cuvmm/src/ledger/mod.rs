@@ -37,9 +37,9 @@
 //! ([`LedgerError::Busy`]).
 //!
 //! # Processes that die
-//! The memory of a killed process counts until the process is known to have ended, which is after
-//! the driver has its memory again. Other processes notice within a second, and within 5 ms while
-//! one of them waits for memory. Processes in other PID namespaces, such as containers, cannot be
+//! The memory of a killed process counts until the process is known to have ended, and on a GPU
+//! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
+//! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as containers, cannot be
 //! looked up: their memory counts for two seconds after the kernel has released their locks, which a
 //! forked child that outlives them keeps. A process that runs another program in its place (`exec`)
 //! has not ended: drop its pools and ledger first.
@@ -106,6 +106,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, atomic as atomics};
 use std::time::{Duration, Instant};
 
+use cuvmm_driver::DriverKind;
 use rustix::io::Errno;
 
 use self::charge::MOST;
@@ -274,6 +275,11 @@ impl LedgerBuilder<'_> {
             priority: self.priority,
             name: self.name.unwrap_or_else(program),
             device: device.downgrade(),
+            lingers: match device.driver().kind() {
+                DriverKind::Cuda => dead::LINGERS,
+                // Memory of the model and the host driver ends with its process.
+                _ => Duration::ZERO,
+            },
         };
         make_directory(&self.directory, self.commands.group)?;
         let path = self.directory.join(file_name(device.uuid()));

@@ -19,6 +19,8 @@ pub(super) enum What {
     Ticket,
     /// A slot whose owner has lost its lock.
     Dying,
+    /// A slot whose owner is known to have ended.
+    Ended,
     /// The sign of life of a process.
     Beat,
 }

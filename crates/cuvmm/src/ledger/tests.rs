@@ -40,6 +40,7 @@ fn wishes(limit: u64) -> Wishes {
         priority: 0,
         name: "test".to_owned(),
         device: WeakDevice::default(),
+        lingers: Duration::ZERO,
     }
 }
 
@@ -560,4 +561,37 @@ fn a_slot_of_another_namespace_is_free_two_seconds_after_its_lock() {
     assert!(begun.elapsed() >= Duration::from_secs(2));
     assert_eq!(charged(&other), 0);
     one.give(50 * G);
+}
+
+#[test]
+fn memory_of_an_ended_process_counts_while_the_driver_may_have_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger");
+    let one = join(&path, 100 * G);
+    let mut child = Command::new("true").spawn().unwrap();
+    let layout = one.file().layout();
+    let (slot, pid) = (&layout.slots[5], u64::from(child.id()));
+    child.wait().unwrap();
+    for (obtained, lingers) in [(0, 60_000), (G, 0), (G, 150)] {
+        slot.pid.store(pid);
+        slot.pid_namespace.store(super::proc::own_namespace());
+        slot.obtained.store(obtained);
+        slot.lingers.store(lingers);
+        let generation = slot.state().1;
+        slot.set_state(State::Live, generation);
+        let begun = Instant::now();
+        let mut seen = Seen::default();
+        let mut passes = 0;
+        while dead::collect(one.file(), Some(one.index()), &mut seen) {
+            assert_eq!(slot.state(), (State::Dying, generation));
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            passes += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(slot.state(), (State::Free, generation + 1));
+        match obtained.min(lingers) {
+            0 => assert_eq!(passes, 0),
+            _ => assert!(begun.elapsed() >= Duration::from_millis(lingers)),
+        }
+    }
 }

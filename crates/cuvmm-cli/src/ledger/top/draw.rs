@@ -37,7 +37,7 @@ const HELP: &[&str] = &[
     "cached    idle memory of its tenants whose work is complete",
     "idle      memory that it could give back without waiting, as it last found",
     "guar.     memory that always stays charged to it",
-    "stalled   seconds that its requests have waited, and those since the last look",
+    "stalled   seconds that requests waited until they ended, and those since the last look",
     "growth    change of charged in one second",
     "In the bar, # is memory in use or kept and = is idle memory.",
 ];

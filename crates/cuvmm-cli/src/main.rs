@@ -12,6 +12,7 @@ mod moved;
 mod plan;
 mod replay;
 mod share;
+mod signals;
 
 use std::process::ExitCode;
 

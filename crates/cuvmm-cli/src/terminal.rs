@@ -99,15 +99,6 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Clears the terminal that is standard output, and continues at its top.
-///
-/// # Errors
-/// An error of writing.
-pub fn clear() -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    Ok(out.write_all(b"\x1b[H\x1b[2J\x1b[3J")?)
-}
-
 /// Prints one line to standard error.
 pub fn tell(line: &str) {
     // An error of standard error itself cannot be reported.

@@ -12,7 +12,7 @@ use cuvmm_cli::command::usage;
 use cuvmm_cli::terminal::{safe, shown};
 
 /// Where the ledgers are.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct Where {
     /// A ledger's file, or a directory with ledgers [default: `$XDG_RUNTIME_DIR/cuvmm`, or
     /// `/tmp/cuvmm-UID` where that is not set]
@@ -26,12 +26,33 @@ impl Where {
     /// # Errors
     /// A path that cannot be read, and a file that is not a ledger.
     pub(super) fn open(&self) -> anyhow::Result<Vec<LedgerView>> {
+        self.open_again(Vec::new())
+    }
+
+    /// Opens the ledgers that are there now, and keeps those that are open already. An open ledger
+    /// remembers when it last saw a sign of life of its processes.
+    ///
+    /// # Errors
+    /// A path that cannot be read, and a file that is not a ledger.
+    pub(super) fn open_again(&self, open: Vec<LedgerView>) -> anyhow::Result<Vec<LedgerView>> {
+        let mut open: Vec<LedgerView> = open.into_iter().filter(LedgerView::is_in_place).collect();
+        let views = self.files()?.into_iter().map(|file| {
+            match open.iter().position(|view| view.path() == file) {
+                Some(at) => Ok(open.swap_remove(at)),
+                None => LedgerView::open(file).map_err(wrong),
+            }
+        });
+        views.collect()
+    }
+
+    /// Returns the files of the ledgers, in the order of their names.
+    fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let (path, default) = match &self.ledger {
             Some(path) => (path.clone(), false),
             None => (folder::path(), true),
         };
         if path.is_file() {
-            return Ok(vec![LedgerView::open(path).map_err(wrong)?]);
+            return Ok(vec![path]);
         }
         let entries = match std::fs::read_dir(&path) {
             Err(error) if default && error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -46,8 +67,7 @@ impl Where {
             }
         }
         files.sort();
-        let views = files.into_iter().map(LedgerView::open);
-        views.collect::<Result<_, _>>().map_err(wrong)
+        Ok(files)
     }
 
     /// Finds the process that a word of the command line names.

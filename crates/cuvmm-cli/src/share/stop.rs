@@ -1,21 +1,10 @@
 //! Termination signals as an event to wait for, so that destructors run before the process ends.
-//!
-//! The first signal sets the event. A second signal has its default action, so that a process that
-//! is stuck can always be ended.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::iterator::Signals;
-
-/// The signals that ask a process to end.
-const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+use crate::signals;
 
 /// The event that a signal asks the process to end.
 #[derive(Debug)]
@@ -27,19 +16,10 @@ impl Stop {
     /// # Errors
     /// The error of installing a handler or of starting the thread.
     pub(super) fn on_signals() -> anyhow::Result<Self> {
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in SIGNALS {
-            // The order matters: the first signal finds the flag unset, and sets it.
-            flag::register_conditional_default(signal, Arc::clone(&asked))?;
-            flag::register(signal, Arc::clone(&asked))?;
-        }
-        let mut signals = Signals::new(SIGNALS)?;
         let (sender, receiver) = channel();
-        thread::Builder::new().spawn(move || {
-            for _ in signals.forever() {
-                // Fails if the process is ending already and has dropped the receiver.
-                let _ = sender.send(());
-            }
+        signals::forward(move |_| {
+            // Fails if the process is ending already and has dropped the receiver.
+            let _ = sender.send(());
         })?;
         Ok(Self(receiver))
     }

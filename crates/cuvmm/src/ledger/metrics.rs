@@ -45,6 +45,18 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_tenant_limit_bytes` | gauge | the limit |
 /// | `cuvmm_tenant_refusals_total` | counter | requests that were refused |
 ///
+/// # OpenTelemetry's names
+///
+/// OpenTelemetry's semantic conventions have names for a GPU's memory. A ledger knows none of these
+/// figures, so there are no metrics under their names. Another exporter, which asks the driver, has
+/// them; its GPU UUID without `GPU-` is the label `device` here.
+///
+/// | name | its meaning | nearest figure here, and the difference |
+/// |---|---|---|
+/// | `hw.gpu.memory.limit` | the size of the GPU's memory | `cuvmm_ledger_limit_bytes`: the budget that the programs agreed on |
+/// | `hw.gpu.memory.usage` | memory used on the GPU | the sum of `cuvmm_process_obtained_bytes`: memory of pools, without contexts, other libraries and other programs |
+/// | `hw.gpu.memory.utilization` | usage by limit | `cuvmm_ledger_charged_bytes` by `cuvmm_ledger_limit_bytes`: the share of the budget that is taken, guarantees that are not in use included |
+///
 /// # Examples
 /// ```rust
 /// # use cuvmm::{Device, Ledger, LedgerView, driver::auto};

@@ -1,0 +1,263 @@
+//! The columns of the live table: figures of one process, and the order by them.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use cuvmm::ledger::ProcessState;
+
+use super::look::Process;
+use cuvmm_cli::page::Unit;
+use cuvmm_cli::terminal::safe;
+
+/// A limit from here on is none.
+const NO_LIMIT: u64 = 1 << 60;
+
+/// The changes of a process's figures since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Growth {
+    /// Bytes charged in one second, negative if it shrank.
+    pub(super) per_second: f64,
+    /// The time that requests waited.
+    pub(super) stalled: Duration,
+}
+
+/// A column of the table, from left to right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Column {
+    Name,
+    Pid,
+    State,
+    Charged,
+    InUse,
+    Cached,
+    Idle,
+    Guarantee,
+    Limit,
+    Priority,
+    Stalled,
+    Growth,
+}
+
+/// The least width of the column of names.
+const NAME: u16 = 10;
+
+impl Column {
+    /// All columns, from left to right.
+    pub(super) const ALL: [Self; 12] = [
+        Self::Name,
+        Self::Pid,
+        Self::State,
+        Self::Charged,
+        Self::InUse,
+        Self::Cached,
+        Self::Idle,
+        Self::Guarantee,
+        Self::Limit,
+        Self::Priority,
+        Self::Stalled,
+        Self::Growth,
+    ];
+
+    /// Columns that a narrow screen does without, the first first.
+    const OMITTED: [Self; 11] = [
+        Self::Priority,
+        Self::Cached,
+        Self::Guarantee,
+        Self::Pid,
+        Self::Growth,
+        Self::Limit,
+        Self::Stalled,
+        Self::Idle,
+        Self::InUse,
+        Self::State,
+        Self::Charged,
+    ];
+
+    /// Returns the head of the column.
+    pub(super) const fn head(self) -> &'static str {
+        match self {
+            Self::Name => "process",
+            Self::Pid => "pid",
+            Self::State => "state",
+            Self::Charged => "charged",
+            Self::InUse => "in use",
+            Self::Cached => "cached",
+            Self::Idle => "idle",
+            Self::Guarantee => "guar.",
+            Self::Limit => "limit",
+            Self::Priority => "prio",
+            Self::Stalled => "stalled",
+            Self::Growth => "growth",
+        }
+    }
+
+    /// Returns the column's width; that of names is the least.
+    const fn width(self) -> u16 {
+        match self {
+            Self::Name => NAME,
+            Self::Pid | Self::State | Self::Charged => 7,
+            Self::InUse | Self::Cached | Self::Idle | Self::Guarantee | Self::Limit => 6,
+            Self::Growth => 6,
+            Self::Priority => 4,
+            Self::Stalled => 9,
+        }
+    }
+
+    /// Returns `true` if its figures are aligned to the right.
+    pub(super) const fn is_figure(self) -> bool {
+        !matches!(self, Self::Name | Self::State)
+    }
+
+    /// Returns the columns that fit, with their widths. A space is between two.
+    pub(super) fn that_fit(width: u16) -> Vec<(Self, u16)> {
+        let mut columns = Self::ALL.to_vec();
+        let needed = |columns: &[Self]| columns.iter().map(|it| it.width() + 1).sum::<u16>() - 1;
+        for omitted in Self::OMITTED {
+            if needed(&columns) <= width {
+                break;
+            }
+            columns.retain(|column| *column != omitted);
+        }
+        let left = width.saturating_sub(needed(&columns));
+        let wide = columns.into_iter().map(|column| match column {
+            Self::Name => (column, column.width() + left),
+            column => (column, column.width()),
+        });
+        wide.collect()
+    }
+
+    /// Returns the next column to sort by.
+    pub(super) fn next(self, back: bool) -> Self {
+        let step = if back { Self::ALL.len() - 1 } else { 1 };
+        let at = Self::ALL.iter().position(|it| *it == self);
+        let next = (at.unwrap_or_default() + step) % Self::ALL.len();
+        Self::ALL.get(next).copied().unwrap_or(Self::Charged)
+    }
+
+    /// Returns the text of the column for a process.
+    pub(super) fn cell(self, process: &Process, growth: Option<Growth>, unit: Unit) -> String {
+        let stats = &process.stats;
+        let figure = |bytes: u64| unit.figure(bytes as f64);
+        let told = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), figure);
+        match self {
+            Self::Name => safe(&stats.name).into_owned(),
+            Self::Pid => stats.pid.to_string(),
+            Self::State => state(stats.state).to_owned(),
+            Self::Charged => figure(stats.charged),
+            Self::InUse => told(in_use(process)),
+            Self::Cached => told(cached(process)),
+            Self::Idle => figure(stats.idle),
+            Self::Guarantee => figure(stats.guarantee),
+            Self::Limit => limit(stats.limit, unit),
+            Self::Priority => stats.priority.to_string(),
+            Self::Stalled => stalls(stats.stalled, growth.unwrap_or_default().stalled),
+            Self::Growth => match growth {
+                Some(it) if it.per_second > 0.0 => format!("+{}", unit.figure(it.per_second)),
+                Some(it) => unit.figure(it.per_second),
+                None => String::new(),
+            },
+        }
+    }
+
+    /// Compares two processes by this column: large figures and low names first.
+    pub(super) fn compare(
+        self,
+        (one, one_growth): (&Process, Option<Growth>),
+        (two, two_growth): (&Process, Option<Growth>),
+    ) -> Ordering {
+        let (a, b) = (&one.stats, &two.stats);
+        let per_second = |growth: Option<Growth>| growth.unwrap_or_default().per_second;
+        match self {
+            Self::Name => a.name.cmp(&b.name),
+            Self::Pid => a.pid.cmp(&b.pid),
+            Self::State => state(a.state).cmp(state(b.state)),
+            Self::Charged => b.charged.cmp(&a.charged),
+            Self::InUse => in_use(two).cmp(&in_use(one)),
+            Self::Cached => cached(two).cmp(&cached(one)),
+            Self::Idle => b.idle.cmp(&a.idle),
+            Self::Guarantee => b.guarantee.cmp(&a.guarantee),
+            Self::Limit => b.limit.cmp(&a.limit),
+            Self::Priority => b.priority.cmp(&a.priority),
+            Self::Stalled => b.stalled.cmp(&a.stalled),
+            Self::Growth => per_second(two_growth).total_cmp(&per_second(one_growth)),
+        }
+    }
+}
+
+fn in_use(process: &Process) -> Option<u64> {
+    process.sum(|tenant| tenant.in_use)
+}
+
+fn cached(process: &Process) -> Option<u64> {
+    process.sum(|tenant| tenant.cached)
+}
+
+/// Returns a limit as a figure.
+pub(super) fn limit(bytes: u64, unit: Unit) -> String {
+    match bytes {
+        NO_LIMIT.. => "none".to_owned(),
+        bytes => unit.figure(bytes as f64),
+    }
+}
+
+/// Returns a word for a state.
+pub(super) fn state(state: ProcessState) -> &'static str {
+    match state {
+        ProcessState::Running => "running",
+        ProcessState::NotAnswering => "silent",
+        ProcessState::Dying => "dying",
+        _ => "?",
+    }
+}
+
+/// Returns seconds, and those since the last look if there are some.
+fn stalls(all: Duration, new: Duration) -> String {
+    let seconds = |time: Duration| match time.as_secs_f64() {
+        0.0 => "0".to_owned(),
+        time if time < 99.95 => format!("{time:.1}"),
+        time => format!("{time:.0}"),
+    };
+    match new {
+        Duration::ZERO => seconds(all),
+        new => format!("{}+{}", seconds(all), seconds(new)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_and_names_get_the_rest() {
+        let width = |columns: &[(Column, u16)]| columns.iter().map(|(_, it)| it + 1).sum::<u16>();
+        for wide in 10..200 {
+            let columns = Column::that_fit(wide);
+            assert_eq!(width(&columns), wide + 1);
+            assert_eq!(columns[0].0, Column::Name);
+        }
+        assert_eq!(Column::that_fit(100).len(), Column::ALL.len());
+        let narrow: Vec<_> = Column::that_fit(60).into_iter().map(|(it, _)| it).collect();
+        assert!(narrow.contains(&Column::Stalled) && narrow.contains(&Column::Limit));
+        assert!(!narrow.contains(&Column::Cached));
+        assert_eq!(Column::that_fit(3).len(), 1);
+    }
+
+    #[test]
+    fn every_column_is_next_to_another() {
+        let mut column = Column::Charged;
+        for _ in Column::ALL {
+            assert_eq!(column.next(false).next(true), column);
+            column = column.next(false);
+        }
+        assert_eq!(column, Column::Charged);
+    }
+
+    #[test]
+    fn stalls_show_what_is_new() {
+        let ms = Duration::from_millis;
+        assert_eq!(stalls(ms(0), ms(0)), "0");
+        assert_eq!(stalls(ms(12_340), ms(0)), "12.3");
+        assert_eq!(stalls(ms(12_340), ms(480)), "12.3+0.5");
+        assert_eq!(stalls(ms(1_234_500), ms(999)), "1234+1.0");
+    }
+}

@@ -1,0 +1,354 @@
+//! The live picture: a function of the state and the area.
+
+use bytesize::ByteSize;
+use cuvmm::ledger::TenantReport;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+
+use super::columns::{Column, limit};
+use super::keys::named;
+use super::look::{Process, Shown};
+use super::state::{Row, State};
+use super::waits::waits;
+use cuvmm_cli::page::Unit;
+use cuvmm_cli::terminal::{counted, safe};
+
+/// The lines around the rows: the title, the status and the keys.
+const AROUND: u16 = 3;
+
+/// The most columns of a bar.
+const BAR: u16 = 40;
+
+const KEYS: &str =
+    "q quit  ? help  j/k select  Enter tenants  s sort  r reverse  t trim  z sleep  w wake";
+
+const HELP: &[&str] = &[
+    "up, down, k, j     select a process or tenant; also PageUp, PageDown, Home, End",
+    "Enter, space       show or hide the tenants of the selected process",
+    "s, S               sort by the next or the previous column, r turns the order around",
+    "t                  trim: the process gives idle memory back to the driver",
+    "z                  put the process or tenant to sleep, if you say y",
+    "w                  wake it",
+    "q, Esc, Ctrl-C     quit",
+    "",
+    "charged   the share of the ledger that the process has: its pools' memory, what its",
+    "          guarantee keeps, and a little that it has ready",
+    "cached    idle memory of its tenants whose work is complete",
+    "idle      memory that it could give back without waiting, as it last found",
+    "guar.     memory that always stays charged to it",
+    "stalled   seconds that requests waited until they ended, and those since the last look",
+    "growth    change of charged in one second",
+    "In the bar, # is memory in use or kept and = is idle memory.",
+];
+
+/// Draws everything.
+pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
+    if area.is_empty() {
+        return;
+    }
+    let mut pen = Pen { area, to };
+    pen.line(0, &title(state), Style::new().add_modifier(Modifier::BOLD));
+    let rows = area.height.saturating_sub(AROUND);
+    if state.help {
+        for (y, line) in (1..=rows).zip(HELP) {
+            pen.line(y, line, Style::new());
+        }
+    } else {
+        body(state, rows, &mut pen);
+    }
+    if area.height >= AROUND {
+        let (status, style) = status(state);
+        pen.line(area.height - 2, &status, style);
+        let hint = if state.help {
+            "any key leaves the help"
+        } else {
+            KEYS
+        };
+        pen.line(
+            area.height - 1,
+            hint,
+            Style::new().add_modifier(Modifier::DIM),
+        );
+    }
+}
+
+/// An area of the screen, with lines numbered from its top.
+struct Pen<'a> {
+    area: Rect,
+    to: &'a mut Buffer,
+}
+
+impl Pen<'_> {
+    fn line(&mut self, y: u16, text: &str, style: Style) {
+        self.text(0, y, self.area.width, &safe(text), style);
+    }
+
+    /// Writes at most `width` columns.
+    fn text(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) {
+        if y >= self.area.height || x >= self.area.width {
+            return;
+        }
+        let width = width.min(self.area.width - x);
+        let (x, y) = (self.area.x + x, self.area.y + y);
+        self.to.set_stringn(x, y, text, width.into(), style);
+    }
+
+    /// Writes a figure at the right of its column. One that is too long ends with `~`.
+    fn right(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) {
+        let (room, length) = (usize::from(width), text.chars().count());
+        if length > room {
+            let cut: String = text.chars().take(room.saturating_sub(1)).collect();
+            self.text(x, y, width, &(cut + "~"), style);
+            return;
+        }
+        let left = u16::try_from(room - length).unwrap_or(0);
+        self.text(x + left, y, width - left, text, style);
+    }
+
+    fn style(&mut self, y: u16, style: Style) {
+        let line = Rect::new(self.area.x, self.area.y + y, self.area.width, 1);
+        self.to.set_style(line.intersection(self.area), style);
+    }
+}
+
+fn title(state: &State) -> String {
+    let ledgers = state.ledgers.as_deref().unwrap_or_default();
+    let processes: usize = ledgers.iter().map(|it| it.processes.len()).sum();
+    format!(
+        "{} in {}, sorted by {}{}",
+        match processes {
+            1 => "1 process".to_owned(),
+            processes => format!("{processes} processes"),
+        },
+        counted(ledgers.len() as u64, "ledger"),
+        state.sort.head(),
+        if state.reverse { ", reversed" } else { "" }
+    )
+}
+
+fn status(state: &State) -> (String, Style) {
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    match (&state.asking, &state.trouble) {
+        (Some(request), _) => {
+            let name = named(request);
+            (
+                format!("put {name} to sleep? y or n"),
+                bold.fg(Color::Yellow),
+            )
+        }
+        (None, Some(trouble)) => (trouble.clone(), bold.fg(Color::Red)),
+        (None, None) => (state.said.clone(), bold),
+    }
+}
+
+/// Draws the lines of all ledgers that are in sight: the selected one always is.
+fn body(state: &State, height: u16, pen: &mut Pen<'_>) {
+    let rows = state.rows();
+    if rows.is_empty() {
+        let text = match state.ledgers {
+            Some(_) => "no process uses a ledger",
+            None => "looking ...",
+        };
+        pen.line(1, text, Style::new());
+        return;
+    }
+    let room = usize::from(height);
+    let targets: Vec<_> = rows.iter().map(Row::target).collect();
+    let chosen = |at: &usize| state.selected.is_some() && targets.get(*at) == Some(&state.selected);
+    let selected = (0..rows.len()).find(chosen);
+    let first = selected.unwrap_or(0).saturating_sub(room / 2);
+    let first = first.min(rows.len().saturating_sub(room));
+    // All ledgers have one unit.
+    let limits = state.ledgers.iter().flatten().map(|it| it.limit);
+    let unit = Unit::of_bytes(limits);
+    for ((y, at), row) in (1..=height).zip(first..).zip(rows.iter().skip(first)) {
+        row_at(state, row, unit, y, pen);
+        if Some(at) == selected {
+            pen.style(y, Style::new().add_modifier(Modifier::REVERSED));
+        }
+    }
+}
+
+fn row_at(state: &State, row: &Row<'_>, unit: Unit, y: u16, pen: &mut Pen<'_>) {
+    let plain = Style::new();
+    match row {
+        Row::Path(ledger) => path(&ledger.path, y, pen),
+        Row::Bar(ledger) => bar(ledger, unit, y, pen),
+        Row::Head => head(state, y, pen),
+        Row::Process(ledger, process) => process_row(state, ledger, process, unit, y, pen),
+        Row::Waits(ledger, process) => {
+            let text = waits(ledger, process).unwrap_or_default();
+            pen.line(y, &format!("    {text}"), plain.fg(Color::Yellow));
+        }
+        Row::TenantHead => tenant_head(y, pen),
+        Row::Tenant(_, _, _, tenant) => tenant_row(tenant, unit, y, pen),
+        Row::Note(text) => pen.line(y, text, plain.fg(Color::Yellow)),
+        Row::Blank => {}
+    }
+}
+
+/// Writes a path, without its beginning if it is too long.
+fn path(path: &str, y: u16, pen: &mut Pen<'_>) {
+    let (path, room) = (safe(path), usize::from(pen.area.width));
+    let style = Style::new().fg(Color::Cyan);
+    let length = path.chars().count();
+    if length <= room {
+        pen.line(y, &path, style);
+        return;
+    }
+    let end = path.chars().skip(length - room.saturating_sub(3));
+    pen.line(y, &format!("...{}", end.collect::<String>()), style);
+}
+
+fn bar(ledger: &Shown, unit: Unit, y: u16, pen: &mut Pen<'_>) {
+    let idle: u64 = ledger.processes.iter().map(|it| it.stats.idle).sum();
+    let idle = idle.min(ledger.charged);
+    let percent = u128::from(ledger.charged) * 100 / u128::from(ledger.limit.max(1));
+    let text = format!(
+        " {} of {} {} charged ({percent}%)",
+        unit.figure(ledger.charged as f64),
+        unit.figure(ledger.limit as f64),
+        unit.name
+    );
+    let around = u16::try_from(text.len() + 2).unwrap_or(u16::MAX);
+    let width = pen.area.width.saturating_sub(around).min(BAR);
+    // Parts of the bar, rounded up so that a little is seen.
+    let part = |bytes: u64| {
+        let cells =
+            (u128::from(bytes) * u128::from(width)).div_ceil(u128::from(ledger.limit.max(1)));
+        usize::try_from(cells)
+            .unwrap_or(usize::MAX)
+            .min(width.into())
+    };
+    let (used, all) = (part(ledger.charged - idle), part(ledger.charged));
+    let rest = usize::from(width).saturating_sub(used.max(all));
+    let filled = "#".repeat(used) + &"=".repeat(all.saturating_sub(used)) + &".".repeat(rest);
+    let colour = match percent {
+        95.. => Color::Red,
+        75.. => Color::Yellow,
+        _ => Color::Green,
+    };
+    pen.line(y, &format!("[{filled}]{text}"), Style::new().fg(colour));
+}
+
+fn head(state: &State, y: u16, pen: &mut Pen<'_>) {
+    let mut x: u16 = 0;
+    for (column, width) in Column::that_fit(pen.area.width) {
+        let mut style = Style::new().add_modifier(Modifier::UNDERLINED);
+        let mut text = column.head().to_owned();
+        if column == state.sort {
+            style = style.add_modifier(Modifier::BOLD | Modifier::REVERSED);
+            // The names have room for a sign, the others have it in the space before them.
+            if column.is_figure() || column == Column::State {
+                pen.text(x.saturating_sub(1), y, 1, sign(state), style);
+            } else {
+                text += sign(state);
+            }
+        }
+        match column.is_figure() {
+            true => pen.right(x, y, width, &text, style),
+            false => pen.text(x, y, width, &text, style),
+        }
+        x += width + 1;
+    }
+}
+
+/// Returns the sign of the order beside the column's head.
+fn sign(state: &State) -> &'static str {
+    if state.reverse { "^" } else { "v" }
+}
+
+fn process_row(
+    state: &State,
+    ledger: &Shown,
+    process: &Process,
+    unit: Unit,
+    y: u16,
+    pen: &mut Pen<'_>,
+) {
+    let growth = state.growth(ledger, process);
+    let mut x = 0;
+    for (column, width) in Column::that_fit(pen.area.width) {
+        let mut text = column.cell(process, growth, unit);
+        if column == Column::Name {
+            let open = state.is_expanded(ledger, process);
+            text = format!("{} {text}", if open { '-' } else { '+' });
+        }
+        let style = match column {
+            Column::State if text != "running" => Style::new().fg(Color::Red),
+            _ => Style::new(),
+        };
+        match column.is_figure() {
+            true => pen.right(x, y, width, &text, style),
+            false => pen.text(x, y, width, &text, style),
+        }
+        x += width + 1;
+    }
+}
+
+/// A column of tenants: its head, its width, and the figure.
+type OfTenant = (&'static str, u16, fn(&TenantReport, Unit) -> String);
+
+/// The columns of tenants. A narrow screen does without the last ones.
+const TENANT: [OfTenant; 8] = [
+    ("in use", 6, |it, unit| unit.figure(it.in_use as f64)),
+    ("cached", 6, |it, unit| unit.figure(it.cached as f64)),
+    ("asleep", 6, |it, unit| unit.figure(it.asleep as f64)),
+    ("limit", 6, |it, unit| limit(it.limit, unit)),
+    ("guar.", 6, |it, unit| unit.figure(it.guarantee as f64)),
+    ("pending free", 12, |it, unit| {
+        unit.figure(it.pending_free as f64)
+    }),
+    ("precommitted", 12, |it, unit| {
+        unit.figure(it.precommitted as f64)
+    }),
+    ("prio", 4, |it, _| it.priority.to_string()),
+];
+
+/// The least width of a tenant's name and the space before it.
+const TENANT_NAME: u16 = 14;
+
+/// Returns the columns of tenants that fit, and the width of the names.
+fn tenant_columns(width: u16) -> (u16, Vec<OfTenant>) {
+    let mut left = width.saturating_sub(TENANT_NAME);
+    let fitting = TENANT.into_iter().take_while(|(_, width, _)| {
+        let fits = left > *width;
+        left = left.saturating_sub(width + 1);
+        fits
+    });
+    let columns: Vec<OfTenant> = fitting.collect();
+    let used: u16 = columns.iter().map(|(_, width, _)| width + 1).sum();
+    (width.saturating_sub(used), columns)
+}
+
+fn tenant_head(y: u16, pen: &mut Pen<'_>) {
+    let (name, columns) = tenant_columns(pen.area.width);
+    let style = Style::new().add_modifier(Modifier::DIM);
+    pen.text(4, y, name.saturating_sub(4), "tenant", style);
+    let mut x = name + 1;
+    for (head, width, _) in columns {
+        pen.right(x, y, width, head, style);
+        x += width + 1;
+    }
+}
+
+fn tenant_row(tenant: &TenantReport, unit: Unit, y: u16, pen: &mut Pen<'_>) {
+    let (name, columns) = tenant_columns(pen.area.width);
+    let draining = if tenant.draining { " (draining)" } else { "" };
+    let text = format!("/{}{draining}", safe(&tenant.name));
+    pen.text(4, y, name.saturating_sub(4), &text, Style::new());
+    let mut x = name + 1;
+    for (_, width, figure) in columns {
+        pen.right(x, y, width, &figure(tenant, unit), Style::new());
+        x += width + 1;
+    }
+}
+
+/// Returns a size as text.
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+#[cfg(test)]
+mod tests;

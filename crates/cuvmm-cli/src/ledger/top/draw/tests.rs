@@ -1,0 +1,210 @@
+//! Pictures of some states.
+
+use std::time::{Duration, Instant};
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent};
+use ratatui::style::Modifier;
+
+use super::*;
+use crate::ledger::top::keys::press;
+use crate::ledger::top::sample::{MIB, ledger, process, with_tenant};
+use crate::ledger::top::state::{Look, State};
+
+fn state(ledgers: Vec<Shown>) -> State {
+    let mut state = State::default();
+    look(&mut state, Instant::now(), ledgers);
+    state
+}
+
+fn look(state: &mut State, at: Instant, ledgers: Vec<Shown>) {
+    let ledgers = Ok(ledgers);
+    state.look(Look { at, ledgers });
+}
+
+fn keys(state: &mut State, keys: &str) {
+    for key in keys.chars() {
+        press(state, KeyEvent::from(KeyCode::Char(key)));
+    }
+}
+
+fn terminal(state: &State, width: u16, height: u16) -> Terminal<TestBackend> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal
+        .draw(|frame| draw(state, frame.area(), frame.buffer_mut()))
+        .unwrap();
+    terminal
+}
+
+/// Returns the lines, without spaces at their ends.
+fn lines(state: &State, width: u16, height: u16) -> Vec<String> {
+    let terminal = terminal(state, width, height);
+    let buffer = terminal.backend().buffer();
+    let cells = buffer.content.chunks(width.into());
+    let line = |cells: &[ratatui::buffer::Cell]| {
+        let text: String = cells.iter().map(|cell| cell.symbol()).collect();
+        text.trim_end().to_owned()
+    };
+    cells.map(line).collect()
+}
+
+fn two() -> Vec<Shown> {
+    let mut chat = with_tenant(process(0, "chat"), "cache", 300 * MIB);
+    chat.stats.charged = 512 * MIB;
+    chat.stats.idle = 128 * MIB;
+    chat.stats.guarantee = 256 * MIB;
+    let mut code = process(1, "code");
+    code.stats.charged = 512 * MIB;
+    code.stats.waits_for = Some(64 * MIB);
+    code.stats.priority = -7;
+    code.stats.limit = u64::MAX;
+    code.stats.stalled = Duration::from_millis(2_500);
+    code.report = None;
+    code.no_report = Some("it is\nbusy".to_owned());
+    vec![ledger("/tmp/gpu/abc.cuvmm-ledger", vec![chat, code])]
+}
+
+#[test]
+fn a_normal_screen_has_all_columns() {
+    let mut state = state(two());
+    let expected = [
+        "2 processes in 1 ledger, sorted by charged",
+        "/tmp/gpu/abc.cuvmm-ledger",
+        "[###################################=====] 1.00 of 1.00 GiB charged (100%)",
+        "process                 pid state  vcharged in use cached   idle  guar.  limit prio   stalled growth",
+        "+ chat                 1000 running    0.50   0.29      0   0.12   0.25   1.00    0         0",
+        "+ code                 1001 running    0.50      ?      ?      0      0   none   -7       2.5",
+        "    waits for 64.0 MiB: idle at chat (128.0 MiB)",
+    ];
+    assert_eq!(lines(&state, 100, 30)[..7], expected);
+    keys(&mut state, " jr");
+    let shown = lines(&state, 100, 30);
+    assert_eq!(
+        shown[0],
+        "2 processes in 1 ledger, sorted by charged, reversed"
+    );
+    assert!(shown[3].contains("^charged"), "{shown:#?}");
+    let tenants = [
+        "- chat                 1000 running    0.50   0.29      0   0.12   0.25   1.00    0         0",
+        "    tenant                         in use cached asleep  limit  guar. pending free precommitted prio",
+        "    /cache                           0.29      0      0   none      0            0            0    0",
+    ];
+    assert!(shown.windows(3).any(|it| it == tenants), "{shown:#?}");
+    assert_eq!(shown[29], KEYS);
+}
+
+#[test]
+fn a_narrow_screen_has_fewer_columns() {
+    let mut state = state(two());
+    let expected = [
+        "2 processes in 1 ledger, sorted by charged",
+        "/tmp/gpu/abc.cuvmm-ledger",
+        "[#######################===] 1.00 of 1.00 GiB charged (100%)",
+    ];
+    let shown = lines(&state, 60, 10);
+    assert_eq!(shown[..3], expected);
+    assert!(shown[3].contains("vcharged in use   idle"), "{shown:#?}");
+    assert!(shown.iter().all(|it| it.chars().count() <= 60));
+    assert!(shown[8].is_empty(), "the status");
+    assert!(shown[9].starts_with("q quit  ? help"), "{shown:#?}");
+    keys(&mut state, "z");
+    assert_eq!(lines(&state, 60, 10)[8], "put chat to sleep? y or n");
+    keys(&mut state, "n?");
+    assert!(lines(&state, 60, 10)[1].starts_with("up, down, k, j"));
+    for (width, height) in [(1, 1), (5, 2), (9, 3), (20, 4), (300, 3), (2, 80)] {
+        let _ = terminal(&state, width, height);
+        keys(&mut state, "? ");
+        let _ = terminal(&state, width, height);
+    }
+}
+
+#[test]
+fn without_a_ledger_it_says_so() {
+    let shown = lines(&State::default(), 60, 10);
+    assert_eq!(shown[1], "looking ...");
+    let shown = lines(&state(Vec::new()), 60, 10);
+    assert_eq!(shown[0], "0 processes in 0 ledgers, sorted by charged");
+    assert_eq!(shown[1], "no process uses a ledger");
+    let mut gone = ledger("/x", Vec::new());
+    gone.in_place = false;
+    let shown = lines(&state(vec![gone]), 60, 10);
+    assert_eq!(shown[3], "the file was removed or replaced");
+    assert_eq!(shown[4], "no process uses it");
+}
+
+#[test]
+fn the_selected_process_is_always_in_sight() {
+    let one = process(0, "p0");
+    let many = (0..50).map(|slot| {
+        let mut process = one.clone();
+        process.stats.slot = slot;
+        process.stats.name = format!("p{slot}");
+        process.stats.charged = (100 - slot as u64) * MIB;
+        process
+    });
+    let mut state = state(vec![ledger("/x", many.collect())]);
+    for slot in 0..50 {
+        let terminal = terminal(&state, 60, 10);
+        let buffer = terminal.backend().buffer();
+        let selected: Vec<u16> = (0..10)
+            .filter(|y| buffer[(2, *y)].modifier.contains(Modifier::REVERSED))
+            .collect();
+        assert_eq!(selected.len(), 1, "process {slot}");
+        assert!((1..8).contains(&selected[0]));
+        let line = &lines(&state, 60, 10)[usize::from(selected[0])];
+        assert!(line.starts_with(&format!("+ p{slot} ")), "{line}");
+        keys(&mut state, "j");
+    }
+    assert!(lines(&state, 60, 10)[7].starts_with("+ p49 "));
+}
+
+#[test]
+fn names_and_reasons_do_not_control_the_terminal() {
+    let mut process = with_tenant(process(0, "a\u{1b}[2J\u{202e}b"), "t\nu\u{9b}", MIB);
+    process.stats.waits_for = Some(1);
+    let mut state = state(vec![ledger("/x\u{7}y", vec![process])]);
+    keys(&mut state, " z");
+    let shown = lines(&state, 200, 30).join("\n");
+    for text in [
+        "/x\\u{7}y",
+        "- a\\u{1b}[2J\\u{202e}b",
+        "/t\\nu\\u{9b}",
+        "put a\\u{1b}[2J\\u{202e}b to sleep",
+    ] {
+        assert!(shown.contains(text), "{text}\n{shown}");
+    }
+    state.asking = None;
+    state.trouble = Some("no\u{1b}c".to_owned());
+    assert!(lines(&state, 200, 30)[28].contains("no\\u{1b}c"));
+    let mut two = two();
+    two[0].processes.remove(0);
+    look(&mut state, Instant::now(), two);
+    keys(&mut state, " ");
+    let shown = lines(&state, 200, 30).join("\n");
+    assert!(shown.contains("no tenants: it is\\nbusy"), "{shown}");
+}
+
+#[test]
+fn growth_and_new_stalls_are_shown_after_two_looks() {
+    let now = Instant::now();
+    let mut state = State::default();
+    look(&mut state, now, two());
+    let mut later = two();
+    later[0].processes[0].stats.charged -= 256 * MIB;
+    later[0].processes[1].stats.charged += 256 * MIB;
+    later[0].processes[1].stats.stalled += Duration::from_millis(700);
+    look(&mut state, now + Duration::from_secs(2), later);
+    let shown = lines(&state, 100, 30);
+    assert!(shown[4].starts_with("+ code"), "{shown:#?}");
+    assert!(shown[4].ends_with("  3.2+0.7  +0.12"), "{shown:#?}");
+    assert!(shown[6].ends_with("        0  -0.12"), "{shown:#?}");
+}
+
+#[test]
+fn figures_that_are_too_long_are_marked() {
+    let mut state = state(two());
+    let shown = state.ledgers.as_mut().unwrap();
+    shown[0].processes[0].stats.priority = i32::MIN;
+    assert!(lines(&state, 100, 30)[4].contains(" -21~ "));
+}

@@ -1,0 +1,88 @@
+//! The loop of the live picture: it waits for events and draws.
+
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use signal_hook::low_level::emulate_default_handler;
+
+use super::keys::{Action, press};
+use super::screen::Screen;
+use super::state::{Request, State};
+use super::worker::{Event, start};
+use crate::ledger::find::Where;
+use crate::signals;
+
+/// The reason why the loop ended.
+#[derive(Debug)]
+enum End {
+    Quit,
+    Signal(i32),
+}
+
+/// Shows the figures until a key or a signal ends it. The terminal is then as it was.
+///
+/// # Errors
+/// A ledger that cannot be read at first, and an error of the terminal.
+pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<ExitCode> {
+    // What is wrong from the beginning is told before the screen changes.
+    at.open()?;
+    let (to, events) = channel();
+    let signaled = to.clone();
+    signals::forward(move |signal| {
+        // It fails if the loop has ended already.
+        let _ = signaled.send(Event::Signal(signal));
+    })?;
+    let mut screen = Screen::open().context("the terminal cannot be used")?;
+    let requests = start(at.clone(), interval, &to)?;
+    let end = watch(&mut screen, &events, &requests);
+    drop(screen);
+    if let End::Signal(signal) = end? {
+        emulate_default_handler(signal)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn watch(
+    screen: &mut Screen,
+    events: &Receiver<Event>,
+    requests: &Sender<Request>,
+) -> anyhow::Result<End> {
+    let mut state = State::default();
+    loop {
+        if !screen.draw(&state)? {
+            return Err(anyhow!("a thread ended"));
+        }
+        let first = events.recv()?;
+        // Events that came meanwhile are drawn together.
+        for event in std::iter::once(first).chain(events.try_iter()) {
+            if let Some(end) = take(screen, &mut state, event, requests)? {
+                return Ok(end);
+            }
+        }
+    }
+}
+
+fn take(
+    screen: &mut Screen,
+    state: &mut State,
+    event: Event,
+    requests: &Sender<Request>,
+) -> anyhow::Result<Option<End>> {
+    match event {
+        Event::Key(key) => match press(state, key) {
+            Action::Quit => return Ok(Some(End::Quit)),
+            Action::Send(request) => requests.send(request)?,
+            Action::Redraw => screen.clear()?,
+            Action::Draw => {}
+        },
+        Event::Look(look) => state.look(look),
+        Event::Said(text) => state.said = text,
+        Event::Resized => {}
+        Event::NoKeys(error) => return Err(error).context("keys cannot be read"),
+        Event::Signal(signal) => return Ok(Some(End::Signal(signal))),
+        Event::Ended => return Err(anyhow!("a thread ended")),
+    }
+    Ok(None)
+}

@@ -1,0 +1,125 @@
+//! One look at ledgers, their processes and tenants.
+
+use std::thread;
+use std::time::Duration;
+
+use cuvmm::LedgerView;
+use cuvmm::ledger::{
+    Control, LedgerStats, ProcessReport, ProcessState, ProcessStats, TenantReport,
+};
+use serde::Serialize;
+
+/// How long a process may take to tell its tenants' figures.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The most processes that are asked at one time.
+const ASKED_AT_ONCE: usize = 16;
+
+/// A ledger and its processes, as they were at one time.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Shown {
+    pub(super) path: String,
+    /// `false` if the file was removed or replaced since it was opened.
+    pub(super) in_place: bool,
+    pub(super) limit: u64,
+    pub(super) charged: u64,
+    pub(super) processes: Vec<Process>,
+}
+
+/// A process and, if it answered, its tenants.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Process {
+    #[serde(flatten)]
+    pub(super) stats: ProcessStats,
+    /// The figures of its pools and tenants, if it answered.
+    pub(super) report: Option<ProcessReport>,
+    /// The reason why it did not.
+    pub(super) no_report: Option<String>,
+}
+
+impl Process {
+    /// Returns its tenants, each with the number of its pool.
+    pub(super) fn tenants(&self) -> impl Iterator<Item = (usize, &TenantReport)> {
+        let pools = self.report.iter().flat_map(|report| &report.pools);
+        let pools = pools.enumerate();
+        pools.flat_map(|(pool, it)| it.tenants.iter().map(move |tenant| (pool, tenant)))
+    }
+
+    /// Returns the sum of a figure of its tenants, if it answered.
+    pub(super) fn sum(&self, of: impl Fn(&TenantReport) -> u64) -> Option<u64> {
+        self.report.as_ref()?;
+        Some(self.tenants().map(|(_, tenant)| of(tenant)).sum())
+    }
+}
+
+/// Reads the figures of ledgers and asks their processes. Processes that do not answer cost half a
+/// second together, not each.
+pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
+    let found: Vec<(&LedgerView, LedgerStats)> =
+        views.iter().map(|view| (view, view.stats())).collect();
+    let mut asked = found.iter().flat_map(|(view, stats)| {
+        let processes = stats.processes.iter();
+        processes.map(move |process| (process.state, view.control(process.slot).timeout(PATIENCE)))
+    });
+    let mut reports = Vec::new();
+    loop {
+        let some: Vec<_> = asked.by_ref().take(ASKED_AT_ONCE).collect();
+        if some.is_empty() {
+            break;
+        }
+        reports.extend(ask_all(&some));
+    }
+    drop(asked);
+    let mut reports = reports.into_iter();
+    let shown = found.into_iter().map(|(view, stats)| Shown {
+        path: view.path().display().to_string(),
+        in_place: view.is_in_place(),
+        limit: stats.limit,
+        charged: stats.charged,
+        processes: stats
+            .processes
+            .into_iter()
+            .zip(&mut reports)
+            .map(process)
+            .collect(),
+    });
+    shown.collect()
+}
+
+fn process((stats, report): (ProcessStats, Result<ProcessReport, String>)) -> Process {
+    let (report, no_report) = match report {
+        Ok(report) => (Some(report), None),
+        Err(reason) => (None, Some(reason)),
+    };
+    Process {
+        stats,
+        report,
+        no_report,
+    }
+}
+
+type Answer = Result<ProcessReport, String>;
+
+/// Asks several processes at one time.
+fn ask_all(asked: &[(ProcessState, Control)]) -> Vec<Answer> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = asked
+            .iter()
+            .map(|it| thread::Builder::new().spawn_scoped(scope, move || ask(it)))
+            .collect();
+        let answers = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|_| Err("the request failed".to_owned())),
+            Err(error) => Err(error.to_string()),
+        });
+        answers.collect()
+    })
+}
+
+fn ask((state, control): &(ProcessState, Control)) -> Answer {
+    match state {
+        ProcessState::Running => control.report().map_err(|error| error.to_string()),
+        state => Err(format!("the process is {state}")),
+    }
+}

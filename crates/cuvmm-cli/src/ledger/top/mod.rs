@@ -1,0 +1,73 @@
+//! `cuvmm top`: what each process and tenant has of each GPU.
+//!
+//! `look` gathers the figures and `plain` prints them as text. On a terminal `live` shows them until
+//! it is told to end: `worker` has the threads that look and send requests, `state` what is
+//! shown, `keys` what keys do, `columns`, `waits` and `draw` the picture, and `screen` the terminal.
+
+mod columns;
+mod draw;
+mod keys;
+mod live;
+mod look;
+mod plain;
+#[cfg(test)]
+mod sample;
+mod screen;
+mod state;
+mod waits;
+mod worker;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::find::Where;
+use cuvmm_cli::terminal::{json, print};
+
+/// Show what each process and tenant has of each GPU
+///
+/// Reads the ledgers of this user's processes and asks each process for the figures of its tenants.
+/// A process is charged for what its pools have, what its guarantee keeps for it, and a little that
+/// it has ready. On a terminal it shows the figures every second until `q` is pressed; `?` lists the
+/// keys, which also trim processes, put them to sleep and wake them. If standard output is no
+/// terminal, it prints the figures once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm top
+  cuvmm top --once
+  cuvmm top --json --ledger /run/cuvmm")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    at: Where,
+
+    /// Print the figures once, as text
+    #[arg(long)]
+    once: bool,
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    interval: u32,
+
+    /// Print one JSON object, once; sizes are in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A ledger that cannot be read, and a terminal that cannot be used.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let look = || anyhow::Ok(look::look(&self.at.open()?));
+        if self.json {
+            print(&json(&serde_json::json!({ "ledgers": look()? }))?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if self.once || !std::io::stdout().is_terminal() {
+            print(&plain::text(&look()?))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        live::run(&self.at, Duration::from_secs(self.interval.into()))
+    }
+}

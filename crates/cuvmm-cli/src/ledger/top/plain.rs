@@ -1,0 +1,99 @@
+//! The figures as plain text, for one look and for output that is no terminal.
+
+use bytesize::ByteSize;
+use cuvmm::ledger::TenantReport;
+
+use super::look::{Process, Shown};
+use cuvmm_cli::page::{Page, Unit};
+use cuvmm_cli::terminal::{safe, shown};
+
+const HEAD: [&str; 10] = [
+    "process",
+    "pid",
+    "charged",
+    "in use",
+    "idle",
+    "asleep",
+    "guarantee",
+    "limit",
+    "waits for",
+    "state",
+];
+
+/// Returns a table for each ledger.
+pub(super) fn text(ledgers: &[Shown]) -> String {
+    if ledgers.is_empty() {
+        return "no process uses a ledger\n".to_owned();
+    }
+    let page = Page::Narrow;
+    let mut text = String::new();
+    for ledger in ledgers {
+        let size = |bytes| ByteSize(bytes).display().iec();
+        let unit = Unit::of_bytes([ledger.limit]);
+        text += &format!("{}\n", shown(ledger.path.as_ref()));
+        text += &format!(
+            "{} of {} charged; figures in {}\n",
+            size(ledger.charged),
+            size(ledger.limit),
+            unit.name
+        );
+        let mut rows = page.table(&HEAD, |column| (1..=8).contains(&column));
+        for process in &ledger.processes {
+            rows.add_row(process_row(process, unit));
+            for (_, tenant) in process.tenants() {
+                rows.add_row(tenant_row(tenant, unit));
+            }
+        }
+        if rows.row_count() > 0 {
+            text += &format!("{rows}\n");
+        }
+        if !ledger.in_place {
+            text += "the file was removed or replaced\n";
+        }
+        for process in &ledger.processes {
+            if let Some(reason) = &process.no_report {
+                let name = safe(&process.stats.name);
+                text += &format!("{name} shows no tenants: {}\n", safe(reason));
+            }
+        }
+    }
+    page.fold(&text)
+}
+
+fn process_row(process: &Process, unit: Unit) -> Vec<String> {
+    let stats = &process.stats;
+    let figure = |bytes: u64| unit.figure(bytes as f64);
+    let sum = |of: fn(&TenantReport) -> u64| match process.sum(of) {
+        Some(bytes) => figure(bytes),
+        None => "?".to_owned(),
+    };
+    vec![
+        safe(&stats.name).into_owned(),
+        stats.pid.to_string(),
+        figure(stats.charged),
+        sum(|tenant| tenant.in_use),
+        figure(stats.idle),
+        sum(|tenant| tenant.asleep),
+        figure(stats.guarantee),
+        figure(stats.limit),
+        stats.waits_for.map(figure).unwrap_or_default(),
+        stats.state.to_string(),
+    ]
+}
+
+fn tenant_row(tenant: &TenantReport, unit: Unit) -> Vec<String> {
+    let figure = |bytes: u64| unit.figure(bytes as f64);
+    let idle = tenant.cached + tenant.pending_free + tenant.precommitted;
+    vec![
+        format!("  /{}", safe(&tenant.name)),
+        String::new(),
+        figure(tenant.committed),
+        figure(tenant.in_use),
+        figure(idle),
+        figure(tenant.asleep),
+        figure(tenant.guarantee),
+        figure(tenant.limit),
+        String::new(),
+        if tenant.draining { "draining" } else { "" }.to_owned(),
+    ]
+}

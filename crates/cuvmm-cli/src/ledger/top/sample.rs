@@ -1,0 +1,65 @@
+//! Figures of processes for tests.
+//!
+//! The library's structs can be made by the library only. So one process joins a ledger of the host
+//! driver, and its figures are changed.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::ledger::{PoolReport, ProcessReport, ProcessState, TenantReport};
+use cuvmm::{Device, Ledger};
+
+use super::look::{Process, Shown};
+
+pub(super) const MIB: u64 = 1 << 20;
+
+/// Returns a running process without memory and without tenants.
+pub(super) fn process(slot: usize, name: &str) -> Process {
+    let directory = tempfile::tempdir().unwrap();
+    let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0).unwrap();
+    let ledger = Ledger::builder(&device, directory.path());
+    let ledger = ledger.limit(1 << 30).open().unwrap();
+    let mut stats = ledger.stats().processes.remove(0);
+    stats.slot = slot;
+    stats.pid = 1000 + u32::try_from(slot).unwrap();
+    stats.name = name.to_owned();
+    stats.state = ProcessState::Running;
+    (stats.charged, stats.obtained, stats.idle) = (0, 0, 0);
+    (stats.guarantee, stats.limit) = (0, 1 << 30);
+    stats.priority = 0;
+    stats.waits_for = None;
+    stats.stalled = Duration::ZERO;
+    Process {
+        stats,
+        report: Some(ProcessReport::default()),
+        no_report: None,
+    }
+}
+
+/// Adds a tenant with this memory in use.
+pub(super) fn with_tenant(mut process: Process, name: &str, in_use: u64) -> Process {
+    let mut tenant = TenantReport::default();
+    tenant.name = name.to_owned();
+    (tenant.in_use, tenant.committed) = (in_use, in_use);
+    tenant.limit = u64::MAX;
+    let report = process.report.as_mut().unwrap();
+    if report.pools.is_empty() {
+        report.pools.push(PoolReport::default());
+    }
+    report.pools[0].tenants.push(tenant);
+    process
+}
+
+/// Returns a ledger of 1 GiB with these processes.
+pub(super) fn ledger(path: &str, processes: Vec<Process>) -> Shown {
+    Shown {
+        path: path.to_owned(),
+        in_place: true,
+        limit: 1 << 30,
+        charged: processes.iter().map(|it| it.stats.charged).sum(),
+        processes,
+    }
+}

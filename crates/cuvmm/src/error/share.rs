@@ -201,6 +201,12 @@ pub enum ShareError {
         /// The reason as the peer gave it.
         reason: String,
     },
+    /// The ledger counts no more exported blocks.
+    #[error("256 exported blocks of the processes of one ledger are in use, and no more are counted")]
+    TooManyExports,
+    /// The process that offered the memory has given it back. An offer that lives prevents that.
+    #[error("the process that offered the memory has given it back: it has to be offered again")]
+    GivenBack,
     /// The location of the memory cannot be described to another process.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {

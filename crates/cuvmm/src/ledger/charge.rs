@@ -160,17 +160,22 @@ pub(super) fn discard(word: &Word, seen: Count) {
     }
 }
 
-/// Removes all that a word counts while `is_whose` says that it is still the word of the owner that
-/// left it. Asked after each look at the word: a new owner's charge has another sequence number.
+/// Lowers what a word counts to `most` charged granules while `is_whose` says that it is still the
+/// word of the owner that left it. Asked after each look at the word: a new owner's charge has
+/// another sequence number. Returns `true` if it lowered the word.
 ///
 /// Only the owner of the word may call this, or a process that knows that the owner has ended.
-pub(super) fn clear(word: &Word, is_whose: impl Fn() -> bool) {
+pub(super) fn lower(word: &Word, most: u64, is_whose: impl Fn() -> bool) -> bool {
     loop {
         let found = word.load();
         let count = Count(found);
-        let after = count.next(0, 0).filter(|_| count.total() > 0 && is_whose());
-        if after.is_none_or(|after| word.replace(found, after)) {
-            return;
+        let is_less = count.total() > most || count.tentative() > 0;
+        let after = count.next(count.charged().min(most), 0);
+        let Some(after) = after.filter(|_| is_less && is_whose()) else {
+            return false;
+        };
+        if word.replace(found, after) {
+            return true;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of [`charge`](super::charge). They are in a file of their own because `tests/ledger_loom.rs`
 //! includes that module.
 
-use super::charge::{Attempt, COUNT_BITS, Count, MOST, attempt, clear, discard, refund};
+use super::charge::{Attempt, COUNT_BITS, Count, MOST, attempt, lower, discard, refund};
 use super::word::Word;
 
 fn words(counts: &[u64]) -> Vec<Word> {
@@ -95,13 +95,13 @@ fn no_more_is_refunded_than_was_charged() {
 #[test]
 fn a_cleared_word_counts_nothing() {
     let words = words(&[Count::of(0).next(4, 5).unwrap()]);
-    clear(&words[0], || false);
+    lower(&words[0], 0, || false);
     assert_eq!(
         Count::of(words[0].load()).total(),
         9,
         "it is another owner's"
     );
-    clear(&words[0], || true);
+    lower(&words[0], 0, || true);
     assert_eq!(Count::of(words[0].load()).total(), 0);
     assert_ne!(words[0].load(), 0, "the sequence goes on");
 }

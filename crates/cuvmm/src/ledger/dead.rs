@@ -11,6 +11,9 @@
 //! A forked child of a dead process may hold its lock. Such a slot is collected if the process is
 //! known to have ended; it can be taken again when the child has ended too.
 //!
+//! Memory that the process exported and that other processes [have](super::exports) stays charged
+//! to the slot, which is then *lending*, until none has it.
+//!
 //! Several processes may collect a slot at once, and one of them may be stopped at any instruction
 //! while another process takes the slot. So each change names what it was decided for: the slot's
 //! state with its generation, or the charge of that generation.
@@ -23,6 +26,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::charge;
 use super::control::socket_path;
+use super::exports;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::lock::Lock;
@@ -60,6 +64,10 @@ fn collect_one(
 ) -> Result<bool, Errno> {
     let found = slot.state();
     if found.0 == State::Free {
+        return Ok(false);
+    }
+    if found.0 == State::Lending {
+        free(file, index, slot, found);
         return Ok(false);
     }
     let is_gone = is_gone(slot);
@@ -127,12 +135,22 @@ fn is_gone(slot: &Slot) -> bool {
 }
 
 /// Removes what a process was charged, and frees its slot, if the slot still has the state `found`.
-/// The caller is the owner, or knows that the owner has ended. The state is written last, so that a
-/// slot in which a process dies is collected again.
+/// The caller is the owner, or knows that the owner has ended. What other processes have of its
+/// memory stays charged. The state is written last, so that a slot in which a process dies is
+/// collected again.
 pub(super) fn free(file: &LedgerFile, index: usize, slot: &Slot, found: (State, u64)) {
-    if let Some(charge) = file.layout().charges.get(index) {
-        charge::clear(charge, || slot.state() == found);
+    let layout = file.layout();
+    let is_whose = || slot.state() == found;
+    exports::remove_names(layout, index, is_whose);
+    let lent = exports::lent(layout, index, is_whose);
+    let charge = layout.charges.get(index);
+    let lowered = charge.is_some_and(|charge| charge::lower(charge, lent, is_whose));
+    let next = match lent {
+        0 => (State::Free, found.1.wrapping_add(1)),
+        _ => (State::Lending, found.1),
+    };
+    let changed = next != found && slot.replace_state(found, next);
+    if lowered || changed {
+        layout.header.given.ring();
     }
-    let _ = slot.replace_state(found, (State::Free, found.1.wrapping_add(1)));
-    file.layout().header.given.ring();
 }

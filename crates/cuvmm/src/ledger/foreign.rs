@@ -11,7 +11,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::layout::{Layout, Slot, State};
+use super::layout::{Layout, Slot};
 use crate::device::WeakDevice;
 use crate::sync::Mutex;
 
@@ -84,12 +84,9 @@ impl Foreign {
     }
 }
 
-/// Returns the bytes that the pools of each process have.
+/// Returns the bytes of each process that its pools have or that other processes have of it.
 fn obtained(layout: &Layout) -> impl Iterator<Item = u64> {
-    let obtained = |slot: &Slot| match slot.state().0 {
-        State::Free => 0,
-        State::Live | State::Dying => slot.obtained.load(),
-    };
-    let found: Vec<u64> = layout.slots.iter().map(obtained).collect();
+    let slots = layout.slots.iter().enumerate();
+    let found: Vec<u64> = slots.map(|(index, _)| layout.obtained(index)).collect();
     found.into_iter()
 }

@@ -1,4 +1,5 @@
-//! The ledger's thread in each process: it frees the slots of dead processes, gives memory back
+//! The ledger's thread in each process: it frees the slots of dead processes, refunds memory that
+//! no importer has any more, gives memory back
 //! when another process waits for it, and refunds what an idle process does not need.
 //!
 //! It never waits for memory, so two processes that wait for each other both go on giving.
@@ -69,6 +70,7 @@ impl Keeper {
     fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
+        member.settle_lent();
         let unmet = Unmet::of(member);
         let need = unmet.need;
         if need > 0 {

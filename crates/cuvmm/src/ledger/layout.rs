@@ -1,10 +1,12 @@
 //! The layout of the ledger's file: a header, one word for each process's charge, and one slot for
-//! each process.
+//! each process, and one entry for each exported block.
 //!
 //! The file has a fixed size and consists of words only, so every content is valid to read. Values
 //! are checked where they are used.
 
 use super::bell::Bell;
+use super::charge::Count;
+use super::exports::{EXPORTS, Export};
 use super::word::Word;
 
 /// The most processes in one ledger.
@@ -14,7 +16,10 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
+
+/// The words that have one bit for each slot in their low halves.
+pub(super) const HOLDERS: usize = SLOTS / 32;
 
 /// The length of a process's name in bytes.
 pub(super) const NAME: usize = 64;
@@ -25,6 +30,8 @@ pub(super) struct Layout {
     /// The charge of each process; see [`charge`](super::charge).
     pub(super) charges: [Word; SLOTS],
     pub(super) slots: [Slot; SLOTS],
+    /// See [`exports`](super::exports).
+    pub(super) exports: [Export; EXPORTS],
 }
 
 /// The part that all processes share.
@@ -109,6 +116,26 @@ pub(super) enum State {
     Live,
     /// The owner is dead or has let go of its lock, and the driver may still have its memory.
     Dying,
+    /// The owner has left or ended, and other processes have memory that it exported.
+    Lending,
+}
+
+impl Layout {
+    /// Returns the bytes of a slot's process that its pools have, or that other processes have of
+    /// it.
+    pub(super) fn obtained(&self, index: usize) -> u64 {
+        let (Some(slot), Some(charge)) = (self.slots.get(index), self.charges.get(index)) else {
+            return 0;
+        };
+        match slot.state().0 {
+            State::Free => 0,
+            State::Live | State::Dying => slot.obtained.load(),
+            State::Lending => {
+                let granules = Count::of(charge.load()).charged();
+                granules.saturating_mul(self.header.granule.load())
+            }
+        }
+    }
 }
 
 impl Slot {
@@ -119,6 +146,7 @@ impl Slot {
         let state = match word & 0xff {
             1 => State::Live,
             2 => State::Dying,
+            3 => State::Lending,
             _ => State::Free,
         };
         (state, word >> 8)
@@ -164,6 +192,7 @@ const fn state_word((state, generation): (State, u64)) -> u64 {
         State::Free => 0,
         State::Live => 1,
         State::Dying => 2,
+        State::Lending => 3,
     };
     (generation << 8) | state
 }
@@ -220,7 +249,8 @@ pub(super) mod tests {
     #[test]
     fn a_state_that_is_none_is_free() {
         let slot = slot();
-        for (state, generation) in [(State::Live, 7), (State::Dying, 8), (State::Free, 9)] {
+        let states = [State::Live, State::Dying, State::Lending, State::Free];
+        for (state, generation) in states.into_iter().zip(6..) {
             slot.set_state(state, generation);
             assert_eq!(slot.state(), (state, generation));
         }
@@ -235,6 +265,6 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_fits_in_few_pages() {
-        assert_eq!(SIZE, 512 + 8 * 128 + 128 * 512);
+        assert_eq!(SIZE, 512 + 8 * 128 + 128 * 512 + 256 * 64);
     }
 }

@@ -4,10 +4,14 @@
 //! was granted to its pools and never less than its guarantee: a guarantee is memory that is charged
 //! in advance.
 
+mod lending;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(crate) use self::lending::NamedExport;
+use self::lending::{Lent, Named};
 use super::charge::{self, Attempt, Count, MOST};
 use super::control::Served;
 use super::dead;
@@ -66,6 +70,7 @@ pub(crate) struct Member {
     /// Values of other processes' slots, as the process's threads last saw them.
     seen: Mutex<Seen>,
     givers: Givers,
+    named: Mutex<Named>,
     /// Held while idle memory is given back to other processes.
     giving: Mutex<()>,
     /// Answers requests of other programs, if the process allows any.
@@ -77,14 +82,23 @@ pub(crate) struct Member {
 struct Account {
     /// Bytes that were granted to pools.
     used: u64,
+    /// Memory that pools gave back and that other processes have.
+    lent: Lent,
     /// Granules that are always charged.
     guarantee: u64,
-    /// Bytes that the pools have from the driver.
+    /// Bytes that the pools have from the driver, and bytes that are lent.
     obtained: u64,
     /// How often something was granted, for noticing that the process is idle.
     grants: u64,
     /// The waiting requests: each one's ticket, and the bytes that it lacks.
     waiting: Vec<(u64, u64)>,
+}
+
+impl Account {
+    /// Returns the bytes that pools have and that are lent.
+    fn needed(&self) -> u64 {
+        self.used.saturating_add(self.lent.bytes())
+    }
 }
 
 impl Member {
@@ -108,6 +122,7 @@ impl Member {
             account: Mutex::default(),
             seen: Mutex::default(),
             givers: Givers::default(),
+            named: Mutex::default(),
             giving: Mutex::default(),
             served: OnceLock::new(),
         };
@@ -154,6 +169,10 @@ impl Member {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn named(&self) -> MutexGuard<'_, Named> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Refuses in a forked child, which is no member.
     pub(super) fn own_process(&self) -> Result<(), CallError> {
         match self.opened_by.is_here() {
@@ -181,8 +200,9 @@ impl Member {
             return Err(self.shortage(self.granules(bytes), 0, LedgerRefusal::Replaced));
         }
         let mut account = self.account();
-        let most = self.charge_to(&account, account.used.saturating_add(bytes), least)?;
-        let granted = most.saturating_sub(account.used).min(bytes.max(least));
+        let needed = account.needed();
+        let most = self.charge_to(&account, needed.saturating_add(bytes), least)?;
+        let granted = most.saturating_sub(needed).min(bytes.max(least));
         account.used = account.used.saturating_add(granted);
         account.grants = account.grants.wrapping_add(1);
         Ok(granted)
@@ -228,7 +248,7 @@ impl Member {
         let left = if self.is_behind(&account) { 0 } else { left };
         let charged = self.count().charged().saturating_add(left);
         let charged = charged.saturating_mul(self.granule.bytes());
-        charged.saturating_sub(account.used)
+        charged.saturating_sub(account.needed())
     }
 
     /// Returns how often something was granted.
@@ -316,9 +336,10 @@ impl Member {
         let limit = (bytes / granule).min(MOST);
         self.slot().limit.store(limit);
         self.refund(&account, 0);
-        let held = account.used;
+        let (held, lent) = (account.used, account.lent.bytes());
         drop(account);
-        self.give_back_to(held.min(limit.saturating_mul(granule)));
+        let keep = limit.saturating_mul(granule).saturating_sub(lent);
+        self.give_back_to(held.min(keep));
         // Requests that the old limit refused may go on.
         self.file.layout().header.given.ring();
         let excess = self.count().charged().saturating_sub(limit);
@@ -356,7 +377,7 @@ impl Member {
 
     /// Returns the granules that are charged and that no pool has and no guarantee keeps.
     fn surplus(&self, account: &Account) -> u64 {
-        let needed = self.granules(account.used).max(account.guarantee);
+        let needed = self.granules(account.needed()).max(account.guarantee);
         self.count().charged().saturating_sub(needed)
     }
 
@@ -627,7 +648,7 @@ fn collect_before(file: &LedgerFile, limit: Option<u64>) {
     let until = Instant::now() + dead::UNVERIFIED + Duration::from_secs(1);
     loop {
         let dying = dead::collect(file, None, &mut seen);
-        let lives = |slot: &Slot| slot.state().0 == State::Live;
+        let lives = |slot: &Slot| matches!(slot.state().0, State::Live | State::Lending);
         let alive = layout.slots.iter().any(lives);
         let same = limit == Some(layout.header.limit.load());
         if !dying || alive || same || Instant::now() > until {

@@ -3,7 +3,7 @@
 //! Each process opens the same [`Ledger`] and builds its pools with it
 //! ([`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger)). From then on the memory that all
 //! these pools have from the driver never exceeds the ledger's limit. There is no daemon: the
-//! ledger is a file of about 66 KiB that the processes map, and it survives `kill -9` of any of
+//! ledger is a file of about 82 KiB that the processes map, and it survives `kill -9` of any of
 //! them at any instruction.
 //!
 //! A ledger is an agreement between programs that use it. It cannot keep other programs from
@@ -62,10 +62,16 @@
 //! ([`LedgerRefusal::Replaced`](crate::error::LedgerRefusal::Replaced)); memory that they have
 //! stays usable.
 //!
-//! # Scope
-//! Memory of exported blocks counts for the process that exported it until that process gives the
-//! memory back, and then no more, even if an importer still has it.
+//! # Memory shared with other processes
+//! Memory of a pool that other processes attach is charged once, to the process that created it.
+//! An importer names it before it imports:
+//! [`AttachmentBuilder::ledger`](crate::share::AttachmentBuilder::ledger). If the creator frees the
+//! memory, leaves or ends, the memory stays charged to its slot until no process of the ledger has
+//! it attached ([`ProcessState::Lending`]). Memory whose importers do not name it, and handles that
+//! the program passes on by itself ([`Block::export`](crate::pool::Block::export)), count as foreign
+//! once the creator has given the memory back.
 //!
+//! # Foreign memory
 //! Memory of the device that no pool of the ledger has is *foreign*: contexts, other libraries and
 //! other programs. Processes measure it each second and when a request is refused (`cuMemGetInfo`).
 //! Where the device leaves less than the limit, requests are refused as if that were the limit
@@ -77,6 +83,7 @@ mod bell;
 mod charge;
 mod control;
 mod dead;
+mod exports;
 mod file;
 mod foreign;
 mod givers;
@@ -120,10 +127,10 @@ use crate::error::{ArgumentError, LedgerError};
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, Member, Waiting};
+pub(crate) use member::{GRANT, Member, NamedExport, Waiting};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
-pub use stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
+pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.
 pub const FILE_ENDING: &str = ".cuvmm-ledger";

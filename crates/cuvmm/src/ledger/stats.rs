@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::charge::Count;
 use super::control::{Control, socket_path};
 use super::dead;
+use super::exports;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::seen::{Seen, What};
@@ -60,6 +61,23 @@ pub struct LedgerStats {
     pub usable: u64,
     /// The processes, by slot.
     pub processes: Vec<ProcessStats>,
+    /// The blocks that processes have exported to others.
+    pub exports: Vec<ExportStats>,
+}
+
+/// One block that a process has exported to others. Its memory is charged to its owner only.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct ExportStats {
+    /// The slot of the process that created the memory.
+    pub owner: usize,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// `true` if the owner has given the memory back, has left or has ended. It stays charged to
+    /// the owner's slot until no process has it.
+    pub given_back: bool,
+    /// The slots of the processes that have attached the memory.
+    pub holders: Vec<usize>,
 }
 
 /// The figures of one process in a ledger. Sizes in bytes.
@@ -108,6 +126,9 @@ pub enum ProcessState {
     /// It has shown no sign of life for three seconds: it may be stopped. Its memory still counts.
     /// A view has to have seen it for that long to know.
     NotAnswering,
+    /// It has left or ended. What it is charged is memory that it exported and that other processes
+    /// still have.
+    Lending,
     /// It is dead. Its memory counts until another process of the ledger has found that the driver
     /// has it again; if none is left, until the next one joins.
     Dying,
@@ -118,6 +139,7 @@ impl fmt::Display for ProcessState {
         f.pad(match self {
             Self::Running => "running",
             Self::NotAnswering => "not answering",
+            Self::Lending => "lending",
             Self::Dying => "dying",
         })
     }
@@ -186,12 +208,17 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
         let silent = seen.age(What::Beat, index, life) >= SILENT;
         let lost = own != Some(index) && dead::has_lost(file, index, slot);
         let state = match (state, silent) {
+            (State::Lending, _) => ProcessState::Lending,
             (State::Dying, _) => ProcessState::Dying,
             _ if lost => ProcessState::Dying,
             (_, true) => ProcessState::NotAnswering,
             _ => ProcessState::Running,
         };
-        Some(process(index, slot, state, charged, granule))
+        let shown = process(index, slot, state, charged, granule);
+        Some(ProcessStats {
+            obtained: layout.obtained(index),
+            ..shown
+        })
     });
     let processes: Vec<ProcessStats> = processes.collect();
     let running = |it: &&ProcessStats| it.state == ProcessState::Running;
@@ -212,6 +239,14 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
             .sum::<u64>()
             .saturating_mul(granule),
         processes,
+        exports: exports::all(layout)
+            .map(|shown| ExportStats {
+                owner: shown.owner,
+                bytes: shown.granules.saturating_mul(granule),
+                given_back: shown.is_given_back,
+                holders: shown.holders,
+            })
+            .collect(),
     }
 }
 

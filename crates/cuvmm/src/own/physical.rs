@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cuvmm_driver::{
     Call, DeviceAddress, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
@@ -30,22 +30,38 @@ struct Shared {
     handle: PhysicalHandle,
     size: u64,
     location: Location,
-    /// Set once another process may hold the memory.
-    exported: Arc<AtomicBool>,
+    exported: ExportMark,
     released: bool,
 }
 
-/// The mark of an exported physical. It does not keep the physical alive.
-#[derive(Clone)]
-pub(crate) struct ExportMark(Arc<AtomicBool>);
+/// The mark of a physical that another process may hold. It does not keep the physical alive.
+#[derive(Clone, Default)]
+pub(crate) struct ExportMark(Arc<Exporting>);
+
+#[derive(Default)]
+struct Exporting {
+    is_exported: AtomicBool,
+    /// The name of the block in a ledger that the physical is exported with; 0 for none.
+    counted_as: AtomicU64,
+}
 
 impl ExportMark {
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.is_exported.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.is_exported.load(Ordering::Acquire)
+    }
+
+    /// Sets the name of the exported block that the physical belongs to in a ledger.
+    pub(crate) fn count_as(&self, block: u64) {
+        self.0.counted_as.store(block, Ordering::Release);
+    }
+
+    /// Returns the name of the exported block that the physical belongs to in a ledger.
+    pub(crate) fn counted_as(&self) -> Option<u64> {
+        Some(self.0.counted_as.load(Ordering::Acquire)).filter(|&block| block != 0)
     }
 }
 
@@ -179,7 +195,7 @@ impl Physical {
             handle,
             size,
             location,
-            exported: Arc::default(),
+            exported: ExportMark::default(),
             released: false,
         };
         Self {
@@ -232,7 +248,7 @@ impl Physical {
 
     /// The export mark, which does not hold the physical.
     pub(crate) fn export_mark(&self) -> ExportMark {
-        ExportMark(Arc::clone(&self.shared.exported))
+        self.shared.exported.clone()
     }
 
     /// Returns the device that it was created through.

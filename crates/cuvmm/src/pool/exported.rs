@@ -78,6 +78,14 @@ pub(crate) struct Parts {
     lease: Lease,
 }
 
+/// Memory of a block that is exported, and the lease that keeps it in place.
+pub(crate) struct Promised {
+    pub(crate) list: Vec<(Extent, Physical)>,
+    pub(crate) lease: Lease,
+    /// The number of the pool's ledger, and the name of the block in it.
+    pub(crate) counted: Option<(u64, u64)>,
+}
+
 impl Parts {
     /// Makes a new handle for each extent: all of them or none.
     pub(crate) fn export(
@@ -93,16 +101,22 @@ impl Parts {
         Ok(extents.zip(handles).collect())
     }
 
-    /// Marks the memory as exported, and returns it with the lease that keeps it in place. The
-    /// lease has to be dropped after the memory.
-    pub(crate) fn promise(self) -> (Vec<(Extent, Physical)>, Lease) {
+    /// Marks the memory as exported, and counts it as one block of the pool's ledger, if it has
+    /// one. The parts have to be dropped in order.
+    pub(crate) fn promise(self) -> Result<Promised, ShareError> {
+        let core = self.lease.core();
+        let mut state = core.lock_with(self.lease.place().slot);
+        let counted = state.count_export(core, &self.list)?;
         for (_, physical) in &self.list {
             physical.mark_exported();
         }
-        let mut state = self.lease.core().lock_with(self.lease.place().slot);
         state.note_export(self.lease.place());
         drop(state);
-        (self.list, self.lease)
+        Ok(Promised {
+            list: self.list,
+            lease: self.lease,
+            counted,
+        })
     }
 
     /// Drops the physicals and returns the lease.

@@ -7,8 +7,11 @@
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
-use crate::error::{LedgerShortage, PoolError};
+use super::state::State;
+use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::ledger::GRANT;
+use crate::own::Physical;
+use crate::region::Extent;
 
 impl Core {
     /// Counts memory that the driver is about to create.
@@ -34,6 +37,28 @@ impl Core {
                 tracing::error!(kept, "memory stays charged to the ledger");
             }
         }
+    }
+}
+
+impl State {
+    /// Counts the memory of a block that is exported to other processes as one block of the ledger,
+    /// if there is one. Returns the block's name and the ledger's number.
+    pub(super) fn count_export(
+        &self,
+        core: &Core,
+        list: &[(Extent, Physical)],
+    ) -> Result<Option<(u64, u64)>, ShareError> {
+        let Some(joined) = core.ledger.get() else {
+            return Ok(None);
+        };
+        let marks = list.iter().map(|(_, physical)| physical.export_mark());
+        let known = marks.clone().find_map(|mark| mark.counted_as());
+        let new = list.iter().filter(|(_, it)| it.export_mark().counted_as().is_none());
+        let bytes = new.map(|(_, physical)| physical.size()).sum();
+        let block = joined.member.export(known, bytes);
+        let block = block.ok_or(ShareError::TooManyExports)?;
+        marks.for_each(|mark| mark.count_as(block));
+        Ok(Some((joined.member.ledger_number(), block)))
     }
 }
 
@@ -80,11 +105,16 @@ impl Locked<'_> {
     }
 
     /// Counts memory that went back to the driver, and returns what of the grant is not needed any
-    /// more if that is much.
-    pub(super) fn note_released(&mut self, size: u64) {
+    /// more if that is much. Memory of an exported block that other processes have is no longer
+    /// granted: the process stays charged for it.
+    pub(super) fn note_released(&mut self, size: u64, exported: Option<u64>) {
         let Some(joined) = self.core().ledger.get() else {
             return;
         };
+        if exported.is_some_and(|block| joined.member.lend(block, size)) {
+            self.budget.return_grant(size);
+            return;
+        }
         joined.member.note_released(size);
         if self.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);

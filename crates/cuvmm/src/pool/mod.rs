@@ -163,6 +163,7 @@ pub use block::Block;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
+pub(crate) use exported::Promised;
 pub use exported::ExportedBlock;
 pub(crate) use fork::Prefix;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]

@@ -29,10 +29,11 @@ impl Locked<'_> {
     /// Returns the bytes released.
     pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
+        let block = unmapped.physical.export_mark().counted_as();
         match self.unlocked(|| unmapped.physical.close()) {
             Ok(()) => {
                 self.budget.released(size);
-                self.note_released(size);
+                self.note_released(size, block);
                 size
             }
             Err(failed) => {

@@ -15,6 +15,7 @@ use super::parcel::Parcel;
 use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError, ShareError};
+use crate::ledger::{Ledger, NamedExport};
 use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
 use crate::region::{Extent, PlaceError, Space, Unmapped};
 use crate::size::range_within;
@@ -31,6 +32,7 @@ pub struct AttachmentBuilder<'a> {
     others: Vec<&'a Device>,
     stream: Option<&'a Stream>,
     access: Access,
+    ledger: Option<&'a Ledger>,
 }
 
 impl<'a> AttachmentBuilder<'a> {
@@ -53,6 +55,16 @@ impl<'a> AttachmentBuilder<'a> {
     #[must_use]
     pub const fn read_write(mut self) -> Self {
         self.access = Access::ReadWrite;
+        self
+    }
+
+    /// Names the ledger that this process has joined. If the giver's pool is in the same ledger, the
+    /// memory stays charged to the giver until the attachment is dropped, even if the giver gives
+    /// the memory back or ends. Without this the memory counts as
+    /// [foreign](crate::ledger) from then on.
+    #[must_use]
+    pub const fn ledger(mut self, ledger: &'a Ledger) -> Self {
+        self.ledger = Some(ledger);
         self
     }
 
@@ -101,15 +113,32 @@ impl<'a> AttachmentBuilder<'a> {
             .into());
         }
         let places = extents.iter().map(|extent| self.place(extent.origin));
+        let places = places.collect::<Result<_, _>>()?;
         Ok(PendingAttachment {
             description: description.clone(),
             access: self.access,
             home: self.home.clone(),
             stream,
             others: self.others.iter().map(|&other| other.clone()).collect(),
-            places: places.collect::<Result<_, _>>()?,
+            places,
             physicals: vec![],
+            named: self.name(description)?,
         })
+    }
+
+    /// Names the memory in the ledger that counts it, if this process has joined that one.
+    fn name(&self, description: &Description) -> Result<Option<NamedExport>, ShareError> {
+        let (Some(ledger), Some((number, block))) = (self.ledger, description.counted()) else {
+            return Ok(None);
+        };
+        let member = ledger.member();
+        if member.ledger_number() != number {
+            return Ok(None);
+        }
+        match member.name(block) {
+            Some(named) => Ok(Some(named)),
+            None => Err(ShareError::GivenBack),
+        }
     }
 
     fn place(&self, origin: Origin) -> Result<Place, ShareError> {
@@ -136,6 +165,8 @@ pub(super) struct PendingAttachment {
     places: Vec<Place>,
     /// The imported physicals, in the order of the extents, from the first.
     physicals: Vec<Unmapped>,
+    /// Dropped after the physicals.
+    named: Option<NamedExport>,
 }
 
 impl PendingAttachment {
@@ -233,6 +264,7 @@ impl PendingAttachment {
             access: self.access,
             users: Users::at(&self.stream),
             description: self.description,
+            named: self.named,
         })
     }
 }
@@ -275,6 +307,8 @@ pub struct Attachment {
     access: Access,
     users: Users,
     description: Description,
+    /// Dropped after the memory was unmapped and released.
+    named: Option<NamedExport>,
 }
 
 impl Attachment {
@@ -286,6 +320,7 @@ impl Attachment {
             others: Vec::new(),
             stream: None,
             access: Access::Read,
+            ledger: None,
         }
     }
 
@@ -469,6 +504,8 @@ impl Drop for Attachment {
     fn drop(&mut self) {
         let held = self.held();
         if let Err(error) = self.empty() {
+            // The memory stays with the process, so it stays named.
+            std::mem::forget(self.named.take());
             self.device().report_drop("attachment", held, error);
         }
     }

@@ -14,7 +14,7 @@ use super::parcel::Parcel;
 use super::wire::{Description, Elements, Origin, SharedExtent};
 use crate::error::{MemoryError, ShareError};
 use crate::own::{Access, Physical, Place};
-use crate::pool::{Block, Lease};
+use crate::pool::{Block, Lease, Promised};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
@@ -115,13 +115,19 @@ impl Offer {
     /// dropped.
     ///
     /// # Errors
-    /// [`ShareError`] if the block is asleep, shares memory with [forks](Block::fork), or a
-    /// description cannot express the place of its memory.
+    /// [`ShareError`] if the block is asleep, shares memory with [forks](Block::fork), the pool's
+    /// ledger counts no more exported blocks, or a description cannot express the place of its
+    /// memory.
     pub fn block(block: &Block) -> Result<Self, ShareError> {
-        let (parts, lease) = block.parts()?.promise();
-        let size = end_of(&parts);
-        let mut offer = Self::of_parts(size, None, offsets(parts))?;
+        let Promised {
+            list,
+            lease,
+            counted,
+        } = block.parts()?.promise()?;
+        let size = end_of(&list);
+        let mut offer = Self::of_parts(size, None, offsets(list))?;
         offer._lease = Some(lease);
+        offer.description = offer.description.with_counted(counted);
         Ok(offer)
     }
 

@@ -18,7 +18,7 @@ use crate::size::{Granularity, range_within};
 const MAGIC: [u8; 8] = *b"cuvmm-sh";
 
 /// The version of the whole wire format.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 
 /// The most mappings that a device can have.
 const MOST_EXTENTS: usize = 524_288;
@@ -45,6 +45,10 @@ struct Head {
     places: U32,
     extents: U32,
     reserved: U32,
+    /// The number of the ledger that counts the memory, and the memory's name in it; 0 if none
+    /// does.
+    ledger: U64,
+    counted_as: U64,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -129,6 +133,7 @@ pub struct Description {
     size: u64,
     elements: Option<Elements>,
     extents: Vec<SharedExtent>,
+    counted: Option<(u64, u64)>,
 }
 
 impl Description {
@@ -148,6 +153,7 @@ impl Description {
             size,
             elements,
             extents,
+            counted: None,
         };
         new.check()?;
         Ok(new)
@@ -155,6 +161,15 @@ impl Description {
 
     pub(super) fn with_access(self, access: Access) -> Self {
         Self { access, ..self }
+    }
+
+    pub(super) fn with_counted(self, counted: Option<(u64, u64)>) -> Self {
+        Self { counted, ..self }
+    }
+
+    /// Returns the number of the ledger that counts the memory, and the memory's name in it.
+    pub(super) const fn counted(&self) -> Option<(u64, u64)> {
+        self.counted
     }
 
     pub(super) fn with_handle_type(self, handle_type: HandleTypes) -> Self {
@@ -304,6 +319,8 @@ impl Description {
             places: count(places.len()),
             extents: count(records.len()),
             reserved: U32::ZERO,
+            ledger: self.counted.map_or(0, |(ledger, _)| ledger).into(),
+            counted_as: self.counted.map_or(0, |(_, name)| name).into(),
         };
         let mut bytes = head.as_bytes().to_vec();
         for place in places {
@@ -373,6 +390,11 @@ impl Description {
             count: head.elements.get(),
             size: head.element_size.get(),
         };
+        let (ledger, counted_as) = (head.ledger.get(), head.counted_as.get());
+        let counted = (counted_as != 0).then_some((ledger, counted_as));
+        if counted.is_none() && ledger != 0 {
+            return Err(wrong("number of a ledger", ledger));
+        }
         Self::new(
             access,
             HandleTypes::from_bits_retain(head.handle_type.get()),
@@ -381,6 +403,7 @@ impl Description {
             (elements.size > 0 || elements.count > 0).then_some(elements),
             read,
         )
+        .map(|new| new.with_counted(counted))
     }
 }
 

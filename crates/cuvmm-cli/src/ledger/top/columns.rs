@@ -205,6 +205,7 @@ pub(super) fn state(state: ProcessState) -> &'static str {
     match state {
         ProcessState::Running => "running",
         ProcessState::NotAnswering => "silent",
+        ProcessState::Lending => "lending",
         ProcessState::Dying => "dying",
         _ => "?",
     }

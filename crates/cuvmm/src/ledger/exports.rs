@@ -1,0 +1,271 @@
+//! Memory of a process that other processes import.
+//!
+//! Memory stays with the device while a process has imported it, even after the process that
+//! created it has given it back or has ended. So each exported block has an *entry*: its owner, its
+//! granules, and one bit for each process that has the memory. An importer sets its bit before it
+//! imports, and clears the bit when it has unmapped the memory.
+//!
+//! While its owner has the memory, the memory is part of what the owner is charged, and the entry
+//! is *open*. The owner [closes](close) the entry before it gives the memory back: no other process
+//! can name it from then on. If a process has named it, the owner stays charged until none does,
+//! and so does the slot of an owner that has ended. Importers are charged nothing, so the memory
+//! counts once.
+//!
+//! An importer sets its bit first and then looks whether the entry is open. An owner closes the
+//! entry first and then looks at the bits. A sequentially consistent fence is between the two steps
+//! of each, so at least one of them sees the other.
+//!
+//! Words change by compare-and-swap and have a sequence number each. So a process that was stopped
+//! in the middle of a change makes it only if nothing was changed meanwhile.
+
+use std::sync::atomic::Ordering;
+
+use super::layout::{HOLDERS, Layout};
+use super::word::{Word, fence};
+
+/// The most blocks that the processes of a ledger can export.
+pub(super) const EXPORTS: usize = 256;
+
+/// The entry of one exported block.
+#[repr(C)]
+pub(super) struct Export {
+    /// [`Found`].
+    state: Word,
+    /// The granules of the block. Only the owner writes them.
+    granules: Word,
+    /// One bit for each slot in the low halves, sequence numbers in the high ones.
+    holders: [Word; HOLDERS],
+    unused: [Word; 2],
+}
+
+const _: () = assert!(size_of::<Export>() == 64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Free,
+    Open,
+    Closed,
+}
+
+/// The state of an entry: its kind in the low byte, its owner's slot in the next one, and above
+/// them how often the entry was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found(u64);
+
+impl Found {
+    const fn new(kind: Kind, owner: usize, taken: u64) -> Self {
+        let kind = match kind {
+            Kind::Free => 0,
+            Kind::Open => 1,
+            Kind::Closed => 2,
+        };
+        Self((taken << 16) | ((owner as u64 & 0xff) << 8) | kind)
+    }
+
+    const fn kind(self) -> Kind {
+        match self.0 & 0xff {
+            1 => Kind::Open,
+            2 => Kind::Closed,
+            _ => Kind::Free,
+        }
+    }
+
+    const fn owner(self) -> usize {
+        (self.0 >> 8 & 0xff) as usize
+    }
+
+    const fn taken(self) -> u64 {
+        self.0 >> 16
+    }
+
+    const fn with(self, kind: Kind) -> Self {
+        Self::new(kind, self.owner(), self.taken())
+    }
+}
+
+/// The name of an entry: its place in the table, and how often it was taken. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ExportId(u64);
+
+impl ExportId {
+    const fn new(index: usize, taken: u64) -> Self {
+        Self((taken << 16) | (index as u64 + 1))
+    }
+
+    /// Reads a name that came from elsewhere. Whether it names an entry is checked at its use.
+    pub(super) const fn of(word: u64) -> Self {
+        Self(word)
+    }
+
+    pub(super) const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the entry and its state, if the entry was not taken again since.
+    fn find(self, layout: &Layout) -> Option<(&Export, Found)> {
+        let index = (self.0 & 0xffff).checked_sub(1)?;
+        let export = layout.exports.get(usize::try_from(index).ok()?)?;
+        let found = Found(export.state.load());
+        let same = found.taken() == self.0 >> 16 && found.kind() != Kind::Free;
+        same.then_some((export, found))
+    }
+}
+
+impl Export {
+    fn is_held(&self) -> bool {
+        let bits = |word: &Word| word.load() & u64::from(u32::MAX);
+        self.holders.iter().any(|word| bits(word) != 0)
+    }
+
+    /// Sets or clears the bit of a slot, as long as `may` says so. Asked after each look at the
+    /// word.
+    fn mark(&self, slot: usize, set: bool, may: impl Fn() -> bool) {
+        let (Some(word), bit) = (self.holders.get(slot / 32), 1 << (slot % 32)) else {
+            return;
+        };
+        loop {
+            let found = word.load();
+            if (found & bit != 0) == set || !may() {
+                return;
+            }
+            let sequence = (found >> 32).wrapping_add(1) << 32;
+            let bits = (found ^ bit) & u64::from(u32::MAX);
+            if word.replace(found, sequence | bits) {
+                return;
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn new() -> Self {
+        let word = || Word::new(0);
+        Self {
+            state: word(),
+            granules: word(),
+            holders: std::array::from_fn(|_| word()),
+            unused: std::array::from_fn(|_| word()),
+        }
+    }
+}
+
+/// Takes an entry for a block of `granules` whose owner is slot `owner`; `None` if all are taken.
+pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<ExportId> {
+    layout.exports.iter().enumerate().find_map(|(index, export)| {
+        let found = Found(export.state.load());
+        if found.kind() != Kind::Free {
+            return None;
+        }
+        let taken = found.taken().wrapping_add(1) & (u64::MAX >> 16);
+        let open = Found::new(Kind::Open, owner, taken);
+        // No process can name the entry before this one tells its name.
+        let is_mine = export.state.replace(found.0, open.0);
+        is_mine.then(|| {
+            export.granules.store(granules);
+            ExportId::new(index, taken)
+        })
+    })
+}
+
+/// Adds granules to an open entry of the caller; returns `false` if it is not open.
+pub(super) fn grow(layout: &Layout, id: ExportId, granules: u64) -> bool {
+    match id.find(layout) {
+        Some((export, found)) if found.kind() == Kind::Open => {
+            export.granules.add(granules);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Closes an entry whose memory its owner gives back. Returns `true` if a process has the memory;
+/// otherwise the entry is free from here on. Called by its owner.
+pub(super) fn close(layout: &Layout, id: ExportId) -> bool {
+    let Some((export, found)) = id.find(layout) else {
+        return false;
+    };
+    end(export, found, || true)
+}
+
+/// Closes an entry, and frees it if no process has named it. Returns `true` if one has. Changes
+/// nothing if the entry has changed since it was `found`, or `may` says no.
+fn end(export: &Export, found: Found, may: impl Fn() -> bool) -> bool {
+    let closed = found.with(Kind::Closed);
+    if found.kind() == Kind::Open && !(may() && export.state.replace(found.0, closed.0)) {
+        return true;
+    }
+    fence(Ordering::SeqCst);
+    if export.is_held() {
+        return true;
+    }
+    !(may() && export.state.replace(closed.0, closed.with(Kind::Free).0))
+}
+
+/// Names an entry for slot `me`, which is about to import its memory. Returns `false` if the memory
+/// was given back.
+pub(super) fn name(layout: &Layout, id: ExportId, me: usize) -> bool {
+    let is_open = || id.find(layout).filter(|(_, found)| found.kind() == Kind::Open);
+    let Some((export, _)) = is_open() else {
+        return false;
+    };
+    export.mark(me, true, || true);
+    fence(Ordering::SeqCst);
+    if is_open().is_some() {
+        return true;
+    }
+    export.mark(me, false, || true);
+    false
+}
+
+/// Removes the name that slot `me` gave to an entry. The memory is unmapped and released there.
+pub(super) fn remove_name(layout: &Layout, id: ExportId, me: usize) {
+    if let Some((export, _)) = id.find(layout) {
+        export.mark(me, false, || true);
+    }
+}
+
+/// Removes all names of a slot, as long as `may` says that its owner has ended.
+pub(super) fn remove_names(layout: &Layout, slot: usize, may: impl Fn() -> bool) {
+    for export in &layout.exports {
+        export.mark(slot, false, &may);
+    }
+}
+
+/// Closes all entries of an owner that has ended or leaves, as long as `may` says so. Returns the
+/// granules that other processes have.
+pub(super) fn lent(layout: &Layout, owner: usize, may: impl Fn() -> bool) -> u64 {
+    let mut lent = 0_u64;
+    for export in &layout.exports {
+        let found = Found(export.state.load());
+        let is_its = found.kind() != Kind::Free && found.owner() == owner;
+        if is_its && end(export, found, &may) {
+            lent = lent.saturating_add(export.granules.load());
+        }
+    }
+    lent
+}
+
+/// One exported block: its owner, its granules, whether the owner has given it back, and the slots
+/// of the processes that have it.
+pub(super) struct Shown {
+    pub(super) owner: usize,
+    pub(super) granules: u64,
+    pub(super) is_given_back: bool,
+    pub(super) holders: Vec<usize>,
+}
+
+/// Returns the entries that are in use.
+pub(super) fn all(layout: &Layout) -> impl Iterator<Item = Shown> {
+    layout.exports.iter().filter_map(|export| {
+        let found = Found(export.state.load());
+        let holders = export.holders.iter().enumerate().flat_map(|(index, word)| {
+            let bits = word.load();
+            (0..32).filter(move |bit| bits & (1 << bit) != 0).map(move |bit| 32 * index + bit)
+        });
+        (found.kind() != Kind::Free).then(|| Shown {
+            owner: found.owner(),
+            granules: export.granules.load(),
+            is_given_back: found.kind() == Kind::Closed,
+            holders: holders.collect(),
+        })
+    })
+}

@@ -13,6 +13,7 @@ mod plan;
 mod replay;
 mod share;
 mod signals;
+mod stop;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,8 @@ struct Cli {
 enum Command {
     Info(info::Args),
     Replay(replay::Args),
+    #[command(hide = true)]
+    ReplayOne(replay::One),
     Plan(plan::Args),
     Share(share::Args),
     Top(ledger::top::Args),
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     command::run("cuvmm", |cli: Cli| match cli.command {
         Command::Info(args) => args.run(),
         Command::Replay(args) => args.run(),
+        Command::ReplayOne(one) => one.run(),
         Command::Plan(args) => args.run(),
         Command::Share(args) => args.run(),
         Command::Top(args) => args.run(),

@@ -118,8 +118,8 @@ fn color(model: usize) -> RGBColor {
     COLORS.get(model % COLORS.len()).copied().unwrap_or(LIMIT)
 }
 
-/// Draws the memory of each model as an area. Under the elastic policy the areas are stacked. Under the
-/// static policy each begins where its model's share begins, and ends below the limit of the model.
+/// Draws the memory of each model as an area. Under the static policy each begins where its model's
+/// share begins, and ends below the limit of the model. Under the others the areas are stacked.
 fn draw_memory<'a>(
     area: &Area<'a>,
     scale: &Scale<'_>,
@@ -128,10 +128,11 @@ fn draw_memory<'a>(
 ) -> Result<(), Failed<'a>> {
     let gib = |bytes: u64| bytes as f64 / GIB;
     let split = panel.policy == Policy::Static;
-    let title = match split {
-        true => "static: memory by model, each in its share",
-        false => "elastic: memory by model, stacked",
+    let areas = match split {
+        true => "each in its share",
+        false => "stacked",
     };
+    let title = format!("{}: memory by model, {areas}", panel.policy);
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))
         .margin(10)
@@ -233,6 +234,7 @@ fn draw_legend<'a>(area: &Area<'a>, scale: &Scale<'_>, policy: Policy) -> Result
     let said = match policy {
         Policy::Static => "limit of each model",
         Policy::Elastic => "limit of the pool",
+        Policy::Ledger => "limit of the ledger",
     };
     area.draw(&Text::new(said, (24, y - 7), font))
 }
@@ -262,27 +264,34 @@ mod tests {
             limit: 1 << 30,
             share: 512 << 20,
         };
-        let panels = [Policy::Static, Policy::Elastic].map(|policy| panel(policy, &timeline));
+        let panels = [Policy::Static, Policy::Elastic, Policy::Ledger]
+            .map(|policy| panel(policy, &timeline));
         let svg = svg(&scale, &panels).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for (text, times) in [
             ("static: memory", 1),
             ("elastic: memory", 1),
-            ("conv\\u{1b}", 2),
-            ("code &lt;&amp;&gt;", 2),
+            ("ledger: memory", 1),
+            ("conv\\u{1b}", 3),
+            ("code &lt;&amp;&gt;", 3),
             ("limit of each model", 1),
             ("limit of the pool", 1),
-            ("requests waiting", 2),
+            ("limit of the ledger", 1),
+            ("requests waiting", 3),
         ] {
             assert_eq!(svg.matches(text).count(), times, "{text}");
         }
         let blue = svg.matches("#0072B2").count();
         assert!(
-            blue >= 6,
+            blue >= 9,
             "an area, a line and a legend in each panel, not {blue}"
         );
         let limits = svg.matches("#BE1E2D").count();
-        assert_eq!(limits, 2 + 1 + 2, "two shares, one pool, two legends");
+        assert_eq!(
+            limits,
+            2 + 1 + 1 + 3,
+            "two shares, one pool, one ledger, three legends"
+        );
     }
 
     #[test]

@@ -4,21 +4,23 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cuvmm::driver::Call;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
+use super::process::Process;
 use super::settings::Nanos;
 use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
 use cuvmm_cli::terminal::counted;
 
 /// The cost of the memory operations of one model or of all models.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     /// Driver calls, without those that stamp and verify.
     pub(crate) calls: u64,
     /// Time spent in these calls; virtual time on the model driver.
     pub(crate) time: Duration,
     /// Count and time by kind of call. Empty for the cost of one model.
+    #[serde(skip)]
     pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
     /// The result of verifying the stamps.
     pub(crate) verified: Verified,
@@ -52,6 +54,18 @@ pub(crate) struct Figures {
     pub(crate) cost: Cost,
 }
 
+/// A run under one policy: its course and its cost.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) played: Played,
+    /// Of each model.
+    pub(crate) costs: Vec<Cost>,
+    /// Of all models, with opening and closing of the pools.
+    pub(crate) all: Cost,
+    /// Empty where time was virtual.
+    pub(crate) processes: Vec<Process>,
+}
+
 /// The figures of one policy.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyFigures {
@@ -60,6 +74,8 @@ pub(crate) struct PolicyFigures {
     pub(crate) models: Vec<(String, Figures)>,
     /// The expected cost, if `--expect` is given.
     pub(crate) expected: Option<Expected>,
+    /// Empty where time was virtual.
+    pub(crate) processes: Vec<Process>,
 }
 
 /// The cost of a replay that a cost table predicts, beside the measured cost.
@@ -107,24 +123,19 @@ impl Expected {
 }
 
 impl PolicyFigures {
-    /// Computes the figures of a run. `costs` has one entry for each model; `all` is the cost of
-    /// all models, with opening and closing of the pools.
-    pub(crate) fn new(
-        names: &[String],
-        requests: &[Request],
-        played: &Played,
-        granule: u64,
-        costs: &[Cost],
-        all: Cost,
-    ) -> Self {
-        let of = |model: Option<usize>, cost: Cost| figures(requests, played, granule, model, cost);
-        let models = names.iter().zip(costs).enumerate();
+    /// Computes the figures of a run.
+    pub(crate) fn new(names: &[String], requests: &[Request], granule: u64, run: &Run) -> Self {
+        let of = |model: Option<usize>, cost: &Cost| {
+            figures(requests, &run.played, granule, model, cost.clone())
+        };
+        let models = names.iter().zip(&run.costs).enumerate();
         Self {
             models: models
-                .map(|(model, (name, cost))| (name.clone(), of(Some(model), cost.clone())))
+                .map(|(model, (name, cost))| (name.clone(), of(Some(model), cost)))
                 .collect(),
-            all: of(None, all),
+            all: of(None, &run.all),
             expected: None,
+            processes: run.processes.clone(),
         }
     }
 }
@@ -230,9 +241,9 @@ pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss
     losses
 }
 
-/// Returns the p99 time to first token of static divided by that of elastic, over all requests.
-pub(crate) fn gain(split: &PolicyFigures, elastic: &PolicyFigures) -> Option<f64> {
-    let (before, after) = (split.all.first_token?, elastic.all.first_token?);
+/// Returns the p99 time to first token of one policy divided by that of another, over all requests.
+pub(crate) fn p99_ratio(one: &PolicyFigures, other: &PolicyFigures) -> Option<f64> {
+    let (before, after) = (one.all.first_token?, other.all.first_token?);
     (after.p99 > 0).then(|| before.p99 as f64 / after.p99 as f64)
 }
 
@@ -306,6 +317,8 @@ impl Serialize for PolicyFigures {
             models: InOrder<'a, &'a str, Figures>,
             #[serde(skip_serializing_if = "Option::is_none")]
             expected: Option<&'a Expected>,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            processes: &'a [Process],
         }
         let models = self
             .models
@@ -315,6 +328,7 @@ impl Serialize for PolicyFigures {
             all: &self.all,
             models: InOrder(models.collect()),
             expected: self.expected.as_ref(),
+            processes: &self.processes,
         }
         .serialize(serializer)
     }
@@ -379,14 +393,13 @@ mod tests {
             waiting: Timeline::new(2),
         };
         let names = ["a".to_owned(), "b".to_owned()];
-        PolicyFigures::new(
-            &names,
-            &requests,
-            &played,
-            2,
-            &[Cost::default(), Cost::default()],
-            Cost::default(),
-        )
+        let run = Run {
+            played,
+            costs: vec![Cost::default(); 2],
+            all: Cost::default(),
+            processes: Vec::new(),
+        };
+        PolicyFigures::new(&names, &requests, 2, &run)
     }
 
     #[test]
@@ -427,6 +440,6 @@ mod tests {
             losses(&split, &fewer)[0].how,
             "0 requests completed instead of 1"
         );
-        assert_eq!(gain(&split, &slower), Some(7.0 / 8.0));
+        assert_eq!(p99_ratio(&split, &slower), Some(7.0 / 8.0));
     }
 }

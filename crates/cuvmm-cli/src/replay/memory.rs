@@ -2,6 +2,11 @@
 //!
 //! All sizes are whole granules, because each granule has a stamp at both ends. A request
 //! therefore calls the memory only when a token begins in the next granule.
+//!
+//! A memory also has the clock. In virtual time an event takes place when it is due. In real time it
+//! takes place when its turn has come, and a request that was refused may be served meanwhile.
+
+use super::settings::Nanos;
 
 /// Memory that several models share under one policy.
 pub(crate) trait Memory {
@@ -36,6 +41,22 @@ pub(crate) trait Memory {
 
     /// Returns the reason of the last refusal, with figures.
     fn last_refusal(&self) -> Option<String>;
+
+    /// Returns the time at which an event that is due at `due` takes place.
+    fn now(&self, due: Nanos) -> Nanos {
+        due
+    }
+
+    /// Waits until the next event is due or, without one, until the request that was refused last
+    /// may fit. Returns the time if that request is to be tried again before the event.
+    fn pause(&mut self, _due: Option<Nanos>) -> anyhow::Result<Option<Nanos>> {
+        Ok(None)
+    }
+
+    /// Returns `true` if every change of the timelines is to be kept.
+    fn keeps_course(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

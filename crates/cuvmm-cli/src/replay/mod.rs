@@ -4,16 +4,19 @@
 //! From the bottom up: `trace` and `workload` say what is asked for, `settings` what it costs,
 //! `memory` what the simulator asks of a memory, `simulate` plays it, `pooled` answers with the
 //! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report` and `chart`
-//! show it.
+//! show it. `processes` plays it in real time, in one process or several.
 
 mod chart;
 mod demand;
 mod figures;
 mod instant;
 mod memory;
+mod meter;
 mod options;
 mod policy;
 mod pooled;
+mod process;
+mod processes;
 mod progress;
 mod report;
 mod settings;
@@ -30,11 +33,12 @@ use anyhow::{Context as _, bail};
 use cuvmm::Device;
 use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::ModelDriver;
+use indicatif::ProgressBar;
 
 use self::chart::{Panel, Scale};
-use self::figures::{Expected, PolicyFigures};
+use self::figures::{Expected, PolicyFigures, Run};
 use self::policy::Policy;
-use self::pooled::{Division, Pooled};
+use self::pooled::Pooled;
 use self::report::Setup;
 use self::workload::Workload;
 use cuvmm_cli::costs;
@@ -43,9 +47,8 @@ use cuvmm_cli::files;
 use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::print;
 
-/// The memory of a driver without a GPU beyond the replay's: no pool leaves anything free.
-const SLACK: u64 = 256 << 20;
 pub(crate) use options::Args;
+pub(crate) use processes::One;
 
 impl Args {
     /// Replays and prints.
@@ -59,39 +62,38 @@ impl Args {
         if let Some(file) = &self.chart {
             files::writable(file)?;
         }
-        let table = self.table()?;
+        let table = self.cost_table()?;
         let costs = costs::about(&table).to_owned();
+        let calls = table.to_string();
         let mut stand_in = StandIn {
-            capacity: Some(self.memory.saturating_add(SLACK)),
+            capacity: Some(self.capacity()),
             costs: Some(table),
             ..StandIn::default()
         };
         let opened = self.driver.open_as(&stand_in)?;
         let device = Device::open(Arc::clone(&opened.driver), self.device)?;
-        let granule = device.granularity();
-        let memory = self.memory_limit(granule, workload.models.len())?;
-        let setup = Setup {
-            driver: opened.said(page),
-            device: device.name().to_owned(),
-            workload: self.described(&workload),
-            demand: demand::mean(&workload.requests, &self.settings()),
-            seed: self.models.is_empty().then_some(self.seed),
-            memory,
-            granule,
-            guarantee: self.guarantee(memory, granule, workload.models.len())?,
-            settings: self.settings(),
-            stamps: opened.driver.kind() != DriverKind::Model,
-        };
+        let terms = self.terms(opened.driver.kind(), calls)?;
+        let mut setup = self.setup(&workload, &device)?;
+        setup.driver = opened.said(page);
+        setup.stamps = opened.driver.kind() != DriverKind::Model;
+        setup.speed = terms.as_ref().map(|terms| terms.speed);
 
         // What one policy leaves to the next is expected too.
-        stand_in.granularity = Some(granule);
+        stand_in.granularity = Some(setup.granule);
         let model = Arc::new(stand_in.model());
         let mut results = Vec::new();
         let mut panels = Vec::new();
-        for policy in self.policy.policies() {
-            let clock = opened.model();
-            let (mut figures, panel) = play(policy, &workload, &setup, &device, clock, !self.json)
-                .with_context(|| format!("policy {policy}"))?;
+        for policy in self.policies() {
+            let bar = || progress::bar(policy, workload.requests.len(), !self.json);
+            let figures = |run: &Run| {
+                PolicyFigures::new(&workload.models, &workload.requests, setup.granule, run)
+            };
+            let run = match &terms {
+                Some(terms) => processes::play(policy, &workload, &setup, terms, &bar()),
+                None => play(policy, &workload, &setup, &device, opened.model(), &bar()),
+            };
+            let run = run.with_context(|| format!("policy {policy}"))?;
+            let mut measured = figures(&run);
             if self.expect {
                 let device = Device::open(model.clone(), 0)?;
                 let setup = Setup {
@@ -99,23 +101,23 @@ impl Args {
                     ..setup.clone()
                 };
                 let clock = Some(Arc::clone(&model));
-                let (foreseen, _) = play(policy, &workload, &setup, &device, clock, !self.json)
-                    .with_context(|| format!("policy {policy}, on the model"))?;
-                let (measured, model) = (&figures.all.cost, &foreseen.all.cost);
-                figures.expected = Some(Expected::new(&costs, measured, model));
+                let foreseen = play(policy, &workload, &setup, &device, clock, &bar());
+                let foreseen =
+                    foreseen.with_context(|| format!("policy {policy}, on the model"))?;
+                let foreseen = figures(&foreseen).all.cost;
+                measured.expected = Some(Expected::new(&costs, &measured.all.cost, &foreseen));
             }
-            results.push((policy, figures));
-            panels.push(panel);
+            results.push((policy, measured));
+            panels.push(Panel {
+                policy,
+                memory: run.played.timeline,
+                waiting: run.played.waiting,
+            });
         }
+        results.sort_by_key(|(policy, _)| *policy);
+        panels.sort_by_key(|panel| panel.policy);
         if let Some(file) = &self.chart {
-            let models = &workload.models;
-            let scale = Scale {
-                models,
-                granule,
-                limit: memory,
-                share: pooled::share(memory, models.len(), granule),
-            };
-            chart::draw(file, &scale, &panels)?;
+            chart::draw(file, &scale(&workload.models, &setup), &panels)?;
         }
         let report = if self.json {
             report::json(&setup, &results)?
@@ -135,46 +137,66 @@ impl Args {
         }
         Ok(ExitCode::SUCCESS)
     }
+
+    /// Returns the setup on a device, of a driver that is to be named.
+    fn setup(&self, workload: &Workload, device: &Device) -> anyhow::Result<Setup> {
+        let (granule, models) = (device.granularity(), workload.models.len());
+        let memory = self.memory_limit(granule, models)?;
+        Ok(Setup {
+            driver: String::new(),
+            device: device.name().to_owned(),
+            workload: self.described(workload),
+            demand: demand::mean(&workload.requests, &self.settings()),
+            seed: self.models.is_empty().then_some(self.seed),
+            memory,
+            granule,
+            guarantee: self.guarantee(memory, granule, models)?,
+            settings: self.settings(),
+            stamps: true,
+            speed: None,
+        })
+    }
 }
 
-/// Plays the workload under one policy, in pools of its own with counters of their own.
+fn scale<'a>(models: &'a [String], setup: &Setup) -> Scale<'a> {
+    Scale {
+        models,
+        granule: setup.granule,
+        limit: setup.memory,
+        share: pooled::share(setup.memory, models.len(), setup.granule),
+    }
+}
+
+/// Plays the workload in virtual time, in pools of its own with counters of their own.
 fn play(
     policy: Policy,
     workload: &Workload,
     setup: &Setup,
     device: &Device,
     clock: Option<Arc<ModelDriver>>,
-    bar: bool,
-) -> anyhow::Result<(PolicyFigures, Panel)> {
-    let division = Division {
-        policy,
-        limit: setup.memory,
-        guarantee: setup.guarantee,
-    };
-    let mut memory = Pooled::new(device, &workload.models, &division, setup.stamps, clock)?;
-    let bar = progress::bar(policy, workload.requests.len(), bar);
+    bar: &ProgressBar,
+) -> anyhow::Result<Run> {
+    let division = setup.division(policy, workload.models.len());
+    let mut memory = Pooled::new(
+        device,
+        &workload.models,
+        &division,
+        setup.stamps,
+        clock,
+        None,
+    )?;
     let played = simulate::run(
         &workload.requests,
         workload.models.len(),
         &setup.settings,
         &mut memory,
         &mut || bar.inc(1),
-    );
-    bar.finish_and_clear();
-    let played = played?;
+    )?;
     let (costs, all) = memory.finish()?;
-    let figures = PolicyFigures::new(
-        &workload.models,
-        &workload.requests,
-        &played,
-        setup.granule,
-        &costs,
+    Ok(Run {
+        played,
+        costs,
         all,
-    );
-    let panel = Panel {
-        policy,
-        memory: played.timeline,
-        waiting: played.waiting,
-    };
-    Ok((figures, panel))
+        processes: Vec::new(),
+    })
 }

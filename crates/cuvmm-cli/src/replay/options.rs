@@ -1,30 +1,42 @@
 //! The options of `cuvmm replay`, and what follows from them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::ValueEnum;
+use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::Costs;
 
 use super::policy::Policy;
+use super::processes::Terms;
 use super::settings::Settings;
 use super::workload::{self, Workload};
+use crate::stop::Stop;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::Choice;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::counted;
 
+/// The memory of a driver without a GPU beyond the replay's.
+const SLACK: u64 = 256 << 20;
+
 /// Replay a request trace: several models share one GPU's memory.
 ///
 /// Reads one trace per model (the CSV of the Azure LLM inference traces) and plays it in virtual
 /// time over real memory operations, once with the memory split evenly and once shared. Without a
 /// trace, two bursty services are generated.
+///
+/// With --processes it is played once more with a process for each model, all under one ledger.
+/// Time is real then for all policies: the trace is played --speed times as fast, and all that
+/// memory takes is in the times to first token.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm replay
   cuvmm replay --memory 16GiB --chart replay.svg
   cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
+  cuvmm replay --processes --speed 20 --policy elastic
   cuvmm replay --driver model --gpu nvidia-h200")]
 pub(crate) struct Args {
     /// A model and its trace; once for each model
@@ -43,6 +55,22 @@ pub(crate) struct Args {
     /// even share where that is less]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) guarantee: Option<u64>,
+
+    /// Play in real time, and once more with a process for each model, all under one ledger
+    #[arg(long, conflicts_with = "expect")]
+    pub(super) processes: bool,
+
+    /// Seconds of the trace in one second, from 0.001 to 1000 [default: 20]
+    #[arg(long, value_name = "FACTOR", requires = "processes", value_parser = speed)]
+    pub(super) speed: Option<f64>,
+
+    /// The directory of the ledger [default: a private one, removed at the end]
+    #[arg(long, value_name = "DIRECTORY", requires = "processes")]
+    pub(super) ledger: Option<PathBuf>,
+
+    /// Seconds after which a process that says nothing is given up
+    #[arg(long, hide = true, default_value_t = 30, requires = "processes")]
+    pub(super) patience: u64,
 
     /// Which driver answers; nothing is stamped on the model, which has no memory
     #[arg(long, value_enum, default_value_t)]
@@ -95,7 +123,7 @@ pub(crate) struct Args {
 }
 
 /// Which policies are played.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Policies {
     /// An even share of its own for each model
     Static,
@@ -105,19 +133,16 @@ pub(super) enum Policies {
     Both,
 }
 
-impl Policies {
-    pub(super) fn policies(self) -> impl Iterator<Item = Policy> {
-        let (split, elastic) = match self {
-            Self::Static => (true, false),
-            Self::Elastic => (false, true),
-            Self::Both => (true, true),
-        };
-        let split = split.then_some(Policy::Static);
-        split.into_iter().chain(elastic.then_some(Policy::Elastic))
-    }
-}
-
 impl Args {
+    /// Returns the policies in the order in which they are played: first the one that needs a ledger,
+    /// which other programs may have with other terms.
+    pub(super) fn policies(&self) -> impl Iterator<Item = Policy> {
+        let split = (self.policy != Policies::Elastic).then_some(Policy::Static);
+        let elastic = (self.policy != Policies::Static).then_some(Policy::Elastic);
+        let ledger = self.processes.then_some(Policy::Ledger);
+        [ledger, split, elastic].into_iter().flatten()
+    }
+
     pub(super) fn workload(&self) -> anyhow::Result<Workload> {
         let mut names: Vec<_> = self.models.iter().map(|(name, _)| name).collect();
         names.sort();
@@ -146,7 +171,7 @@ impl Args {
     ///
     /// # Errors
     /// Options that mean nothing together, and a table that cannot be had.
-    pub(super) fn table(&self) -> anyhow::Result<Costs> {
+    pub(super) fn cost_table(&self) -> anyhow::Result<Costs> {
         let model = self.driver == Choice::Model;
         if self.expect && model {
             return Err(usage(
@@ -159,6 +184,36 @@ impl Args {
             ));
         }
         costs::chosen(self.costs.as_deref(), self.gpu.as_deref())
+    }
+
+    /// Returns how processes are to be started, if time is real.
+    ///
+    /// # Errors
+    /// Options that mean nothing together, and what keeps signals from being handled.
+    pub(super) fn terms(&self, driver: DriverKind, costs: String) -> anyhow::Result<Option<Terms>> {
+        if !self.processes {
+            return Ok(None);
+        }
+        if self.policy == Policies::Static {
+            return Err(usage(
+                "--processes: under --policy static processes share no memory",
+            ));
+        }
+        Ok(Some(Terms {
+            driver: Choice::of(driver).word(),
+            capacity: self.capacity(),
+            costs,
+            device: self.device,
+            ledger: self.ledger.clone(),
+            speed: self.speed.unwrap_or(20.0),
+            patience: Duration::from_secs(self.patience),
+            stop: Stop::on_signals()?,
+        }))
+    }
+
+    /// Bytes of memory that a driver without a GPU has: no pool leaves anything free.
+    pub(super) fn capacity(&self) -> u64 {
+        self.memory.saturating_add(SLACK)
     }
 
     pub(super) fn settings(&self) -> Settings {
@@ -211,6 +266,13 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
             Ok((name.to_owned(), file.into()))
         }
         _ => Err("a model is NAME=FILE".to_owned()),
+    }
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(speed) if (0.001..=1e3).contains(&speed) => Ok(speed),
+        _ => Err("a speed is a number from 0.001 to 1000".to_owned()),
     }
 }
 

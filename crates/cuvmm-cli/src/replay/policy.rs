@@ -2,14 +2,18 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A policy for dividing the memory among the models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Policy {
     /// Each model has a fixed share; all shares are equal.
     Static,
     /// All models share one pool: each has its guarantee, and can use memory that the other models
     /// do not use.
     Elastic,
+    /// Elastic with a process for each model, and one ledger instead of one pool.
+    Ledger,
 }
 
 impl Policy {
@@ -18,6 +22,7 @@ impl Policy {
         match self {
             Self::Static => "static",
             Self::Elastic => "elastic",
+            Self::Ledger => "ledger",
         }
     }
 }

@@ -2,52 +2,62 @@
 //! stamped.
 //!
 //! Under `static` each model has a pool of its own with an even share of the limit; under
-//! `elastic` all models are tenants of one pool. Everything else is the same, so that what differs
-//! between two runs is the policy.
+//! `elastic` all models are tenants of one pool, and under `ledger` each has a process, whose pool
+//! is in the ledger. Everything else is the same, so that what differs between two runs is the policy.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use cuvmm::driver::Call;
 use cuvmm::driver::model::ModelDriver;
-use cuvmm::error::BlockError;
-use cuvmm::{Block, CallCounts, Device, Limit, Pool, Stream, Tenant};
+use cuvmm::error::{BlockError, LedgerRefusal};
+use cuvmm::pool::BlockBuilder;
+use cuvmm::pool::futures::AllocateFuture;
+use cuvmm::{Block, Device, Ledger, Limit, Mapper, Pool, Stream, Tenant};
+use serde::{Deserialize, Serialize};
 
 use super::figures::Cost;
 use super::memory::Memory;
+use super::meter::Meter;
 use super::policy::Policy;
 #[cfg(test)]
 use super::stamps::Verified;
 use super::stamps::{self, Bytes};
 
 /// How the memory is to be divided.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Division {
     pub(crate) policy: Policy,
+    /// How many models there are, in all processes.
+    pub(crate) models: usize,
     /// Bytes for all models together, whole granules.
     pub(crate) limit: u64,
-    /// Bytes that each model can always have under `elastic`, whole granules.
+    /// Bytes that each model can always have unless the policy is `static`, whole granules.
     pub(crate) guarantee: u64,
 }
 
 impl Division {
     /// Bytes that one model's memory is limited to.
-    pub(crate) fn tenant_limit(&self, models: usize, granule: u64) -> u64 {
+    fn tenant_limit(&self, granule: u64) -> u64 {
         match self.policy {
-            Policy::Static => share(self.limit, models, granule),
-            Policy::Elastic => self.limit,
+            Policy::Static => share(self.limit, self.models, granule),
+            Policy::Elastic | Policy::Ledger => self.limit,
+        }
+    }
+
+    /// Bytes that its pool guarantees to one model. A ledger guarantees them to the process.
+    fn tenant_guarantee(&self) -> u64 {
+        match self.policy {
+            Policy::Elastic => self.guarantee,
+            Policy::Static | Policy::Ledger => 0,
         }
     }
 
     /// The most bytes that one model can have with all others idle.
-    fn ceiling(&self, models: usize, granule: u64) -> u64 {
+    fn ceiling(&self, granule: u64) -> u64 {
+        let others = (self.models as u64).saturating_sub(1);
         match self.policy {
-            Policy::Static => self.tenant_limit(models, granule),
-            Policy::Elastic => self
-                .limit
-                .saturating_sub(self.guarantee * (models as u64 - 1)),
+            Policy::Static => self.tenant_limit(granule),
+            Policy::Elastic | Policy::Ledger => self.limit.saturating_sub(self.guarantee * others),
         }
     }
 }
@@ -70,6 +80,7 @@ pub(crate) struct Pooled {
     // In the order in which they are to go: tenants before their pools, the stream last.
     tenants: Vec<Tenant>,
     pools: Vec<Pool>,
+    mapper: Option<Mapper>,
     stream: Stream,
 }
 
@@ -93,57 +104,48 @@ impl Bytes for Block {
 
 impl Pooled {
     /// Pools and tenants for the models, on a stream of their own. Where the device is a model's,
-    /// its clock says what the calls take.
+    /// its clock says what the calls take. Pools in a ledger have a mapper, which serves requests
+    /// that wait for memory of other processes.
     ///
     /// # Errors
-    /// What building pools and registering tenants gives.
+    /// What building pools, registering tenants and starting a mapper gives.
     pub(crate) fn new(
         device: &Device,
         models: &[String],
         division: &Division,
         stamped: bool,
         clock: Option<Arc<ModelDriver>>,
+        ledger: Option<&Ledger>,
     ) -> anyhow::Result<Self> {
-        let clock = clock.map(Virtual::new);
-        let device = device.with_own_counters();
-        let granule = device.granularity();
-        let stream = Stream::new(&device)?;
-        let limit = division.tenant_limit(models.len(), granule);
-        let pool = |bytes| Pool::builder(&device).limit(Limit::Bytes(bytes)).build();
-        let guarantee = match division.policy {
-            Policy::Static => 0,
-            Policy::Elastic => division.guarantee,
-        };
-        let mut pools = Vec::new();
-        let mut tenants = Vec::new();
-        for model in models {
-            if pools.is_empty() || division.policy == Policy::Static {
-                pools.push(pool(limit)?);
-            }
-            let pool = pools.last().context("a model needs a pool")?;
-            tenants.push(
-                pool.tenant(model)
-                    .guarantee(guarantee)
-                    .limit(limit)
-                    .register()?,
-            );
-        }
-        let meter = Meter {
-            device,
-            aside: BTreeMap::new(),
-            clock,
-        };
-        Ok(Self {
+        let meter = Meter::new(device.with_own_counters(), clock);
+        let granule = meter.device.granularity();
+        let limit = division.tenant_limit(granule);
+        let mut memory = Self {
             granule,
-            ceiling: division.ceiling(models.len(), granule) / granule,
+            ceiling: division.ceiling(granule) / granule,
             stamped,
             costs: vec![Cost::default(); models.len()],
-            meter,
             last_refusal: None,
-            tenants,
-            pools,
-            stream,
-        })
+            tenants: Vec::new(),
+            pools: Vec::new(),
+            mapper: ledger.map(|_| Mapper::start(&meter.device)).transpose()?,
+            stream: Stream::new(&meter.device)?,
+            meter,
+        };
+        for model in models {
+            if memory.pools.is_empty() || division.policy == Policy::Static {
+                let mut pool = Pool::builder(&memory.meter.device).limit(Limit::Bytes(limit));
+                if let (Some(ledger), Some(mapper)) = (ledger, &memory.mapper) {
+                    pool = pool.ledger(ledger).mapper(mapper);
+                }
+                memory.pools.push(pool.build()?);
+            }
+            let pool = memory.pools.last().context("a model needs a pool")?;
+            let tenant = pool.tenant(model).limit(limit);
+            let tenant = tenant.guarantee(division.tenant_guarantee());
+            memory.tenants.push(tenant.register()?);
+        }
+        Ok(memory)
     }
 
     /// Ends the run: the cost of each model, and of all with the opening and closing of the pools
@@ -166,6 +168,7 @@ impl Pooled {
             meter,
             tenants,
             pools,
+            mapper,
             stream,
             ..
         } = self;
@@ -173,6 +176,7 @@ impl Pooled {
         for pool in pools {
             pool.close()?;
         }
+        drop(mapper);
         let failures = meter.device.drop_failures();
         ensure!(
             failures == 0,
@@ -209,6 +213,37 @@ impl Pooled {
         }
     }
 
+    /// Asks for a block that may wait for memory.
+    pub(crate) fn ask(&self, model: usize, granules: u64, capacity: u64) -> AllocateFuture {
+        let sizes = (granules * self.granule, capacity * self.granule);
+        wish(&self.tenants[model], &self.stream, sizes).allocate_async()
+    }
+
+    /// Makes a block that of a request, and stamps it.
+    pub(crate) fn hold(
+        &mut self,
+        block: Block,
+        model: usize,
+        request: u64,
+        granules: u64,
+    ) -> anyhow::Result<Held> {
+        let mut held = Held {
+            block,
+            model,
+            request,
+            granules,
+        };
+        self.stamp(&mut held, 0)?;
+        Ok(held)
+    }
+
+    /// Returns `true` if the last refusal was because another process waited before.
+    pub(crate) fn is_behind(&self) -> bool {
+        let refusal = self.last_refusal.as_ref().and_then(BlockError::shortage);
+        let refusal = refusal.and_then(|shortage| shortage.ledger);
+        refusal.is_some_and(|it| it.reason == LedgerRefusal::OlderRequest)
+    }
+
     fn stamp(&mut self, held: &mut Held, from: u64) -> anyhow::Result<()> {
         if !self.stamped {
             return Ok(());
@@ -226,6 +261,16 @@ impl Pooled {
             .aside(stamps)
             .context("a granule cannot be stamped")
     }
+}
+
+/// A block of the first size in bytes that can grow to the second.
+fn wish<'a>(
+    tenant: &'a Tenant,
+    stream: &'a Stream,
+    (size, capacity): (u64, u64),
+) -> BlockBuilder<'a> {
+    let builder = tenant.block(size).capacity(capacity);
+    builder.home_stream(stream)
 }
 
 impl Memory for Pooled {
@@ -246,26 +291,14 @@ impl Memory for Pooled {
         granules: u64,
         capacity: u64,
     ) -> anyhow::Result<Option<Held>> {
-        let size = granules * self.granule;
-        let capacity = capacity * self.granule;
+        let sizes = (granules * self.granule, capacity * self.granule);
         let outcome = self.charged(model, |tenant, stream| {
-            tenant
-                .block(size)
-                .capacity(capacity)
-                .home_stream(stream)
-                .try_allocate()
+            wish(tenant, stream, sizes).try_allocate()
         });
         let Some(block) = self.fitted(outcome)? else {
             return Ok(None);
         };
-        let mut held = Held {
-            block,
-            model,
-            request,
-            granules,
-        };
-        self.stamp(&mut held, 0)?;
-        Ok(Some(held))
+        self.hold(block, model, request, granules).map(Some)
     }
 
     fn grow(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
@@ -297,116 +330,6 @@ impl Memory for Pooled {
     fn last_refusal(&self) -> Option<String> {
         self.last_refusal.as_ref().map(ToString::to_string)
     }
-}
-
-/// Counts the driver calls of a run, less those of stamping.
-struct Meter {
-    /// Counts for the stream and all pools. It was at zero when the run began.
-    device: Device,
-    aside: BTreeMap<Call, Calls>,
-    clock: Option<Virtual>,
-}
-
-/// A model's clock, and the cost of its calls when the run began. The run alone uses the model.
-struct Virtual {
-    model: Arc<ModelDriver>,
-    begun: Vec<Duration>,
-}
-
-/// Driver calls and the time in them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Calls {
-    count: u64,
-    time: Duration,
-}
-
-impl Virtual {
-    fn new(model: Arc<ModelDriver>) -> Self {
-        let begun = Call::ALL.iter().map(|&call| model.spent(call)).collect();
-        Self { model, begun }
-    }
-
-    /// Returns the cost of calls of a kind since the run began.
-    fn spent(&self, call: Call) -> Duration {
-        let begun = self.begun.get(call as usize).copied().unwrap_or_default();
-        self.model.spent(call).saturating_sub(begun)
-    }
-}
-
-impl Meter {
-    /// Does something that makes driver calls, and counts them by kind.
-    fn measure<T>(&self, act: impl FnOnce() -> T) -> (T, BTreeMap<Call, Calls>) {
-        let before = self.device.calls();
-        let outcome = act();
-        (outcome, by_kind(&self.device.calls().since(&before)))
-    }
-
-    /// Does something and says what all its driver calls cost together.
-    fn charge<T>(&self, act: impl FnOnce() -> T) -> (T, Calls) {
-        let now = || self.clock.as_ref().map(|clock| clock.model.clock());
-        let begun = now();
-        let (outcome, made) = self.measure(act);
-        let mut calls = made.into_values().fold(Calls::default(), Calls::and);
-        if let (Some(begun), Some(now)) = (begun, now()) {
-            calls.time = now.saturating_sub(begun);
-        }
-        (outcome, calls)
-    }
-
-    /// Does something whose copies, and the waiting they need, do not count. Mapping and the like
-    /// do: they are the pool's own, should it be at work meanwhile.
-    fn aside<T>(&mut self, act: impl FnOnce() -> T) -> T {
-        let (outcome, made) = self.measure(act);
-        for (call, calls) in made.into_iter().filter(|&(call, _)| !maps(call)) {
-            let all = self.aside.entry(call).or_default();
-            *all = all.and(calls);
-        }
-        outcome
-    }
-
-    fn total(&self) -> Cost {
-        let mut cost = Cost::default();
-        for (call, Calls { count, time }) in by_kind(&self.device.calls()) {
-            let aside = self.aside.get(&call).copied().unwrap_or_default();
-            let count = count.saturating_sub(aside.count);
-            let time = match &self.clock {
-                Some(clock) => clock.spent(call),
-                None => time.saturating_sub(aside.time),
-            };
-            cost.calls += count;
-            cost.time += time;
-            cost.by_call.insert(call, (count, time));
-        }
-        cost
-    }
-}
-
-impl Calls {
-    fn and(self, other: Self) -> Self {
-        Self {
-            count: self.count + other.count,
-            time: self.time + other.time,
-        }
-    }
-}
-
-fn by_kind(counts: &CallCounts) -> BTreeMap<Call, Calls> {
-    let each = counts.iter();
-    each.map(|(call, count, time)| (call, Calls { count, time }))
-        .collect()
-}
-
-fn maps(call: Call) -> bool {
-    matches!(
-        call,
-        Call::MemAddressReserve
-            | Call::MemAddressFree
-            | Call::MemCreate
-            | Call::MemRelease
-            | Call::MemMap
-            | Call::MemUnmap
-            | Call::MemSetAccess
-    )
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
 use super::policy::Policy;
+use super::pooled::Division;
 use super::settings::{Nanos, Settings};
 use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{self, counted, safe};
@@ -30,19 +31,40 @@ pub(crate) struct Setup {
     pub(crate) settings: Settings,
     /// False where the driver has no memory to stamp.
     pub(crate) stamps: bool,
+    /// Seconds of the trace in one second, where time is real.
+    pub(crate) speed: Option<f64>,
 }
 
-/// The figures of the policies that were played, in the order they were.
+impl Setup {
+    /// Returns how a policy divides the memory among `models` models.
+    pub(crate) fn division(&self, policy: Policy, models: usize) -> Division {
+        Division {
+            policy,
+            models,
+            limit: self.memory,
+            guarantee: self.guarantee,
+        }
+    }
+}
+
+/// The figures of the policies that were played.
 pub(crate) type Results = [(Policy, PolicyFigures)];
 
-fn both(results: &Results) -> Option<(&PolicyFigures, &PolicyFigures)> {
+/// Returns the figures of a policy and of elastic, where both were played.
+fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, &PolicyFigures)> {
     let of = |wanted| {
         results
             .iter()
             .find(|(policy, _)| *policy == wanted)
             .map(|(_, figures)| figures)
     };
-    of(Policy::Static).zip(of(Policy::Elastic))
+    of(policy).zip(of(Policy::Elastic))
+}
+
+/// Returns the p99 time to first token with a process for each model, divided by that of one process.
+fn ledger_ratio(results: &Results) -> Option<f64> {
+    let (ledger, elastic) = beside_elastic(results, Policy::Ledger)?;
+    figures::p99_ratio(ledger, elastic)
 }
 
 /// The report for people.
@@ -68,6 +90,13 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
         bytes(setup.guarantee),
         bytes(setup.settings.kv_bytes_per_token),
     )?;
+    if let Some(speed) = setup.speed {
+        writeln!(
+            text,
+            "in real time, the trace {speed} times as fast; under ledger a process for each \
+             model, in one ledger, else one for all"
+        )?;
+    }
     if let Some(demand) = setup.demand.filter(|&demand| demand > setup.memory as f64) {
         writeln!(
             text,
@@ -82,6 +111,10 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     writeln!(text, "{}", requests_table(results, page))?;
     writeln!(text, "\nMemory")?;
     writeln!(text, "{}", memory_table(results, page))?;
+    if setup.speed.is_some() {
+        writeln!(text, "\nProcesses (real time in ms)")?;
+        writeln!(text, "{}", process_table(results, page))?;
+    }
     for (policy, figures) in results {
         if let Some(expected) = &figures.expected {
             let ratio = expected
@@ -102,10 +135,16 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
             "No stamps: this driver has no memory behind its addresses."
         )?;
     }
-    let Some((split, elastic)) = both(results) else {
+    if let Some(ratio) = ledger_ratio(results) {
+        writeln!(
+            text,
+            "\np99 time to first token over all requests: ledger takes {ratio:.2} times as long as elastic."
+        )?;
+    }
+    let Some((split, elastic)) = beside_elastic(results, Policy::Static) else {
         return Ok(());
     };
-    if let Some(gain) = figures::gain(split, elastic) {
+    if let Some(gain) = figures::p99_ratio(split, elastic) {
         let (better, times) = if gain >= 1.0 {
             ("better", gain)
         } else {
@@ -206,6 +245,38 @@ fn memory_table(results: &Results, page: Page) -> Table {
     table
 }
 
+fn process_table(results: &Results, page: Page) -> Table {
+    let head = [
+        "policy",
+        "models",
+        "pid",
+        "waits",
+        "growth refused",
+        "behind older",
+        "stalled",
+        "late at most",
+    ];
+    let mut table = page.table(&head, |column| column >= 2);
+    let all = results.iter().flat_map(|(policy, figures)| {
+        let processes = figures.processes.iter();
+        processes.map(move |process| (policy, process))
+    });
+    for (policy, process) in all {
+        let stalled = process.ledger_stalled_ms;
+        table.add_row([
+            policy.to_string(),
+            safe(&process.models.join(", ")).into_owned(),
+            process.pid.to_string(),
+            process.waits.to_string(),
+            process.growth_refused.to_string(),
+            process.growth_refused_behind.to_string(),
+            stalled.map_or("-".to_owned(), |time| format!("{time:.1}")),
+            format!("{:.1}", process.late_max_ms),
+        ]);
+    }
+    table
+}
+
 fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
@@ -231,10 +302,16 @@ struct Document<'a> {
     prefill_tokens_per_second: f64,
     decode_tokens_per_second: f64,
     stamps: bool,
+    /// Only where time was real.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speed: Option<f64>,
     policies: InOrder<'a, &'static str, PolicyFigures>,
-    /// Only where both policies were played.
+    /// Only where static and elastic were played.
     #[serde(flatten)]
     comparison: Option<Comparison>,
+    /// Only with a process for each model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft_p99_ledger_ratio: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -245,7 +322,7 @@ struct Comparison {
 
 pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
     let compared = |(split, elastic)| Comparison {
-        ttft_p99_gain: figures::gain(split, elastic),
+        ttft_p99_gain: figures::p99_ratio(split, elastic),
         losers: figures::losses(split, elastic),
     };
     let policies = results
@@ -264,8 +341,10 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         prefill_tokens_per_second: setup.settings.prefill_rate,
         decode_tokens_per_second: setup.settings.decode_rate,
         stamps: setup.stamps,
+        speed: setup.speed,
         policies: InOrder(policies.collect()),
-        comparison: both(results).map(compared),
+        comparison: beside_elastic(results, Policy::Static).map(compared),
+        ttft_p99_ledger_ratio: ledger_ratio(results),
     };
     Ok(terminal::json(&document)?)
 }

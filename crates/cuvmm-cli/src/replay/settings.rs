@@ -3,13 +3,15 @@
 //! Requests do not queue for compute: each request runs at these rates regardless of the load, so
 //! that the replay measures memory only.
 
+use serde::{Deserialize, Serialize};
+
 /// Nanoseconds of virtual time, counted from the first arrival.
 pub(crate) type Nanos = u64;
 
 const SECOND: f64 = 1e9;
 
 /// The settings of every model of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// Bytes of KV cache per token, at least 1.
     pub(crate) kv_bytes_per_token: u64,

@@ -19,13 +19,14 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use anyhow::ensure;
 use cuvmm_cli::terminal::counted;
+use serde::{Deserialize, Serialize};
 
 use super::memory::Memory;
 use super::settings::{Nanos, Settings};
 use super::timeline::Timeline;
 
 /// One request of the workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// Index of the model.
     pub(crate) model: usize,
@@ -38,7 +39,7 @@ pub(crate) struct Request {
 }
 
 /// The end of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fate {
     /// It did not come to its end: never the answer of [`run`].
     Unfinished,
@@ -52,7 +53,7 @@ pub(crate) enum Fate {
 }
 
 /// A request's story.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) fate: Fate,
     /// How often it was preempted.
@@ -99,23 +100,11 @@ pub(crate) fn run<M: Memory>(
         waiting: Timeline::new(models),
         now: 0,
     };
-    let mut arrivals = 0..requests.len();
-    loop {
-        let step = state.steps.peek().map(|Reverse((at, ..))| *at);
-        let arrival = requests.get(arrivals.start).map(|request| request.arrival);
-        // What ends or grows at the same time as an arrival goes first.
-        match (step, arrival) {
-            (Some(step), arrival) if arrival.is_none_or(|arrival| step <= arrival) => {
-                state.step()?
-            }
-            (_, Some(_)) => {
-                state.arrive(arrivals.start)?;
-                arrivals.start += 1;
-            }
-            (_, None) if state.models.iter().all(|model| model.queue.is_empty()) => break,
-            (_, None) => state.unblock()?,
-        }
+    if state.memory.keeps_course() {
+        state.timeline.keep_course();
+        state.waiting.keep_course();
     }
+    state.play()?;
     let outcomes: Vec<_> = state.lives.iter().map(|life| life.outcome).collect();
     let lost = outcomes
         .iter()
@@ -197,9 +186,38 @@ struct State<'a, M: Memory> {
 }
 
 impl<M: Memory> State<'_, M> {
+    fn play(&mut self) -> anyhow::Result<()> {
+        let mut arrived = 0;
+        loop {
+            let step = self.steps.peek().map(|Reverse((at, ..))| *at);
+            let arrival = self.requests.get(arrived).map(|request| request.arrival);
+            let next = step.into_iter().chain(arrival).min();
+            if let Some(now) = self.memory.pause(next)? {
+                self.now = now;
+                self.admit_all(now)?;
+                continue;
+            }
+            // What ends or grows at the same time as an arrival goes first.
+            match (step, arrival) {
+                (Some(step), arrival) if arrival.is_none_or(|arrival| step <= arrival) => {
+                    self.step()?;
+                }
+                (_, Some(_)) => {
+                    self.arrive(arrived)?;
+                    arrived += 1;
+                }
+                (_, None) if self.models.iter().all(|model| model.queue.is_empty()) => {
+                    return Ok(());
+                }
+                (_, None) => self.unblock()?,
+            }
+        }
+    }
+
     fn arrive(&mut self, at: usize) -> anyhow::Result<()> {
         let request = self.requests[at];
-        self.now = request.arrival;
+        let now = self.memory.now(request.arrival);
+        self.now = now;
         let life = &mut self.lives[at];
         life.waiting_since = request.arrival;
         let size = self.settings.granules(
@@ -213,9 +231,9 @@ impl<M: Memory> State<'_, M> {
         }
         let queue = &mut self.models[request.model].queue;
         queue.push_back(at);
-        self.waiting.change(request.arrival, request.model, 1);
+        self.waiting.change(now, request.model, 1);
         if queue.len() == 1 {
-            self.admit(request.model, request.arrival)?;
+            self.admit(request.model, now)?;
         }
         Ok(())
     }
@@ -252,7 +270,9 @@ impl<M: Memory> State<'_, M> {
             had: life.tokens,
             next: 0,
         });
-        self.timeline.change(now, model, granules.cast_signed());
+        // What another process gave was free before it was taken.
+        let taken = self.memory.now(now);
+        self.timeline.change(taken, model, granules.cast_signed());
         self.schedule(at);
         Ok(true)
     }
@@ -303,9 +323,10 @@ impl<M: Memory> State<'_, M> {
 
     /// The next event of a running request: a token that needs memory, the first, or the last.
     fn step(&mut self) -> anyhow::Result<()> {
-        let Some(Reverse((now, at, run))) = self.steps.pop() else {
+        let Some(Reverse((due, at, run))) = self.steps.pop() else {
             return Ok(());
         };
+        let now = self.memory.now(due);
         self.now = now;
         let request = self.requests[at];
         let life = &self.lives[at];
@@ -361,8 +382,9 @@ impl<M: Memory> State<'_, M> {
             return Ok(false);
         }
         running.granules = need;
+        let taken = self.memory.now(now);
         self.timeline
-            .change(now, self.requests[at].model, gained.cast_signed());
+            .change(taken, self.requests[at].model, gained.cast_signed());
         Ok(true)
     }
 

@@ -5,6 +5,8 @@
 //! memory, is never a valid stamp. The last bytes of a granule and the first bytes of the next are
 //! adjacent, so a block of n granules needs n + 1 copies, not 2n.
 
+use serde::{Deserialize, Serialize};
+
 /// Memory that can be written and read by offset.
 pub(crate) trait Bytes {
     /// Writes `bytes` at `offset`.
@@ -17,7 +19,7 @@ pub(crate) trait Bytes {
 const STAMP: usize = 8;
 
 /// The result of verifying stamps.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Verified {
     /// Stamps read, right or wrong.
     pub(crate) stamps: u64,

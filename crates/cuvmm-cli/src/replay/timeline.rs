@@ -16,7 +16,11 @@ pub(crate) struct Timeline {
     /// Granules times nanoseconds, for each slice and model. Sums, so that merging is exact.
     slices: Vec<Vec<u128>>,
     now: Nanos,
+    course: Option<Course>,
 }
+
+/// Every change of memory: when, of which model, and by how many granules.
+pub(crate) type Course = Vec<(Nanos, usize, i64)>;
 
 #[derive(Clone, Debug, Default)]
 struct Level {
@@ -33,12 +37,36 @@ impl Timeline {
             slice: 1_000_000,
             slices: Vec::new(),
             now: 0,
+            course: None,
         }
+    }
+
+    /// Makes the timeline of all models of the changes of each, in any order.
+    pub(crate) fn of(models: usize, mut changes: Course) -> Self {
+        changes.sort_by_key(|&(at, ..)| at);
+        let mut timeline = Self::new(models);
+        for (at, model, by) in changes {
+            timeline.change(at, model, by);
+        }
+        timeline
+    }
+
+    /// Keeps every change from now on.
+    pub(crate) fn keep_course(&mut self) {
+        self.course.get_or_insert_default();
+    }
+
+    /// Returns the changes that were kept.
+    pub(crate) fn into_course(self) -> Course {
+        self.course.unwrap_or_default()
     }
 
     /// Changes the memory of a model by `by` granules, from `now` on.
     pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
         self.advance(now);
+        if let Some(course) = &mut self.course {
+            course.push((self.now, model, by));
+        }
         for level in [&mut self.models[model], &mut self.total] {
             level.now = level.now.saturating_add_signed(by);
             level.peak = level.peak.max(level.now);
@@ -142,6 +170,31 @@ mod tests {
             ),
             (4, 6, 10)
         );
+    }
+
+    #[test]
+    fn courses_beside_each_other_are_one_timeline() {
+        let mut whole = Timeline::new(2);
+        let mut alone = [Timeline::new(1), Timeline::new(1)];
+        for one in &mut alone {
+            one.keep_course();
+        }
+        for (at, model, by) in [(0, 0, 4), (5, 1, 6), (9, 1, -6), (9, 0, -1), (12, 0, -3)] {
+            whole.change(at, model, by);
+            alone[model].change(at, 0, by);
+        }
+        let courses = alone.map(Timeline::into_course);
+        let changes = courses.iter().enumerate();
+        let changes = changes.flat_map(|(model, course)| {
+            let changes = course.iter();
+            changes.map(move |&(at, _, by)| (at, model, by))
+        });
+        let merged = Timeline::of(2, changes.collect());
+        for model in [None, Some(0), Some(1)] {
+            assert_eq!(merged.peak(model), whole.peak(model));
+            assert_eq!(merged.mean(model), whole.mean(model));
+        }
+        assert_eq!(merged.end(), 12);
     }
 
     #[test]

@@ -13,7 +13,6 @@ mod list;
 mod publish;
 mod publishers;
 mod shown;
-mod stop;
 
 use std::process::ExitCode;
 

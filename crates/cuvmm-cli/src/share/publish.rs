@@ -10,8 +10,8 @@ use cuvmm::share::Publisher;
 use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
-use super::stop::{Stop, Stopped};
 use super::{Where, folder, publishers, size};
+use crate::stop::{Stop, Stopped};
 use cuvmm_cli::command::usage;
 use cuvmm_cli::files;
 use cuvmm_cli::terminal::{self, chain, counted, print, shown};

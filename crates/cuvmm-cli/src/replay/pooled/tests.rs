@@ -1,5 +1,7 @@
 use std::sync::Arc;
+use std::time::Duration;
 
+use cuvmm::driver::Call;
 use cuvmm::driver::fault::FaultDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Costs, Curve, ModelOptions};
@@ -13,11 +15,12 @@ fn memory(policy: Policy) -> Pooled {
     let device = Device::open(Arc::new(driver), 0).unwrap();
     let division = Division {
         policy,
+        models: 2,
         limit: LIMIT,
         guarantee: LIMIT / 4,
     };
     let models = ["a".to_owned(), "b".to_owned()];
-    Pooled::new(&device, &models, &division, true, None).unwrap()
+    Pooled::new(&device, &models, &division, true, None, None).unwrap()
 }
 
 #[test]
@@ -99,11 +102,12 @@ fn every_driver_call_counts_once() {
         let device = Device::open(faults.clone(), 0).unwrap();
         let division = Division {
             policy,
+            models: 2,
             limit: LIMIT,
             guarantee: LIMIT / 4,
         };
         let models = ["a".to_owned(), "b".to_owned()];
-        let mut memory = Pooled::new(&device, &models, &division, false, None).unwrap();
+        let mut memory = Pooled::new(&device, &models, &division, false, None, None).unwrap();
         faults.forget();
         for model in 0..2 {
             let mut block = memory.allocate(model, 0, 3, 9).unwrap().unwrap();
@@ -133,11 +137,12 @@ fn on_a_model_time_is_what_calls_cost() {
     model.advance(Duration::from_secs(9));
     let division = Division {
         policy: Policy::Elastic,
+        models: 1,
         limit: LIMIT,
         guarantee: 0,
     };
     let models = ["a".to_owned()];
-    let mut memory = Pooled::new(&device, &models, &division, false, Some(model)).unwrap();
+    let mut memory = Pooled::new(&device, &models, &division, false, Some(model), None).unwrap();
     let block = memory.allocate(0, 0, 4, 4).unwrap().unwrap();
     memory.free(block).unwrap();
     let (costs, all) = memory.finish().unwrap();

@@ -8,14 +8,14 @@ use crate::signals;
 
 /// The event that a signal asks the process to end.
 #[derive(Debug)]
-pub(super) struct Stop(Receiver<()>);
+pub(crate) struct Stop(Receiver<()>);
 
 impl Stop {
     /// Installs handlers for the signals.
     ///
     /// # Errors
     /// The error of installing a handler or of starting the thread.
-    pub(super) fn on_signals() -> anyhow::Result<Self> {
+    pub(crate) fn on_signals() -> anyhow::Result<Self> {
         let (sender, receiver) = channel();
         signals::forward(move |_| {
             // Fails if the process is ending already and has dropped the receiver.
@@ -25,12 +25,12 @@ impl Stop {
     }
 
     /// Waits up to `time` and returns `true` if a signal asks the process to end meanwhile.
-    pub(super) fn within(&self, time: Duration) -> bool {
+    pub(crate) fn within(&self, time: Duration) -> bool {
         !matches!(self.0.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
 
     /// Waits until a signal asks the process to end.
-    pub(super) fn wait(&self) {
+    pub(crate) fn wait(&self) {
         // The thread never ends, so the sender is never dropped.
         let _ = self.0.recv();
     }
@@ -39,7 +39,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`Stopped`] if a signal has.
-    pub(super) fn check(&self) -> Result<(), Stopped> {
+    pub(crate) fn check(&self) -> Result<(), Stopped> {
         match self.within(Duration::ZERO) {
             true => Err(Stopped),
             false => Ok(()),
@@ -49,11 +49,11 @@ impl Stop {
 
 /// The error that a signal asked the process to end before the work was done.
 #[derive(Debug)]
-pub(super) struct Stopped;
+pub(crate) struct Stopped;
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted before everything was published")
+        f.write_str("interrupted before the work was done")
     }
 }
 

@@ -1,0 +1,221 @@
+//! The processes of a replay: started, told, heard, ended and awaited.
+//!
+//! Each has two threads here, one that writes to it and one that reads from it, so a process that
+//! does neither holds up no other. A process ends when its input ends. One that does not is killed.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+
+use super::message::Said;
+use crate::stop::Stop;
+use cuvmm_cli::terminal::safe;
+
+/// How long a process has to end once its input has ended.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often signals and silent processes are looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The most bytes of a line: the course of tens of millions of requests.
+const LONGEST: u64 = 4 << 30;
+
+/// Processes that are ended and awaited when this is dropped.
+pub(super) struct Children {
+    each: Vec<One>,
+    sender: Sender<(usize, Option<Vec<u8>>)>,
+    lines: Receiver<(usize, Option<Vec<u8>>)>,
+    /// How long a process may say nothing.
+    patience: Duration,
+}
+
+struct One {
+    name: String,
+    process: Child,
+    /// Lines to it. `None` once its input is to end.
+    tell: Option<Sender<String>>,
+    heard: Instant,
+    ended: bool,
+}
+
+impl Children {
+    pub(super) fn new(patience: Duration) -> Self {
+        let (sender, lines) = channel();
+        Self {
+            each: Vec::new(),
+            sender,
+            lines,
+            patience,
+        }
+    }
+
+    /// Starts a process. Signals of the terminal do not reach it.
+    ///
+    /// # Errors
+    /// The process or a thread cannot be started.
+    pub(super) fn start(&mut self, name: &str, command: &mut Command) -> anyhow::Result<()> {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let name = safe(name).into_owned();
+        let process = command.process_group(0).spawn();
+        let mut process = process.with_context(|| format!("{name}: no process"))?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let (tell, told) = channel();
+        let index = self.each.len();
+        self.each.push(One {
+            name,
+            process,
+            tell: Some(tell),
+            heard: Instant::now(),
+            ended: false,
+        });
+        let sender = self.sender.clone();
+        let spawn = || thread::Builder::new().name("cuvmm-replay".into());
+        if let (Some(input), Some(output)) = (input, output) {
+            spawn().spawn(move || write(input, &told))?;
+            spawn().spawn(move || read(output, index, &sender))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a line to a process.
+    ///
+    /// # Errors
+    /// What cannot be written as JSON.
+    pub(super) fn tell(&self, index: usize, what: &impl Serialize) -> anyhow::Result<()> {
+        let line = serde_json::to_string(what)? + "\n";
+        if let Some(tell) = self.each.get(index).and_then(|one| one.tell.as_ref()) {
+            // A process that is gone is noticed by its output.
+            let _ = tell.send(line);
+        }
+        Ok(())
+    }
+
+    /// Waits for a process to say something, and returns the index of the process.
+    ///
+    /// # Errors
+    /// A signal; a process that has ended or failed, says nothing, or says what cannot be read. The
+    /// error names its models.
+    pub(super) fn hear(&mut self, stop: &Stop) -> anyhow::Result<(usize, Said)> {
+        loop {
+            stop.check()?;
+            for one in self.each.iter().filter(|one| !one.ended) {
+                if one.heard.elapsed() > self.patience {
+                    bail!("{} has said nothing for {:?}", one.said(), self.patience);
+                }
+            }
+            let (index, line) = match self.lines.recv_timeout(LOOK) {
+                Ok(heard) => heard,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => bail!("no process is left to be heard"),
+            };
+            let one = self.each.get_mut(index).context("a process has a number")?;
+            one.heard = Instant::now();
+            let Some(line) = line else {
+                if one.ended {
+                    continue;
+                }
+                bail!("{} ended before it was done: {}", one.said(), one.status());
+            };
+            match serde_json::from_slice(&line) {
+                Ok(Said::Failed(what)) => bail!("{}: {what}", one.said()),
+                Ok(said) => {
+                    one.ended = matches!(said, Said::Ended(_));
+                    return Ok((index, said));
+                }
+                Err(_) => {
+                    let line = String::from_utf8_lossy(&line);
+                    let line: String = line.trim_end().chars().take(60).collect();
+                    bail!("{} said {:?}, which is no answer", one.said(), safe(&line));
+                }
+            }
+        }
+    }
+
+    /// Ends all processes, and waits for them.
+    ///
+    /// # Errors
+    /// A process that did not end as it should.
+    pub(super) fn finish(mut self) -> anyhow::Result<()> {
+        self.end();
+        for one in &mut self.each {
+            let status = one.process.wait()?;
+            if !status.success() {
+                bail!("{} was done, but ended with {status}", one.said());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the input of all processes, and kills those that do not end then.
+    fn end(&mut self) {
+        for one in &mut self.each {
+            one.tell = None;
+        }
+        let until = Instant::now() + GRACE;
+        for one in &mut self.each {
+            if one.within(until).is_none() {
+                // It fails if the process has ended meanwhile.
+                let _ = one.process.kill();
+                let _ = one.process.wait();
+            }
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl One {
+    /// Names the process in errors.
+    fn said(&self) -> String {
+        format!("{} (process {})", self.name, self.process.id())
+    }
+
+    /// Returns how the process ended, if it does until then.
+    fn within(&mut self, until: Instant) -> Option<ExitStatus> {
+        loop {
+            match self.process.try_wait() {
+                Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(2)),
+                outcome => return outcome.ok().flatten(),
+            }
+        }
+    }
+
+    /// Says how the process ended, whose output has ended.
+    fn status(&mut self) -> String {
+        let status = self.within(Instant::now() + GRACE);
+        status.map_or("its output is closed".to_owned(), |it| it.to_string())
+    }
+}
+
+/// Writes lines to a process until there are no more.
+fn write(mut input: ChildStdin, told: &Receiver<String>) {
+    for line in told {
+        if input.write_all(line.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads the lines of a process, and its end.
+fn read(output: ChildStdout, index: usize, sender: &Sender<(usize, Option<Vec<u8>>)>) {
+    let mut output = BufReader::new(output);
+    loop {
+        let mut line = Vec::new();
+        let read = output.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+        let line = Some(line).filter(|line| read.is_ok() && !line.is_empty());
+        let end = line.is_none();
+        if sender.send((index, line)).is_err() || end {
+            return;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A replay in real time: in one process, or in one for each model, under one ledger.
+//!
+//! From the bottom up: `message` is what processes say to each other, `paced` memory in real time,
+//! `one` a process, `children` all processes as this one sees them.
+
+mod children;
+mod message;
+mod one;
+mod paced;
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use indicatif::ProgressBar;
+use tempfile::TempDir;
+
+use self::children::Children;
+use self::message::{Order, Played, Said, StartAt};
+use super::figures::{Cost, Run};
+use super::policy::Policy;
+use super::report::Setup;
+use super::simulate::{self, Request};
+use super::timeline::{Course, Timeline};
+use super::workload::Workload;
+use crate::stop::Stop;
+
+pub(crate) use self::one::One;
+
+/// How long after all processes are ready the first second of the trace begins.
+const AHEAD: Duration = Duration::from_millis(50);
+
+/// How the processes are to be started.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// The word that chooses the driver.
+    pub(crate) driver: &'static str,
+    /// Bytes of memory that a driver without a GPU has.
+    pub(crate) capacity: u64,
+    /// The cost of calls on the model, as a file has it.
+    pub(crate) costs: String,
+    pub(crate) device: u32,
+    /// The directory of the ledger. A private one is made where there is none.
+    pub(crate) ledger: Option<PathBuf>,
+    /// Seconds of the trace in one second.
+    pub(crate) speed: f64,
+    /// How long a process may say nothing.
+    pub(crate) patience: Duration,
+    pub(crate) stop: Stop,
+}
+
+/// Plays the workload in one process, or in one for each model where that is the policy.
+///
+/// # Errors
+/// A signal, and the failure of a process, by the names of its models. All processes have ended
+/// then.
+pub(crate) fn play(
+    policy: Policy,
+    workload: &Workload,
+    setup: &Setup,
+    terms: &Terms,
+    bar: &ProgressBar,
+) -> anyhow::Result<Run> {
+    let count = workload.models.len();
+    let shared = policy == Policy::Ledger;
+    let size = if shared { 1 } else { count.max(1) };
+    let parts = (0..count).step_by(size).map(|first| first..first + size);
+    let parts: Vec<_> = parts.collect();
+    // Removed when the processes have ended.
+    let private = (shared && terms.ledger.is_none())
+        .then(private)
+        .transpose()?;
+    let named = terms.ledger.as_deref().filter(|_| shared);
+    let ledger = named.or(private.as_ref().map(TempDir::path));
+    let ledger = ledger.map(std::path::absolute).transpose()?;
+    let mut children = Children::new(terms.patience);
+    for (index, part) in parts.iter().enumerate() {
+        let models = workload.models[part.clone()].to_vec();
+        let mut command = Command::new(std::env::current_exe()?);
+        children.start(&models.join(", "), command.arg("replay-one"))?;
+        let order = Order {
+            index,
+            models,
+            division: setup.division(policy, count),
+            ledger: ledger.clone(),
+            private: private.is_some(),
+            driver: terms.driver.to_owned(),
+            capacity: terms.capacity,
+            costs: terms.costs.clone(),
+            device: terms.device,
+            settings: setup.settings,
+            speed: terms.speed,
+            stamps: setup.stamps,
+            requests: requests(workload, part),
+        };
+        children.tell(index, &order)?;
+    }
+    let played = hear_all(&mut children, parts.len(), &terms.stop, bar)?;
+    children.finish()?;
+    merge(workload, &parts, played)
+}
+
+/// The requests of a part of the models, by the numbers that the models have in the part.
+fn requests(workload: &Workload, part: &Range<usize>) -> Vec<Request> {
+    let all = workload.requests.iter();
+    let mine = all.filter(|request| part.contains(&request.model));
+    mine.map(|request| Request {
+        model: request.model - part.start,
+        ..*request
+    })
+    .collect()
+}
+
+/// Starts all processes at one time when all are ready, and waits until all have played.
+fn hear_all(
+    children: &mut Children,
+    count: usize,
+    stop: &Stop,
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Played>> {
+    let mut ready = 0;
+    let mut done = vec![0; count];
+    let mut played: Vec<Option<Played>> = (0..count).map(|_| None).collect();
+    while played.iter().any(Option::is_none) {
+        let (index, said) = children.hear(stop)?;
+        match said {
+            Said::Ready => {
+                ready += 1;
+                if ready == count {
+                    let start = one::since_1970().saturating_add(AHEAD).as_nanos();
+                    let start = StartAt(u64::try_from(start)?);
+                    (0..count).try_for_each(|index| children.tell(index, &start))?;
+                }
+            }
+            Said::Done(requests) => {
+                done[index] = requests;
+                bar.set_position(done.iter().sum());
+            }
+            Said::Ended(course) => played[index] = Some(*course),
+            // An error by now.
+            Said::Failed(_) => {}
+        }
+    }
+    Ok(played.into_iter().flatten().collect())
+}
+
+/// Makes one run of all models of what each process did.
+fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> anyhow::Result<Run> {
+    let (mut outcomes, mut memory, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut costs, mut all, mut processes) = (Vec::new(), Cost::default(), Vec::new());
+    for (one, part) in played.into_iter().zip(parts) {
+        let changes = |course: Course| {
+            let changes = course.into_iter();
+            changes.map(|(at, model, by)| (at, model + part.start, by))
+        };
+        memory.extend(changes(one.memory));
+        waiting.extend(changes(one.waiting));
+        outcomes.push(one.outcomes.into_iter());
+        // What a process with one model does is all for this model.
+        costs.extend(match part.len() {
+            1 => vec![one.all.clone()],
+            _ => one.costs,
+        });
+        all.calls += one.all.calls;
+        all.time += one.all.time;
+        all.verified.add(one.all.verified);
+        processes.push(one.process);
+    }
+    let next = |request: &Request| {
+        let part = parts.iter().position(|part| part.contains(&request.model));
+        let outcome = part.and_then(|part| outcomes.get_mut(part)?.next());
+        outcome.with_context(|| format!("{}: requests were lost", workload.models[request.model]))
+    };
+    let count = workload.models.len();
+    let played = simulate::Played {
+        outcomes: workload
+            .requests
+            .iter()
+            .map(next)
+            .collect::<Result<_, _>>()?,
+        timeline: Timeline::of(count, memory),
+        waiting: Timeline::of(count, waiting),
+    };
+    Ok(Run {
+        played,
+        costs,
+        all,
+        processes,
+    })
+}
+
+/// Makes a directory that only this user can open, in memory if possible.
+fn private() -> anyhow::Result<TempDir> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let places = runtime.into_iter().chain([PathBuf::from("/dev/shm")]);
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix("cuvmm-replay-");
+    let made = places
+        .filter_map(|place| builder.tempdir_in(place).ok())
+        .next();
+    made.map_or_else(|| builder.tempdir(), Ok)
+        .context("no private directory for the ledger")
+}

@@ -1,0 +1,195 @@
+//! One process: it reads its order, waits for the start, plays, and says how it went.
+
+use std::cell::Cell;
+use std::io::{BufRead as _, Read as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context as _;
+use clap::ValueEnum as _;
+use cuvmm::{Device, Ledger, LedgerView};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::message::{Order, Played, Said, StartAt};
+use super::paced::{Clock, Counts, Paced};
+use crate::replay::pooled::Pooled;
+use crate::replay::process::Process;
+use crate::replay::simulate;
+use cuvmm_cli::drivers::{Choice, StandIn};
+use cuvmm_cli::terminal;
+
+/// How often a process says that it lives.
+const BEAT: Duration = Duration::from_millis(250);
+
+/// How often a process that has played looks whether all have.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Play a part of `cuvmm replay --processes`, which starts this command
+#[derive(Debug, clap::Args)]
+pub(crate) struct One {}
+
+impl One {
+    /// Plays, and reports to the command that started this one.
+    ///
+    /// # Errors
+    /// Standard output cannot be written. What else fails is reported there.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match play() {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) => {
+                say(&Said::Failed(terminal::chain(&error)))?;
+                Ok(ExitCode::FAILURE)
+            }
+        }
+    }
+}
+
+fn play() -> anyhow::Result<()> {
+    let order: Order = line()?;
+    let played = join(&order);
+    if let Some(directory) = order.ledger.as_deref().filter(|_| order.private) {
+        remove_left(directory);
+    }
+    played
+}
+
+/// Plays as a member of the ledger, if there is one.
+fn join(order: &Order) -> anyhow::Result<()> {
+    let driver = Choice::from_str(&order.driver, false).map_err(anyhow::Error::msg)?;
+    let opened = driver.open_as(&StandIn {
+        capacity: Some(order.capacity),
+        costs: Some(order.costs.parse()?),
+        ..StandIn::default()
+    })?;
+    let clock = opened.model();
+    let device = Device::open(opened.driver, order.device)?;
+    let (models, division) = (&order.models, &order.division);
+    let join = |directory| {
+        let ledger = Ledger::builder(&device, directory).limit(division.limit);
+        let ledger = ledger.guarantee(division.guarantee);
+        ledger.name(models.join(", ")).open()
+    };
+    let ledger = order.ledger.as_ref().map(join).transpose()?;
+    let (stamped, ledger) = (order.stamps, ledger.as_ref());
+    let memory = Pooled::new(&device, models, division, stamped, clock, ledger)?;
+    say(&Said::Ready)?;
+    let StartAt(start) = line()?;
+    let unwanted = Arc::new(AtomicBool::new(false));
+    watch_input(&unwanted)?;
+    let wait = Duration::from_nanos(start).saturating_sub(since_1970());
+    let clock = Clock {
+        start: Instant::now() + wait,
+        speed: order.speed,
+    };
+    std::thread::sleep(wait);
+    let played = run(order, memory, ledger, clock, &unwanted)?;
+    say(&Said::Ended(Box::new(played)))?;
+    // The guarantee stays charged until all models have played, as in one process.
+    while !unwanted.load(Ordering::Relaxed) {
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Removes a private directory when no process is left in its ledger, even if the replay that made
+/// it was killed. What is not removed here is removed by the process that ends after this one.
+fn remove_left(directory: &Path) {
+    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut ledgers = files.filter_map(|file| LedgerView::open(file.path()).ok());
+    if !ledgers.any(|ledger| !ledger.stats().processes.is_empty()) {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}
+
+/// Plays the requests against the memory, and gives it back.
+fn run(
+    order: &Order,
+    memory: Pooled,
+    ledger: Option<&Ledger>,
+    clock: Clock,
+    unwanted: &AtomicBool,
+) -> anyhow::Result<Played> {
+    let done = Cell::new(0);
+    let said = Cell::new(Instant::now());
+    let lives = || match said.get().elapsed() >= BEAT {
+        true => {
+            said.set(Instant::now());
+            say(&Said::Done(done.get()))
+        }
+        false => Ok(()),
+    };
+    let mut memory = Paced {
+        memory,
+        clock,
+        asks: ledger.is_some(),
+        unwanted,
+        lives: &lives,
+        first: (order.index as u64) << 32,
+        counts: Counts::default(),
+        asked: order.models.iter().map(|_| None).collect(),
+    };
+    let played = simulate::run(
+        &order.requests,
+        order.models.len(),
+        &order.settings,
+        &mut memory,
+        &mut || done.set(done.get() + 1),
+    )?;
+    let Paced { memory, counts, .. } = memory;
+    let stalled = ledger.map(|ledger| {
+        let stats = ledger.stats();
+        let mine = stats.processes.iter().find(|it| it.slot == ledger.slot());
+        mine.map_or(Duration::ZERO, |it| it.stalled)
+    });
+    let (costs, all) = memory.finish()?;
+    Ok(Played {
+        outcomes: played.outcomes,
+        memory: played.timeline.into_course(),
+        waiting: played.waiting.into_course(),
+        costs,
+        all,
+        process: Process {
+            models: order.models.clone(),
+            pid: std::process::id(),
+            waits: counts.waits,
+            growth_refused: counts.growth_refused,
+            growth_refused_behind: counts.growth_refused_behind,
+            ledger_stalled_ms: stalled.map(|time| time.as_secs_f64() * 1e3),
+            late_max_ms: counts.late.as_secs_f64() * 1e3,
+        },
+    })
+}
+
+/// Reads a line of standard input.
+fn line<T: DeserializeOwned>() -> anyhow::Result<T> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    serde_json::from_str(&line).context("standard input is not that of a replay")
+}
+
+fn say<T: Serialize>(said: &T) -> anyhow::Result<()> {
+    let line = serde_json::to_string(said)? + "\n";
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Sets a flag when standard input ends, as it does when the other end is closed or dies.
+fn watch_input(ended: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let ended = Arc::clone(ended);
+    std::thread::Builder::new().spawn(move || {
+        while matches!(std::io::stdin().lock().read(&mut [0; 64]), Ok(read) if read > 0) {}
+        ended.store(true, Ordering::Relaxed);
+    })?;
+    Ok(())
+}
+
+/// Returns the time since 1970, which all processes of a machine count alike.
+pub(super) fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.unwrap_or_default()
+}

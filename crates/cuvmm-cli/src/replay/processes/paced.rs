@@ -1,0 +1,222 @@
+//! Memory in real time. Under a ledger what is refused waits for memory of other processes; without
+//! one it is tried again when this process has freed some.
+//!
+//! Only the oldest waiting request of each model waits here. It gives way when a running request
+//! grows, so what came free is first for requests that run.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use cuvmm::Block;
+use cuvmm::pool::futures::AllocateFuture;
+
+use crate::replay::memory::Memory;
+use crate::replay::pooled::{Held, Pooled};
+use crate::replay::settings::Nanos;
+
+/// How often a process that waits looks whether it is still wanted, and says that it lives.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Real time, counted from the first second of the trace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    pub(super) start: Instant,
+    /// Seconds of the trace in one second.
+    pub(super) speed: f64,
+}
+
+impl Clock {
+    fn now(&self) -> Nanos {
+        (self.start.elapsed().as_nanos() as f64 * self.speed) as Nanos
+    }
+
+    /// Returns how long it is, in real time, from the start to a time of the trace.
+    fn at(&self, due: Nanos) -> Duration {
+        let seconds = Duration::from_nanos(due).as_secs_f64() / self.speed;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// The memory of the models of a process.
+pub(super) struct Paced<'a> {
+    pub(super) memory: Pooled,
+    pub(super) clock: Clock,
+    /// True if a request that is refused waits for memory of other processes.
+    pub(super) asks: bool,
+    /// Set when this process is not wanted any more.
+    pub(super) unwanted: &'a AtomicBool,
+    /// Says that the process lives.
+    pub(super) lives: &'a dyn Fn() -> anyhow::Result<()>,
+    /// Added to the numbers of the requests in stamps: no two processes stamp alike.
+    pub(super) first: u64,
+    pub(super) counts: Counts,
+    /// The request of each model that waits.
+    pub(super) asked: Vec<Option<Asked>>,
+}
+
+/// Counts of the events of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// How often a request was refused and waited for memory of other processes.
+    pub(super) waits: u64,
+    /// How often a block could not grow, and how often of these because an older request of another
+    /// process waited.
+    pub(super) growth_refused: u64,
+    pub(super) growth_refused_behind: u64,
+    /// How late the latest event was.
+    pub(super) late: Duration,
+}
+
+/// A request that waits.
+pub(super) struct Asked {
+    request: u64,
+    granules: u64,
+    state: Waiting,
+}
+
+enum Waiting {
+    Pending(AllocateFuture),
+    Granted(Block),
+    /// It gave way, and is to be tried again.
+    GaveWay,
+}
+
+impl Paced<'_> {
+    /// Returns `true` if a waiting request may be tried again.
+    fn may_fit(&mut self) -> anyhow::Result<bool> {
+        let mut any = false;
+        for asked in self.asked.iter_mut().flatten() {
+            if let Waiting::Pending(future) = &mut asked.state {
+                let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+                match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+                    Poll::Pending => continue,
+                    Poll::Ready(block) => asked.state = Waiting::Granted(block?),
+                }
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+}
+
+impl Memory for Paced<'_> {
+    type Block = Held;
+
+    fn granule(&self) -> u64 {
+        self.memory.granule()
+    }
+
+    fn ceiling(&self, model: usize) -> u64 {
+        self.memory.ceiling(model)
+    }
+
+    fn allocate(
+        &mut self,
+        model: usize,
+        request: u64,
+        granules: u64,
+        capacity: u64,
+    ) -> anyhow::Result<Option<Held>> {
+        let stamp = self.first + request;
+        // Dropped if it is of a request that gave way to an older one.
+        let asked = self.asked[model].take();
+        match asked.filter(|asked| asked.request == request && asked.granules == granules) {
+            Some(Asked {
+                state: Waiting::Granted(block),
+                ..
+            }) => return self.memory.hold(block, model, stamp, granules).map(Some),
+            Some(asked) if matches!(asked.state, Waiting::Pending(_)) => {
+                self.asked[model] = Some(asked);
+                return Ok(None);
+            }
+            _ => {}
+        }
+        if let Some(held) = self.memory.allocate(model, stamp, granules, capacity)? {
+            return Ok(Some(held));
+        }
+        if !self.asks {
+            return Ok(None);
+        }
+        self.counts.waits += 1;
+        self.asked[model] = Some(Asked {
+            request,
+            granules,
+            state: Waiting::Pending(self.memory.ask(model, granules, capacity)),
+        });
+        Ok(None)
+    }
+
+    fn grow(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
+        if self.memory.grow(held, granules)? {
+            return Ok(true);
+        }
+        for asked in self.asked.iter_mut().flatten() {
+            // This withdraws the request, and gives back what it was granted.
+            asked.state = Waiting::GaveWay;
+            if self.memory.grow(held, granules)? {
+                return Ok(true);
+            }
+        }
+        self.counts.growth_refused += 1;
+        self.counts.growth_refused_behind += u64::from(self.memory.is_behind());
+        Ok(false)
+    }
+
+    fn free(&mut self, held: Held) -> anyhow::Result<()> {
+        self.memory.free(held)
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        self.memory.settle()
+    }
+
+    fn last_refusal(&self) -> Option<String> {
+        self.memory.last_refusal()
+    }
+
+    fn now(&self, due: Nanos) -> Nanos {
+        due.max(self.clock.now())
+    }
+
+    fn pause(&mut self, due: Option<Nanos>) -> anyhow::Result<Option<Nanos>> {
+        loop {
+            let wanted = !self.unwanted.load(Ordering::Relaxed);
+            ensure!(wanted, "the replay that started this process has ended");
+            (self.lives)()?;
+            if self.may_fit()? {
+                return Ok(Some(self.clock.now()));
+            }
+            let left = match due {
+                Some(due) => {
+                    let (due, now) = (self.clock.at(due), self.clock.start.elapsed());
+                    self.counts.late = self.counts.late.max(now.saturating_sub(due));
+                    due.saturating_sub(now)
+                }
+                None if self.asked.iter().all(Option::is_none) => return Ok(None),
+                None => LOOK,
+            };
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::park_timeout(left.min(LOOK));
+        }
+    }
+
+    fn keeps_course(&self) -> bool {
+        true
+    }
+}
+
+/// Ends the pause of the thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -33,7 +33,7 @@ fn words(counts: &[u64]) -> Arc<Vec<Word>> {
 }
 
 fn charge(words: &[Word], me: usize, granules: u64) -> Attempt {
-    charge::attempt(words, me, granules, || LIMIT, || 0)
+    charge::attempt(words, me, granules, || LIMIT)
 }
 
 fn charged(words: &[Word]) -> u64 {

@@ -134,7 +134,7 @@ proptest! {
         let refused = Description::from_bytes(cut).unwrap_err();
         let short = DescriptionError::Length {
             length: cut.len() as u64,
-            wanted: if cut.len() < 56 { 56 } else { bytes.len() as u64 },
+            wanted: if cut.len() < 72 { 72 } else { bytes.len() as u64 },
         };
         prop_assert_eq!(refused, short);
         let wanted = bytes.len() as u64;
@@ -150,13 +150,13 @@ proptest! {
         ours in any::<bool>(),
         (places, extents) in (0u32..4, 0u32..12),
     ) {
-        if ours && bytes.len() >= 56 {
+        if ours && bytes.len() >= 72 {
             bytes[..8].copy_from_slice(b"cuvmm-sh");
-            bytes[8..10].copy_from_slice(&2u16.to_le_bytes());
+            bytes[8..10].copy_from_slice(&3u16.to_le_bytes());
             bytes[44..48].copy_from_slice(&places.to_le_bytes());
             bytes[48..52].copy_from_slice(&extents.to_le_bytes());
             bytes[52..56].fill(0);
-            bytes.resize(56 + 24 * (places + extents) as usize, 0);
+            bytes.resize(72 + 24 * (places + extents) as usize, 0);
         }
         drop(consistent(&bytes));
     }
@@ -204,10 +204,10 @@ fn each_refusal() {
         field("first bytes", u64::from_le_bytes(*b"cuvmm-sx"))
     );
     assert_eq!(
-        refused(&|told| told.version = 3),
+        refused(&|told| told.version = 2),
         DescriptionError::Version {
-            version: 3,
-            known: 2
+            version: 2,
+            known: 3
         }
     );
     for access in [0, 2, 4, u16::MAX] {
@@ -325,12 +325,13 @@ fn each_refusal() {
         );
     }
     // Reserved fields must be zero.
-    for at in [52, 56 + 24 + 20] {
+    for at in [52, 56, 72 + 24 + 20] {
         let mut bytes = good.bytes();
         bytes[at] = 1;
         let error = consistent(&bytes).unwrap_err();
         match at {
             52 => assert_eq!(error, field("reserved field", 1)),
+            56 => assert_eq!(error, field("number of a ledger", 1)),
             _ => assert_eq!(error, field("place of an extent", 0)),
         }
     }

@@ -202,7 +202,9 @@ pub enum ShareError {
         reason: String,
     },
     /// The ledger counts no more exported blocks.
-    #[error("256 exported blocks of the processes of one ledger are in use, and no more are counted")]
+    #[error(
+        "256 exported blocks of the processes of one ledger are in use, and no more are counted"
+    )]
     TooManyExports,
     /// The process that offered the memory has given it back. An offer that lives prevents that.
     #[error("the process that offered the memory has given it back: it has to be offered again")]

@@ -79,8 +79,8 @@ pub(super) enum Attempt {
     Contended,
 }
 
-/// Attempts to charge the process of word `me` with `granules`. `limit` is read, and `besides`
-/// counts what is charged in no process's word, after the tentative granules are visible.
+/// Attempts to charge the process of word `me` with `granules`. `limit` is read after the
+/// tentative granules are visible.
 ///
 /// Only the owner of the word may call this, one call at a time.
 pub(super) fn attempt(
@@ -88,7 +88,6 @@ pub(super) fn attempt(
     me: usize,
     granules: u64,
     limit: impl FnOnce() -> u64,
-    besides: impl FnOnce() -> u64,
 ) -> Attempt {
     let Some(own) = words.get(me) else {
         return Attempt::Full { left: 0 };
@@ -104,7 +103,7 @@ pub(super) fn attempt(
         return Attempt::Contended;
     }
     fence(Ordering::SeqCst);
-    let (mut sum, mut others_tentative) = (besides(), 0);
+    let (mut sum, mut others_tentative) = (0_u64, 0);
     for (index, word) in words.iter().enumerate() {
         let count = Count(word.load());
         sum = count.total().saturating_add(sum);

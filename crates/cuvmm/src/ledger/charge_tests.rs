@@ -1,7 +1,7 @@
 //! Tests of [`charge`](super::charge). They are in a file of their own because `tests/ledger_loom.rs`
 //! includes that module.
 
-use super::charge::{Attempt, COUNT_BITS, Count, MOST, attempt, lower, discard, refund};
+use super::charge::{Attempt, COUNT_BITS, Count, MOST, attempt, discard, lower, refund};
 use super::word::Word;
 
 fn words(counts: &[u64]) -> Vec<Word> {
@@ -9,7 +9,7 @@ fn words(counts: &[u64]) -> Vec<Word> {
 }
 
 fn charge(words: &[Word], me: usize, granules: u64, limit: u64) -> Attempt {
-    attempt(words, me, granules, || limit, || 0)
+    attempt(words, me, granules, || limit)
 }
 
 fn charged(words: &[Word]) -> Vec<u64> {
@@ -30,14 +30,6 @@ fn charges_add_up_to_the_limit_and_no_further() {
     assert_eq!(refund(&words[0], 2), 2);
     assert_eq!(charge(&words, 1, 2, 10), Attempt::Charged);
     assert_eq!(charged(&words), [4, 2, 4]);
-}
-
-#[test]
-fn what_is_counted_besides_leaves_less() {
-    let words = words(&[0, 0]);
-    let outcome = attempt(&words, 0, 8, || 10, || 3);
-    assert_eq!(outcome, Attempt::Full { left: 7 });
-    assert_eq!(attempt(&words, 0, 7, || 10, || 3), Attempt::Charged);
 }
 
 #[test]

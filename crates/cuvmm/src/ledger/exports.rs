@@ -20,25 +20,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::layout::{HOLDERS, Layout};
+use super::layout::{Export, Layout};
 use super::word::{Word, fence};
-
-/// The most blocks that the processes of a ledger can export.
-pub(super) const EXPORTS: usize = 256;
-
-/// The entry of one exported block.
-#[repr(C)]
-pub(super) struct Export {
-    /// [`Found`].
-    state: Word,
-    /// The granules of the block. Only the owner writes them.
-    granules: Word,
-    /// One bit for each slot in the low halves, sequence numbers in the high ones.
-    holders: [Word; HOLDERS],
-    unused: [Word; 2],
-}
-
-const _: () = assert!(size_of::<Export>() == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -137,33 +120,34 @@ impl Export {
     }
 
     #[cfg(test)]
-    pub(super) fn new() -> Self {
-        let word = || Word::new(0);
-        Self {
-            state: word(),
-            granules: word(),
-            holders: std::array::from_fn(|_| word()),
-            unused: std::array::from_fn(|_| word()),
-        }
+    pub(super) fn fill(&self, mut value: impl FnMut() -> u64) {
+        let words = [&self.state, &self.granules].into_iter();
+        words
+            .chain(&self.holders)
+            .for_each(|word| word.store(value()));
     }
 }
 
 /// Takes an entry for a block of `granules` whose owner is slot `owner`; `None` if all are taken.
 pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<ExportId> {
-    layout.exports.iter().enumerate().find_map(|(index, export)| {
-        let found = Found(export.state.load());
-        if found.kind() != Kind::Free {
-            return None;
-        }
-        let taken = found.taken().wrapping_add(1) & (u64::MAX >> 16);
-        let open = Found::new(Kind::Open, owner, taken);
-        // No process can name the entry before this one tells its name.
-        let is_mine = export.state.replace(found.0, open.0);
-        is_mine.then(|| {
-            export.granules.store(granules);
-            ExportId::new(index, taken)
+    layout
+        .exports
+        .iter()
+        .enumerate()
+        .find_map(|(index, export)| {
+            let found = Found(export.state.load());
+            if found.kind() != Kind::Free {
+                return None;
+            }
+            let taken = found.taken().wrapping_add(1) & (u64::MAX >> 16);
+            let open = Found::new(Kind::Open, owner, taken);
+            // No process can name the entry before this one tells its name.
+            let is_mine = export.state.replace(found.0, open.0);
+            is_mine.then(|| {
+                export.granules.store(granules);
+                ExportId::new(index, taken)
+            })
         })
-    })
 }
 
 /// Adds granules to an open entry of the caller; returns `false` if it is not open.
@@ -203,7 +187,10 @@ fn end(export: &Export, found: Found, may: impl Fn() -> bool) -> bool {
 /// Names an entry for slot `me`, which is about to import its memory. Returns `false` if the memory
 /// was given back.
 pub(super) fn name(layout: &Layout, id: ExportId, me: usize) -> bool {
-    let is_open = || id.find(layout).filter(|(_, found)| found.kind() == Kind::Open);
+    let is_open = || {
+        id.find(layout)
+            .filter(|(_, found)| found.kind() == Kind::Open)
+    };
     let Some((export, _)) = is_open() else {
         return false;
     };
@@ -259,7 +246,9 @@ pub(super) fn all(layout: &Layout) -> impl Iterator<Item = Shown> {
         let found = Found(export.state.load());
         let holders = export.holders.iter().enumerate().flat_map(|(index, word)| {
             let bits = word.load();
-            (0..32).filter(move |bit| bits & (1 << bit) != 0).map(move |bit| 32 * index + bit)
+            (0..32)
+                .filter(move |bit| bits & (1 << bit) != 0)
+                .map(move |bit| 32 * index + bit)
         });
         (found.kind() != Kind::Free).then(|| Shown {
             owner: found.owner(),

@@ -6,7 +6,6 @@
 
 use super::bell::Bell;
 use super::charge::Count;
-use super::exports::{EXPORTS, Export};
 use super::word::Word;
 
 /// The most processes in one ledger.
@@ -18,8 +17,8 @@ pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 /// The version of the layout. A ledger of another version is refused.
 pub(super) const VERSION: u64 = 3;
 
-/// The words that have one bit for each slot in their low halves.
-pub(super) const HOLDERS: usize = SLOTS / 32;
+/// The most blocks that the processes of a ledger can export.
+pub(super) const EXPORTS: usize = 256;
 
 /// The length of a process's name in bytes.
 pub(super) const NAME: usize = 64;
@@ -30,7 +29,6 @@ pub(super) struct Layout {
     /// The charge of each process; see [`charge`](super::charge).
     pub(super) charges: [Word; SLOTS],
     pub(super) slots: [Slot; SLOTS],
-    /// See [`exports`](super::exports).
     pub(super) exports: [Export; EXPORTS],
 }
 
@@ -101,7 +99,20 @@ pub(super) struct Slot {
     pub(super) unused: [Word; 37],
 }
 
+/// The entry of one exported block. See [`exports`](super::exports).
+#[repr(C)]
+pub(super) struct Export {
+    /// The use of the entry, its owner's slot, and how often it was taken.
+    pub(super) state: Word,
+    /// The granules of the block. Only the owner writes them.
+    pub(super) granules: Word,
+    /// One bit for each slot in the low halves, sequence numbers in the high ones.
+    pub(super) holders: [Word; SLOTS / 32],
+    pub(super) unused: [Word; 2],
+}
+
 const _: () = {
+    assert!(size_of::<Export>() == 64);
     assert!(size_of::<Header>() == 512);
     assert!(size_of::<Slot>() == 512);
 };

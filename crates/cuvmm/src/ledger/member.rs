@@ -442,7 +442,7 @@ impl Member {
         let mut pause = Duration::from_micros(1);
         loop {
             let limit = || self.limit_now();
-            match charge::attempt(&layout.charges, self.index, granules, limit, || 0) {
+            match charge::attempt(&layout.charges, self.index, granules, limit) {
                 Attempt::Charged => return Ok(()),
                 Attempt::Full { .. } if self.foreign_is_less() => {}
                 Attempt::Full { left } => {

@@ -103,6 +103,8 @@ mod charge_tests;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod exports_tests;
+#[cfg(test)]
 mod tests;
 
 use std::fmt;

@@ -53,7 +53,9 @@ impl State {
         };
         let marks = list.iter().map(|(_, physical)| physical.export_mark());
         let known = marks.clone().find_map(|mark| mark.counted_as());
-        let new = list.iter().filter(|(_, it)| it.export_mark().counted_as().is_none());
+        let new = list
+            .iter()
+            .filter(|(_, it)| it.export_mark().counted_as().is_none());
         let bytes = new.map(|(_, physical)| physical.size()).sum();
         let block = joined.member.export(known, bytes);
         let block = block.ok_or(ShareError::TooManyExports)?;

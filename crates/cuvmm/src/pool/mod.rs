@@ -163,8 +163,8 @@ pub use block::Block;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
-pub(crate) use exported::Promised;
 pub use exported::ExportedBlock;
+pub(crate) use exported::Promised;
 pub(crate) use fork::Prefix;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use gate::Use;

@@ -118,7 +118,7 @@ impl Raw {
     pub fn head(&self, kind: u16, body: &[u8], handles: usize) -> Head {
         Head {
             magic: *b"cvmm",
-            version: 2,
+            version: 3,
             kind,
             serial: self.serial,
             length: body.len() as u32,
@@ -201,6 +201,8 @@ pub struct AdviceRecord {
     pub size: u64,
     pub elements: u64,
     pub element_size: u32,
+    /// A ledger's number, and the name of the memory in it.
+    pub counted: (u64, u64),
     /// Kind, number, identity.
     pub places: Vec<(i32, i32, [u8; 16])>,
     /// Offset, size, place.
@@ -212,13 +214,14 @@ impl AdviceRecord {
     pub fn of(uuid: [u8; 16], granule: u64, extents: u64) -> Self {
         Self {
             magic: *b"cuvmm-sh",
-            version: 2,
+            version: 3,
             access: 1,
             handle_type: 1,
             granularity: granule,
             size: extents * granule,
             elements: 0,
             element_size: 0,
+            counted: (0, 0),
             places: vec![(1, 0, uuid)],
             extents: (0..extents)
                 .map(|index| (index * granule, granule, 0))
@@ -238,6 +241,8 @@ impl AdviceRecord {
         bytes.extend((self.places.len() as u32).to_le_bytes());
         bytes.extend((self.extents.len() as u32).to_le_bytes());
         bytes.extend([0; 4]);
+        bytes.extend(self.counted.0.to_le_bytes());
+        bytes.extend(self.counted.1.to_le_bytes());
         for (kind, id, uuid) in &self.places {
             bytes.extend(kind.to_le_bytes());
             bytes.extend(id.to_le_bytes());

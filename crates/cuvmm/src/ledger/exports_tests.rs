@@ -27,7 +27,7 @@ fn an_entry_is_freed_when_it_is_closed_and_nothing_names_it() {
     let id = take(layout, OWNER, 5).unwrap();
     assert!(grow(layout, id, 3));
     assert!(name(layout, id, USER) && name(layout, id, OWNER));
-    let shown = all(&layout).next().unwrap();
+    let shown = all(layout).next().unwrap();
     assert_eq!((shown.owner, shown.granules), (OWNER, 8));
     assert_eq!(shown.holders, [OWNER, USER]);
     assert!(close(layout, id), "two have it");
@@ -35,10 +35,10 @@ fn an_entry_is_freed_when_it_is_closed_and_nothing_names_it() {
     assert!(!grow(layout, id, 1));
     remove_name(layout, id, OWNER);
     assert!(close(layout, id), "one has it");
-    assert!(all(&layout).next().unwrap().is_given_back);
+    assert!(all(layout).next().unwrap().is_given_back);
     remove_name(layout, id, USER);
     assert!(!close(layout, id), "none has it");
-    assert_eq!(all(&layout).count(), 0);
+    assert_eq!(all(layout).count(), 0);
     assert!(!close(layout, id), "again");
 }
 
@@ -101,7 +101,7 @@ fn a_stopped_collector_changes_nothing_for_the_next_owner_of_the_slot() {
         }
         false
     });
-    assert_eq!(all(&layout).next().unwrap().holders, [USER]);
+    assert_eq!(all(layout).next().unwrap().holders, [USER]);
 
     remove_names(layout, USER, || true);
     let asked = Cell::new(false);
@@ -127,7 +127,7 @@ fn any_contents_can_be_read() {
         for export in &layout.exports {
             export.fill(|| random.u64(..));
         }
-        for shown in all(&layout) {
+        for shown in all(layout) {
             assert!(shown.holders.iter().all(|&slot| slot < 128));
         }
         lent(layout, OWNER, || true);

@@ -275,6 +275,11 @@ where
     assert_eq!((device.drop_failures(), device.leaked()), (0, 0));
     // An open device keeps the events that it has recorded for reuse.
     drop(device);
+    // A pool that a ledger's thread asks while its last handle is dropped ends on that thread.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while !machine.live().is_nothing() && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
     let live = machine.live();
     assert!(live.is_nothing(), "left behind: {live:?}");
 }

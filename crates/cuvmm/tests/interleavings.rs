@@ -29,7 +29,9 @@ use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
 use cuvmm::driver::{Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::pool::PoolBuilder;
-use cuvmm::{Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+use cuvmm::{
+    Access, Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant,
+};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
 use shuttle::{Config, Runner};
@@ -157,6 +159,20 @@ where
         machine
             .queue_kernel(D0, stream.as_raw(), vec![], writes)
             .unwrap();
+    }
+
+    /// Queues a kernel on a block that other threads may move or put to sleep: such work needs a
+    /// lease. Queues nothing if the block sleeps.
+    fn launch_leased(&self, block: &Block, stream: &Stream) {
+        match block.lease_for(Access::ReadWrite) {
+            // The stream is not held back, so the kernel has ended when the lease does.
+            Ok(lease) => {
+                self.launch(block, stream);
+                drop(lease);
+            }
+            Err(MemoryError::Asleep { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Checks the invariants that hold at any moment.
@@ -1258,7 +1274,7 @@ fn batches_meet_those_who_take_move_and_sleep() {
                     }
                 }
                 for block in &blocks {
-                    scene.launch(block, &stream);
+                    scene.launch_leased(block, &stream);
                 }
             });
             scope.spawn(|| {
@@ -1266,7 +1282,7 @@ fn batches_meet_those_who_take_move_and_sleep() {
                 if let Ok(row) = row.try_allocate_adjacent(2) {
                     let row: Vec<Used<'_>> = row.into_iter().map(|it| scene.claim(it)).collect();
                     for block in &row {
-                        scene.launch(block, &stream);
+                        scene.launch_leased(block, &stream);
                     }
                 }
                 drop(scene.had(b.block(6 * G).home_stream(&stream).try_allocate()));

@@ -186,7 +186,7 @@ pub enum LedgerRefusal {
     /// The process's own limit is reached.
     ProcessLimit,
     /// A request of another process has waited longer. Until it is served or ends, other processes
-    /// are charged only within their guarantees.
+    /// are charged for new blocks only within their guarantees.
     OlderRequest,
     /// Other processes charged at the same time, again and again.
     Contended,

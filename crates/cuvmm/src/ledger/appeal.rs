@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::charge::Count;
 use super::control::{Commands, PoolReport};
 use super::givers::Offer;
 use super::member::Member;
+use super::turns::Unmet;
 
 /// The rounds of a waiting request after which the first process calls its hooks. A round takes
 /// five milliseconds.
@@ -25,55 +25,6 @@ const TURN: u64 = 10;
 pub(super) enum Step {
     Hooks,
     Sleep,
-}
-
-/// The memory that requests of other processes lack.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Unmet {
-    /// Granules beyond what is left.
-    pub(super) need: u64,
-    /// The most rounds that one of the requests has waited.
-    pub(super) rounds: u64,
-    /// The newest ticket of the requests of other processes; 0 if there is none.
-    pub(super) newest: u64,
-    /// The ticket and slot of the oldest request of another process.
-    pub(super) oldest: Option<(u64, usize)>,
-}
-
-impl Unmet {
-    /// Returns what older requests of other processes lack, and those of this one if it has several
-    /// pools.
-    pub(super) fn of(member: &Member) -> Self {
-        let layout = member.file().layout();
-        let own = member.oldest_ticket().unwrap_or(u64::MAX);
-        let mut unmet = Self::default();
-        let mut seen = member.seen();
-        for (index, slot) in layout.slots.iter().enumerate() {
-            let (ticket, is_own) = (slot.ticket.load(), index == member.index());
-            let is_older = match is_own {
-                // Another pool of this process may have idle what one of them waits for.
-                true => member.givers().are_several(),
-                false => ticket < own,
-            };
-            if !is_older || !seen.is_waiting(index, slot) {
-                continue;
-            }
-            unmet.need = unmet.need.saturating_add(slot.want.load());
-            unmet.rounds = unmet.rounds.max(slot.round.load());
-            if !is_own {
-                unmet.newest = unmet.newest.max(ticket);
-                let found = (ticket, index);
-                unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));
-            }
-        }
-        let charged = layout
-            .charges
-            .iter()
-            .map(|it| Count::of(it.load()).charged());
-        let left = member.limit_now().saturating_sub(charged.sum());
-        unmet.need = unmet.need.saturating_sub(left);
-        unmet
-    }
 }
 
 /// The steps that this process has done for other processes.

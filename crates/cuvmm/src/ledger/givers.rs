@@ -19,6 +19,9 @@ pub(crate) trait Giver: Send + Sync {
     /// Gives back what it does not need, without a driver call.
     fn give_unneeded(&self);
 
+    /// Makes its new blocks leave idle memory to an older request of another process, or ends that.
+    fn leave_idle_to_others(&self, yes: bool);
+
     /// Returns the next hook to be called for another process that lacks `bytes`, and its tenant:
     /// of the tenant with the lowest priority that holds memory above its guarantee and is not in
     /// `asked`.

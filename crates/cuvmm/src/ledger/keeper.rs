@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::appeal::{Appeals, Unmet};
+use super::appeal::Appeals;
 use super::charge::Count;
 use super::control::Commands;
 use super::dead;
 use super::file::LedgerFile;
 use super::givers::{Offer, share};
 use super::member::Member;
+use super::turns::Unmet;
 use crate::error::LedgerError;
 
 /// How often the thread looks at the ledger unless it is woken.
@@ -73,6 +74,10 @@ impl Keeper {
         member.settle_lent();
         let unmet = Unmet::of(member);
         let need = unmet.need;
+        let others_lack = need > 0 && unmet.oldest.is_some();
+        member
+            .givers()
+            .each(|giver| giver.leave_idle_to_others(others_lack));
         if need > 0 {
             let offers = give(member, &unmet);
             self.appeals.begin(member, &self.commands, offers, &unmet);

@@ -56,6 +56,18 @@ pub(super) struct Wishes {
     pub(super) lingers: Duration,
 }
 
+/// The use of the memory that a pool is to be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A new block, memory that is to lie ready, or a guarantee. Behind requests of other processes
+    /// that have waited longer.
+    New,
+    /// More memory for a block that has some. A waiting request does not hold it up: work that cannot
+    /// go on gives up what it has, for other work that cannot go on either. What blocks can grow by
+    /// is bounded by their capacities, and no new block passes the waiting request.
+    Growth,
+}
+
 /// A process's membership in a ledger. Dropping it leaves the ledger.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -79,13 +91,13 @@ pub(crate) struct Member {
 
 /// The grants, guarantee and waiting requests of the process.
 #[derive(Debug, Default)]
-struct Account {
+pub(super) struct Account {
     /// Bytes that were granted to pools.
     used: u64,
     /// Memory that pools gave back and that other processes have.
     lent: Lent,
     /// Granules that are always charged.
-    guarantee: u64,
+    pub(super) guarantee: u64,
     /// Bytes that the pools have from the driver, and bytes that are lent.
     obtained: u64,
     /// How often something was granted, for noticing that the process is idle.
@@ -96,7 +108,7 @@ struct Account {
 
 impl Account {
     /// Returns the bytes that pools have and that are lent.
-    fn needed(&self) -> u64 {
+    pub(super) fn needed(&self) -> u64 {
         self.used.saturating_add(self.lent.bytes())
     }
 }
@@ -165,7 +177,7 @@ impl Member {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn account(&self) -> MutexGuard<'_, Account> {
+    pub(super) fn account(&self) -> MutexGuard<'_, Account> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -195,13 +207,18 @@ impl Member {
 
     /// Grants a pool `bytes`, and up to `least` if that is more and as much is left. Returns what it
     /// granted.
-    pub(crate) fn grant(&self, bytes: u64, least: u64) -> Result<u64, LedgerShortage> {
+    pub(crate) fn grant(
+        &self,
+        bytes: u64,
+        least: u64,
+        purpose: Purpose,
+    ) -> Result<u64, LedgerShortage> {
         if self.own_process().is_err() {
             return Err(self.shortage(self.granules(bytes), 0, LedgerRefusal::Replaced));
         }
         let mut account = self.account();
         let needed = account.needed();
-        let most = self.charge_to(&account, needed.saturating_add(bytes), least)?;
+        let most = self.charge_to(&account, needed.saturating_add(bytes), least, purpose)?;
         let granted = most.saturating_sub(needed).min(bytes.max(least));
         account.used = account.used.saturating_add(granted);
         account.grants = account.grants.wrapping_add(1);
@@ -287,7 +304,7 @@ impl Member {
         let mut account = self.account();
         if guarantee > account.guarantee {
             let wanted = guarantee.saturating_mul(self.granule.bytes());
-            self.charge_to(&account, wanted, 0)
+            self.charge_to(&account, wanted, 0, Purpose::New)
                 .map_err(LedgerError::Short)?;
         }
         account.guarantee = guarantee;
@@ -319,7 +336,7 @@ impl Member {
             }
             match &mut waiting {
                 Some(waiting) => waiting.renew(short.wanted),
-                none => *none = Some(self.wait(short.wanted)),
+                none => *none = Some(self.wait(self.next_ticket(), short.wanted)),
             }
             given.wait(rung, left.min(ROUND));
         }
@@ -393,9 +410,16 @@ impl Member {
         refunded
     }
 
-    /// Charges the process until `bytes` are covered: by at least `least` bytes if that is more and
-    /// they are left. Returns the bytes that are charged then.
-    fn charge_to(&self, account: &Account, bytes: u64, least: u64) -> Result<u64, LedgerShortage> {
+    /// Charges the process until `bytes` are covered: by at least `least` bytes if that is more,
+    /// they are left, and no request of another process waits for them. Returns the bytes that are
+    /// charged then.
+    fn charge_to(
+        &self,
+        account: &Account,
+        bytes: u64,
+        least: u64,
+        purpose: Purpose,
+    ) -> Result<u64, LedgerShortage> {
         let charged = || self.count().charged().saturating_mul(self.granule.bytes());
         let needed = self.granules(bytes);
         let Some(missing) = needed
@@ -413,9 +437,11 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        if self.is_behind(account) {
+        let is_behind = self.is_behind(account);
+        if is_behind && purpose == Purpose::New {
             return Err(refused(LedgerRefusal::OlderRequest, 0));
         }
+        let least = if is_behind { 0 } else { least };
         let grant = missing
             .max(self.granules(least))
             .min(most.saturating_sub(self.count().charged()));
@@ -499,7 +525,7 @@ impl Member {
     }
 
     /// Returns `true` if a request of another process waits that is older than this one's oldest.
-    fn is_behind(&self, account: &Account) -> bool {
+    pub(super) fn is_behind(&self, account: &Account) -> bool {
         let own = account.waiting.iter().map(|&(ticket, _)| ticket).min();
         let own = own.unwrap_or(u64::MAX);
         let mut seen = self.seen();
@@ -511,7 +537,17 @@ impl Member {
         })
     }
 
-    fn shortage(&self, missing: u64, left: u64, reason: LedgerRefusal) -> LedgerShortage {
+    /// Makes the ledger's thread look for idle memory that other processes wait for.
+    pub(crate) fn wake_keeper(&self) {
+        self.file.layout().header.wanted.ring();
+    }
+
+    pub(super) fn shortage(
+        &self,
+        missing: u64,
+        left: u64,
+        reason: LedgerRefusal,
+    ) -> LedgerShortage {
         let bytes = |granules: u64| granules.saturating_mul(self.granule.bytes());
         LedgerShortage {
             wanted: bytes(missing),
@@ -522,12 +558,17 @@ impl Member {
         }
     }
 
-    /// Begins to wait for memory: other processes that came later are charged only within their
-    /// guarantees, and are asked to give back memory. The request counts while the value lives and
-    /// is [renewed](Waiting::renew).
-    pub(crate) fn wait(self: &Arc<Self>, bytes: u64) -> Waiting {
+    /// Returns a place in the line of all requests, behind those that were returned before.
+    pub(crate) fn next_ticket(&self) -> u64 {
         let header = &self.file.layout().header;
-        let ticket = header.tickets.add(1).wrapping_add(1).max(1);
+        header.tickets.add(1).wrapping_add(1).max(1)
+    }
+
+    /// Begins to wait for memory with a [ticket](Self::next_ticket): other processes whose requests
+    /// came later are charged only within their guarantees, and are asked to give back memory. The
+    /// request counts while the value lives and is [renewed](Waiting::renew).
+    pub(crate) fn wait(self: &Arc<Self>, ticket: u64, bytes: u64) -> Waiting {
+        let header = &self.file.layout().header;
         let mut account = self.account();
         account.waiting.push((ticket, bytes));
         self.publish(&account);
@@ -602,6 +643,10 @@ pub(crate) struct Waiting {
 const ROUND: Duration = Duration::from_millis(5);
 
 impl Waiting {
+    pub(crate) const fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
     /// Shows that the request still waits, for `bytes`.
     pub(crate) fn renew(&mut self, bytes: u64) {
         let member = &self.member;

@@ -28,8 +28,13 @@
 //! [pressure hooks](crate::pool::TenantBuilder::on_pressure) of their tenants, then, in processes
 //! that [allow it](LedgerBuilder::sleep_for_others), the function that puts tenants to sleep. Each is
 //! called once for a waiting request, until enough is idle. Memory in use is never taken without the
-//! program's doing. While a request waits, requests of other processes that came later are refused
-//! what is beyond their guarantees.
+//! program's doing.
+//!
+//! While a request waits, new blocks of other processes that came later are refused what is beyond
+//! their guarantees ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest)), out
+//! of their own idle memory too. Blocks that they have can still grow: otherwise work that has begun
+//! would give up its memory for work that has not. Each future is a request of its own, with a place
+//! in the line from its first poll on.
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
 //! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
@@ -96,6 +101,7 @@ mod metrics;
 mod proc;
 mod seen;
 mod stats;
+mod turns;
 mod word;
 
 #[cfg(test)]
@@ -129,7 +135,7 @@ use crate::error::{ArgumentError, LedgerError};
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, Member, NamedExport, Waiting};
+pub(crate) use member::{GRANT, Member, NamedExport, Purpose, Waiting};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
 pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats};

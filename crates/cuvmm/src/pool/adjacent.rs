@@ -143,6 +143,7 @@ impl Locked<'_> {
         count: usize,
     ) -> Result<Lot, BlockError> {
         let needs = self.needs_apart(id, wanted)?;
+        self.leave_to_others(id, needs.used.saturating_mul(count as u64))?;
         self.purge_some();
         // A stream cache hands out single blocks: their slots are available here only after a
         // sweep.

@@ -14,6 +14,7 @@ use super::wait::{Attempt, Wait};
 use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
+use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::region::Uses;
 
@@ -74,6 +75,7 @@ impl Locked<'_> {
         wanted: &Wanted<'_>,
     ) -> Result<(Change, Box<Slot>), BlockError> {
         let needs = self.needs(id, wanted)?;
+        self.leave_to_others(id, needs.used)?;
         self.purge_some();
         let found = self.find_slot(id, &needs, wanted.home);
         let new = found.is_none();
@@ -81,7 +83,7 @@ impl Locked<'_> {
             Some(slot) => slot,
             None => {
                 // Without memory no addresses are reserved.
-                self.reclaim_for(id, needs.used)?;
+                self.reclaim_for(id, needs.used, Purpose::New)?;
                 let opened = self.open_slots(id, needs.class, 1)?.next();
                 opened.ok_or(ArgumentError::Overflow {
                     what: BYTES,

@@ -90,7 +90,7 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<(), BlockError> {
         Self::check_free(slot, begun, bytes)?;
-        self.reclaim_for(slot.id.tenant, bytes)?;
+        self.reclaim_for(slot.id.tenant, bytes, slot.purpose())?;
         let charge = self.charge_for(slot.id, bytes);
         let placed = self.place(slot, begun, bytes, claims);
         match placed {

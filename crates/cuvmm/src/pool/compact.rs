@@ -13,6 +13,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::ledger::Purpose;
 use crate::own::{Access, Stream};
 use crate::region::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 
@@ -264,7 +265,7 @@ impl Locked<'_> {
         let lacking = run.size.saturating_sub(there);
         if lacking <= self.budget.ungranted() {
             // If a ledger refuses, there is no memory for the copy.
-            self.grant(lacking, 0);
+            self.grant(lacking, 0, Purpose::New);
         }
         let physicals = self.gather(tenant, run.size, run.largest, false)?;
         if physicals.len() < run.extents.len() {

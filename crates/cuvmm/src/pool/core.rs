@@ -140,14 +140,20 @@ impl Core {
         // Under the lock, so that a thread that has just looked cannot begin to wait after this.
         // This is not an operation: work that others put off must not be done here, by a thread
         // that may be unwinding.
-        let mapper = self.look(|state| {
+        let (mapper, others_lack) = self.look(|state| {
             state.freed_count += freed_count;
             state.told += 1;
             let mapper = mapper.filter(|_| !state.queue.is_empty());
             state.queue.memory_freed |= mapper.is_some();
-            mapper
+            (mapper, state.others_lack)
         });
         self.freed.notify_all();
+        if freed_count > 0
+            && let Some(joined) = self.ledger.get()
+            && others_lack
+        {
+            joined.member.wake_keeper();
+        }
         if let Some(mapper) = mapper {
             mapper.wake(Urgency::Now);
         }

@@ -9,7 +9,7 @@ use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::state::State;
 use crate::error::{LedgerShortage, PoolError, ShareError};
-use crate::ledger::GRANT;
+use crate::ledger::{GRANT, Purpose};
 use crate::own::Physical;
 use crate::region::Extent;
 
@@ -67,17 +67,27 @@ impl State {
 impl Locked<'_> {
     /// Makes the ledger grant what a tenant lacks to be charged `bytes` more. Returns the refusal
     /// if it does not. Releases the lock.
-    pub(super) fn grant_for(&mut self, id: TenantId, bytes: u64) -> Option<LedgerShortage> {
+    pub(super) fn grant_for(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Option<LedgerShortage> {
         let lacking = self.budget.lacks_grant(id, bytes);
-        self.grant(lacking, GRANT)
+        self.grant(lacking, GRANT, purpose)
     }
 
     /// Makes the ledger grant `bytes`, and up to `least` if that is more and there is as much.
     /// Returns the refusal if it does not. Releases the lock.
-    pub(super) fn grant(&mut self, bytes: u64, least: u64) -> Option<LedgerShortage> {
+    pub(super) fn grant(
+        &mut self,
+        bytes: u64,
+        least: u64,
+        purpose: Purpose,
+    ) -> Option<LedgerShortage> {
         let joined = self.core().ledger.get().filter(|_| bytes > 0)?;
         let least = least.min(self.budget.ungranted());
-        match self.unlocked(|| joined.member.grant(bytes, least)) {
+        match self.unlocked(|| joined.member.grant(bytes, least, purpose)) {
             Ok(granted) => {
                 self.budget.grant(granted);
                 None
@@ -99,7 +109,7 @@ impl Locked<'_> {
             if lacking == 0 || self.core().ledger.get().is_none() {
                 return Ok(released);
             }
-            if let Some(refused) = self.grant(lacking, 0) {
+            if let Some(refused) = self.grant(lacking, 0, Purpose::New) {
                 return Err(PoolError::Ledger(refused));
             }
             released = true;

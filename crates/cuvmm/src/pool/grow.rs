@@ -19,6 +19,7 @@ use super::unshare::Refused;
 use super::wait::{Attempt, Wait};
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::growth::Steps;
+use crate::ledger::Purpose;
 use crate::own::Stream;
 
 impl Slot {
@@ -252,7 +253,7 @@ impl Locked<'_> {
         }
         let wished = need.steps.end(to, begun, to, need.most);
         if wished > to {
-            self.grant_for(id, wished - begun);
+            self.grant_for(id, wished - begun, Purpose::New);
         }
         // Precommitted memory is made only of memory that no tenant holds.
         if wished > to && wished - begun <= self.budget.available_to(id) {

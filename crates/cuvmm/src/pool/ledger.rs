@@ -6,11 +6,13 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::joined::Joined;
+use super::queue::Lacking;
 use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{Change, Giver, Hook, Member, PoolReport, TenantReport, Waiting};
+use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,15 +56,29 @@ impl Core {
     pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<u64>) {
         match (self.ledger.get(), lacking, &mut *waiting) {
             (Some(_), Some(bytes), Some(waiting)) => waiting.renew(bytes),
-            (Some(joined), Some(bytes), none) => *none = Some(joined.member.wait(bytes)),
+            (Some(joined), Some(bytes), none) => {
+                let ticket = joined.member.next_ticket();
+                *none = Some(joined.member.wait(ticket, bytes));
+            }
             _ => *waiting = None,
         }
     }
 
-    /// Shows other processes what the queue of futures waits for.
-    pub(super) fn queue_in_ledger(&self, lacking: Option<u64>) {
-        if let Some(joined) = self.ledger.get() {
-            self.wait_in_ledger(&mut lock(&joined.queued), lacking);
+    /// Shows other processes what the queue of futures waits for, at the place of its oldest
+    /// request.
+    pub(super) fn queue_in_ledger(&self, lacking: Option<Lacking>) {
+        let Some(joined) = self.ledger.get() else {
+            return;
+        };
+        let mut queued = lock(&joined.queued);
+        match (lacking, &mut *queued) {
+            (Some(Lacking { ticket, bytes }), Some(waiting)) if waiting.ticket() == ticket => {
+                waiting.renew(bytes);
+            }
+            (Some(Lacking { ticket, bytes }), queued) => {
+                *queued = Some(joined.member.wait(ticket, bytes));
+            }
+            (None, queued) => *queued = None,
         }
     }
 }
@@ -87,6 +103,30 @@ impl Locked<'_> {
 }
 
 impl Locked<'_> {
+    /// Refuses a new block while idle memory is owed to an older request of another process.
+    pub(super) fn leave_to_others(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
+        if !self.others_lack {
+            return Ok(());
+        }
+        let Some(joined) = self.core().ledger.get() else {
+            return Ok(());
+        };
+        let granted = self.budget.granted();
+        let in_use = || granted.saturating_sub(self.idle_bytes());
+        match joined.member.owes(bytes, granted, in_use) {
+            Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the bytes that could go back to the ledger now.
+    fn idle_bytes(&mut self) -> u64 {
+        // No tenant makes the request, so every tenant's guarantee counts.
+        let (_, others) = self.reach(TenantId(u64::MAX));
+        let (gained, free) = (others.gained(), self.free_list.bytes());
+        self.budget.unneeded_after(gained, gained + free)
+    }
+
     /// Reclaims and releases idle memory until at most `keep` bytes of the grant are needed.
     fn need_at_most(&mut self, keep: u64) -> Result<(), CallError> {
         self.purge_all();
@@ -110,11 +150,7 @@ impl Giver for Core {
             return 0;
         }
         let mut state = self.lock();
-        // No tenant makes the request, so every tenant's guarantee counts.
-        let (_, others) = state.reach(TenantId(u64::MAX));
-        let gained = others.gained();
-        let free = state.free_list.bytes();
-        let idle = state.budget.unneeded_after(gained, gained + free);
+        let idle = state.idle_bytes();
         Self::unlock(state);
         idle
     }
@@ -150,6 +186,17 @@ impl Giver for Core {
         if self.device.usable().is_ok() {
             self.lock().return_unneeded(0);
         }
+    }
+
+    fn leave_idle_to_others(&self, yes: bool) {
+        // Counted as a waiting request, so that freed blocks are announced instead of going to a
+        // stream cache.
+        let changed = self.look(|state| std::mem::replace(&mut state.others_lack, yes) != yes);
+        match changed {
+            true if yes => self.waiting.fetch_add(1, Ordering::SeqCst),
+            true => self.waiting.fetch_sub(1, Ordering::SeqCst),
+            false => 0,
+        };
     }
 
     fn report(&self) -> PoolReport {

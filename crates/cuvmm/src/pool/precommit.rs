@@ -16,7 +16,7 @@ use super::pace::Precommit;
 use super::state::{Policy, State};
 use crate::error::MemoryError;
 use crate::growth::Steps;
-use crate::ledger::GRANT;
+use crate::ledger::{GRANT, Purpose};
 use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -128,7 +128,7 @@ impl Locked<'_> {
             return false;
         };
         let missing = self.budget.lacks_grant(slot.tenant, step) > 0;
-        let granted = missing && self.grant_for(slot.tenant, step).is_none();
+        let granted = missing && self.grant_for(slot.tenant, step, Purpose::New).is_none();
         if granted && self.core().ledger.get().is_some() {
             self.request_precommit(slot);
         }
@@ -199,7 +199,7 @@ impl Locked<'_> {
         if lacking == 0 {
             return purged;
         }
-        self.grant(lacking, GRANT);
+        self.grant(lacking, GRANT, Purpose::New);
         if self.lacks_free() == 0 {
             return purged;
         }

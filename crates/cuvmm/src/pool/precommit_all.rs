@@ -12,6 +12,7 @@ use super::state::State;
 use super::tenant::Tenant;
 use crate::error::BlockError;
 use crate::growth::Steps;
+use crate::ledger::Purpose;
 
 impl Tenant {
     /// Precommits a step of memory behind each of the given blocks that has none, out of memory
@@ -41,7 +42,7 @@ impl Locked<'_> {
         let Some(step) = self.next_step(place) else {
             return true;
         };
-        self.grant_for(id, step);
+        self.grant_for(id, step, Purpose::New);
         // Checked first, since a refusal collects the figures of the whole pool.
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;

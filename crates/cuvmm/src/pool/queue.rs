@@ -39,6 +39,8 @@ pub(super) struct Request {
     group: Group,
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
+    /// Its place among the requests of all processes, if the pool is in a ledger.
+    pub(super) ticket: Option<u64>,
     /// `true` if it was attempted.
     pub(super) begun: bool,
     /// `true` if the block that was to grow is gone and the future still lives.
@@ -126,6 +128,13 @@ impl Group {
     }
 }
 
+/// Memory of a ledger that a request lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lacking {
+    pub(super) ticket: u64,
+    pub(super) bytes: u64,
+}
+
 /// The queue's record of a request whose turn it is.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -151,8 +160,9 @@ pub(super) struct Queue {
     listeners: BTreeSet<u64>,
     /// Answers that no future has taken yet.
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The most bytes that a request lacked of a ledger in the last pass.
-    pub(super) lacking: Option<u64>,
+    /// The requests that lacked memory of a ledger in the last pass, and the most bytes that one of
+    /// them lacked. Counted by the oldest one's ticket.
+    pub(super) lacking: Option<Lacking>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
     /// The current pause before the queue is searched again.
@@ -229,6 +239,7 @@ impl Queue {
         tenant: TenantId,
         want: Want,
         waker: Option<Waker>,
+        ticket: Option<u64>,
         granule: Granularity,
     ) -> u64 {
         let (number, group) = (self.next, Group::of(tenant, &want, granule));
@@ -247,11 +258,21 @@ impl Queue {
             group,
             want,
             waker,
+            ticket,
             begun: false,
             abandoned: false,
         };
         self.requests.insert(number, request);
         number
+    }
+
+    /// Notes that a request lacks `bytes` of a ledger.
+    pub(super) fn note_lacking(&mut self, number: u64, bytes: u64) {
+        let ticket = self.requests.get(&number).and_then(|it| it.ticket);
+        let Some(ticket) = ticket else { return };
+        let noted = self.lacking.get_or_insert(Lacking { ticket, bytes });
+        noted.ticket = noted.ticket.min(ticket);
+        noted.bytes = noted.bytes.max(bytes);
     }
 
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Request> {

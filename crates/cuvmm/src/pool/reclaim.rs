@@ -16,7 +16,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{BlockError, CallError, LedgerShortage};
-use crate::ledger::GRANT;
+use crate::ledger::{GRANT, Purpose};
 use crate::region::Round;
 
 /// One extent to be taken.
@@ -69,11 +69,16 @@ impl Plan {
 impl Locked<'_> {
     /// Makes room in the budget for charging a tenant `bytes` more. The caller charges the tenant
     /// before the lock is released.
-    pub(crate) fn reclaim_for(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
+    pub(crate) fn reclaim_for(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
             // What the tenant's own limit refuses has to come from the tenant, not from the ledger.
             let (own, _) = self.budget.missing(id, bytes);
-            let refused = self.grant_for(id, bytes.saturating_sub(own));
+            let refused = self.grant_for(id, bytes.saturating_sub(own), purpose);
             // This may release the lock, and what is missing may become free meanwhile.
             self.gather_idle();
             let (own, total) = self.budget.missing(id, bytes);
@@ -86,7 +91,7 @@ impl Locked<'_> {
             {
                 // What the ledger leaves and what can be reclaimed may be enough together.
                 let lacking = total - plan.gained;
-                if own <= plan.gained && self.grant(lacking, 0).is_none() {
+                if own <= plan.gained && self.grant(lacking, 0, purpose).is_none() {
                     continue;
                 }
                 self.return_unneeded(0);
@@ -114,8 +119,12 @@ impl Locked<'_> {
                 return Err(BlockError::OutOfMemory(self.shortage(id, bytes, 0)));
             }
         }
+        let purpose = match self.slot(slot) {
+            Some(slot) => slot.purpose(),
+            None => Purpose::New,
+        };
         while bytes > 0 && self.budget.is_overdrawn() {
-            let refused = self.grant_for(TenantId(u64::MAX), 0);
+            let refused = self.grant_for(TenantId(u64::MAX), 0, purpose);
             if refused.is_none() && !self.budget.is_overdrawn() {
                 break;
             }
@@ -133,7 +142,7 @@ impl Locked<'_> {
                 && plan.gained < total
             {
                 // As for new memory, both may be enough together.
-                if self.grant(total - plan.gained, 0).is_none() {
+                if self.grant(total - plan.gained, 0, purpose).is_none() {
                     continue;
                 }
                 return Err(self.short_of(id, bytes, plan.gained, Some(refused)));
@@ -169,7 +178,7 @@ impl Locked<'_> {
     }
 
     /// Returns the error for `bytes` that a tenant cannot be charged.
-    fn short_of(
+    pub(super) fn short_of(
         &self,
         id: TenantId,
         bytes: u64,
@@ -666,7 +675,7 @@ mod tests {
         drop(state);
         drop(other.allocate_on(&stream, 4 * G).unwrap());
         let mut state = pool.core.lock();
-        state.reclaim_for(me.id(), 3 * G).unwrap();
+        state.reclaim_for(me.id(), 3 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 3 * G));
     }
 
@@ -684,7 +693,7 @@ mod tests {
         drop(cached);
         let mut state = pool.core.lock();
         let keeps = |state: &State| state.slot(in_cache).unwrap().block.is_some();
-        state.reclaim_for(me.id(), 2 * G).unwrap();
+        state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
         state.permit_reuse(id, 2 * G).unwrap();
         state.make_address_room(G);
         assert!(!state.budget.is_overdrawn() && keeps(&state));
@@ -706,13 +715,13 @@ mod tests {
         let (me, other) = (tenant(&pool, "me", 0, 0), tenant(&pool, "other", 1, 0));
         leave_idle(&other, &[3, 2]);
         let mut state = pool.core.lock();
-        let refused = shortage(state.reclaim_for(me.id(), 8 * G));
+        let refused = shortage(state.reclaim_for(me.id(), 8 * G, Purpose::New));
         assert_eq!((refused.wanted, refused.available), (8 * G, 7 * G));
         assert_eq!((held(&state, &other), state.free_list.bytes()), (5, 0));
-        state.reclaim_for(me.id(), 5 * G).unwrap();
+        state.reclaim_for(me.id(), 5 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (3, 2 * G));
         assert_eq!(state.budget.available_to(me.id()), 5 * G);
-        state.reclaim_for(me.id(), 7 * G).unwrap();
+        state.reclaim_for(me.id(), 7 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 4 * G));
     }
 
@@ -726,12 +735,12 @@ mod tests {
         let _in_use = block(&me, 1);
         leave_idle(&me, &[2]);
         let mut state = pool.core.lock();
-        let refused = shortage(state.reclaim_for(me.id(), 3 * G));
+        let refused = shortage(state.reclaim_for(me.id(), 3 * G, Purpose::New));
         assert_eq!((refused.tenant_limit, refused.tenant_held), (3 * G, 3 * G));
         assert_eq!((held(&state, &me), held(&state, &other)), (3, 8));
-        state.reclaim_for(me.id(), G).unwrap();
+        state.reclaim_for(me.id(), G, Purpose::New).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 8));
-        state.reclaim_for(me.id(), 2 * G).unwrap();
+        state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (1, 8));
     }
 
@@ -742,23 +751,26 @@ mod tests {
         let (me, other) = (tenant(&pool, "me", 0, 0), tenant(&pool, "other", 0, 0));
         let in_use = block(&other, 2);
         let guard = pool.capture_guard();
-        shortage(pool.core.lock().reclaim_for(me.id(), 3 * G));
+        shortage(pool.core.lock().reclaim_for(me.id(), 3 * G, Purpose::New));
         drop(guard);
         let stream = rig.busy_stream();
         drop(other.allocate_on(&stream, 2 * G).unwrap());
-        let refused = shortage(pool.core.lock().reclaim_for(me.id(), G));
+        let refused = shortage(pool.core.lock().reclaim_for(me.id(), G, Purpose::New));
         assert_eq!(refused.pending_free, 2 * G);
         let guard = pool.capture_guard();
-        let captured = pool.core.lock().reclaim_for(me.id(), G);
+        let captured = pool.core.lock().reclaim_for(me.id(), G, Purpose::New);
         assert!(matches!(captured, Err(BlockError::Capturing(_))));
         rig.finish(&stream);
-        let captured = pool.core.lock().reclaim_for(me.id(), G);
+        let captured = pool.core.lock().reclaim_for(me.id(), G, Purpose::New);
         assert!(
             matches!(captured, Err(BlockError::Capturing(_))),
             "no fence is polled"
         );
         drop(guard);
-        pool.core.lock().reclaim_for(me.id(), 2 * G).unwrap();
+        pool.core
+            .lock()
+            .reclaim_for(me.id(), 2 * G, Purpose::New)
+            .unwrap();
         drop(in_use);
     }
 
@@ -777,11 +789,11 @@ mod tests {
         rig.fail(Call::MemRelease, 1);
         let mut state = pool.core.lock();
         // The exported memory is the oldest. The driver refuses to release one of its two extents.
-        let refused = shortage(state.reclaim_for(me.id(), 5 * G));
+        let refused = shortage(state.reclaim_for(me.id(), 5 * G, Purpose::New));
         assert_eq!((refused.quarantined, refused.available), (G, 4 * G));
         assert_eq!((held(&state, &other), state.budget.obtained()), (3, 4 * G));
         // Memory that was lost before is not lost again.
-        state.reclaim_for(me.id(), 6 * G).unwrap();
+        state.reclaim_for(me.id(), 6 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.budget.quarantined()), (1, G));
     }
 
@@ -1017,10 +1029,10 @@ mod tests {
         rig.queue(&stream);
         drop((block, fork));
         let mut state = pool.core.lock();
-        assert!(state.reclaim_for(me.id(), 3 * G).is_err());
+        assert!(state.reclaim_for(me.id(), 3 * G, Purpose::New).is_err());
         assert_eq!(held(&state, &other), 2);
         rig.finish(&stream);
-        state.reclaim_for(me.id(), 4 * G).unwrap();
+        state.reclaim_for(me.id(), 4 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.free_list.bytes()), (0, 2 * G));
     }
 

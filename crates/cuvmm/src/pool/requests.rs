@@ -84,7 +84,11 @@ impl Core {
             let granule = state.device.granule();
             // A waker that is not queued is dropped without the lock.
             let joined = want(state);
-            let joined = joined.map(|want| state.queue.push(tenant, want, waker.take(), granule));
+            let ticket = || self.ledger.get().map(|joined| joined.member.next_ticket());
+            let joined = joined.map(|want| {
+                let queue = &mut state.queue;
+                queue.push(tenant, want, waker.take(), ticket(), granule)
+            });
             if joined.is_err() {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
             }

@@ -16,6 +16,7 @@ use super::pace::Pace;
 use super::sleep_state::SleepState;
 use crate::error::CallError;
 use crate::growth::Growth;
+use crate::ledger::Purpose;
 use crate::own::{Physical, Stream};
 use crate::region::{Completed, Extent, Fence, Space, Uses};
 
@@ -485,6 +486,14 @@ impl Slot {
             slot: self.id,
             address: self.space.address(),
             capacity,
+        }
+    }
+
+    /// Returns the use of memory that is placed in the slot.
+    pub(super) const fn purpose(&self) -> Purpose {
+        match self.block {
+            Some(_) => Purpose::Growth,
+            None => Purpose::New,
         }
     }
 

@@ -124,6 +124,8 @@ pub(crate) struct State {
     pub(super) queue: Queue,
     /// `true` if the pool or a tenant may hold more than a limit that was lowered.
     pub(super) lowered: bool,
+    /// `true` while an older request of another process lacks memory of the ledger.
+    pub(super) others_lack: bool,
     /// `true` if an operation has work to do before it ends, its own or another operation's.
     pub(super) has_deferred: bool,
     /// The number of slots of draining tenants that were listed to be purged since the last purge.
@@ -169,6 +171,7 @@ impl State {
             freed_count: 0,
             queue: Queue::default(),
             lowered: false,
+            others_lack: false,
             has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),

@@ -16,6 +16,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::wait::{Attempt, Wait};
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::ledger::Purpose;
 use crate::own::Access;
 use crate::region::{Extent, Fence, LastWriter, TakenOut};
 
@@ -244,7 +245,7 @@ impl Locked<'_> {
         if self.capturing > 0 || is_capturing(slot.home())? {
             return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
         }
-        self.reclaim_for(id, bytes)?;
+        self.reclaim_for(id, bytes, Purpose::Growth)?;
         let others = self.others_of(slot, extent);
         if others.is_empty() {
             // The slot is the last to map the extent.

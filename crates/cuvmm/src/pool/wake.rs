@@ -19,6 +19,7 @@ use super::state::State;
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{BlockError, MemoryError, SleepError};
+use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::region::{Fence, LastWriter, wait_for};
 use crate::store::{HostStore, Saved};
@@ -190,12 +191,15 @@ impl Locked<'_> {
             }
             let asleep = self.asleep(id, choice);
             let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
+            if asleep > 0 {
+                self.leave_to_others(id, asleep)?;
+            }
             if asleep == 0 || fits_now {
                 // Each block owes its part of it.
                 self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
                 break;
             }
-            self.reclaim_for(id, asleep)?;
+            self.reclaim_for(id, asleep, Purpose::New)?;
             total = Some(asleep);
         }
         let sleepers = self.choose(id, choice, |sleep_state| {

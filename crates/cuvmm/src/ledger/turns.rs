@@ -1,0 +1,81 @@
+//! Whose turn it is: what older requests of other processes lack, and what a process must leave to
+//! them.
+
+use super::charge::Count;
+use super::member::Member;
+use crate::error::{LedgerRefusal, LedgerShortage};
+
+/// The memory that requests of other processes lack.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unmet {
+    /// Granules beyond what is left.
+    pub(super) need: u64,
+    /// The most rounds that one of the requests has waited.
+    pub(super) rounds: u64,
+    /// The newest ticket of the requests of other processes; 0 if there is none.
+    pub(super) newest: u64,
+    /// The ticket and slot of the oldest request of another process.
+    pub(super) oldest: Option<(u64, usize)>,
+}
+
+impl Unmet {
+    /// Returns what older requests of other processes lack, and those of this one if it has several
+    /// pools.
+    pub(super) fn of(member: &Member) -> Self {
+        let layout = member.file().layout();
+        let own = member.oldest_ticket().unwrap_or(u64::MAX);
+        let mut unmet = Self::default();
+        let mut seen = member.seen();
+        for (index, slot) in layout.slots.iter().enumerate() {
+            let (ticket, is_own) = (slot.ticket.load(), index == member.index());
+            let is_older = match is_own {
+                // Another pool of this process may have idle what one of them waits for.
+                true => member.givers().are_several(),
+                false => ticket < own,
+            };
+            if !is_older || !seen.is_waiting(index, slot) {
+                continue;
+            }
+            unmet.need = unmet.need.saturating_add(slot.want.load());
+            unmet.rounds = unmet.rounds.max(slot.round.load());
+            if !is_own {
+                unmet.newest = unmet.newest.max(ticket);
+                let found = (ticket, index);
+                unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));
+            }
+        }
+        let charged = layout
+            .charges
+            .iter()
+            .map(|it| Count::of(it.load()).charged());
+        let left = member.limit_now().saturating_sub(charged.sum());
+        unmet.need = unmet.need.saturating_sub(left);
+        unmet
+    }
+}
+
+impl Member {
+    /// Returns the refusal if a pool must leave `bytes` of idle memory to an older request of another
+    /// process instead of using them for a new block. The pool was granted `granted` bytes, and
+    /// `in_use` returns how many of them are in use. There is no refusal while that request lacks
+    /// nothing, or if the process stays within its guarantee.
+    pub(crate) fn owes(
+        &self,
+        bytes: u64,
+        granted: u64,
+        in_use: impl FnOnce() -> u64,
+    ) -> Option<LedgerShortage> {
+        let is_behind = self.is_behind(&self.account());
+        if !is_behind || self.own_process().is_err() || Unmet::of(self).need == 0 {
+            return None;
+        }
+        let account = self.account();
+        let guarantee = account.guarantee.saturating_mul(self.granule().bytes());
+        let others = account.needed().saturating_sub(granted);
+        drop(account);
+        let is_within =
+            guarantee > 0 && others.saturating_add(in_use()).saturating_add(bytes) <= guarantee;
+        let missing = self.granules(bytes);
+        (!is_within).then(|| self.shortage(missing, 0, LedgerRefusal::OlderRequest))
+    }
+}

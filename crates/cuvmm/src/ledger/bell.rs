@@ -29,13 +29,15 @@ impl Bell {
         }
     }
 
-    /// Waits while the count is `seen`, at most for `longest`. May return sooner.
-    pub(super) fn wait(&self, seen: u32, longest: Duration) {
+    /// Waits while the count is `seen`, at most for `longest`. May return sooner. Returns `true` if
+    /// the count has changed.
+    pub(super) fn wait(&self, seen: u32, longest: Duration) -> bool {
         let longest = futex::Timespec {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(longest.subsec_nanos()),
         };
         // A count that has changed, a signal, and the timeout end the wait.
         let _ = futex::wait(&self.count, futex::Flags::empty(), seen, Some(&longest));
+        self.count() != seen
     }
 }

@@ -25,6 +25,10 @@ const PASS: Duration = Duration::from_secs(1);
 /// How often it looks while a process waits for memory or a slot is dying.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
+/// How soon it looks again after it was woken while a process waits for memory. Doubles up to
+/// [`QUICK_PASS`]: memory that was just freed is often still in use by the GPU for a moment.
+const FIRST_PASS: Duration = Duration::from_micros(100);
+
 struct Keeper {
     file: Arc<LedgerFile>,
     member: Weak<Member>,
@@ -32,6 +36,8 @@ struct Keeper {
     appeals: Appeals,
     /// When the last pass was that refunded idle memory, and the count of that time.
     idle_since: (Instant, Option<u64>),
+    /// The current pause between passes while a process waits for memory.
+    nap: Duration,
 }
 
 /// Starts the thread of a member. It ends when the member is dropped.
@@ -42,6 +48,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         commands: Arc::clone(commands),
         appeals: Appeals::default(),
         idle_since: (Instant::now(), None),
+        nap: FIRST_PASS,
     };
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
@@ -63,7 +70,9 @@ impl Keeper {
             let again = self.pass(&member);
             // If this was the last handle, the process leaves the ledger here.
             drop(member);
-            bell.wait(rung, again);
+            if bell.wait(rung, again) {
+                self.nap = FIRST_PASS;
+            }
         }
     }
 
@@ -94,8 +103,13 @@ impl Keeper {
             *count = Some(grants);
             publish_idle(member);
         }
-        match dying || need > 0 {
-            true => QUICK_PASS,
+        match need > 0 {
+            true => {
+                let nap = self.nap;
+                self.nap = (2 * nap).min(QUICK_PASS);
+                nap
+            }
+            false if dying => QUICK_PASS,
             false => PASS,
         }
     }

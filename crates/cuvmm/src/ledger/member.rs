@@ -338,7 +338,7 @@ impl Member {
                 Some(waiting) => waiting.renew(short.wanted),
                 none => *none = Some(self.wait(self.next_ticket(), short.wanted)),
             }
-            given.wait(rung, left.min(ROUND));
+            let _ = given.wait(rung, left.min(ROUND));
         }
     }
 
@@ -470,7 +470,9 @@ impl Member {
             let limit = || self.limit_now();
             match charge::attempt(&layout.charges, self.index, granules, limit) {
                 Attempt::Charged => return Ok(()),
-                Attempt::Full { .. } if self.foreign_is_less() => {}
+                // Where foreign memory leaves the whole limit, less of it would not help.
+                Attempt::Full { .. }
+                    if self.limit_now() < layout.header.limit.load() && self.foreign_is_less() => {}
                 Attempt::Full { left } => {
                     let agreed = layout.header.limit.load();
                     let kept = agreed.saturating_sub(self.limit_now());

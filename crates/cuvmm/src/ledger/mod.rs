@@ -78,7 +78,8 @@
 //!
 //! # Foreign memory
 //! Memory of the device that no pool of the ledger has is *foreign*: contexts, other libraries and
-//! other programs. Processes measure it each second and when a request is refused (`cuMemGetInfo`).
+//! other programs. Processes measure it each second, and when a request is refused while it
+//! leaves less than the limit (`cuMemGetInfo`).
 //! Where the device leaves less than the limit, requests are refused as if that were the limit
 //! ([`LedgerRefusal::Foreign`](crate::error::LedgerRefusal::Foreign)), until the foreign memory is
 //! less.

@@ -11,7 +11,9 @@ use rustix::thread::futex;
 #[repr(C)]
 pub(super) struct Bell {
     count: AtomicU32,
-    unused: AtomicU32,
+    /// How many threads wait. A process that is killed while it waits stays counted, which costs a
+    /// needless call.
+    sleepers: AtomicU32,
 }
 
 impl Bell {
@@ -24,6 +26,11 @@ impl Bell {
     pub(super) fn ring(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         super::word::written();
+        // A thread counts itself before the kernel compares the count: one that is not seen here sees
+        // that the count has changed.
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            return;
+        }
         if let Err(errno) = futex::wake(&self.count, futex::Flags::empty(), i32::MAX as u32) {
             tracing::debug!(%errno, "waiting processes could not be woken: they look by themselves");
         }
@@ -36,8 +43,10 @@ impl Bell {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(longest.subsec_nanos()),
         };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
         // A count that has changed, a signal, and the timeout end the wait.
         let _ = futex::wait(&self.count, futex::Flags::empty(), seen, Some(&longest));
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.count() != seen
     }
 }

@@ -235,10 +235,9 @@ impl LedgerFile {
     /// Checks that the file is still the one at its path, with its size. Session managers remove
     /// the directories of users who have logged out; other processes would then make a new ledger.
     pub(super) fn is_in_place(&self) -> bool {
-        let here = self.file.metadata();
-        let there = std::fs::symlink_metadata(&self.path);
-        here.is_ok_and(|found| found.size() == SIZE)
-            && there.is_ok_and(|found| id_of(&found) == self.id)
+        // No other file can have the number of one that is open.
+        let found = std::fs::symlink_metadata(&self.path);
+        found.is_ok_and(|found| id_of(&found) == self.id && found.size() == SIZE)
     }
 
     /// Returns the error for a file that is not a ledger.

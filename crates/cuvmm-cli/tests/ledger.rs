@@ -81,6 +81,10 @@ fn top_shows_processes_and_their_tenants() {
     assert_eq!(process["pid"], std::process::id());
     assert_eq!(process["obtained"], 100 * MIB);
     assert_eq!(process["no_report"], Value::Null);
+    assert_eq!(process["waits"], Value::Null);
+    assert_eq!(process["stalled_full_average"]["avg300"], 0.0);
+    assert_eq!(object["ledgers"][0]["usable"], 1_u64 << 30);
+    assert_eq!(object["ledgers"][0]["exports"], Value::Array(Vec::new()));
     let tenant = &process["report"]["pools"][0]["tenants"][0];
     assert_eq!(tenant["name"], "chat");
     assert_eq!(tenant["in_use"], 100 * MIB);
@@ -218,6 +222,10 @@ fn metrics_are_printed_and_served() {
              104857600"
         ),
         "# TYPE cuvmm_process_stalled_seconds counter".to_owned(),
+        "# TYPE cuvmm_process_stalled_full_seconds counter".to_owned(),
+        "# TYPE cuvmm_process_waited_seconds gauge".to_owned(),
+        format!("cuvmm_ledger_stalled_full_seconds_total{{{device}}} 0.0"),
+        format!("cuvmm_ledger_usable_bytes{{{device}}} 1073741824"),
         "# UNIT cuvmm_tenant_in_use_bytes bytes".to_owned(),
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");

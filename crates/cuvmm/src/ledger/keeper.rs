@@ -16,6 +16,8 @@ use super::dead;
 use super::file::LedgerFile;
 use super::givers::{Offer, share};
 use super::member::Member;
+use super::stall::Averages;
+use super::word::Word;
 use crate::error::LedgerError;
 
 /// How often the thread looks at the ledger unless it is woken.
@@ -31,6 +33,8 @@ struct Keeper {
     appeals: Appeals,
     /// When the last pass was that refunded idle memory, and the count of that time.
     idle_since: (Instant, Option<u64>),
+    /// The averages of the stall times of the process and of the ledger.
+    averages: [Averages; 2],
 }
 
 /// Starts the thread of a member. It ends when the member is dropped.
@@ -41,6 +45,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         commands: Arc::clone(commands),
         appeals: Appeals::default(),
         idle_since: (Instant::now(), None),
+        averages: Default::default(),
     };
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
@@ -78,7 +83,9 @@ impl Keeper {
             self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
-        if since.elapsed() >= PASS {
+        let passed = since.elapsed();
+        if passed >= PASS {
+            average(&mut self.averages, passed, member);
             *since = Instant::now();
             let grants = member.grants();
             member.foreign_is_less();
@@ -134,6 +141,20 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
         publish_idle(member);
     }
     offers
+}
+
+/// Shows how much of the time requests have waited lately.
+fn average([own, all]: &mut [Averages; 2], passed: Duration, member: &Member) {
+    let (slot, header) = (member.slot(), &member.file().layout().header);
+    let totals = [&slot.stalled, &slot.stalled_full].map(Word::load);
+    let own = own.add(passed, totals);
+    let totals = [&header.stalled, &header.stalled_full].map(Word::load);
+    let all = all.add(passed, totals);
+    let words = slot.averages.iter().chain(&slot.ledger_averages);
+    for (word, value) in words.zip(own.into_iter().chain(all)) {
+        word.publish(value);
+    }
+    slot.averaged.add(1);
 }
 
 /// Shows other processes what this one could give back.

@@ -22,6 +22,7 @@ use super::layout::{SLOTS, Slot, State};
 use super::lock::Lock;
 use super::proc;
 use super::seen::{Seen, What};
+use super::stall::{Lacking, Stalls};
 use crate::device::WeakDevice;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
@@ -92,6 +93,8 @@ struct Account {
     grants: u64,
     /// The waiting requests: each one's ticket, and the bytes that it lacks.
     waiting: Vec<(u64, u64)>,
+    /// For how long they have waited.
+    stalls: Stalls,
 }
 
 impl Account {
@@ -528,29 +531,53 @@ impl Member {
     pub(crate) fn wait(self: &Arc<Self>, bytes: u64) -> Waiting {
         let header = &self.file.layout().header;
         let ticket = header.tickets.add(1).wrapping_add(1).max(1);
+        let now = Instant::now();
         let mut account = self.account();
+        self.add_stall(&mut account, now);
         account.waiting.push((ticket, bytes));
-        self.publish(&account);
+        account.stalls.begin(ticket, now);
+        self.publish(&mut account, now);
         self.slot().round.store(0);
         drop(account);
         header.wanted.ring();
         Waiting {
             member: Arc::clone(self),
             ticket,
-            since: Instant::now(),
-            rung: Instant::now(),
+            rung: now,
         }
     }
 
     /// Shows other processes what the process's requests wait for.
-    fn publish(&self, account: &Account) {
+    fn publish(&self, account: &mut Account, now: Instant) {
         let slot = self.slot();
+        self.find_stall(account);
+        slot.waited.publish(account.stalls.waited(now));
         let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
         let lacking = lacking.fold(0, u64::saturating_add);
         let oldest = account.waiting.iter().map(|&(ticket, _)| ticket).min();
         slot.want.publish(self.granules(lacking));
         slot.renewed.add(1);
         slot.ticket.publish(oldest.unwrap_or(0));
+    }
+
+    /// Adds the time since the waiting requests last tried to the stall times of the process, and
+    /// of the ledger if no older request of another process waits.
+    fn add_stall(&self, account: &mut Account, now: Instant) {
+        let passed = account.stalls.add(now);
+        if !passed.is_zero() {
+            let of_ledger = !self.is_behind(account);
+            let of_ledger = of_ledger.then_some(passed);
+            let (layout, mut seen) = (self.file.layout(), self.seen());
+            account
+                .stalls
+                .show(layout, self.index, of_ledger, &mut seen);
+        }
+    }
+
+    /// Finds whether the process is stalled, and shows it.
+    fn find_stall(&self, account: &mut Account) {
+        let state = account.stalls.find(&self.givers.ids());
+        self.slot().stall.publish(state.word());
     }
 }
 
@@ -594,7 +621,6 @@ impl Drop for Member {
 pub(crate) struct Waiting {
     member: Arc<Member>,
     ticket: u64,
-    since: Instant,
     rung: Instant,
 }
 
@@ -608,17 +634,31 @@ impl Waiting {
         if member.own_process().is_err() {
             return;
         }
+        let now = Instant::now();
         let mut account = member.account();
+        member.add_stall(&mut account, now);
         let mut waiting = account.waiting.iter_mut();
         if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.ticket) {
             *lacking = bytes;
         }
-        member.publish(&account);
+        member.publish(&mut account, now);
         if self.rung.elapsed() >= ROUND {
             self.rung = Instant::now();
             member.slot().round.add(1);
             drop(account);
             member.file.layout().header.wanted.ring();
+        }
+    }
+}
+
+impl Waiting {
+    /// Notes which pool and which of its tenants the request is for.
+    pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
+        let member = &self.member;
+        if member.own_process().is_ok() {
+            let mut account = member.account();
+            account.stalls.note(self.ticket, pool, lacking);
+            member.find_stall(&mut account);
         }
     }
 }
@@ -629,11 +669,12 @@ impl Drop for Waiting {
         if member.own_process().is_err() {
             return;
         }
+        let now = Instant::now();
         let mut account = member.account();
+        member.add_stall(&mut account, now);
         account.waiting.retain(|&(ticket, _)| ticket != self.ticket);
-        member.publish(&account);
-        let stalled = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        member.slot().stalled.add(stalled);
+        account.stalls.end(self.ticket);
+        member.publish(&mut account, now);
         drop(account);
         // Requests behind this one may go on.
         member.file.layout().header.given.ring();
@@ -724,7 +765,14 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
         &slot.stalled,
         &slot.foreign,
         &slot.usable,
+        &slot.stall,
+        &slot.stalled_full,
+        &slot.waited,
+        &slot.averaged,
     ] {
+        word.store(0);
+    }
+    for word in slot.averages.iter().chain(&slot.ledger_averages) {
         word.store(0);
     }
     slot.set_name(&wishes.name);

@@ -51,6 +51,18 @@
 //! for the figures of its tenants or changes its terms, as the commands `cuvmm top` and `cuvmm ctl`
 //! do. A process sets what it allows: [`LedgerBuilder::remote`].
 //!
+//! # Stall times
+//! A process is stalled *some* of the time while at least one of its requests waits for memory of
+//! other processes, and *in full* while none of its tenants can be expected to go on: each of its
+//! pools has a request that waits, and so has each tenant of these pools that has memory in use. So
+//! a process with one tenant is stalled in full whenever it is stalled. Tenants that have nothing in
+//! use do not count. The library does not know which tenants launch work on memory that they have.
+//! The whole ledger is stalled some of the time while a process waits, and in full while each
+//! running process that has memory is stalled in full. These are the terms of Linux's pressure stall
+//! information, and the [averages](StallAverages) are computed as its averages are. The times are
+//! counted when a waiting request tries again, which is every few milliseconds. A process that is
+//! stopped adds 100 ms at most.
+//!
 //! # Trust
 //! The file belongs to one user (mode 0600), or also to a group
 //! ([`LedgerBuilder::group`]). A program that can write the file can deny memory to all others,
@@ -95,7 +107,9 @@ mod member;
 mod metrics;
 mod proc;
 mod seen;
+mod stall;
 mod stats;
+mod waits;
 mod word;
 
 #[cfg(test)]
@@ -108,9 +122,9 @@ mod exports_tests;
 mod tests;
 
 use std::fmt;
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, atomic as atomics};
 use std::time::{Duration, Instant};
@@ -132,7 +146,9 @@ pub(crate) use givers::{Giver, Hook};
 pub(crate) use member::{GRANT, Member, NamedExport, Waiting};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
-pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats};
+pub(crate) use stall::Lacking;
+pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages};
+pub use waits::{HolderStats, WaitStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.
 pub const FILE_ENDING: &str = ".cuvmm-ledger";
@@ -452,12 +468,17 @@ fn program() -> String {
 
 fn make_directory(path: &Path, group: bool) -> Result<(), LedgerError> {
     let mode = if group { 0o770 } else { 0o700 };
-    match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(LedgerError::System {
-            call: "mkdir",
+    let failed = |call| {
+        move |error: std::io::Error| LedgerError::System {
+            call,
             path: path.to_owned(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        }),
-        _ => Ok(()),
+        }
+    };
+    match DirBuilder::new().mode(mode).create(path) {
+        // The process's umask may have removed what the group needs.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("chmod")),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed("mkdir")(error)),
     }
 }

@@ -10,7 +10,7 @@ use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{Change, Giver, Hook, Member, PoolReport, TenantReport, Waiting};
+use crate::ledger::{Change, Giver, Hook, Lacking, Member, PoolReport, TenantReport, Waiting};
 use crate::sync::{Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -43,24 +43,31 @@ impl Core {
     pub(super) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
             && !self.device.is_forked()
-            && let Some(number) = lock(&joined.attached).take()
         {
-            joined.member.givers().detach(number);
+            // The lock is not held while `detach` waits for a thread that may wait for the pool.
+            let number = lock(&joined.attached).take();
+            number.inspect(|&number| joined.member.givers().detach(number));
         }
     }
 
     /// Shows other processes that a request waits for memory that the ledger refused, and for how
     /// much; or that it does not any more.
-    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<u64>) {
-        match (self.ledger.get(), lacking, &mut *waiting) {
-            (Some(_), Some(bytes), Some(waiting)) => waiting.renew(bytes),
-            (Some(joined), Some(bytes), none) => *none = Some(joined.member.wait(bytes)),
-            _ => *waiting = None,
+    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
+        let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
+            *waiting = None;
+            return;
+        };
+        match &mut *waiting {
+            Some(waiting) => waiting.renew(lacking.bytes),
+            none => *none = Some(joined.member.wait(lacking.bytes)),
+        }
+        if let (Some(waiting), Some(pool)) = (waiting, *lock(&joined.attached)) {
+            waiting.note(pool, lacking);
         }
     }
 
     /// Shows other processes what the queue of futures waits for.
-    pub(super) fn queue_in_ledger(&self, lacking: Option<u64>) {
+    pub(super) fn queue_in_ledger(&self, lacking: Option<Lacking>) {
         if let Some(joined) = self.ledger.get() {
             self.wait_in_ledger(&mut lock(&joined.queued), lacking);
         }
@@ -68,21 +75,26 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason and
-    /// other processes can help.
+    /// Returns what a request lacks because the ledger refused, if that is the reason and other
+    /// processes can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
-    ) -> Option<u64> {
+    ) -> Option<Lacking> {
         let refused = error.shortage()?.ledger?;
         if !refused.reason.is_of_others() {
             return None;
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // What the ledger leaves is no other process's to give.
-        Some(wanted.saturating_sub(available.saturating_sub(refused.left)))
+        let users = self.tenants.iter().filter(|(_, it)| it.uses_memory());
+        Some(Lacking {
+            bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
+            tenants: vec![id.0],
+            users: users.map(|(id, _)| id.0).collect(),
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use super::budget::TenantId;
 use super::ids::{BlockPlace, SlotId};
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
+use crate::ledger::Lacking;
 use crate::own::Stream;
 use crate::size::Granularity;
 
@@ -151,8 +152,8 @@ pub(super) struct Queue {
     listeners: BTreeSet<u64>,
     /// Answers that no future has taken yet.
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The most bytes that a request lacked of a ledger in the last pass.
-    pub(super) lacking: Option<u64>,
+    /// The memory that requests lacked of a ledger in the last pass.
+    pub(super) lacking: Option<Lacking>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
     /// The current pause before the queue is searched again.

@@ -149,8 +149,9 @@ impl Core {
         }
         turn.want.with_demand(|demand| {
             if error.is_shortage() && state.can_ever(tenant, demand, &error) {
-                let lacking = state.lacking_in_ledger(tenant, demand, &error);
-                state.queue.lacking = state.queue.lacking.max(lacking);
+                if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
+                    state.queue.lacking = Some(lacking.with(state.queue.lacking.take()));
+                }
                 let of_memory = matches!(
                     error,
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }

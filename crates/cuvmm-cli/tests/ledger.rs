@@ -7,11 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use assert_cmd::Command;
+use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::ledger::Remote;
-use cuvmm::{Device, Ledger, Pool, Tenant};
+use cuvmm::ledger::{ProcessState, Remote};
+use cuvmm::{Attachment, Device, Ledger, LedgerView, Offer, Pool, Stream, Tenant};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -29,7 +31,8 @@ fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
         .name(name)
         .open()
         .unwrap();
-    let pool = Pool::builder(device).ledger(&ledger).build().unwrap();
+    let pool = Pool::builder(device).shareable(HandleTypes::POSIX_FD);
+    let pool = pool.ledger(&ledger).build().unwrap();
     let chat = pool.tenant("chat").register().unwrap();
     Engine {
         ledger,
@@ -89,6 +92,48 @@ fn top_shows_processes_and_their_tenants() {
     assert_eq!(tenant["name"], "chat");
     assert_eq!(tenant["in_use"], 100 * MIB);
     drop(block);
+}
+
+#[test]
+fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let at = directory.path();
+    let (owner, user) = (engine(&device, at, "owner"), engine(&device, at, "user"));
+    let block = owner.chat.allocate(64 * MIB).unwrap();
+    let parcel = Offer::block(&block).unwrap().parcel().unwrap();
+    let text = done(at, &["top", "--once"]);
+    let line = "\nowner lends 64.0 MiB in 1 block to no process yet\n";
+    assert!(text.contains(line), "{text}");
+    let stream = Stream::new(&device).unwrap();
+    let attached = Attachment::builder(&device).home_stream(&stream);
+    let attached = attached.ledger(&user.ledger).open(&parcel).unwrap();
+    let text = done(at, &["top", "--once"]);
+    let line = "\nowner lends 64.0 MiB in 1 block to user\n";
+    assert!(text.contains(line), "{text}");
+
+    let view = LedgerView::open(user.ledger.path()).unwrap();
+    drop((block, parcel, owner));
+    // The ledger's thread ends with the last step of leaving.
+    while view.stats().processes[0].state != ProcessState::Lending {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let text = done(at, &["top", "--once"]);
+    assert!(text.contains("| lending |"), "{text}");
+    let line = "\nowner lends 64.0 MiB in 1 block to user; given back, and charged";
+    assert!(text.contains(line), "{text}");
+    let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
+    let ledger = &object["ledgers"][0];
+    assert_eq!(ledger["processes"][0]["state"], "Lending");
+    let export = &ledger["exports"][0];
+    assert_eq!(
+        (&export["owner"], &export["bytes"]),
+        (&0.into(), &(64 * MIB).into())
+    );
+    assert_eq!(
+        (&export["given_back"], &export["holders"][0]),
+        (&true.into(), &1.into())
+    );
+    drop(attached);
 }
 
 #[test]

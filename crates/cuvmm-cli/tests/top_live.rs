@@ -63,6 +63,8 @@ fn a_terminal_shows_processes_and_takes_keys() {
         "/model",
         "pending free",
     ]);
+    // Both fill more than half of the ledger, so each waits for the other again and again.
+    top.until_shown(&["    waits ", "    asked 1: code, "]);
     top.press("t");
     top.until_shown(&["chat gave back"]);
     top.press("z");

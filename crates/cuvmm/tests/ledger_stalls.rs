@@ -9,8 +9,9 @@ use std::thread::{ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};
 
 use common::G;
+use common::executor::Task;
 use cuvmm::ledger::{HolderStats, LedgerStats, ProcessStats};
-use cuvmm::{Block, Device, Ledger, LedgerView, Limit, Pool, Tenant};
+use cuvmm::{Block, Device, Ledger, LedgerView, Limit, Mapper, Pool, Tenant};
 
 /// Granules of the ledger.
 const LIMIT: u64 = 64;
@@ -27,6 +28,18 @@ impl Member {
         let pool = Pool::builder(device).limit(Limit::Bytes(LIMIT * G));
         let pool = pool.ledger(&ledger).build().unwrap();
         Self { pool, ledger }
+    }
+
+    /// Joins with a pool whose futures are served.
+    fn with_mapper(device: &Device, dir: &tempfile::TempDir, name: &str) -> (Self, Mapper) {
+        let ledger = Ledger::builder(device, dir.path());
+        let ledger = ledger.limit(LIMIT * G).name(name).open().unwrap();
+        let mapper = Mapper::start(device).unwrap();
+        let pool = Pool::builder(device)
+            .limit(Limit::Bytes(LIMIT * G))
+            .mapper(&mapper);
+        let pool = pool.ledger(&ledger).build().unwrap();
+        (Self { pool, ledger }, mapper)
     }
 
     fn tenant(&self, name: &str) -> Tenant {
@@ -123,6 +136,33 @@ fn requests_that_wait_together_count_once_and_full_means_every_tenant() {
     let stats = until(&view, "none waits", |it| other.of(it).waits_for.is_none());
     assert_eq!(other.of(&stats).waits, None);
     assert!(other.of(&stats).stalled <= begun.elapsed());
+}
+
+#[test]
+fn futures_of_every_tenant_that_wait_are_a_full_stall() {
+    let (device, dir) = (common::host().device.clone(), directory());
+    let one = Member::join(&device, &dir, "one");
+    let (other, _mapper) = Member::with_mapper(&device, &dir, "other");
+    let view = LedgerView::open(one.ledger.path()).unwrap();
+    let (a, b, c) = (one.tenant("a"), other.tenant("b"), other.tenant("c"));
+    let held = a.try_allocate(60 * G).unwrap();
+    let small = c.try_allocate(2 * G).unwrap();
+    let first = Task::waiting(b.block(20 * G).allocate_async());
+    let stats = until(&view, "some", |it| other.of(it).stalled >= SOME);
+    assert_eq!(
+        other.of(&stats).stalled_full,
+        Duration::ZERO,
+        "tenant c goes on"
+    );
+    let second = Task::waiting(c.block(30 * G).allocate_async());
+    until(&view, "full", |it| other.of(it).stalled_full >= SOME);
+    let stats = until(&view, "the larger request", |it| {
+        other.of(it).waits.is_some_and(|waits| waits.lacks > 20 * G)
+    });
+    assert_eq!(stats.stalled_full, Duration::ZERO, "tenant a goes on");
+    drop((first, second));
+    until(&view, "none waits", |it| other.of(it).waits.is_none());
+    drop((held, small));
 }
 
 #[test]

@@ -7,11 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use assert_cmd::Command;
-use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::{Driver, HandleTypes, Ordinal};
 use cuvmm::ledger::{ProcessState, Remote};
 use cuvmm::{Attachment, Device, Ledger, LedgerView, Offer, Pool, Stream, Tenant};
 use serde_json::Value;
@@ -115,7 +116,7 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
     drop((block, parcel, owner));
     // The ledger's thread ends with the last step of leaving.
     while view.stats().processes[0].state != ProcessState::Lending {
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     let text = done(at, &["top", "--once"]);
     assert!(text.contains("| lending |"), "{text}");
@@ -134,6 +135,49 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
         (&true.into(), &1.into())
     );
     drop(attached);
+}
+
+#[test]
+fn top_shows_foreign_memory_that_a_process_waits_for() {
+    let (driver, directory) = (
+        Arc::new(HostDriver::new(HostOptions::new())),
+        TempDir::new(),
+    );
+    let device = Device::open(Arc::clone(&driver) as Arc<dyn Driver>, 0).unwrap();
+    let directory = directory.unwrap();
+    let at = directory.path();
+    let engine = engine(&device, at, "engine");
+    let block = engine.chat.allocate(100 * MIB).unwrap();
+    let foreign = device.total_memory() - 150 * MIB;
+    driver.set_used_elsewhere(Ordinal(0), foreign);
+    thread::scope(|scope| {
+        let wait = Duration::from_secs(120);
+        let waiting = engine.chat.block(200 * MIB).timeout(wait);
+        let waiting = scope.spawn(|| waiting.allocate().unwrap());
+        while engine.ledger.stats().processes[0].waits.is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let text = done(at, &["top", "--once"]);
+        assert!(
+            text.contains(", which leaves 150.0 MiB of the limit\n"),
+            "{text}"
+        );
+        let why = ": foreign memory leaves 50.0 MiB of the limit\n";
+        assert!(
+            text.contains("\nengine waits ") && text.contains(why),
+            "{text}"
+        );
+        let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
+        let ledger = &object["ledgers"][0];
+        assert_eq!(
+            (&ledger["foreign"], &ledger["usable"]),
+            (&foreign.into(), &(150 * MIB).into())
+        );
+        assert!(ledger["processes"][0]["waits"]["lacks"].as_u64().unwrap() > 0);
+        driver.set_used_elsewhere(Ordinal(0), 0);
+        drop(waiting.join().unwrap());
+    });
+    drop(block);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The commands of the guide `processes.md`, taken from its text and run as it shows them: two
-//! programs under one limit, and a third terminal.
+//! The commands of the guide `processes.md` and of the front page, taken from their texts and run as
+//! these show them: two programs under one limit, and a third terminal.
 
 #![allow(
     clippy::panic,
@@ -21,8 +21,9 @@ use support::pty::Pty;
 use tempfile::TempDir;
 
 const GUIDE: &str = include_str!("../../../docs/guides/processes.md");
+const FRONT: &str = include_str!("../../../README.md");
 
-/// The directory that the guide names.
+/// The directory that the texts name.
 const DIRECTORY: &str = "/tmp/gpu";
 
 /// How long a command is tried again, and a figure waited for.
@@ -36,25 +37,30 @@ fn example_processes() {
     run();
 }
 
-/// Returns the section about looking and changing.
-fn section() -> &'static str {
-    let (_, rest) = GUIDE.split_once("\n## Look and change").unwrap();
-    rest.split("\n## ").next().unwrap()
-}
+/// A section of a text.
+#[derive(Clone, Copy)]
+struct Section(&'static str);
 
-/// Returns the commands of the section, in their order.
-fn commands() -> Vec<String> {
-    let blocks = section().split("\n```sh\n").skip(1);
-    let lines = blocks.flat_map(|it| it.split("\n```").next().unwrap().lines());
-    let bare = lines.map(|line| line.split(" #").next().unwrap().trim().to_owned());
-    bare.filter(|line| !line.is_empty()).collect()
-}
+impl Section {
+    fn of(text: &'static str, heading: &str) -> Self {
+        let (_, rest) = text.split_once(heading).unwrap();
+        Self(rest.split("\n## ").next().unwrap())
+    }
 
-/// Returns the words of the guide's line that begins like this.
-fn head(begins: &str) -> Vec<&'static str> {
-    let mut lines = section().lines();
-    let line = lines.find(|line| line.starts_with(begins)).unwrap();
-    line.split_whitespace().collect()
+    /// Returns the commands, in their order.
+    fn commands(self) -> Vec<String> {
+        let blocks = self.0.split("\n```sh\n").skip(1);
+        let lines = blocks.flat_map(|it| it.split("\n```").next().unwrap().lines());
+        let bare = lines.map(|line| line.split(" #").next().unwrap().trim().to_owned());
+        bare.filter(|line| !line.is_empty()).collect()
+    }
+
+    /// Returns the words of the line that begins like this.
+    fn line(self, begins: &str) -> Vec<&'static str> {
+        let mut lines = self.0.lines();
+        let line = lines.find(|line| line.starts_with(begins)).unwrap();
+        line.split_whitespace().collect()
+    }
 }
 
 fn has_line(text: &str, words: &[&str]) -> bool {
@@ -76,7 +82,7 @@ fn programs(folder: &Path) {
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
-/// A place for the commands: the folder of programs, and a directory instead of the guide's.
+/// A place for the commands: the folder of programs, and a directory instead of that of the texts.
 struct Place {
     bin: TempDir,
     directory: TempDir,
@@ -164,17 +170,28 @@ fn tenant<'a>(ledger: &'a Value, of: &str, name: &str) -> &'a Value {
     found.next().unwrap_or(&Value::Null)
 }
 
-#[test]
-fn the_commands_of_the_guide_do_what_it_says() {
+/// The commands of a section that were run, and where.
+struct Done {
+    place: Place,
+    running: Vec<Program>,
+    /// How many showed the figures live, and how many once.
+    shown: (u32, u32),
+    changes: Vec<String>,
+}
+
+/// Runs the commands of a section.
+fn done(section: Section) -> Done {
     let place = Place {
         bin: TempDir::new().unwrap(),
         directory: TempDir::new().unwrap(),
     };
     programs(place.bin.path());
     let (mut running, mut live, mut once, mut changes) = (Vec::new(), 0, 0, Vec::new());
-    for command in commands() {
+    for command in section.commands() {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
+            // The command is built already.
+            ["cargo", "install", "--path", "crates/cuvmm-cli"] => {}
             ["cargo", ..] => {
                 let name = words[words.len() - 1].to_owned();
                 running.push(place.start(&command));
@@ -184,7 +201,7 @@ fn the_commands_of_the_guide_do_what_it_says() {
             }
             ["cuvmm", "top", "--once", ..] => {
                 let text = place.done(&command);
-                assert!(has_line(&text, &head("| process")), "{text}");
+                assert!(has_line(&text, &section.line("| process")), "{text}");
                 for row in ["| chat ", "| code ", "|   /cache ", "|   /model "] {
                     assert!(text.contains(row), "{row}: {text}");
                 }
@@ -195,11 +212,12 @@ fn the_commands_of_the_guide_do_what_it_says() {
                 once += 1;
             }
             ["cuvmm", "top", ..] => {
-                let (mut screen, columns) = (place.live(&command), head("process "));
+                let (mut screen, columns) = (place.live(&command), section.line("process "));
                 screen.until("the columns that the guide shows", |screen| {
                     has_line(&screen.contents(), &columns)
                 });
-                screen.until_shown(&[&head("2 processes").join(" "), "+ chat", "+ code"]);
+                screen.until_shown(&["2 processes in 1 ledger, sorted by charged"]);
+                screen.until_shown(&["+ chat", "+ code"]);
                 screen.press("q");
                 assert_eq!(screen.ended().0.code(), Some(0), "{command}");
                 live += 1;
@@ -217,14 +235,36 @@ fn the_commands_of_the_guide_do_what_it_says() {
             _ => panic!("the test knows no command {command}"),
         }
     }
-    assert_eq!((running.len(), live, once), (2, 1, 1));
+    Done {
+        place,
+        running,
+        shown: (live, once),
+        changes,
+    }
+}
+
+#[test]
+fn the_commands_of_the_front_page_do_what_it_says() {
+    let front = Section::of(FRONT, "\n### Two programs under one limit\n");
+    let done = done(front);
+    assert_eq!((done.running.len(), done.shown), (2, (1, 0)));
+    assert_eq!(done.changes, ["limit chat"]);
+    let limit = |ledger: &Value| process(ledger, "chat")["limit"] == 400 * MIB;
+    done.place.until("the limit", limit);
+}
+
+#[test]
+fn the_commands_of_the_guide_do_what_it_says() {
+    let done = done(Section::of(GUIDE, "\n## Look and change"));
+    assert_eq!((done.running.len(), done.shown), (2, (1, 1)));
+    let (place, changes) = (&done.place, &done.changes);
     let expected = [
         "limit chat",
         "guarantee code/cache",
         "trim chat",
         "sleep code",
     ];
-    assert_eq!(changes, expected);
+    assert_eq!(changes[..], expected);
     place.until("what was changed", |ledger| {
         process(ledger, "chat")["limit"] == 400 * MIB
             && tenant(ledger, "code", "cache")["guarantee"] == 128 * MIB

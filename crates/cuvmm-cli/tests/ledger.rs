@@ -7,11 +7,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use assert_cmd::Command;
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::ledger::Remote;
-use cuvmm::{Device, Ledger, Pool, Tenant};
+use cuvmm::driver::{Driver, HandleTypes, Ordinal};
+use cuvmm::ledger::{ProcessState, Remote};
+use cuvmm::{Attachment, Device, Ledger, LedgerView, Offer, Pool, Stream, Tenant};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -29,7 +32,8 @@ fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
         .name(name)
         .open()
         .unwrap();
-    let pool = Pool::builder(device).ledger(&ledger).build().unwrap();
+    let pool = Pool::builder(device).shareable(HandleTypes::POSIX_FD);
+    let pool = pool.ledger(&ledger).build().unwrap();
     let chat = pool.tenant("chat").register().unwrap();
     Engine {
         ledger,
@@ -81,9 +85,98 @@ fn top_shows_processes_and_their_tenants() {
     assert_eq!(process["pid"], std::process::id());
     assert_eq!(process["obtained"], 100 * MIB);
     assert_eq!(process["no_report"], Value::Null);
+    assert_eq!(process["waits"], Value::Null);
+    assert_eq!(process["stalled_full_average"]["avg300"], 0.0);
+    assert_eq!(object["ledgers"][0]["usable"], 1_u64 << 30);
+    assert_eq!(object["ledgers"][0]["exports"], Value::Array(Vec::new()));
     let tenant = &process["report"]["pools"][0]["tenants"][0];
     assert_eq!(tenant["name"], "chat");
     assert_eq!(tenant["in_use"], 100 * MIB);
+    drop(block);
+}
+
+#[test]
+fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let at = directory.path();
+    let (owner, user) = (engine(&device, at, "owner"), engine(&device, at, "user"));
+    let block = owner.chat.allocate(64 * MIB).unwrap();
+    let parcel = Offer::block(&block).unwrap().parcel().unwrap();
+    let text = done(at, &["top", "--once"]);
+    let line = "\nowner lends 64.0 MiB in 1 block to no process yet\n";
+    assert!(text.contains(line), "{text}");
+    let stream = Stream::new(&device).unwrap();
+    let attached = Attachment::builder(&device).home_stream(&stream);
+    let attached = attached.ledger(&user.ledger).open(&parcel).unwrap();
+    let text = done(at, &["top", "--once"]);
+    let line = "\nowner lends 64.0 MiB in 1 block to user\n";
+    assert!(text.contains(line), "{text}");
+
+    let view = LedgerView::open(user.ledger.path()).unwrap();
+    drop((block, parcel, owner));
+    // The ledger's thread ends with the last step of leaving.
+    while view.stats().processes[0].state != ProcessState::Lending {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let text = done(at, &["top", "--once"]);
+    assert!(text.contains("| lending |"), "{text}");
+    let line = "\nowner lends 64.0 MiB in 1 block to user; given back, and charged";
+    assert!(text.contains(line), "{text}");
+    let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
+    let ledger = &object["ledgers"][0];
+    assert_eq!(ledger["processes"][0]["state"], "Lending");
+    let export = &ledger["exports"][0];
+    assert_eq!(
+        (&export["owner"], &export["bytes"]),
+        (&0.into(), &(64 * MIB).into())
+    );
+    assert_eq!(
+        (&export["given_back"], &export["holders"][0]),
+        (&true.into(), &1.into())
+    );
+    drop(attached);
+}
+
+#[test]
+fn top_shows_foreign_memory_that_a_process_waits_for() {
+    let (driver, directory) = (
+        Arc::new(HostDriver::new(HostOptions::new())),
+        TempDir::new(),
+    );
+    let device = Device::open(Arc::clone(&driver) as Arc<dyn Driver>, 0).unwrap();
+    let directory = directory.unwrap();
+    let at = directory.path();
+    let engine = engine(&device, at, "engine");
+    let block = engine.chat.allocate(100 * MIB).unwrap();
+    let foreign = device.total_memory() - 150 * MIB;
+    driver.set_used_elsewhere(Ordinal(0), foreign);
+    thread::scope(|scope| {
+        let wait = Duration::from_secs(120);
+        let waiting = engine.chat.block(200 * MIB).timeout(wait);
+        let waiting = scope.spawn(|| waiting.allocate().unwrap());
+        while engine.ledger.stats().processes[0].waits.is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let text = done(at, &["top", "--once"]);
+        assert!(
+            text.contains(", which leaves 150.0 MiB of the limit\n"),
+            "{text}"
+        );
+        let why = ": foreign memory leaves 50.0 MiB of the limit\n";
+        assert!(
+            text.contains("\nengine waits ") && text.contains(why),
+            "{text}"
+        );
+        let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
+        let ledger = &object["ledgers"][0];
+        assert_eq!(
+            (&ledger["foreign"], &ledger["usable"]),
+            (&foreign.into(), &(150 * MIB).into())
+        );
+        assert!(ledger["processes"][0]["waits"]["lacks"].as_u64().unwrap() > 0);
+        driver.set_used_elsewhere(Ordinal(0), 0);
+        drop(waiting.join().unwrap());
+    });
     drop(block);
 }
 
@@ -218,6 +311,10 @@ fn metrics_are_printed_and_served() {
              104857600"
         ),
         "# TYPE cuvmm_process_stalled_seconds counter".to_owned(),
+        "# TYPE cuvmm_process_stalled_full_seconds counter".to_owned(),
+        "# TYPE cuvmm_process_waited_seconds gauge".to_owned(),
+        format!("cuvmm_ledger_stalled_full_seconds_total{{{device}}} 0.0"),
+        format!("cuvmm_ledger_usable_bytes{{{device}}} 1073741824"),
         "# UNIT cuvmm_tenant_in_use_bytes bytes".to_owned(),
     ] {
         assert!(text.lines().any(|it| it == line), "{line}\n{text}");

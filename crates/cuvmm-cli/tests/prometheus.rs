@@ -74,6 +74,16 @@ fn prometheus_reads_the_figures() {
         ),
         ("count(cuvmm_process_stalled_seconds_total)", "2".to_owned()),
         (
+            "count(cuvmm_process_stalled_full_seconds_total)",
+            "2".to_owned(),
+        ),
+        ("count(cuvmm_process_waited_seconds)", "2".to_owned()),
+        (
+            "count(cuvmm_ledger_stalled_full_seconds_total)",
+            "1".to_owned(),
+        ),
+        ("cuvmm_ledger_usable_bytes", (1_u64 << 30).to_string()),
+        (
             "count(cuvmm_tenant_refusals_total{tenant=\"cache\"})",
             "2".to_owned(),
         ),

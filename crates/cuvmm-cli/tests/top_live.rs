@@ -30,7 +30,14 @@ fn a_terminal_shows_processes_and_takes_keys() {
     let _chat = Program::start(directory.path(), "chat");
     let code = Program::start(directory.path(), "code");
     let mut top = top(directory.path());
-    top.until_shown(&["2 processes in 1 ledger", "+ chat", "+ code", "vcharged"]);
+    top.until_shown(&[
+        "2 processes in 1 ledger",
+        "stalled: some ",
+        "+ chat",
+        "+ code",
+        "vcharged",
+        "stalled some% full%",
+    ]);
     top.until("the alternate screen", vt100::Screen::alternate_screen);
     top.press("?");
     top.until_shown(&["any key leaves the help", "growth    change of charged"]);
@@ -48,7 +55,16 @@ fn a_terminal_shows_processes_and_takes_keys() {
     });
     // Up to the first, and down with an arrow's sequence of bytes, and up again.
     top.press("g\u{1b}[Bk\r");
-    top.until_shown(&["- chat", "/cache", "/model", "pending free"]);
+    top.until_shown(&[
+        "- chat",
+        "stalled ",
+        " in full; some ",
+        "/cache",
+        "/model",
+        "pending free",
+    ]);
+    // Both fill more than half of the ledger, so each waits for the other again and again.
+    top.until_shown(&["    waits ", "    asked 1: code, "]);
     top.press("t");
     top.until_shown(&["chat gave back"]);
     top.press("z");

@@ -448,3 +448,16 @@ fn a_ledger_is_of_one_device_and_its_values_are_checked() {
     );
     assert!(LedgerView::open(dir.path().join("none")).is_err());
 }
+
+#[test]
+fn the_group_can_use_a_directory_that_is_made_for_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (device, dir) = (common::host().device.clone(), directory());
+    for (group, mode) in [(true, 0o770), (false, 0o700)] {
+        let path = dir.path().join(mode.to_string());
+        let ledger = Ledger::builder(&device, &path).group(group).open().unwrap();
+        let found = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        // The process's umask takes writing from the group, as a rule.
+        assert_eq!((found(&path), found(ledger.path())), (mode, mode & 0o666));
+    }
+}

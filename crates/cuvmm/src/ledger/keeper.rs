@@ -16,7 +16,9 @@ use super::dead;
 use super::file::LedgerFile;
 use super::givers::{Offer, share};
 use super::member::Member;
+use super::stall::Averages;
 use super::turns::Unmet;
+use super::word::Word;
 use crate::error::LedgerError;
 
 /// How often the thread looks at the ledger unless it is woken.
@@ -38,6 +40,8 @@ struct Keeper {
     idle_since: (Instant, Option<u64>),
     /// The current pause between passes while a process waits for memory.
     nap: Duration,
+    /// The averages of the stall times of the process and of the ledger.
+    averages: [Averages; 2],
 }
 
 /// Starts the thread of a member. It ends when the member is dropped.
@@ -49,6 +53,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         appeals: Appeals::default(),
         idle_since: (Instant::now(), None),
         nap: FIRST_PASS,
+        averages: Default::default(),
     };
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
@@ -92,7 +97,9 @@ impl Keeper {
             self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
-        if since.elapsed() >= PASS {
+        let passed = since.elapsed();
+        if passed >= PASS {
+            average(&mut self.averages, passed, member);
             *since = Instant::now();
             let grants = member.grants();
             member.foreign_is_less();
@@ -153,6 +160,20 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
         publish_idle(member);
     }
     offers
+}
+
+/// Shows how much of the time requests have waited lately.
+fn average([own, all]: &mut [Averages; 2], passed: Duration, member: &Member) {
+    let (slot, header) = (member.slot(), &member.file().layout().header);
+    let totals = [&slot.stalled, &slot.stalled_full].map(Word::load);
+    let own = own.add(passed, totals);
+    let totals = [&header.stalled, &header.stalled_full].map(Word::load);
+    let all = all.add(passed, totals);
+    let words = slot.averages.iter().chain(&slot.ledger_averages);
+    for (word, value) in words.zip(own.into_iter().chain(all)) {
+        word.publish(value);
+    }
+    slot.averaged.add(1);
 }
 
 /// Shows other processes what this one could give back.

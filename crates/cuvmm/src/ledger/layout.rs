@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 3;
+pub(super) const VERSION: u64 = 4;
 
 /// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
@@ -50,7 +50,12 @@ pub(super) struct Header {
     pub(super) wanted: Bell,
     /// Rung by a process that gave memory back.
     pub(super) given: Bell,
-    pub(super) unused: [Word; 55],
+    /// For how many nanoseconds at least one process has waited for memory. Added by the process
+    /// whose request is the oldest; see [`stall`](super::stall).
+    pub(super) stalled: Word,
+    /// For how many nanoseconds each running process with memory has been stalled in full.
+    pub(super) stalled_full: Word,
+    pub(super) unused: [Word; 53],
 }
 
 /// The part that belongs to one process. Only the process that holds the slot's lock writes it,
@@ -84,7 +89,7 @@ pub(super) struct Slot {
     pub(super) renewed: Word,
     /// How often the waiting request has asked other processes for memory.
     pub(super) round: Word,
-    /// For how many nanoseconds requests of the process have waited for memory.
+    /// For how many nanoseconds at least one request of the process has waited for memory.
     pub(super) stalled: Word,
     /// Advanced at least once a second by a process that runs.
     pub(super) beat: Word,
@@ -96,7 +101,20 @@ pub(super) struct Slot {
     pub(super) usable: Word,
     /// For how many milliseconds after its end the driver may still have the process's memory.
     pub(super) lingers: Word,
-    pub(super) unused: [Word; 37],
+    /// 0 if the process is not stalled, 1 if some of its requests wait, 2 if it is in full. See
+    /// [`stall`](super::stall).
+    pub(super) stall: Word,
+    /// For how many nanoseconds the process has been stalled in full.
+    pub(super) stalled_full: Word,
+    /// For how many nanoseconds the oldest waiting request has waited, as it last tried.
+    pub(super) waited: Word,
+    /// The averages of the process's stall times.
+    pub(super) averages: [Word; 6],
+    /// The averages of the ledger's stall times, as this process has found them.
+    pub(super) ledger_averages: [Word; 6],
+    /// How often the process has found them.
+    pub(super) averaged: Word,
+    pub(super) unused: [Word; 21],
 }
 
 /// The entry of one exported block. See [`exports`](super::exports).
@@ -241,6 +259,12 @@ pub(super) mod tests {
             foreign: word(),
             usable: word(),
             lingers: word(),
+            stall: word(),
+            stalled_full: word(),
+            waited: word(),
+            averages: std::array::from_fn(|_| word()),
+            ledger_averages: std::array::from_fn(|_| word()),
+            averaged: word(),
             name: std::array::from_fn(|_| word()),
             unused: std::array::from_fn(|_| word()),
         })

@@ -22,6 +22,7 @@ use super::layout::{SLOTS, Slot, State};
 use super::lock::Lock;
 use super::proc;
 use super::seen::{Seen, What};
+use super::stall::{Lacking, Stalls};
 use crate::device::WeakDevice;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
@@ -104,9 +105,16 @@ pub(super) struct Account {
     grants: u64,
     /// The waiting requests: each one's ticket, and the bytes that it lacks.
     waiting: Vec<(u64, u64)>,
+    /// For how long they have waited.
+    stalls: Stalls,
 }
 
 impl Account {
+    /// Returns the ticket of the oldest waiting request.
+    fn oldest(&self) -> Option<u64> {
+        self.waiting.iter().map(|&(ticket, _)| ticket).min()
+    }
+
     /// Returns the bytes that pools have and that are lent.
     pub(super) fn needed(&self) -> u64 {
         self.used.saturating_add(self.lent.bytes())
@@ -197,28 +205,29 @@ impl Member {
 
     /// Returns the ticket of the process's oldest waiting request.
     pub(super) fn oldest_ticket(&self) -> Option<u64> {
-        let account = self.account();
-        account.waiting.iter().map(|&(ticket, _)| ticket).min()
+        self.account().oldest()
     }
 
     fn count(&self) -> Count {
         Count::of(self.file.layout().charges[self.index].load())
     }
 
-    /// Grants a pool `bytes`, and up to `least` if that is more and as much is left. Returns what it
-    /// granted.
+    /// Grants a pool `bytes`, and up to `least` if that is more and as much is left, for a request at
+    /// a place in the line, if it has one. Returns what it granted.
     pub(crate) fn grant(
         &self,
         bytes: u64,
         least: u64,
         purpose: Purpose,
+        place: Option<InLine>,
     ) -> Result<u64, LedgerShortage> {
         if self.own_process().is_err() {
             return Err(self.shortage(self.granules(bytes), 0, LedgerRefusal::Replaced));
         }
         let mut account = self.account();
         let needed = account.needed();
-        let most = self.charge_to(&account, needed.saturating_add(bytes), least, purpose)?;
+        let turn = (purpose, place);
+        let most = self.charge_to(needed.saturating_add(bytes), least, turn)?;
         let granted = most.saturating_sub(needed).min(bytes.max(least));
         account.used = account.used.saturating_add(granted);
         account.grants = account.grants.wrapping_add(1);
@@ -262,7 +271,7 @@ impl Member {
         let own = self.slot().limit.load();
         let left = limit.saturating_sub(counts.sum());
         let left = left.min(own.saturating_sub(self.count().charged()));
-        let left = if self.is_behind(&account) { 0 } else { left };
+        let left = if self.is_behind(None) { 0 } else { left };
         let charged = self.count().charged().saturating_add(left);
         let charged = charged.saturating_mul(self.granule.bytes());
         charged.saturating_sub(account.needed())
@@ -299,12 +308,17 @@ impl Member {
 
     /// Changes the bytes that the process is always charged. Raising them is a charge.
     pub(super) fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
+        self.set_guarantee_at(bytes, None)
+    }
+
+    /// Changes the bytes that the process is always charged, for a request at a place in the line.
+    fn set_guarantee_at(&self, bytes: u64, place: Option<InLine>) -> Result<(), LedgerError> {
         self.own_process()?;
         let guarantee = self.granules(bytes);
         let mut account = self.account();
         if guarantee > account.guarantee {
             let wanted = guarantee.saturating_mul(self.granule.bytes());
-            self.charge_to(&account, wanted, 0, Purpose::New)
+            self.charge_to(wanted, 0, (Purpose::New, place))
                 .map_err(LedgerError::Short)?;
         }
         account.guarantee = guarantee;
@@ -324,7 +338,8 @@ impl Member {
         let mut waiting: Option<Waiting> = None;
         loop {
             let rung = given.count();
-            let outcome = self.set_guarantee(bytes);
+            let place = waiting.as_ref().map(Waiting::place);
+            let outcome = self.set_guarantee_at(bytes, place);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let left = left.unwrap_or(Duration::MAX);
             let Err(LedgerError::Short(short)) = outcome else {
@@ -336,7 +351,7 @@ impl Member {
             }
             match &mut waiting {
                 Some(waiting) => waiting.renew(short.wanted),
-                none => *none = Some(self.wait(self.next_ticket(), short.wanted)),
+                none => *none = Some(self.wait(self.line_up(), short.wanted)),
             }
             let _ = given.wait(rung, left.min(ROUND));
         }
@@ -412,13 +427,12 @@ impl Member {
 
     /// Charges the process until `bytes` are covered: by at least `least` bytes if that is more,
     /// they are left, and no request of another process waits for them. Returns the bytes that are
-    /// charged then.
+    /// charged then. The caller has locked the account: a process charges itself once at a time.
     fn charge_to(
         &self,
-        account: &Account,
         bytes: u64,
         least: u64,
-        purpose: Purpose,
+        (purpose, place): (Purpose, Option<InLine>),
     ) -> Result<u64, LedgerShortage> {
         let charged = || self.count().charged().saturating_mul(self.granule.bytes());
         let needed = self.granules(bytes);
@@ -437,7 +451,7 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        let is_behind = self.is_behind(account);
+        let is_behind = self.is_behind(place.map(|it| it.ticket));
         if is_behind && purpose == Purpose::New {
             return Err(refused(LedgerRefusal::OlderRequest, 0));
         }
@@ -526,10 +540,10 @@ impl Member {
         }
     }
 
-    /// Returns `true` if a request of another process waits that is older than this one's oldest.
-    pub(super) fn is_behind(&self, account: &Account) -> bool {
-        let own = account.waiting.iter().map(|&(ticket, _)| ticket).min();
-        let own = own.unwrap_or(u64::MAX);
+    /// Returns `true` if a request of another process waits that is older than one with this ticket,
+    /// or than one that does not wait.
+    fn is_behind(&self, ticket: Option<u64>) -> bool {
+        let own = ticket.unwrap_or(u64::MAX);
         let mut seen = self.seen();
         let others = self.file.layout().slots.iter().enumerate();
         let mut others = others.filter(|&(index, _)| index != self.index);
@@ -560,40 +574,73 @@ impl Member {
         }
     }
 
-    /// Returns a place in the line of all requests, behind those that were returned before.
-    pub(crate) fn next_ticket(&self) -> u64 {
-        let header = &self.file.layout().header;
-        header.tickets.add(1).wrapping_add(1).max(1)
+    /// Returns `true` if a request of another process waits that is older than one at this place.
+    pub(super) fn is_behind_of(&self, place: Option<InLine>) -> bool {
+        self.is_behind(place.map(|it| it.ticket))
     }
 
-    /// Begins to wait for memory with a [ticket](Self::next_ticket): other processes whose requests
-    /// came later are charged only within their guarantees, and are asked to give back memory. The
-    /// request counts while the value lives and is [renewed](Waiting::renew).
-    pub(crate) fn wait(self: &Arc<Self>, ticket: u64, bytes: u64) -> Waiting {
+    /// Returns a place in the line of the requests of all processes, behind those before.
+    pub(crate) fn line_up(&self) -> InLine {
         let header = &self.file.layout().header;
+        InLine {
+            ticket: header.tickets.add(1).wrapping_add(1).max(1),
+            since: Instant::now(),
+        }
+    }
+
+    /// Begins to wait for memory at a place in the [line](Self::line_up): other processes whose
+    /// requests came later are charged only within their guarantees, and are asked to give back
+    /// memory. The request counts while the value lives and is [renewed](Waiting::renew).
+    pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
+        let InLine { ticket, since } = place;
+        let header = &self.file.layout().header;
+        let now = Instant::now();
         let mut account = self.account();
+        self.add_stall(&mut account, now);
         account.waiting.push((ticket, bytes));
-        self.publish(&account);
+        account.stalls.begin(ticket, since);
+        self.publish(&mut account, now);
         self.slot().round.store(0);
         drop(account);
         header.wanted.ring();
         Waiting {
             member: Arc::clone(self),
-            ticket,
-            since: Instant::now(),
-            rung: Instant::now(),
+            place,
+            rung: now,
         }
     }
 
     /// Shows other processes what the process's requests wait for.
-    fn publish(&self, account: &Account) {
+    fn publish(&self, account: &mut Account, now: Instant) {
         let slot = self.slot();
+        self.find_stall(account);
+        slot.waited.publish(account.stalls.waited(now));
         let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
         let lacking = lacking.fold(0, u64::saturating_add);
-        let oldest = account.waiting.iter().map(|&(ticket, _)| ticket).min();
+        let oldest = account.oldest();
         slot.want.publish(self.granules(lacking));
         slot.renewed.add(1);
         slot.ticket.publish(oldest.unwrap_or(0));
+    }
+
+    /// Adds the time since the waiting requests last tried to the stall times of the process, and
+    /// of the ledger if no older request of another process waits.
+    fn add_stall(&self, account: &mut Account, now: Instant) {
+        let passed = account.stalls.add(now);
+        if !passed.is_zero() {
+            let of_ledger = !self.is_behind(account.oldest());
+            let of_ledger = of_ledger.then_some(passed);
+            let (layout, mut seen) = (self.file.layout(), self.seen());
+            account
+                .stalls
+                .show(layout, self.index, of_ledger, &mut seen);
+        }
+    }
+
+    /// Finds whether the process is stalled, and shows it.
+    fn find_stall(&self, account: &mut Account) {
+        let state = account.stalls.find(&self.givers.ids());
+        self.slot().stall.publish(state.word());
     }
 }
 
@@ -632,12 +679,19 @@ impl Drop for Member {
     }
 }
 
+/// The place of a request in the line of the requests of all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InLine {
+    /// Requests with lower tickets go first.
+    ticket: u64,
+    since: Instant,
+}
+
 /// A request that waits for memory of other processes.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     member: Arc<Member>,
-    ticket: u64,
-    since: Instant,
+    place: InLine,
     rung: Instant,
 }
 
@@ -645,8 +699,8 @@ pub(crate) struct Waiting {
 const ROUND: Duration = Duration::from_millis(5);
 
 impl Waiting {
-    pub(crate) const fn ticket(&self) -> u64 {
-        self.ticket
+    pub(crate) const fn place(&self) -> InLine {
+        self.place
     }
 
     /// Shows that the request still waits, for `bytes`.
@@ -655,17 +709,31 @@ impl Waiting {
         if member.own_process().is_err() {
             return;
         }
+        let now = Instant::now();
         let mut account = member.account();
+        member.add_stall(&mut account, now);
         let mut waiting = account.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.ticket) {
+        if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.place.ticket) {
             *lacking = bytes;
         }
-        member.publish(&account);
+        member.publish(&mut account, now);
         if self.rung.elapsed() >= ROUND {
             self.rung = Instant::now();
             member.slot().round.add(1);
             drop(account);
             member.file.layout().header.wanted.ring();
+        }
+    }
+}
+
+impl Waiting {
+    /// Notes which pool and which of its tenants the request is for.
+    pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
+        let member = &self.member;
+        if member.own_process().is_ok() {
+            let mut account = member.account();
+            account.stalls.note(self.place.ticket, pool, lacking);
+            member.find_stall(&mut account);
         }
     }
 }
@@ -676,11 +744,14 @@ impl Drop for Waiting {
         if member.own_process().is_err() {
             return;
         }
+        let now = Instant::now();
         let mut account = member.account();
-        account.waiting.retain(|&(ticket, _)| ticket != self.ticket);
-        member.publish(&account);
-        let stalled = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        member.slot().stalled.add(stalled);
+        member.add_stall(&mut account, now);
+        account
+            .waiting
+            .retain(|&(ticket, _)| ticket != self.place.ticket);
+        account.stalls.end(self.place.ticket);
+        member.publish(&mut account, now);
         drop(account);
         // Requests behind this one may go on.
         member.file.layout().header.given.ring();
@@ -771,7 +842,14 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
         &slot.stalled,
         &slot.foreign,
         &slot.usable,
+        &slot.stall,
+        &slot.stalled_full,
+        &slot.waited,
+        &slot.averaged,
     ] {
+        word.store(0);
+    }
+    for word in slot.averages.iter().chain(&slot.ledger_averages) {
         word.store(0);
     }
     slot.set_name(&wishes.name);

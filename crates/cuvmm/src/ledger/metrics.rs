@@ -27,13 +27,19 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// |---|---|---|
 /// | `cuvmm_ledger_limit_bytes` | gauge | the most that all processes together may be charged |
 /// | `cuvmm_ledger_charged_bytes` | gauge | memory charged to processes |
+/// | `cuvmm_ledger_foreign_bytes` | gauge | memory of the device that no pool of the ledger has |
+/// | `cuvmm_ledger_usable_bytes` | gauge | the limit, or what foreign memory leaves if that is less |
+/// | `cuvmm_ledger_stalled_seconds_total` | counter | how long at least one process has waited ("some") |
+/// | `cuvmm_ledger_stalled_full_seconds_total` | counter | how long all processes with memory were stalled in full |
 /// | `cuvmm_process_charged_bytes` | gauge | memory charged to the process |
 /// | `cuvmm_process_obtained_bytes` | gauge | memory that its pools have from the driver |
 /// | `cuvmm_process_idle_bytes` | gauge | memory that it could give back, as it last found |
 /// | `cuvmm_process_guarantee_bytes` | gauge | memory that always stays charged to it |
 /// | `cuvmm_process_limit_bytes` | gauge | the most that it may be charged |
 /// | `cuvmm_process_waiting_bytes` | gauge | the bytes that its requests wait for |
-/// | `cuvmm_process_stalled_seconds_total` | counter | how long its requests have waited |
+/// | `cuvmm_process_stalled_seconds_total` | counter | how long at least one of its requests has waited ("some") |
+/// | `cuvmm_process_stalled_full_seconds_total` | counter | the part of it in which all tenants with memory in use waited ("full") |
+/// | `cuvmm_process_waited_seconds` | gauge | how long its oldest waiting request has waited |
 /// | `cuvmm_process_answering` | gauge | 1 if it runs, 0 if it is dead or shows no sign of life |
 /// | `cuvmm_tenant_committed_bytes` | gauge | memory charged to the tenant |
 /// | `cuvmm_tenant_in_use_bytes` | gauge | memory in use, shared memory included |
@@ -44,6 +50,10 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_tenant_guarantee_bytes` | gauge | the guarantee |
 /// | `cuvmm_tenant_limit_bytes` | gauge | the limit |
 /// | `cuvmm_tenant_refusals_total` | counter | requests that were refused |
+///
+/// The share of the time in which requests waited is a rate, such as
+/// `rate(cuvmm_process_stalled_seconds_total[1m])`. [Stall times](super#stall-times) explains "some"
+/// and "full".
 ///
 /// # OpenTelemetry's names
 ///
@@ -105,6 +115,45 @@ const LEDGER: &[Metric<LedgerStats>] = &[
     ("ledger_charged", "Memory charged to processes", |it| {
         it.charged
     }),
+    (
+        "ledger_foreign",
+        "Memory of the device that no pool of the ledger has",
+        |it| it.foreign,
+    ),
+    (
+        "ledger_usable",
+        "The limit, or what foreign memory leaves if that is less",
+        |it| it.usable,
+    ),
+];
+
+/// The name of a counter of seconds without the library's name, its explanation, and its value.
+type Times<T> = (&'static str, &'static str, fn(&T) -> Duration);
+
+const LEDGER_TIMES: &[Times<LedgerStats>] = &[
+    (
+        "ledger_stalled",
+        "How long at least one process has waited for memory",
+        |it| it.stalled,
+    ),
+    (
+        "ledger_stalled_full",
+        "How long all processes with memory have been stalled in full",
+        |it| it.stalled_full,
+    ),
+];
+
+const PROCESS_TIMES: &[Times<ProcessStats>] = &[
+    (
+        "process_stalled",
+        "How long at least one request of the process has waited for memory",
+        |it| it.stalled,
+    ),
+    (
+        "process_stalled_full",
+        "How long all tenants of the process with memory in use have waited",
+        |it| it.stalled_full,
+    ),
 ];
 
 const PROCESS: &[Metric<ProcessStats>] = &[
@@ -248,16 +297,20 @@ impl Collector for Snapshot {
             let runs = i64::from(process.state == ProcessState::Running);
             ConstGauge::new(runs).encode(family.encode_family(&labels)?)?;
         }
-        let help = "How long requests of the process have waited for memory";
-        let mut family = encoder.encode_descriptor(
-            "process_stalled",
-            help,
-            Some(&Unit::Seconds),
-            MetricType::Counter,
-        )?;
+        let help = "How long the oldest waiting request of the process has waited";
+        let unit = Some(&Unit::Seconds);
+        let mut family =
+            encoder.encode_descriptor("process_waited", help, unit, MetricType::Gauge)?;
         for (labels, process) in self.processes() {
-            let stalled = ConstCounter::new(process.stalled.as_secs_f64());
-            stalled.encode(family.encode_family(&labels)?)?;
+            let waited = process.waits.as_ref();
+            let waited = waited.map_or(0.0, |waits| waits.waited.as_secs_f64());
+            ConstGauge::new(waited).encode(family.encode_family(&labels)?)?;
+        }
+        for metric in LEDGER_TIMES {
+            times(&mut encoder, metric, self.ledgers())?;
+        }
+        for metric in PROCESS_TIMES {
+            times(&mut encoder, metric, self.processes())?;
         }
         for metric in TENANT {
             gauges(&mut encoder, metric, self.tenants())?;
@@ -270,6 +323,21 @@ impl Collector for Snapshot {
         }
         Ok(())
     }
+}
+
+/// Writes one counter of seconds.
+fn times<'a, T: 'a>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, value): &Times<T>,
+    of: impl Iterator<Item = (Labels, &'a T)>,
+) -> Result<(), fmt::Error> {
+    let mut family =
+        encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
+    for (labels, it) in of {
+        let seconds = value(it).as_secs_f64();
+        ConstCounter::new(seconds).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 /// Writes one metric in bytes.

@@ -33,8 +33,9 @@
 //! While a request waits, new blocks of other processes that came later are refused what is beyond
 //! their guarantees ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest)), out
 //! of their own idle memory too. Blocks that they have can still grow: otherwise work that has begun
-//! would give up its memory for work that has not. Each future is a request of its own, with a place
-//! in the line from its first poll on.
+//! would give up its memory for work that has not. Each request counts by its own place in
+//! the line, not by the oldest one of its process. A future has its place from its first poll on, a
+//! call from its first refusal on.
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
 //! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
@@ -55,6 +56,18 @@
 //! [`LedgerView`] shows the figures of all processes, and [`LedgerView::control`] asks one process
 //! for the figures of its tenants or changes its terms, as the commands `cuvmm top` and `cuvmm ctl`
 //! do. A process sets what it allows: [`LedgerBuilder::remote`].
+//!
+//! # Stall times
+//! A process is stalled *some* of the time while at least one of its requests waits for memory of
+//! other processes, and *in full* while none of its tenants can be expected to go on: each of its
+//! pools has a request that waits, and so has each tenant of these pools that has memory in use. So
+//! a process with one tenant is stalled in full whenever it is stalled. Tenants that have nothing in
+//! use do not count. The library does not know which tenants launch work on memory that they have.
+//! The whole ledger is stalled some of the time while a process waits, and in full while each
+//! running process that has memory is stalled in full. These are the terms of Linux's pressure stall
+//! information, and the [averages](StallAverages) are computed as its averages are. The times are
+//! counted when a waiting request tries again, which is every few milliseconds. A process that is
+//! stopped adds 100 ms at most.
 //!
 //! # Trust
 //! The file belongs to one user (mode 0600), or also to a group
@@ -101,8 +114,10 @@ mod member;
 mod metrics;
 mod proc;
 mod seen;
+mod stall;
 mod stats;
 mod turns;
+mod waits;
 mod word;
 
 #[cfg(test)]
@@ -115,9 +130,9 @@ mod exports_tests;
 mod tests;
 
 use std::fmt;
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, atomic as atomics};
 use std::time::{Duration, Instant};
@@ -136,10 +151,12 @@ use crate::error::{ArgumentError, LedgerError};
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, Member, NamedExport, Purpose, Waiting};
+pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose, Waiting};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
-pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats};
+pub(crate) use stall::Lacking;
+pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages};
+pub use waits::{HolderStats, WaitStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.
 pub const FILE_ENDING: &str = ".cuvmm-ledger";
@@ -459,12 +476,17 @@ fn program() -> String {
 
 fn make_directory(path: &Path, group: bool) -> Result<(), LedgerError> {
     let mode = if group { 0o770 } else { 0o700 };
-    match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(LedgerError::System {
-            call: "mkdir",
+    let failed = |call| {
+        move |error: std::io::Error| LedgerError::System {
+            call,
             path: path.to_owned(),
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        }),
-        _ => Ok(()),
+        }
+    };
+    match DirBuilder::new().mode(mode).create(path) {
+        // The process's umask may have removed what the group needs.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("chmod")),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed("mkdir")(error)),
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::layout::{Slot, State};
 
 /// How long a waiting request of another process counts after its last sign of life.
-const TICKET_AGE: Duration = Duration::from_millis(100);
+pub(super) const TICKET_AGE: Duration = Duration::from_millis(100);
 
 /// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

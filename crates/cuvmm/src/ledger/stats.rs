@@ -10,8 +10,11 @@ use super::control::{Control, socket_path};
 use super::dead;
 use super::exports;
 use super::file::LedgerFile;
-use super::layout::{Slot, State};
+use super::layout::{Layout, Slot, State};
 use super::seen::{Seen, What};
+use super::stall;
+use super::waits::{self, WaitStats};
+use super::word::Word;
 use crate::display::{Bytes, Table};
 use crate::error::LedgerError;
 
@@ -44,7 +47,7 @@ pub struct LedgerView {
 /// The figures of a ledger. Sizes in bytes.
 ///
 /// They are read one after the other while processes go on, so they may not add up exactly.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LedgerStats {
     /// The UUID of the device.
@@ -59,14 +62,37 @@ pub struct LedgerStats {
     /// The most that all processes together can be charged now: the limit, or what foreign memory
     /// leaves of the device if that is less.
     pub usable: u64,
+    /// How long at least one process has waited for memory of other processes, since the file was
+    /// made ("some" of [pressure stall information](super#stall-times)).
+    pub stalled: Duration,
+    /// The part of it in which each running process that has memory was
+    /// [stalled in full](ProcessStats::stalled_full).
+    pub stalled_full: Duration,
+    /// Averages of `stalled`, as the process found them that has run longest.
+    pub stalled_average: StallAverages,
+    /// Averages of `stalled_full`.
+    pub stalled_full_average: StallAverages,
     /// The processes, by slot.
     pub processes: Vec<ProcessStats>,
     /// The blocks that processes have exported to others.
     pub exports: Vec<ExportStats>,
 }
 
+/// The share of the time in which requests waited for memory, in percent: exponentially decaying
+/// averages, as in Linux's pressure stall information. A process computes them each second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct StallAverages {
+    /// The average over 10 seconds.
+    pub avg10: f64,
+    /// The average over a minute.
+    pub avg60: f64,
+    /// The average over five minutes.
+    pub avg300: f64,
+}
+
 /// One block that a process has exported to others. Its memory is charged to its owner only.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ExportStats {
     /// The slot of the process that created the memory.
@@ -81,7 +107,7 @@ pub struct ExportStats {
 }
 
 /// The figures of one process in a ledger. Sizes in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ProcessStats {
     /// The process's slot in the file.
@@ -112,9 +138,19 @@ pub struct ProcessStats {
     pub priority: i32,
     /// The bytes that the process's requests wait for, if any waits.
     pub waits_for: Option<u64>,
-    /// How long requests of the process have waited for memory in all, those that still wait not
-    /// counted.
+    /// The reason why the requests wait, unless the process has shown for 100 ms no sign that they do.
+    pub waits: Option<WaitStats>,
+    /// How long at least one request of the process has waited for memory of other processes.
+    /// Requests that wait at the same time count once. It grows while a request waits. See
+    /// [stall times](super#stall-times).
     pub stalled: Duration,
+    /// The part of it in which the process was stalled in full: each of its pools had a waiting
+    /// request, and so had each tenant of these pools that had memory in use.
+    pub stalled_full: Duration,
+    /// Averages of `stalled`.
+    pub stalled_average: StallAverages,
+    /// Averages of `stalled_full`.
+    pub stalled_full_average: StallAverages,
 }
 
 /// The state of a process in a ledger.
@@ -220,18 +256,24 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
             ..shown
         })
     });
-    let processes: Vec<ProcessStats> = processes.collect();
+    let mut processes: Vec<ProcessStats> = processes.collect();
+    add_waits(layout, &mut processes, seen);
     let running = |it: &&ProcessStats| it.state == ProcessState::Running;
     let running: Vec<_> = processes.iter().filter(running).collect();
     let usable = running.iter().map(|it| layout.slots[it.slot].usable.load());
     let usable = usable.filter(|&bytes| bytes > 0).min();
     let foreign = running.iter().map(|it| it.foreign).max();
     let limit = header.limit.load().saturating_mul(granule);
+    let averages = longest_averages(&running, layout);
     let high = u128::from(header.device[0].load()) << 64;
     LedgerStats {
         device: (high | u128::from(header.device[1].load())).to_be_bytes(),
         limit,
         foreign: foreign.unwrap_or(0),
+        stalled: Duration::from_nanos(header.stalled.load()),
+        stalled_full: Duration::from_nanos(header.stalled_full.load()),
+        stalled_average: averages[0],
+        stalled_full_average: averages[1],
         usable: usable.map_or(limit, |usable| limit.min(usable)),
         charged: counts
             .iter()
@@ -250,6 +292,35 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     }
 }
 
+/// Adds the reasons why processes wait.
+fn add_waits(layout: &Layout, processes: &mut [ProcessStats], seen: &mut Seen) {
+    let states = [ProcessState::Running, ProcessState::NotAnswering];
+    let alive = processes.iter().filter(|it| states.contains(&it.state));
+    let alive: Vec<usize> = alive.map(|it| it.slot).collect();
+    let mut waits = waits::all(layout, &alive, seen);
+    for process in processes {
+        process.waits = waits.remove(&process.slot);
+    }
+}
+
+/// Returns the ledger's averages as the running process found them that has looked most often.
+fn longest_averages(running: &[&ProcessStats], layout: &Layout) -> [StallAverages; 2] {
+    let slots = running.iter().filter_map(|it| layout.slots.get(it.slot));
+    let oldest = slots.max_by_key(|slot| slot.averaged.load());
+    oldest.map_or_else(Default::default, |slot| averages(&slot.ledger_averages))
+}
+
+/// Reads averages of some and full.
+fn averages(words: &[Word; 6]) -> [StallAverages; 2] {
+    let [a, b, c, d, e, f] = words.each_ref().map(|word| stall::percent(word.load()));
+    let of = |[avg10, avg60, avg300]: [f64; 3]| StallAverages {
+        avg10,
+        avg60,
+        avg300,
+    };
+    [of([a, b, c]), of([d, e, f])]
+}
+
 fn process(
     index: usize,
     slot: &Slot,
@@ -261,6 +332,7 @@ fn process(
     let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
     let priority = slot.priority.load().cast_signed();
     let waits = slot.ticket.load() != 0;
+    let [stalled_average, stalled_full_average] = averages(&slot.averages);
     ProcessStats {
         slot: index,
         pid: small(slot.pid.load()),
@@ -275,7 +347,11 @@ fn process(
         priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
         waits_for: waits.then(|| bytes(slot.want.load())),
         foreign: slot.foreign.load(),
+        waits: None,
         stalled: Duration::from_nanos(slot.stalled.load()),
+        stalled_full: Duration::from_nanos(slot.stalled_full.load()),
+        stalled_average,
+        stalled_full_average,
     }
 }
 

@@ -68,7 +68,7 @@ fn refusal(outcome: Result<u64, LedgerShortage>) -> (LedgerRefusal, u64) {
 }
 
 fn wait(member: &Arc<Member>, bytes: u64) -> Waiting {
-    member.wait(member.next_ticket(), bytes)
+    member.wait(member.line_up(), bytes)
 }
 
 #[test]
@@ -76,19 +76,19 @@ fn two_members_have_one_budget() {
     let dir = directory();
     let path = dir.path().join("ledger");
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    assert_eq!(one.grant(3 * G, 32 * G, Purpose::New), Ok(32 * G));
-    assert_eq!(other.grant(60 * G, 32 * G, Purpose::New), Ok(60 * G));
+    assert_eq!(one.grant(3 * G, 32 * G, Purpose::New, None), Ok(32 * G));
+    assert_eq!(other.grant(60 * G, 32 * G, Purpose::New, None), Ok(60 * G));
     assert_eq!(
-        one.grant(5 * G, 32 * G, Purpose::New),
+        one.grant(5 * G, 32 * G, Purpose::New, None),
         Ok(5 * G),
         "what is asked for, of what is left"
     );
     assert_eq!(
-        refusal(other.grant(4 * G, 0, Purpose::New)),
+        refusal(other.grant(4 * G, 0, Purpose::New, None)),
         (LedgerRefusal::Full, 3)
     );
     assert_eq!((one.left(), other.left()), (3 * G, 3 * G));
-    assert_eq!(other.grant(3 * G, 0, Purpose::New), Ok(3 * G));
+    assert_eq!(other.grant(3 * G, 0, Purpose::New, None), Ok(3 * G));
     assert_eq!(charged(&one), 100);
     one.give(37 * G);
     assert_eq!((charged(&one), other.left()), (63, 37 * G));
@@ -106,11 +106,11 @@ fn a_guarantee_is_charged_in_advance_and_kept() {
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
     one.set_guarantee(60 * G).unwrap();
     assert_eq!(
-        refusal(other.grant(41 * G, 0, Purpose::New)),
+        refusal(other.grant(41 * G, 0, Purpose::New, None)),
         (LedgerRefusal::Full, 40)
     );
-    other.grant(40 * G, 0, Purpose::New).unwrap();
-    one.grant(60 * G, 0, Purpose::New).unwrap();
+    other.grant(40 * G, 0, Purpose::New, None).unwrap();
+    one.grant(60 * G, 0, Purpose::New, None).unwrap();
     one.give(60 * G);
     assert_eq!((one.trim(0), charged(&one)), (0, 100));
     assert!(matches!(
@@ -120,7 +120,7 @@ fn a_guarantee_is_charged_in_advance_and_kept() {
     assert_eq!(one.slot().guarantee.load(), 60);
     one.set_guarantee(10 * G).unwrap();
     assert_eq!((one.left(), other.left()), (60 * G, 50 * G));
-    other.grant(50 * G, 0, Purpose::New).unwrap();
+    other.grant(50 * G, 0, Purpose::New, None).unwrap();
     other.give(90 * G);
 }
 
@@ -133,9 +133,9 @@ fn a_process_has_a_limit_of_its_own() {
         ..wishes(100 * G)
     };
     let member = Arc::new(Member::join(path, TERMS, &own).unwrap());
-    member.grant(8 * G, 0, Purpose::New).unwrap();
+    member.grant(8 * G, 0, Purpose::New, None).unwrap();
     assert_eq!(
-        refusal(member.grant(3 * G, 0, Purpose::New)),
+        refusal(member.grant(3 * G, 0, Purpose::New, None)),
         (LedgerRefusal::ProcessLimit, 2),
         "it has 8"
     );
@@ -150,31 +150,37 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     let mut waiting = wait(&one, 200 * G);
     assert_eq!(one.slot().want.load(), 200);
     assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New)),
+        refusal(other.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::OlderRequest, 0)
     );
     let behind = wait(&other, G);
     assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New)),
+        refusal(other.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::OlderRequest, 0)
     );
-    one.grant(G, 0, Purpose::New).unwrap();
-    // Blocks that exist grow, by no more than they need.
-    assert_eq!(other.grant(2 * G, 32 * G, Purpose::Growth), Ok(2 * G));
+    one.grant(G, 0, Purpose::New, Some(waiting.place()))
+        .unwrap();
+    // A request of the same process that came later has no part in the place of the first.
     assert_eq!(
-        refusal(other.grant(98 * G, 0, Purpose::Growth)),
+        refusal(one.grant(G, 0, Purpose::New, None)),
+        (LedgerRefusal::OlderRequest, 0)
+    );
+    // Blocks that exist grow, by no more than they need.
+    assert_eq!(other.grant(2 * G, 32 * G, Purpose::Growth, None), Ok(2 * G));
+    assert_eq!(
+        refusal(other.grant(98 * G, 0, Purpose::Growth, None)),
         (LedgerRefusal::Full, 97)
     );
     other.give(2 * G);
     waiting.renew(150 * G);
     assert_eq!(one.slot().want.load(), 150);
     assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New)),
+        refusal(other.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::OlderRequest, 0)
     );
     // A stopped process does not renew.
     std::thread::sleep(Duration::from_millis(120));
-    other.grant(G, 0, Purpose::New).unwrap();
+    other.grant(G, 0, Purpose::New, None).unwrap();
     drop(behind);
     drop(waiting);
     assert_eq!((one.slot().ticket.load(), one.slot().want.load()), (0, 0));
@@ -283,7 +289,7 @@ fn a_file_that_was_not_finished_is_made_anew() {
     let zeros = vec![0; usize::try_from(super::layout::SIZE).unwrap()];
     std::fs::write(&path, zeros).unwrap();
     let member = join(&path, 50 * G);
-    member.grant(50 * G, 0, Purpose::New).unwrap();
+    member.grant(50 * G, 0, Purpose::New, None).unwrap();
     member.give(50 * G);
 }
 
@@ -292,15 +298,15 @@ fn no_more_is_charged_once_the_file_is_gone() {
     let dir = directory();
     let path = dir.path().join("ledger");
     let member = join(&path, 100 * G);
-    member.grant(G, 32 * G, Purpose::New).unwrap();
+    member.grant(G, 32 * G, Purpose::New, None).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(
-        refusal(member.grant(G, 0, Purpose::New)),
+        refusal(member.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::Replaced, 0)
     );
     let other = join(&path, 100 * G);
     assert_eq!(
-        refusal(member.grant(G, 0, Purpose::New)),
+        refusal(member.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::Replaced, 0)
     );
     drop(other);
@@ -348,7 +354,7 @@ fn any_contents_are_survived() {
             10 => slot.priority.store(value),
             _ => slot.name[random.usize(..8)].store(value),
         }
-        let granted = one.grant(random.u64(..50) * G, 0, Purpose::New);
+        let granted = one.grant(random.u64(..50) * G, 0, Purpose::New, None);
         let _ = granted.map(|bytes| one.give(bytes));
         let _ = other.set_guarantee(random.u64(..10) * G);
         let _ = one.trim(0);
@@ -386,13 +392,13 @@ fn child() {
         crash::after(writes);
     }
     let member = join(path, LIMIT * G);
-    member.grant(40 * G, 0, Purpose::New).unwrap();
+    member.grant(40 * G, 0, Purpose::New, None).unwrap();
     if !joins {
         crash::after(writes);
     }
     match part {
         "join" | "collect" | "leave" => member.give(40 * G),
-        "take" => drop(member.grant(100 * G, 0, Purpose::New).unwrap()),
+        "take" => drop(member.grant(100 * G, 0, Purpose::New, None).unwrap()),
         "give" => {
             member.give(40 * G);
             member.trim(0);
@@ -404,7 +410,7 @@ fn child() {
         "wait" => {
             let mut waiting = wait(&member, 9 * G);
             waiting.renew(8 * G);
-            member.grant(9 * G, 0, Purpose::New).unwrap();
+            member.grant(9 * G, 0, Purpose::New, None).unwrap();
         }
         // Another process charges at the same time.
         "race" => {
@@ -415,7 +421,7 @@ fn child() {
             charges[other.unwrap()].store(299 << 24);
             crash::after(writes);
             // It takes the other for stopped after a while.
-            member.grant(30 * G, 0, Purpose::New).unwrap();
+            member.grant(30 * G, 0, Purpose::New, None).unwrap();
         }
         _ => unreachable!(),
     }
@@ -497,7 +503,7 @@ fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
             assert!(collected(&member), "{part}, {writes}");
             assert!(!sockets.iter().any(|it| it.exists()), "{part}, {writes}");
             assert_eq!(charged(&member), 0, "{part}, {writes}");
-            member.grant(LIMIT * G, 0, Purpose::New).unwrap();
+            member.grant(LIMIT * G, 0, Purpose::New, None).unwrap();
             assert_eq!(charged(&member), LIMIT);
             member.give(LIMIT * G);
             drop(member);
@@ -516,7 +522,7 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     let dir = directory();
     let path = dir.path().join("ledger");
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New).unwrap();
+    one.grant(50 * G, 0, Purpose::New, None).unwrap();
     super::lock::Lock::Owner(one.index())
         .release(one.file().file())
         .unwrap();
@@ -525,14 +531,14 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
         assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
         assert_eq!(one.slot().state().0, State::Dying);
         assert_eq!(
-            refusal(other.grant(51 * G, 0, Purpose::New)),
+            refusal(other.grant(51 * G, 0, Purpose::New, None)),
             (LedgerRefusal::Full, 50)
         );
     }
     // As a process of that number and another start time would.
     one.slot().started.store(1);
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
-    other.grant(100 * G, 0, Purpose::New).unwrap();
+    other.grant(100 * G, 0, Purpose::New, None).unwrap();
     other.give(100 * G);
     one.give(50 * G);
 }
@@ -564,7 +570,7 @@ fn a_process_whose_start_is_unknown_is_not_collected_while_it_lives() {
     let dir = directory();
     let path = dir.path().join("ledger");
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New).unwrap();
+    one.grant(50 * G, 0, Purpose::New, None).unwrap();
     one.slot().started.store(0);
     let mut seen = Seen::default();
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
@@ -578,7 +584,7 @@ fn a_slot_of_another_namespace_is_free_two_seconds_after_its_lock() {
     let dir = directory();
     let path = dir.path().join("ledger");
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New).unwrap();
+    one.grant(50 * G, 0, Purpose::New, None).unwrap();
     one.slot().pid_namespace.store(1);
     let mut seen = Seen::default();
     assert!(

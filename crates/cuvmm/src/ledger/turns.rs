@@ -2,7 +2,7 @@
 //! them.
 
 use super::charge::Count;
-use super::member::Member;
+use super::member::{InLine, Member};
 use crate::error::{LedgerRefusal, LedgerShortage};
 
 /// The memory that requests of other processes lack.
@@ -55,18 +55,18 @@ impl Unmet {
 }
 
 impl Member {
-    /// Returns the refusal if a pool must leave `bytes` of idle memory to an older request of another
-    /// process instead of using them for a new block. The pool was granted `granted` bytes, and
+    /// Returns the refusal if a request at this place must leave `bytes` of idle memory to an older request of another
+    /// process instead of using them for a new block. Its pool was granted `granted` bytes, and
     /// `in_use` returns how many of them are in use. There is no refusal while that request lacks
     /// nothing, or if the process stays within its guarantee.
     pub(crate) fn owes(
         &self,
         bytes: u64,
         granted: u64,
+        place: Option<InLine>,
         in_use: impl FnOnce() -> u64,
     ) -> Option<LedgerShortage> {
-        let is_behind = self.is_behind(&self.account());
-        if !is_behind || self.own_process().is_err() || Unmet::of(self).need == 0 {
+        if !self.is_behind_of(place) || self.own_process().is_err() || Unmet::of(self).need == 0 {
             return None;
         }
         let account = self.account();

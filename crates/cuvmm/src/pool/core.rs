@@ -31,6 +31,7 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use crate::deferred::{self, Section};
 use crate::device::Device;
+use crate::ledger::InLine;
 use crate::region::{Urgency, Waker};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
@@ -66,6 +67,8 @@ pub(crate) struct Locked<'a> {
     /// The operation's number, if it is in flight.
     flight: Option<NonZeroU64>,
     core: &'a Core,
+    /// The place of the operation's request in the line of a ledger, if it waits.
+    pub(super) place: Option<InLine>,
     section: Section,
 }
 
@@ -98,6 +101,7 @@ impl Core {
             state: ManuallyDrop::new(self.guard()),
             flight: None,
             core: self,
+            place: None,
             section: Section::enter(),
         }
     }
@@ -283,7 +287,7 @@ impl<'a> Locked<'a> {
     /// Ends the operation, and releases the lock until `told` is notified, at most for `longest`.
     /// May return sooner.
     pub(super) fn wait(mut self, told: &Condvar, longest: Option<Duration>) -> Self {
-        let core = self.core;
+        let (core, place) = (self.core, self.place);
         if self.land() {
             core.settled.notify_all();
         }
@@ -291,7 +295,9 @@ impl<'a> Locked<'a> {
         if deferred::has_deferred_work() {
             // Threads that wait for memory may be waiting for just the work that was deferred.
             drop(self);
-            return core.lock();
+            let mut locked = core.lock();
+            locked.place = place;
+            return locked;
         }
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, and not used after its fields are taken.
@@ -310,6 +316,7 @@ impl<'a> Locked<'a> {
             state: ManuallyDrop::new(state),
             flight: None,
             core,
+            place,
             section,
         }
     }

@@ -87,7 +87,8 @@ impl Locked<'_> {
     ) -> Option<LedgerShortage> {
         let joined = self.core().ledger.get().filter(|_| bytes > 0)?;
         let least = least.min(self.budget.ungranted());
-        match self.unlocked(|| joined.member.grant(bytes, least, purpose)) {
+        let place = self.place;
+        match self.unlocked(|| joined.member.grant(bytes, least, purpose, place)) {
             Ok(granted) => {
                 self.budget.grant(granted);
                 None

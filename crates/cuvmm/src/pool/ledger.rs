@@ -6,12 +6,13 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::joined::Joined;
-use super::queue::Lacking;
 use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{Change, Giver, Hook, Member, PoolReport, TenantReport, Waiting};
+use crate::ledger::{
+    Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
+};
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -45,60 +46,73 @@ impl Core {
     pub(super) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
             && !self.device.is_forked()
-            && let Some(number) = lock(&joined.attached).take()
         {
-            joined.member.givers().detach(number);
+            // The lock is not held while `detach` waits for a thread that may wait for the pool.
+            let number = lock(&joined.attached).take();
+            number.inspect(|&number| joined.member.givers().detach(number));
         }
     }
 
     /// Shows other processes that a request waits for memory that the ledger refused, and for how
     /// much; or that it does not any more.
-    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<u64>) {
-        match (self.ledger.get(), lacking, &mut *waiting) {
-            (Some(_), Some(bytes), Some(waiting)) => waiting.renew(bytes),
-            (Some(joined), Some(bytes), none) => {
-                let ticket = joined.member.next_ticket();
-                *none = Some(joined.member.wait(ticket, bytes));
-            }
-            _ => *waiting = None,
-        }
+    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
+        let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
+            *waiting = None;
+            return;
+        };
+        let place = waiting.as_ref().map(Waiting::place);
+        let place = place.unwrap_or_else(|| joined.member.line_up());
+        joined.wait(waiting, place, lacking);
     }
 
     /// Shows other processes what the queue of futures waits for, at the place of its oldest
     /// request.
-    pub(super) fn queue_in_ledger(&self, lacking: Option<Lacking>) {
+    pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
         };
         let mut queued = lock(&joined.queued);
-        match (lacking, &mut *queued) {
-            (Some(Lacking { ticket, bytes }), Some(waiting)) if waiting.ticket() == ticket => {
-                waiting.renew(bytes);
-            }
-            (Some(Lacking { ticket, bytes }), queued) => {
-                *queued = Some(joined.member.wait(ticket, bytes));
-            }
-            (None, queued) => *queued = None,
+        match lacking {
+            Some((place, lacking)) => joined.wait(&mut queued, place, lacking),
+            None => *queued = None,
+        }
+    }
+}
+
+impl Joined {
+    /// Shows other processes that a request with a place in their line waits.
+    fn wait(&self, waiting: &mut Option<Waiting>, place: InLine, lacking: Lacking) {
+        match waiting.as_mut().filter(|it| it.place() == place) {
+            Some(waiting) => waiting.renew(lacking.bytes),
+            None => *waiting = Some(self.member.wait(place, lacking.bytes)),
+        }
+        if let (Some(waiting), Some(pool)) = (waiting, *lock(&self.attached)) {
+            waiting.note(pool, lacking);
         }
     }
 }
 
 impl Locked<'_> {
-    /// Returns the bytes that a request lacks because the ledger refused, if that is the reason and
-    /// other processes can help.
+    /// Returns what a request lacks because the ledger refused, if that is the reason and other
+    /// processes can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
         error: &BlockError,
-    ) -> Option<u64> {
+    ) -> Option<Lacking> {
         let refused = error.shortage()?.ledger?;
         if !refused.reason.is_of_others() {
             return None;
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // What the ledger leaves is no other process's to give.
-        Some(wanted.saturating_sub(available.saturating_sub(refused.left)))
+        let users = self.tenants.iter().filter(|(_, it)| it.uses_memory());
+        Some(Lacking {
+            bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
+            tenants: vec![id.0],
+            users: users.map(|(id, _)| id.0).collect(),
+        })
     }
 }
 
@@ -111,9 +125,9 @@ impl Locked<'_> {
         let Some(joined) = self.core().ledger.get() else {
             return Ok(());
         };
-        let granted = self.budget.granted();
+        let (granted, place) = (self.budget.granted(), self.place);
         let in_use = || granted.saturating_sub(self.idle_bytes());
-        match joined.member.owes(bytes, granted, in_use) {
+        match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),
         }

@@ -11,6 +11,7 @@ use super::budget::TenantId;
 use super::ids::{BlockPlace, SlotId};
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
+use crate::ledger::{InLine, Lacking};
 use crate::own::Stream;
 use crate::size::Granularity;
 
@@ -40,7 +41,7 @@ pub(super) struct Request {
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
     /// Its place among the requests of all processes, if the pool is in a ledger.
-    pub(super) ticket: Option<u64>,
+    place: Option<InLine>,
     /// `true` if it was attempted.
     pub(super) begun: bool,
     /// `true` if the block that was to grow is gone and the future still lives.
@@ -128,13 +129,6 @@ impl Group {
     }
 }
 
-/// Memory of a ledger that a request lacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lacking {
-    pub(super) ticket: u64,
-    pub(super) bytes: u64,
-}
-
 /// The queue's record of a request whose turn it is.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -145,6 +139,7 @@ pub(super) struct Turn {
     pub(super) appeals: bool,
     /// `true` if it was attempted before.
     pub(super) begun: bool,
+    pub(super) place: Option<InLine>,
 }
 
 #[derive(Debug, Default)]
@@ -160,9 +155,9 @@ pub(super) struct Queue {
     listeners: BTreeSet<u64>,
     /// Answers that no future has taken yet.
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The requests that lacked memory of a ledger in the last pass, and the most bytes that one of
-    /// them lacked. Counted by the oldest one's ticket.
-    pub(super) lacking: Option<Lacking>,
+    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest of
+    /// them.
+    pub(super) lacking: Option<(InLine, Lacking)>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
     /// The current pause before the queue is searched again.
@@ -213,6 +208,7 @@ impl Queue {
             want: request.want.clone(),
             appeals: self.fresh.remove(&number),
             begun: request.begun,
+            place: request.place,
         })
     }
 
@@ -239,7 +235,7 @@ impl Queue {
         tenant: TenantId,
         want: Want,
         waker: Option<Waker>,
-        ticket: Option<u64>,
+        place: Option<InLine>,
         granule: Granularity,
     ) -> u64 {
         let (number, group) = (self.next, Group::of(tenant, &want, granule));
@@ -258,7 +254,7 @@ impl Queue {
             group,
             want,
             waker,
-            ticket,
+            place,
             begun: false,
             abandoned: false,
         };
@@ -266,13 +262,14 @@ impl Queue {
         number
     }
 
-    /// Notes that a request lacks `bytes` of a ledger.
-    pub(super) fn note_lacking(&mut self, number: u64, bytes: u64) {
-        let ticket = self.requests.get(&number).and_then(|it| it.ticket);
-        let Some(ticket) = ticket else { return };
-        let noted = self.lacking.get_or_insert(Lacking { ticket, bytes });
-        noted.ticket = noted.ticket.min(ticket);
-        noted.bytes = noted.bytes.max(bytes);
+    /// Notes what a request lacks of a ledger.
+    pub(super) fn note_lacking(&mut self, number: u64, lacking: Lacking) {
+        let place = self.requests.get(&number).and_then(|it| it.place);
+        let Some(place) = place else { return };
+        self.lacking = Some(match self.lacking.take() {
+            Some((oldest, noted)) => (oldest.min(place), lacking.with(Some(noted))),
+            None => (place, lacking),
+        });
     }
 
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Request> {

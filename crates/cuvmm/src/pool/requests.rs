@@ -84,10 +84,10 @@ impl Core {
             let granule = state.device.granule();
             // A waker that is not queued is dropped without the lock.
             let joined = want(state);
-            let ticket = || self.ledger.get().map(|joined| joined.member.next_ticket());
+            let place = || self.ledger.get().map(|joined| joined.member.line_up());
             let joined = joined.map(|want| {
                 let queue = &mut state.queue;
-                queue.push(tenant, want, waker.take(), ticket(), granule)
+                queue.push(tenant, want, waker.take(), place(), granule)
             });
             if joined.is_err() {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);

@@ -149,9 +149,8 @@ impl Core {
         }
         turn.want.with_demand(|demand| {
             if error.is_shortage() && state.can_ever(tenant, demand, &error) {
-                let lacking = state.lacking_in_ledger(tenant, demand, &error);
-                if let Some(bytes) = lacking {
-                    state.queue.note_lacking(turn.number, bytes);
+                if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
+                    state.queue.note_lacking(turn.number, lacking);
                 }
                 let of_memory = matches!(
                     error,
@@ -211,7 +210,8 @@ impl Core {
         match &turn.want {
             Want::Block(wish) => {
                 let wanted = wish.wanted();
-                self.request(tenant, wanted.size, wait, |state| {
+                self.request(tenant, wanted.size, wait, |mut state| {
+                    state.place = turn.place;
                     let (mut state, outcome) = Self::attempt_to_allocate(state, tenant, &wanted);
                     let outcome = outcome.map(|place| {
                         if !state.answer(number, Ok(Some(place))) {

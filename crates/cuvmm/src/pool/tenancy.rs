@@ -173,6 +173,11 @@ impl Tenancy {
         kept + self.shared_in_use()
     }
 
+    /// Returns `true` if blocks of the tenant use memory.
+    pub(crate) fn uses_memory(&self) -> bool {
+        self.figures().any(|(figures, _)| figures.in_use > 0) || self.shared_in_use() > 0
+    }
+
     /// Returns the bytes of shared memory that a block uses or a lease keeps.
     pub(crate) fn shared_in_use(&self) -> u64 {
         let uses = |holder: usize, offset: u64| {

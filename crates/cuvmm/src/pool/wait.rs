@@ -9,6 +9,7 @@ use super::relief::{Demand, HookCall};
 use super::state::State;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
+use crate::ledger::{Lacking, Waiting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it polls the fences again: the first pause, and the
@@ -205,14 +206,14 @@ impl Core {
         (state, outcome)
     }
 
-    /// Repeats a failed attempt each time memory may have become free. `lacks` returns how many
-    /// bytes it lacks of a ledger, if that is what it waits for.
+    /// Repeats a failed attempt each time memory may have become free. `lacks` returns what it
+    /// lacks of a ledger, if that is what it waits for.
     fn repeat<'a, T, E: From<CallError>>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
         deadline: Instant,
         again: impl Fn(&State, &E) -> bool,
-        lacks: impl Fn(&mut Locked<'_>, &E) -> Option<u64>,
+        lacks: impl Fn(&mut Locked<'_>, &E) -> Option<Lacking>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
     ) -> Result<Attempt<'a, T, E>, E> {
         if !matches!(&outcome, Err(error) if again(&state, error)) {
@@ -229,6 +230,7 @@ impl Core {
         {
             let lacking = lacks(&mut state, error);
             self.wait_in_ledger(&mut in_ledger, lacking);
+            state.place = in_ledger.as_ref().map(Waiting::place);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };

@@ -1,10 +1,10 @@
 //! The columns of the live table: figures of one process, and the order by them.
 
 use std::cmp::Ordering;
-use std::time::Duration;
 
-use cuvmm::ledger::ProcessState;
+use cuvmm::ledger::{ProcessState, ProcessStats};
 
+use super::detail::seconds;
 use super::look::Process;
 use cuvmm_cli::page::Unit;
 use cuvmm_cli::terminal::safe;
@@ -12,13 +12,11 @@ use cuvmm_cli::terminal::safe;
 /// A limit from here on is none.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// The changes of a process's figures since the last look.
+/// The change of a process's charge since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Growth {
     /// Bytes charged in one second, negative if it shrank.
     pub(super) per_second: f64,
-    /// The time that requests waited.
-    pub(super) stalled: Duration,
 }
 
 /// A column of the table, from left to right.
@@ -35,15 +33,17 @@ pub(super) enum Column {
     Limit,
     Priority,
     Stalled,
+    Some,
+    Full,
     Growth,
 }
 
 /// The least width of the column of names.
-const NAME: u16 = 10;
+const NAME: u16 = 12;
 
 impl Column {
     /// All columns, from left to right.
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Name,
         Self::Pid,
         Self::State,
@@ -55,18 +55,22 @@ impl Column {
         Self::Limit,
         Self::Priority,
         Self::Stalled,
+        Self::Some,
+        Self::Full,
         Self::Growth,
     ];
 
     /// Columns that a narrow screen does without, the first first.
-    const OMITTED: [Self; 11] = [
+    const OMITTED: [Self; 13] = [
         Self::Priority,
         Self::Cached,
         Self::Guarantee,
         Self::Pid,
         Self::Growth,
-        Self::Limit,
+        Self::Full,
         Self::Stalled,
+        Self::Limit,
+        Self::Some,
         Self::Idle,
         Self::InUse,
         Self::State,
@@ -87,6 +91,8 @@ impl Column {
             Self::Limit => "limit",
             Self::Priority => "prio",
             Self::Stalled => "stalled",
+            Self::Some => "some%",
+            Self::Full => "full%",
             Self::Growth => "growth",
         }
     }
@@ -95,11 +101,11 @@ impl Column {
     const fn width(self) -> u16 {
         match self {
             Self::Name => NAME,
-            Self::Pid | Self::State | Self::Charged => 7,
+            Self::Pid | Self::State | Self::Charged | Self::Stalled => 7,
             Self::InUse | Self::Cached | Self::Idle | Self::Guarantee | Self::Limit => 6,
             Self::Growth => 6,
             Self::Priority => 4,
-            Self::Stalled => 9,
+            Self::Some | Self::Full => 5,
         }
     }
 
@@ -150,7 +156,9 @@ impl Column {
             Self::Guarantee => figure(stats.guarantee),
             Self::Limit => limit(stats.limit, unit),
             Self::Priority => stats.priority.to_string(),
-            Self::Stalled => stalls(stats.stalled, growth.unwrap_or_default().stalled),
+            Self::Stalled => seconds(stats.stalled),
+            Self::Some => percent(stats.stalled_average.avg10),
+            Self::Full => percent(stats.stalled_full_average.avg10),
             Self::Growth => match growth {
                 Some(it) if it.per_second > 0.0 => format!("+{}", unit.figure(it.per_second)),
                 Some(it) => unit.figure(it.per_second),
@@ -179,6 +187,11 @@ impl Column {
             Self::Limit => b.limit.cmp(&a.limit),
             Self::Priority => b.priority.cmp(&a.priority),
             Self::Stalled => b.stalled.cmp(&a.stalled),
+            Self::Some => b.stalled_average.avg10.total_cmp(&a.stalled_average.avg10),
+            Self::Full => {
+                let of = |it: &ProcessStats| it.stalled_full_average.avg10;
+                of(b).total_cmp(&of(a))
+            }
             Self::Growth => per_second(two_growth).total_cmp(&per_second(one_growth)),
         }
     }
@@ -211,34 +224,34 @@ pub(super) fn state(state: ProcessState) -> &'static str {
     }
 }
 
-/// Returns seconds, and those since the last look if there are some.
-fn stalls(all: Duration, new: Duration) -> String {
-    let seconds = |time: Duration| match time.as_secs_f64() {
-        0.0 => "0".to_owned(),
-        time if time < 99.95 => format!("{time:.1}"),
-        time => format!("{time:.0}"),
-    };
-    match new {
-        Duration::ZERO => seconds(all),
-        new => format!("{}+{}", seconds(all), seconds(new)),
+/// Returns a percentage as a figure.
+pub(super) fn percent(share: f64) -> String {
+    match share {
+        ..0.05 => "0".to_owned(),
+        share => format!("{share:.1}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn columns_fit_and_names_get_the_rest() {
         let width = |columns: &[(Column, u16)]| columns.iter().map(|(_, it)| it + 1).sum::<u16>();
-        for wide in 10..200 {
+        for wide in NAME..200 {
             let columns = Column::that_fit(wide);
             assert_eq!(width(&columns), wide + 1);
             assert_eq!(columns[0].0, Column::Name);
         }
-        assert_eq!(Column::that_fit(100).len(), Column::ALL.len());
+        let normal = Column::that_fit(100);
+        assert_eq!(normal.len(), Column::ALL.len() - 1);
+        assert!(normal.iter().all(|(it, _)| *it != Column::Priority));
+        assert_eq!(Column::that_fit(103).len(), Column::ALL.len());
         let narrow: Vec<_> = Column::that_fit(60).into_iter().map(|(it, _)| it).collect();
-        assert!(narrow.contains(&Column::Stalled) && narrow.contains(&Column::Limit));
+        assert!(narrow.contains(&Column::Some) && narrow.contains(&Column::Limit));
         assert!(!narrow.contains(&Column::Cached));
         assert_eq!(Column::that_fit(3).len(), 1);
     }
@@ -254,11 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn stalls_show_what_is_new() {
+    fn times_and_shares_fit_their_columns() {
         let ms = Duration::from_millis;
-        assert_eq!(stalls(ms(0), ms(0)), "0");
-        assert_eq!(stalls(ms(12_340), ms(0)), "12.3");
-        assert_eq!(stalls(ms(12_340), ms(480)), "12.3+0.5");
-        assert_eq!(stalls(ms(1_234_500), ms(999)), "1234+1.0");
+        let times = [0, 49, 12_340, 99_960, 1_234_567_890].map(|time| seconds(ms(time)));
+        assert_eq!(times, ["0", "0.0", "12.3", "100", "1234568"]);
+        let shares = [0.0, 0.04, 0.06, 99.94, 100.0].map(percent);
+        assert_eq!(shares, ["0", "0", "0.1", "99.9", "100.0"]);
     }
 }

@@ -1,6 +1,5 @@
 //! The live picture: a function of the state and the area.
 
-use bytesize::ByteSize;
 use cuvmm::ledger::TenantReport;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -21,11 +20,11 @@ const AROUND: u16 = 3;
 const BAR: u16 = 40;
 
 const KEYS: &str =
-    "q quit  ? help  j/k select  Enter tenants  s sort  r reverse  t trim  z sleep  w wake";
+    "q quit  ? help  j/k select  Enter details  s sort  r reverse  t trim  z sleep  w wake";
 
 const HELP: &[&str] = &[
     "up, down, k, j     select a process or tenant; also PageUp, PageDown, Home, End",
-    "Enter, space       show or hide the tenants of the selected process",
+    "Enter, space       show or hide details and tenants of the selected process",
     "s, S               sort by the next or the previous column, r turns the order around",
     "t                  trim: the process gives idle memory back to the driver",
     "z                  put the process or tenant to sleep, if you say y",
@@ -37,7 +36,9 @@ const HELP: &[&str] = &[
     "cached    idle memory of its tenants whose work is complete",
     "idle      memory that it could give back without waiting, as it last found",
     "guar.     memory that always stays charged to it",
-    "stalled   seconds that requests waited until they ended, and those since the last look",
+    "stalled   seconds in which a request of it waited for memory of other processes",
+    "some%     share of the last 10 seconds in which one waited (a decaying average)",
+    "full%     share in which all of its tenants waited that have memory in use",
     "growth    change of charged in one second",
     "In the bar, # is memory in use or kept and = is idle memory.",
 ];
@@ -157,7 +158,9 @@ fn body(state: &State, height: u16, pen: &mut Pen<'_>) {
     let targets: Vec<_> = rows.iter().map(Row::target).collect();
     let chosen = |at: &usize| state.selected.is_some() && targets.get(*at) == Some(&state.selected);
     let selected = (0..rows.len()).find(chosen);
-    let first = selected.unwrap_or(0).saturating_sub(room / 2);
+    // The lines about the first ledger stay in sight as long as the selection does beside them.
+    let first = selected.filter(|at| *at >= room);
+    let first = first.map_or(0, |at| at - room / 2);
     let first = first.min(rows.len().saturating_sub(room));
     // All ledgers have one unit.
     let limits = state.ledgers.iter().flatten().map(|it| it.limit);
@@ -181,6 +184,8 @@ fn row_at(state: &State, row: &Row<'_>, unit: Unit, y: u16, pen: &mut Pen<'_>) {
             let text = waits(ledger, process).unwrap_or_default();
             pen.line(y, &format!("    {text}"), plain.fg(Color::Yellow));
         }
+        Row::Line(text) => pen.line(y, text, plain),
+        Row::Detail(text) => pen.line(y, &format!("    {text}"), plain.add_modifier(Modifier::DIM)),
         Row::TenantHead => tenant_head(y, pen),
         Row::Tenant(_, _, _, tenant) => tenant_row(tenant, unit, y, pen),
         Row::Note(text) => pen.line(y, text, plain.fg(Color::Yellow)),
@@ -343,11 +348,6 @@ fn tenant_row(tenant: &TenantReport, unit: Unit, y: u16, pen: &mut Pen<'_>) {
         pen.right(x, y, width, &figure(tenant, unit), Style::new());
         x += width + 1;
     }
-}
-
-/// Returns a size as text.
-pub(super) fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cuvmm::LedgerView;
 use cuvmm::ledger::{
-    Control, LedgerStats, ProcessReport, ProcessState, ProcessStats, TenantReport,
+    Control, ExportStats, LedgerStats, ProcessReport, ProcessState, ProcessStats, StallAverages,
+    TenantReport,
 };
 use serde::Serialize;
 
@@ -23,7 +24,14 @@ pub(super) struct Shown {
     pub(super) in_place: bool,
     pub(super) limit: u64,
     pub(super) charged: u64,
+    pub(super) foreign: u64,
+    pub(super) usable: u64,
+    pub(super) stalled: Duration,
+    pub(super) stalled_full: Duration,
+    pub(super) stalled_average: StallAverages,
+    pub(super) stalled_full_average: StallAverages,
     pub(super) processes: Vec<Process>,
+    pub(super) exports: Vec<ExportStats>,
 }
 
 /// A process and, if it answered, its tenants.
@@ -76,6 +84,13 @@ pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
         in_place: view.is_in_place(),
         limit: stats.limit,
         charged: stats.charged,
+        foreign: stats.foreign,
+        usable: stats.usable,
+        stalled: stats.stalled,
+        stalled_full: stats.stalled_full,
+        stalled_average: stats.stalled_average,
+        stalled_full_average: stats.stalled_full_average,
+        exports: stats.exports,
         processes: stats
             .processes
             .into_iter()

@@ -1,9 +1,11 @@
 //! The figures as plain text, for one look and for output that is no terminal.
 
-use bytesize::ByteSize;
 use cuvmm::ledger::TenantReport;
 
+use super::columns::{limit, percent};
+use super::detail::{exports, foreign, size, stalls};
 use super::look::{Process, Shown};
+use super::waits::waits;
 use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{safe, shown};
 
@@ -16,7 +18,7 @@ const HEAD: [&str; 10] = [
     "asleep",
     "guarantee",
     "limit",
-    "waits for",
+    "stalled%",
     "state",
 ];
 
@@ -28,7 +30,6 @@ pub(super) fn text(ledgers: &[Shown]) -> String {
     let page = Page::Narrow;
     let mut text = String::new();
     for ledger in ledgers {
-        let size = |bytes| ByteSize(bytes).display().iec();
         let unit = Unit::of_bytes([ledger.limit]);
         text += &format!("{}\n", shown(ledger.path.as_ref()));
         text += &format!(
@@ -37,6 +38,8 @@ pub(super) fn text(ledgers: &[Shown]) -> String {
             size(ledger.limit),
             unit.name
         );
+        let about = std::iter::once(stalls(ledger)).chain(foreign(ledger));
+        about.for_each(|line| text += &format!("{line}\n"));
         let mut rows = page.table(&HEAD, |column| (1..=8).contains(&column));
         for process in &ledger.processes {
             rows.add_row(process_row(process, unit));
@@ -46,6 +49,14 @@ pub(super) fn text(ledgers: &[Shown]) -> String {
         }
         if rows.row_count() > 0 {
             text += &format!("{rows}\n");
+        }
+        for process in &ledger.processes {
+            if let Some(why) = waits(ledger, process) {
+                text += &format!("{} {why}\n", safe(&process.stats.name));
+            }
+        }
+        for line in exports(ledger) {
+            text += &format!("{line}\n");
         }
         if !ledger.in_place {
             text += "the file was removed or replaced\n";
@@ -67,6 +78,8 @@ fn process_row(process: &Process, unit: Unit) -> Vec<String> {
         Some(bytes) => figure(bytes),
         None => "?".to_owned(),
     };
+    let stalled = [stats.stalled_average, stats.stalled_full_average];
+    let stalled = stalled.map(|it| percent(it.avg10)).join("/");
     vec![
         safe(&stats.name).into_owned(),
         stats.pid.to_string(),
@@ -75,8 +88,8 @@ fn process_row(process: &Process, unit: Unit) -> Vec<String> {
         figure(stats.idle),
         sum(|tenant| tenant.asleep),
         figure(stats.guarantee),
-        figure(stats.limit),
-        stats.waits_for.map(figure).unwrap_or_default(),
+        limit(stats.limit, unit),
+        stalled,
         stats.state.to_string(),
     ]
 }
@@ -92,7 +105,7 @@ fn tenant_row(tenant: &TenantReport, unit: Unit) -> Vec<String> {
         figure(idle),
         figure(tenant.asleep),
         figure(tenant.guarantee),
-        figure(tenant.limit),
+        limit(tenant.limit, unit),
         String::new(),
         if tenant.draining { "draining" } else { "" }.to_owned(),
     ]

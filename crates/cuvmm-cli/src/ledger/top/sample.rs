@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::ledger::{PoolReport, ProcessReport, ProcessState, TenantReport};
+use cuvmm::ledger::{
+    HolderStats, PoolReport, ProcessReport, ProcessState, StallAverages, TenantReport, WaitStats,
+};
 use cuvmm::{Device, Ledger};
 
 use super::look::{Process, Shown};
@@ -30,8 +32,8 @@ pub(super) fn process(slot: usize, name: &str) -> Process {
     (stats.charged, stats.obtained, stats.idle) = (0, 0, 0);
     (stats.guarantee, stats.limit) = (0, 1 << 30);
     stats.priority = 0;
-    stats.waits_for = None;
-    stats.stalled = Duration::ZERO;
+    (stats.waits_for, stats.waits) = (None, None);
+    (stats.stalled, stats.stalled_full) = (Duration::ZERO, Duration::ZERO);
     Process {
         stats,
         report: Some(ProcessReport::default()),
@@ -60,6 +62,33 @@ pub(super) fn ledger(path: &str, processes: Vec<Process>) -> Shown {
         in_place: true,
         limit: 1 << 30,
         charged: processes.iter().map(|it| it.stats.charged).sum(),
+        foreign: 0,
+        usable: 1 << 30,
+        stalled: Duration::ZERO,
+        stalled_full: Duration::ZERO,
+        stalled_average: StallAverages::default(),
+        stalled_full_average: StallAverages::default(),
+        exports: Vec::new(),
         processes,
     }
+}
+
+/// Makes a process wait for memory behind the processes in some slots. The holders are slots with
+/// the memory above their guarantees and the idle part of it.
+pub(super) fn waiting(
+    process: &mut Process,
+    lacks: u64,
+    behind: &[usize],
+    holders: &[(usize, u64, u64)],
+) {
+    let holders = holders.iter().map(|&(slot, above, idle)| {
+        let mut holder = HolderStats::default();
+        (holder.slot, holder.above, holder.idle) = (slot, above, idle);
+        holder
+    });
+    let mut waits = WaitStats::default();
+    (waits.lacks, waits.waited) = (lacks, Duration::from_millis(1_300));
+    (waits.behind, waits.holders) = (behind.to_vec(), holders.collect());
+    process.stats.waits_for = Some(lacks);
+    process.stats.waits = Some(waits);
 }

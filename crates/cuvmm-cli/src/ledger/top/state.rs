@@ -6,6 +6,7 @@ use std::time::Instant;
 use cuvmm::ledger::TenantReport;
 
 use super::columns::{Column, Growth};
+use super::detail::{exports, foreign, lines, stalls};
 use super::look::{Process, Shown};
 
 /// One process of one ledger. The id tells it from a later process in its slot.
@@ -57,6 +58,10 @@ pub(super) enum Row<'a> {
     Process(&'a Shown, &'a Process),
     /// The reason why the process above waits.
     Waits(&'a Shown, &'a Process),
+    /// A line about the ledger.
+    Line(String),
+    /// A line about the process above.
+    Detail(String),
     TenantHead,
     Tenant(&'a Shown, &'a Process, usize, &'a TenantReport),
     Note(String),
@@ -183,6 +188,8 @@ impl State {
                 rows.push(Row::Blank);
             }
             rows.extend([Row::Path(ledger), Row::Bar(ledger)]);
+            rows.push(Row::Line(stalls(ledger)));
+            rows.extend(foreign(ledger).map(Row::Line));
             if !ledger.in_place {
                 rows.push(Row::Note("the file was removed or replaced".to_owned()));
             }
@@ -194,6 +201,7 @@ impl State {
             for process in self.sorted(ledger) {
                 self.rows_of(ledger, process, &mut rows);
             }
+            rows.extend(exports(ledger).into_iter().map(Row::Line));
         }
         rows
     }
@@ -206,6 +214,7 @@ impl State {
         if !self.is_expanded(ledger, process) {
             return;
         }
+        rows.extend(lines(ledger, process).into_iter().map(Row::Detail));
         if let Some(reason) = &process.no_report {
             rows.push(Row::Note(format!("    no tenants: {reason}")));
             return;
@@ -254,7 +263,7 @@ impl State {
         self.find_selection();
     }
 
-    /// Shows or hides the tenants of the selected process.
+    /// Shows or hides the details and tenants of the selected process.
     pub(super) fn expand(&mut self) {
         let Some(selected) = &mut self.selected else {
             return;
@@ -282,23 +291,22 @@ impl State {
 
 /// Returns the changes of the processes that were there before.
 fn growth(before: &[Shown], now: &[Shown], seconds: f64) -> BTreeMap<ProcessId, Growth> {
-    let processes = |ledgers: &[Shown]| -> BTreeMap<ProcessId, (u64, std::time::Duration)> {
+    let processes = |ledgers: &[Shown]| -> BTreeMap<ProcessId, u64> {
         let all = ledgers.iter().flat_map(|ledger| {
             let processes = ledger.processes.iter();
             processes.map(|it| {
                 let stats = &it.stats;
-                (ProcessId::of(ledger, it), (stats.charged, stats.stalled))
+                (ProcessId::of(ledger, it), stats.charged)
             })
         });
         all.collect()
     };
     let before = processes(before);
     let now = processes(now).into_iter();
-    let found = now.filter_map(|(id, (charged, stalled))| {
-        let (charged_before, stalled_before) = *before.get(&id)?;
+    let found = now.filter_map(|(id, charged)| {
+        let before = *before.get(&id)?;
         let growth = Growth {
-            per_second: (charged as f64 - charged_before as f64) / seconds,
-            stalled: stalled.saturating_sub(stalled_before),
+            per_second: (charged as f64 - before as f64) / seconds,
         };
         Some((id, growth))
     });
@@ -401,10 +409,9 @@ mod tests {
     #[test]
     fn growth_is_by_second_and_of_one_process() {
         let (mut state, now) = (State::default(), Instant::now());
-        let at = |charged: u64, stalled: u64, pid: u32| {
+        let at = |charged: u64, pid: u32| {
             let mut process = process(0, "p");
             process.stats.charged = charged * MIB;
-            process.stats.stalled = Duration::from_millis(stalled);
             process.stats.pid = pid;
             vec![ledger("/x", vec![process])]
         };
@@ -412,15 +419,14 @@ mod tests {
             let ledger = &state.ledgers.as_ref().unwrap()[0];
             state.growth(ledger, &ledger.processes[0])
         };
-        looked(&mut state, now, at(10, 500, 1));
+        looked(&mut state, now, at(10, 1));
         assert_eq!(grown(&state), None);
-        looked(&mut state, now + Duration::from_secs(2), at(4, 700, 1));
+        looked(&mut state, now + Duration::from_secs(2), at(4, 1));
         let growth = Growth {
             per_second: -3.0 * MIB as f64,
-            stalled: Duration::from_millis(200),
         };
         assert_eq!(grown(&state), Some(growth));
-        looked(&mut state, now + Duration::from_secs(3), at(90, 0, 2));
+        looked(&mut state, now + Duration::from_secs(3), at(90, 2));
         assert_eq!(grown(&state), None, "another process has the slot");
     }
 

@@ -1,130 +1,140 @@
 //! The reason why a process waits, as far as figures tell.
 
-use std::cmp::Reverse;
-
-use bytesize::ByteSize;
-
+use super::detail::{name, seconds, size};
 use super::look::{Process, Shown};
-use cuvmm_cli::terminal::safe;
 
 /// The most processes that are named.
 const NAMED: usize = 3;
 
-/// Says for how much memory a process waits, and which processes have it.
+/// Says for how much memory a process waits, for how long it has, which requests are before its own,
+/// and which processes have the memory, in the order in which they are asked.
 pub(super) fn waits(ledger: &Shown, process: &Process) -> Option<String> {
     let stats = &process.stats;
     let wanted = stats.waits_for?;
-    let size = |bytes: u64| ByteSize(bytes).display().iec().to_string();
-    let begins = format!("waits for {}", size(wanted));
+    let Some(waits) = &stats.waits else {
+        let why = "it shows no sign of life, so its request does not count";
+        return Some(format!("waits for {}: {why}", size(wanted)));
+    };
+    let mut begins = format!("waits {} s for {}", seconds(waits.waited), size(wanted));
     let own = stats.limit.saturating_sub(stats.charged);
     if own < wanted {
         return Some(format!("{begins}: its own limit leaves {}", size(own)));
     }
-    let free = ledger.limit.saturating_sub(ledger.charged);
-    if free >= wanted {
-        return Some(format!("{begins}: {} are free", size(free)));
+    if !waits.behind.is_empty() {
+        let before = waits.behind.iter().map(|&slot| name(ledger, slot));
+        begins += &format!(", behind {}", named(before.collect()));
     }
-    let above = |it: &Process| it.stats.charged.saturating_sub(it.stats.guarantee);
-    let others = ledger.processes.iter();
-    let others = others.filter(|it| it.stats.slot != stats.slot && above(it) > 0);
-    let mut others: Vec<&Process> = others.collect();
-    // This is the order in which processes give memory.
-    others.sort_by_key(|it| (Reverse(above(it)), it.stats.priority, it.stats.slot));
-    let named = |all: Vec<(&Process, u64)>| {
-        let named = all.iter().take(NAMED);
-        let named: Vec<String> = named
-            .map(|(it, bytes)| format!("{} ({})", safe(&it.stats.name), size(*bytes)))
-            .collect();
-        let more = match all.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        named.join(", ") + &more
-    };
-    let idle: Vec<_> = others
-        .iter()
-        .map(|it| (*it, it.stats.idle.min(above(it))))
-        .filter(|(_, bytes)| *bytes > 0)
-        .collect();
+    let free = ledger.limit.saturating_sub(ledger.charged);
+    let usable = ledger.usable.saturating_sub(ledger.charged);
+    if usable >= wanted {
+        return Some(format!("{begins}: {} are free", size(usable)));
+    }
+    if free >= wanted {
+        let left = size(usable);
+        return Some(format!(
+            "{begins}: foreign memory leaves {left} of the limit"
+        ));
+    }
+    let of = |slot, bytes| format!("{} ({})", name(ledger, slot), size(bytes));
+    let holders = &waits.holders;
+    let idle = holders.iter().filter(|it| it.idle > 0);
+    let idle: Vec<_> = idle.map(|it| of(it.slot, it.idle)).collect();
     if !idle.is_empty() {
         return Some(format!("{begins}: idle at {}", named(idle)));
     }
-    let used: Vec<_> = others.iter().map(|it| (*it, above(it))).collect();
+    let used: Vec<_> = holders.iter().map(|it| of(it.slot, it.above)).collect();
     Some(match used.is_empty() {
         true => format!("{begins}: the rest is guaranteed to others"),
         false => format!("{begins}: above guarantees at {}", named(used)),
     })
 }
 
+/// Lists the first names.
+fn named(mut all: Vec<String>) -> String {
+    let more = match all.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    all.truncate(NAMED);
+    all.join(", ") + &more
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{MIB, ledger, process};
+    use super::super::look::Shown;
+    use super::super::sample::{MIB, ledger, process, waiting};
     use super::waits;
 
-    fn said(limit: u64, figures: &[[u64; 4]]) -> Option<String> {
-        let processes = figures.iter().enumerate();
-        let processes = processes.map(|(slot, [charged, guarantee, idle, limit])| {
-            let mut process = process(slot, &format!("p{slot}"));
-            process.stats.charged = charged * MIB;
-            process.stats.guarantee = guarantee * MIB;
-            process.stats.idle = idle * MIB;
-            process.stats.limit = limit * MIB;
-            process
-        });
-        let mut ledger = ledger("/x", processes.collect());
-        ledger.limit = limit * MIB;
-        ledger.processes[0].stats.waits_for = Some(64 * MIB);
-        waits(&ledger, &ledger.processes[0])
+    /// The slots of the processes with older requests, and those that have memory: above their
+    /// guarantees, and idle, in MiB.
+    type Others<'a> = (&'a [usize], &'a [(usize, u64, u64)]);
+
+    /// Returns a ledger of 1000 MiB of which this much is charged, with a process that waits.
+    fn waits_in(charged: u64, limit: u64, (behind, holders): Others<'_>) -> Shown {
+        let mut processes: Vec<_> = (0..6)
+            .map(|slot| process(slot, &format!("p{slot}")))
+            .collect();
+        let holders = holders
+            .iter()
+            .map(|&(slot, above, idle)| (slot, above * MIB, idle * MIB));
+        let holders: Vec<_> = holders.collect();
+        waiting(&mut processes[0], 64 * MIB, behind, &holders);
+        processes[0].stats.limit = limit * MIB;
+        let mut ledger = ledger("/x", processes);
+        (ledger.limit, ledger.usable, ledger.charged) = (1000 * MIB, 1000 * MIB, charged * MIB);
+        ledger
+    }
+
+    fn said(ledger: &Shown) -> Option<String> {
+        waits(ledger, &ledger.processes[0])
     }
 
     #[test]
     fn a_process_that_waits_for_nothing_says_nothing() {
         let ledger = ledger("/x", vec![process(0, "p")]);
-        assert_eq!(waits(&ledger, &ledger.processes[0]), None);
+        assert_eq!(said(&ledger), None);
     }
 
     #[test]
     fn a_waiting_process_says_where_the_memory_is() {
-        for (limit, figures, expected) in [
+        let many = [(1, 4, 1), (2, 3, 0), (3, 3, 3), (4, 2, 2), (5, 1, 1)];
+        for (charged, limit, others, expected) in [
+            (
+                980,
+                20,
+                (&[][..], &[][..]),
+                ": its own limit leaves 20.0 MiB",
+            ),
+            (200, 1000, (&[], &[(1, 100, 0)]), ": 800.0 MiB are free"),
             (
                 1000,
-                &[[80, 0, 0, 100], [900, 0, 0, 1000]][..],
-                "its own limit leaves 20.0 MiB",
+                1000,
+                (&[2], &[(2, 700, 90), (1, 200, 10)]),
+                ", behind p2: idle at p2 (90.0 MiB), p1 (10.0 MiB)",
             ),
             (
                 1000,
-                &[[100, 0, 0, 1000], [100, 0, 0, 1000]],
-                "800.0 MiB are free",
+                1000,
+                (&[3, 1, 4, 9], &[(1, 600, 0)]),
+                ", behind p3, p1, p4 and 1 more: above guarantees at p1 (600.0 MiB)",
             ),
+            (1000, 1000, (&[], &[]), ": the rest is guaranteed to others"),
             (
                 1000,
-                &[[100, 0, 0, 1000], [200, 0, 10, 1000], [700, 0, 90, 1000]],
-                "idle at p2 (90.0 MiB), p1 (10.0 MiB)",
-            ),
-            (
                 1000,
-                &[[100, 0, 0, 1000], [900, 300, 0, 1000]],
-                "above guarantees at p1 (600.0 MiB)",
-            ),
-            (
-                1000,
-                &[[100, 0, 0, 1000], [900, 900, 50, 1000]],
-                "the rest is guaranteed to others",
-            ),
-            (
-                100,
-                &[
-                    [20, 0, 0, 100],
-                    [20, 0, 1, 100],
-                    [20, 0, 2, 100],
-                    [20, 0, 3, 100],
-                    [20, 0, 4, 100],
-                ],
-                "idle at p1 (1.0 MiB), p2 (2.0 MiB), p3 (3.0 MiB) and 1 more",
+                (&[], &many),
+                ": idle at p1 (1.0 MiB), p3 (3.0 MiB), p4 (2.0 MiB) and 1 more",
             ),
         ] {
-            let expected = format!("waits for 64.0 MiB: {expected}");
-            assert_eq!(said(limit, figures), Some(expected));
+            let expected = format!("waits 1.3 s for 64.0 MiB{expected}");
+            assert_eq!(said(&waits_in(charged, limit, others)), Some(expected));
         }
+        let mut ledger = waits_in(900, 1000, (&[], &[]));
+        ledger.usable = 930 * MIB;
+        let expected = "waits 1.3 s for 64.0 MiB: foreign memory leaves 30.0 MiB of the limit";
+        assert_eq!(said(&ledger).as_deref(), Some(expected));
+        ledger.processes[0].stats.waits = None;
+        let text = said(&ledger).unwrap();
+        assert!(text.contains("shows no sign of life"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use cuvmm::LedgerView;
 use cuvmm::ledger::Control;
 use ratatui::crossterm::event::{self, KeyEvent};
 
-use super::draw::size;
+use super::detail::size;
 use super::keys::named;
 use super::look::look;
 use super::state::{Change, Look, Request};

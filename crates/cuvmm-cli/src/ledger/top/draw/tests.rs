@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cuvmm::ledger::ExportStats;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
@@ -9,7 +10,7 @@ use ratatui::style::Modifier;
 
 use super::*;
 use crate::ledger::top::keys::press;
-use crate::ledger::top::sample::{MIB, ledger, process, with_tenant};
+use crate::ledger::top::sample::{MIB, ledger, process, waiting, with_tenant};
 use crate::ledger::top::state::{Look, State};
 
 fn state(ledgers: Vec<Shown>) -> State {
@@ -56,13 +57,21 @@ fn two() -> Vec<Shown> {
     chat.stats.guarantee = 256 * MIB;
     let mut code = process(1, "code");
     code.stats.charged = 512 * MIB;
-    code.stats.waits_for = Some(64 * MIB);
+    waiting(&mut code, 64 * MIB, &[], &[(0, 256 * MIB, 128 * MIB)]);
     code.stats.priority = -7;
     code.stats.limit = u64::MAX;
     code.stats.stalled = Duration::from_millis(2_500);
+    code.stats.stalled_average.avg10 = 12.34;
+    code.stats.stalled_full_average.avg10 = 4.0;
     code.report = None;
     code.no_report = Some("it is\nbusy".to_owned());
-    vec![ledger("/tmp/gpu/abc.cuvmm-ledger", vec![chat, code])]
+    let mut ledger = ledger("/tmp/gpu/abc.cuvmm-ledger", vec![chat, code]);
+    (ledger.foreign, ledger.usable) = (80 * MIB, 1000 * MIB);
+    ledger.stalled_average.avg60 = 2.06;
+    let mut export = ExportStats::default();
+    (export.owner, export.bytes, export.holders) = (0, 64 * MIB, vec![1]);
+    ledger.exports = vec![export];
+    vec![ledger]
 }
 
 #[test]
@@ -72,25 +81,30 @@ fn a_normal_screen_has_all_columns() {
         "2 processes in 1 ledger, sorted by charged",
         "/tmp/gpu/abc.cuvmm-ledger",
         "[###################################=====] 1.00 of 1.00 GiB charged (100%)",
-        "process                 pid state  vcharged in use cached   idle  guar.  limit prio   stalled growth",
-        "+ chat                 1000 running    0.50   0.29      0   0.12   0.25   1.00    0         0",
-        "+ code                 1001 running    0.50      ?      ?      0      0   none   -7       2.5",
-        "    waits for 64.0 MiB: idle at chat (128.0 MiB)",
+        "stalled: some 0.0 2.1 0.0 %, full 0.0 0.0 0.0 % (10, 60, 300 s)",
+        "foreign memory: 80.0 MiB, which leaves 1000.0 MiB of the limit",
+        "process            pid state  vcharged in use cached   idle  guar.  limit stalled some% full% growth",
+        "+ chat            1000 running    0.50   0.29      0   0.12   0.25   1.00       0     0     0",
+        "+ code            1001 running    0.50      ?      ?      0      0   none     2.5  12.3   4.0",
+        "    waits 1.3 s for 64.0 MiB: idle at chat (128.0 MiB)",
+        "chat lends 64.0 MiB in 1 block to code",
     ];
-    assert_eq!(lines(&state, 100, 30)[..7], expected);
+    assert_eq!(lines(&state, 100, 30)[..10], expected);
     keys(&mut state, " jr");
     let shown = lines(&state, 100, 30);
     assert_eq!(
         shown[0],
         "2 processes in 1 ledger, sorted by charged, reversed"
     );
-    assert!(shown[3].contains("^charged"), "{shown:#?}");
+    assert!(shown[5].contains("^charged"), "{shown:#?}");
+    let own =
+        "    stalled 0 s, 0 s in full; some 0.0 0.0 0.0 %, full 0.0 0.0 0.0 % (10, 60, 300 s)";
+    assert!(shown.iter().any(|it| it == own), "{shown:#?}");
     let tenants = [
-        "- chat                 1000 running    0.50   0.29      0   0.12   0.25   1.00    0         0",
         "    tenant                         in use cached asleep  limit  guar. pending free precommitted prio",
         "    /cache                           0.29      0      0   none      0            0            0    0",
     ];
-    assert!(shown.windows(3).any(|it| it == tenants), "{shown:#?}");
+    assert!(shown.windows(2).any(|it| it == tenants), "{shown:#?}");
     assert_eq!(shown[29], KEYS);
 }
 
@@ -102,12 +116,12 @@ fn a_narrow_screen_has_fewer_columns() {
         "/tmp/gpu/abc.cuvmm-ledger",
         "[#######################===] 1.00 of 1.00 GiB charged (100%)",
     ];
-    let shown = lines(&state, 60, 10);
+    let shown = lines(&state, 60, 12);
     assert_eq!(shown[..3], expected);
-    assert!(shown[3].contains("vcharged in use   idle"), "{shown:#?}");
+    assert!(shown[5].contains("vcharged in use   idle"), "{shown:#?}");
     assert!(shown.iter().all(|it| it.chars().count() <= 60));
-    assert!(shown[8].is_empty(), "the status");
-    assert!(shown[9].starts_with("q quit  ? help"), "{shown:#?}");
+    assert!(shown[10].is_empty(), "the status");
+    assert!(shown[11].starts_with("q quit  ? help"), "{shown:#?}");
     keys(&mut state, "z");
     assert_eq!(lines(&state, 60, 10)[8], "put chat to sleep? y or n");
     keys(&mut state, "n?");
@@ -129,8 +143,8 @@ fn without_a_ledger_it_says_so() {
     let mut gone = ledger("/x", Vec::new());
     gone.in_place = false;
     let shown = lines(&state(vec![gone]), 60, 10);
-    assert_eq!(shown[3], "the file was removed or replaced");
-    assert_eq!(shown[4], "no process uses it");
+    assert_eq!(shown[4], "the file was removed or replaced");
+    assert_eq!(shown[5], "no process uses it");
 }
 
 #[test]
@@ -186,19 +200,18 @@ fn names_and_reasons_do_not_control_the_terminal() {
 }
 
 #[test]
-fn growth_and_new_stalls_are_shown_after_two_looks() {
+fn growth_is_shown_after_two_looks() {
     let now = Instant::now();
     let mut state = State::default();
     look(&mut state, now, two());
     let mut later = two();
     later[0].processes[0].stats.charged -= 256 * MIB;
     later[0].processes[1].stats.charged += 256 * MIB;
-    later[0].processes[1].stats.stalled += Duration::from_millis(700);
     look(&mut state, now + Duration::from_secs(2), later);
     let shown = lines(&state, 100, 30);
-    assert!(shown[4].starts_with("+ code"), "{shown:#?}");
-    assert!(shown[4].ends_with("  3.2+0.7  +0.12"), "{shown:#?}");
-    assert!(shown[6].ends_with("        0  -0.12"), "{shown:#?}");
+    assert!(shown[6].starts_with("+ code"), "{shown:#?}");
+    assert!(shown[6].ends_with("  2.5  12.3   4.0  +0.12"), "{shown:#?}");
+    assert!(shown[8].ends_with("    0     0     0  -0.12"), "{shown:#?}");
 }
 
 #[test]
@@ -206,5 +219,5 @@ fn figures_that_are_too_long_are_marked() {
     let mut state = state(two());
     let shown = state.ledgers.as_mut().unwrap();
     shown[0].processes[0].stats.priority = i32::MIN;
-    assert!(lines(&state, 100, 30)[4].contains(" -21~ "));
+    assert!(lines(&state, 110, 30)[6].contains(" -21~ "));
 }

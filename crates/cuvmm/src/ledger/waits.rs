@@ -1,0 +1,87 @@
+//! Why a process waits: the requests that are served before its own, and the processes that have
+//! memory which it could get.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::charge::Count;
+use super::givers::Offer;
+use super::layout::{Layout, Slot};
+use super::seen::Seen;
+
+/// The reason why a process waits: older requests, and the processes that have the memory. Sizes in
+/// bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct WaitStats {
+    /// The bytes that its requests lack.
+    pub lacks: u64,
+    /// How long the oldest of them has waited, as the process showed when it last tried.
+    pub waited: Duration,
+    /// The slots of the processes whose requests are older, the oldest first. Until these are
+    /// served, the process is charged nothing beyond its guarantee.
+    pub behind: Vec<usize>,
+    /// The processes that are charged more than their guarantees, in the order in which they are
+    /// asked for memory.
+    pub holders: Vec<HolderStats>,
+}
+
+/// A process that has memory which another one could get. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct HolderStats {
+    /// The slot of the process.
+    pub slot: usize,
+    /// Memory that the process is charged above its guarantee: the most that it gives.
+    pub above: u64,
+    /// The part of it that the process could give back without waiting, as it last found.
+    pub idle: u64,
+}
+
+/// Returns why each of the live processes waits that does, by slot.
+pub(super) fn all(layout: &Layout, alive: &[usize], seen: &mut Seen) -> BTreeMap<usize, WaitStats> {
+    let slots = alive.iter().filter_map(|&index| {
+        let charge = layout.charges.get(index)?;
+        Some((index, layout.slots.get(index)?, Count::of(charge.load())))
+    });
+    let slots: Vec<_> = slots.collect();
+    let waiting = slots
+        .iter()
+        .filter(|(index, slot, _)| seen.is_waiting(*index, slot));
+    let mut waiting: Vec<(u64, usize, &Slot)> = waiting
+        .map(|(index, slot, _)| (slot.ticket.load(), *index, *slot))
+        // A request may have ended since.
+        .filter(|&(ticket, ..)| ticket != 0)
+        .collect();
+    waiting.sort_by_key(|&(ticket, index, _)| (ticket, index));
+    let offers = slots.iter().map(|(index, slot, count)| {
+        let above = count.charged().saturating_sub(slot.guarantee.load());
+        Offer {
+            index: *index,
+            above,
+            priority: slot.priority.load().cast_signed(),
+            idle: slot.idle.load().min(above),
+        }
+    });
+    let mut offers: Vec<Offer> = offers.filter(|offer| offer.above > 0).collect();
+    offers.sort_by_key(Offer::order);
+    let bytes = |granules: u64| granules.saturating_mul(layout.header.granule.load());
+    let holder = |offer: &Offer| HolderStats {
+        slot: offer.index,
+        above: bytes(offer.above),
+        idle: bytes(offer.idle),
+    };
+    let mut behind = Vec::new();
+    let reasons = waiting.into_iter().map(|(_, index, slot)| {
+        let others = offers.iter().filter(|offer| offer.index != index);
+        let waits = WaitStats {
+            lacks: bytes(slot.want.load()),
+            waited: Duration::from_nanos(slot.waited.load()),
+            behind: behind.clone(),
+            holders: others.map(holder).collect(),
+        };
+        behind.push(index);
+        (index, waits)
+    });
+    reasons.collect()
+}

@@ -389,7 +389,9 @@ impl<'a> PoolBuilder<'a> {
 /// pool.
 ///
 /// The pool ends when the last clone, tenant, block and lease are dropped. That drop waits for the
-/// device if memory is still pending free.
+/// device if memory is still pending free. If the thread of a mapper or a ledger is working for the
+/// pool just then, the pool ends on that thread, a moment after the drop has returned.
+/// [`close`](Self::close) returns when the pool has ended.
 ///
 /// # Examples
 /// ```rust

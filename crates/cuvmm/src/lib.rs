@@ -39,6 +39,7 @@
 //! | keep memory in place while work may use it | [`Lease`], [`Registration`] |
 //! | grow ahead of use, on another thread | [`Mapper`] |
 //! | wait for memory without a thread | [`Tenant::allocate_async`], [`pool::futures`] |
+//! | allocations of any size in stream order, for a framework | [`Heap`], [`Allocation`] |
 //! | keys and values of many sequences | [`KvCache`] |
 //! | give up an idle model's memory and bring it back at the same addresses | [`Tenant::blocks`], [`HostStore`] |
 //! | a vector of one owner that grows in place | [`DeviceVec`] |
@@ -195,6 +196,7 @@ mod elements;
 pub mod error;
 mod fork;
 mod growth;
+pub mod heap;
 pub mod kv;
 pub mod ledger;
 pub mod own;
@@ -219,6 +221,7 @@ pub use cow::CowBuffer;
 pub use device::Device;
 pub use drops::{DropFailure, DropHook};
 pub use error::*;
+pub use heap::{Allocation, Heap};
 pub use kv::KvCache;
 pub use ledger::{Ledger, LedgerView};
 pub use own::{

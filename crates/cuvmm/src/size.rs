@@ -162,6 +162,12 @@ impl Tiling {
     }
 }
 
+/// The least multiple of a power of two that is at least `offset`; `None` on overflow.
+#[must_use]
+pub(crate) const fn aligned(offset: u64, alignment: u64) -> Option<u64> {
+    offset.checked_next_multiple_of(alignment)
+}
+
 /// The range of `size` bytes from `offset`; `None` if it is empty, overflows or does not fit in
 /// `0..within`.
 #[must_use]

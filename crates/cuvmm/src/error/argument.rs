@@ -54,6 +54,9 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
+    /// A heap was to be built over a hardened pool, whose guarantees it cannot keep.
+    #[error("a heap cannot be built over a hardened pool")]
+    HardenedPool,
     /// The value is not a power of two.
     #[error("{what}: {value} is not a power of two")]
     NotPowerOfTwo {

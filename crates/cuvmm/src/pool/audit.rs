@@ -31,9 +31,18 @@ impl State {
             let parts = tenancy.figures().map(|(figures, _)| {
                 figures.in_use + figures.padding + figures.precommitted + figures.idle
             });
-            let parts = parts.sum::<u64>() + tenancy.share_table.bytes();
+            let lent: u64 = tenancy.holders.iter().map(|held| held.bytes).sum();
+            let parts = parts.sum::<u64>() + tenancy.share_table.bytes() + lent;
             let held = self.budget.account(id).held;
             let figures = || tenancy.figures().map(|(figures, _)| figures);
+            for lent in &tenancy.holders {
+                let figures = lent.holder.figures();
+                debug_assert!(
+                    figures.held <= lent.bytes,
+                    "{id:?}: {figures:?} of {}",
+                    lent.bytes
+                );
+            }
             debug_assert!(
                 held == parts,
                 "{id:?} is charged {held} and has {parts}: {:?}, {} shared",

@@ -8,7 +8,7 @@ use super::ids::SlotId;
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
-use super::tenancy::FreedBlock;
+use super::tenancy::{FreedBlock, Tenancy};
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::own::Stream;
 use crate::region::Fence;
@@ -179,19 +179,23 @@ impl State {
         slot.block.as_ref()?.streams()
     }
 
+    fn not_promised(&self, id: TenantId) -> u64 {
+        self.tenants.get(&id).map_or(0, Tenancy::not_promised)
+    }
+
     /// Returns the bytes that a tenant, new or registered, can be guaranteed.
     pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        let kept = |id| self.kept_by(id);
-        self.budget.guaranteeable(tenant, false, kept)
+        self.budget
+            .guaranteeable(tenant, false, |id| self.not_promised(id))
     }
 
     /// Returns the bytes that a tenant, new or registered, can be guaranteed of what a ledger has
     /// granted.
     pub(crate) fn guaranteeable_now(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        let kept = |id| self.kept_by(id);
-        self.budget.guaranteeable(tenant, true, kept)
+        self.budget
+            .guaranteeable(tenant, true, |id| self.not_promised(id))
     }
 
     /// Returns the byte that memory is filled with when it is given up, in a hardened pool that

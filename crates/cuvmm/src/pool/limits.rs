@@ -115,7 +115,7 @@ impl Core {
         state.check_registered(id)?;
         let account = state.budget.account(id);
         if guarantee > account.guarantee {
-            state.check_guarantee(Some(id), guarantee, account.limit)?;
+            state.make_guaranteeable(Some(id), guarantee, account.limit)?;
             if state.grant_guarantee(Some(id), guarantee)? {
                 state.check_registered(id)?;
                 let limit = state.budget.account(id).limit;
@@ -186,6 +186,23 @@ impl State {
 }
 
 impl Locked<'_> {
+    /// Checks whether a tenant can be given a guarantee. If heaps hold too much memory for that,
+    /// takes what they do not use.
+    pub(super) fn make_guaranteeable(
+        &mut self,
+        tenant: Option<TenantId>,
+        guarantee: u64,
+        limit: u64,
+    ) -> Result<(), PoolError> {
+        match self.check_guarantee(tenant, guarantee, limit) {
+            Err(PoolError::GuaranteeTooLarge { .. }) => {
+                self.empty_holders()?;
+                self.check_guarantee(tenant, guarantee, limit)
+            }
+            outcome => outcome,
+        }
+    }
+
     /// Reclaims what can be reclaimed after a limit was changed, and notes whether a limit is still
     /// exceeded.
     fn after_limit(&mut self) -> Result<(), CallError> {

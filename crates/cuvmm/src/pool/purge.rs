@@ -80,6 +80,7 @@ impl Locked<'_> {
     pub(crate) fn purge_all(&mut self) {
         self.purge(|state| &mut state.purging, usize::MAX);
         self.purge(|state| &mut state.draining, usize::MAX);
+        self.purge_holders();
     }
 
     /// Unmaps shared memory that slots have given up, as far as their fences are complete, so that
@@ -100,6 +101,7 @@ impl Locked<'_> {
         // Includes some slots that have waited longer.
         let looks = std::mem::take(&mut self.listed) + LOOKS;
         self.purge(|state| &mut state.draining, looks);
+        self.purge_holders();
         self.release_marked();
         // Slots listed meanwhile are purged when another operation ends, not at once and without
         // end.

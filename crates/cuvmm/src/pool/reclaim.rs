@@ -4,13 +4,15 @@
 //! order is: the tenant's own idle memory, then that of other tenants, then precommitted memory,
 //! the tenant's own first. Among other tenants, draining ones give first, then lower priorities,
 //! then the least recently used memory. Whole extents move, so that many bytes cost few driver
-//! calls.
+//! calls. Memory of heaps ([holders](super::holder)) comes after the slots of tenants of the
+//! same rank.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::budget::TenantId;
 use super::core::Locked;
+use super::holder::HolderId;
 use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
@@ -33,6 +35,8 @@ pub(super) struct Plan {
     /// The round in which fences are polled.
     round: Round,
     takes: Vec<Take>,
+    /// Bytes to be taken from holders.
+    holders: Vec<(TenantId, HolderId, u64)>,
     /// Bytes that count for the tenant that needs them.
     gained: u64,
     /// Bytes taken from each owner.
@@ -47,6 +51,7 @@ impl Plan {
         Self {
             round: Round::begin(&state.device),
             takes: Vec::new(),
+            holders: Vec::new(),
             gained: 0,
             taken: BTreeMap::new(),
             from: BTreeMap::new(),
@@ -207,6 +212,9 @@ impl Locked<'_> {
         let mut plan = self.plan(id, 0, u64::MAX);
         plan.takes
             .truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        if plan.takes.len() as u64 >= count {
+            plan.holders.clear();
+        }
         self.carry_out(&plan).map(|_| ())
     }
 
@@ -253,6 +261,17 @@ impl Locked<'_> {
                 Err(error) => {
                     outcome = Err(error);
                     break;
+                }
+            }
+        }
+        if outcome.is_ok() {
+            for &(tenant, holder, bytes) in &plan.holders {
+                match self.take_from_holder(tenant, holder, bytes) {
+                    Ok(bytes) => got += bytes,
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
                 }
             }
         }
@@ -345,7 +364,11 @@ impl State {
         let mut others: Vec<((bool, i32), TenantId)> = self
             .tenants
             .iter()
-            .filter(|&(&other, tenancy)| other != id && tenancy.next_giving(give, None).is_some())
+            .filter(|&(&other, _)| other != id)
+            .filter(|(_, tenancy)| {
+                let holds = give == Give::Cached && !tenancy.holders.is_empty();
+                holds || tenancy.next_giving(give, None).is_some()
+            })
             .map(|(&other, tenancy)| ((tenancy.registered, tenancy.priority), other))
             .collect();
         others.sort_unstable();
@@ -393,6 +416,39 @@ impl State {
                 .get(&id)
                 .and_then(|tenancy| tenancy.next_giving(give, Some(aged)));
             oldest.extend(next.map(|aged| Reverse((aged, id))));
+        }
+        if give == Give::Cached {
+            ids.iter()
+                .for_each(|&id| self.plan_holders(id, total, others, plan));
+        }
+    }
+
+    /// Plans to take extents from the holders of a tenant, as long as they count.
+    fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
+        let Some(tenancy) = self.tenants.get(&id) else {
+            return;
+        };
+        for held in &tenancy.holders {
+            let is_planned = plan.holders.iter().any(|&(_, holder, _)| holder == held.id);
+            if is_planned || plan.gained >= total {
+                continue;
+            }
+            let mut bytes = 0;
+            for size in held.holder.reclaimable(self.capturing == 0) {
+                let spare = match others {
+                    true => self.spare_of(id, plan),
+                    false => u64::MAX,
+                };
+                if plan.gained >= total || spare == 0 {
+                    break;
+                }
+                plan.gained = plan.gained.saturating_add(size.min(spare));
+                *plan.taken.entry(id).or_default() += size;
+                bytes += size;
+            }
+            if bytes > 0 {
+                plan.holders.push((id, held.id, bytes));
+            }
         }
     }
 

@@ -83,11 +83,14 @@ impl State {
     /// goes to the driver, at the latest when the operation ends. So does memory that is still
     /// mapped elsewhere because a roll-back could not unmap it, since that mapping would expose the
     /// next tenant's data; the release then quarantines it. Memory beyond a lowered limit of the
-    /// pool goes to the driver too.
+    /// pool, and extents that no block can have, go to the driver too.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         let excess = self.budget.excess();
         let exceeds = excess > 0 && excess > self.marked();
-        if unmapped.physical.is_exported() || unmapped.physical.is_shared() || exceeds {
+        // Blocks have extents of such sizes only. Heaps have extents of any size.
+        let fits_blocks = unmapped.size().is_power_of_two();
+        let shared = unmapped.physical.is_exported() || unmapped.physical.is_shared();
+        if shared || exceeds || !fits_blocks {
             self.to_release.push(unmapped);
             self.has_deferred = true;
         } else {

@@ -364,12 +364,16 @@ impl State {
     }
 
     /// Updates whether freed blocks of a tenant bypass the stream caches: they do while a block of
-    /// it sleeps, and while the pool or the tenant exceeds a lowered limit.
+    /// it sleeps, and while the pool or the tenant exceeds a lowered limit. Holders report what they
+    /// free while a limit is exceeded, and when they ended or the tenant drains.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             let exceeds = self.lowered && self.budget.excess() > 0;
             let bypassed = exceeds || tenancy.beyond || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
+            let reports = exceeds || tenancy.beyond || !tenancy.registered;
+            let holders = tenancy.holders.iter();
+            holders.for_each(|held| held.holder.report_freed(reports || held.ended));
         }
     }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::budget::TenantId;
+use super::holder::Held;
 use super::slot::Figures;
 use super::slot::Freed;
 use super::state::State;
@@ -243,6 +244,19 @@ impl TenantStats {
     }
 }
 
+impl TenantStats {
+    fn add_held(&mut self, held: &Held) {
+        let figures = held.holder.figures();
+        self.in_use += figures.in_use;
+        self.padding += figures.padding;
+        self.cached += figures.cached();
+        self.pending_free += figures.pending_free;
+        self.stranded += figures.stranded();
+        // Memory on its way to the heap, or from it.
+        self.precommitted += held.bytes - figures.held;
+    }
+}
+
 impl State {
     pub(crate) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
         self.sweep(id);
@@ -269,6 +283,7 @@ impl State {
         };
         let figures = tenancy.figures();
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
+        tenancy.holders.iter().for_each(|held| stats.add_held(held));
         stats.shared = tenancy.shared_in_use();
         stats.pending_free += tenancy.shared_pending_free();
         stats

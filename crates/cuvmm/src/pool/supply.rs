@@ -43,6 +43,44 @@ impl Locked<'_> {
         Ok(physicals)
     }
 
+    /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been charged,
+    /// or of smaller ones that make them up. On failure nothing has changed, as with
+    /// [`gather`](Self::gather).
+    pub(super) fn gather_sizes(
+        &mut self,
+        id: TenantId,
+        sizes: &[u64],
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        let mut physicals = vec![];
+        for &size in sizes {
+            match self.one_of_size(id, size) {
+                Ok(one) => physicals.extend(one),
+                Err(error) => {
+                    self.put_back(physicals);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(physicals)
+    }
+
+    fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
+        let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
+        if let Some(unmapped) = self.free_list.take(size, Some(id.0), foreign) {
+            return Ok(vec![unmapped]);
+        }
+        if self.budget.creatable() < size {
+            // What the free list holds is made into one.
+            self.merge_free(size);
+        }
+        if self.budget.creatable() >= size
+            && let Ok(unmapped) = self.create(size)
+        {
+            return Ok(vec![unmapped]);
+        }
+        self.gather(id, size, size, true)
+    }
+
     /// Gets one physical of at most `left` bytes, as large as possible.
     fn one_unmapped(
         &mut self,

@@ -32,6 +32,7 @@ impl Locked<'_> {
         }
         let mut outcome = Ok(());
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
+            outcome = outcome.and(self.drain_holders(id));
             outcome = outcome.and(self.empty(id));
         }
         self.release_free(0);

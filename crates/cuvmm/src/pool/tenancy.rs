@@ -10,6 +10,7 @@ use std::num::NonZeroU64;
 use std::ops::Bound;
 use std::sync::{Arc, Weak};
 
+use super::holder::{Held, HolderId};
 use super::ids::SlotId;
 use super::pressure::PressureHook;
 use super::rows::Rows;
@@ -74,6 +75,8 @@ pub(crate) struct Tenancy {
     pub(crate) unswept: Arc<dyn Unswept>,
     /// Slots that are side by side.
     pub(crate) rows: Rows,
+    /// Owners of extents that are in no slot.
+    pub(crate) holders: Vec<Held>,
     /// The memory that several slots of the tenant map.
     pub(crate) share_table: ShareTable,
     slots: Vec<Place>,
@@ -141,6 +144,7 @@ impl Tenancy {
             handle: None,
             unswept,
             rows: Rows::new(),
+            holders: Vec::new(),
             share_table: ShareTable::new(),
             slots: Vec::new(),
             sleepers: 0,
@@ -170,7 +174,22 @@ impl Tenancy {
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept: u64 = self.slots.iter().map(Place::kept).sum();
-        kept + self.shared_in_use()
+        kept + self.shared_in_use() + self.holders.iter().map(Held::kept).sum::<u64>()
+    }
+
+    /// Returns the bytes that no guarantee can be given over: those that cannot be reclaimed, and
+    /// those of holders, which use their memory again without asking the pool.
+    pub(crate) fn not_promised(&self) -> u64 {
+        let idle = self.holders.iter().map(|held| held.bytes - held.kept());
+        self.kept() + idle.sum::<u64>()
+    }
+
+    pub(crate) fn held(&self, id: HolderId) -> Option<&Held> {
+        self.holders.iter().find(|held| held.id == id)
+    }
+
+    pub(crate) fn held_mut(&mut self, id: HolderId) -> Option<&mut Held> {
+        self.holders.iter_mut().find(|held| held.id == id)
     }
 
     /// Returns `true` if blocks of the tenant use memory.
@@ -228,7 +247,7 @@ impl Tenancy {
     }
 
     pub(crate) const fn is_empty(&self) -> bool {
-        self.slots.len() == self.vacant.len()
+        self.slots.len() == self.vacant.len() && self.holders.is_empty()
     }
 
     /// Returns a number for a new slot, which is out for now.

@@ -128,7 +128,7 @@ impl<'a> TenantBuilder<'a> {
             return Err(ArgumentError::Zero { what }.into());
         }
         let mut state = core.lock();
-        state.check_guarantee(None, guarantee, limit)?;
+        state.make_guaranteeable(None, guarantee, limit)?;
         if state.grant_guarantee(None, guarantee)? {
             state.check_guarantee(None, guarantee, limit)?;
         }

@@ -44,6 +44,11 @@ impl Locked<'_> {
         self.free_all(&freed);
         self.budget.drain(id);
         self.list_all(id);
+        self.update_bypass(id);
+        if let Some(tenancy) = self.tenants.get(&id) {
+            tenancy.holders.iter().for_each(|held| held.holder.close());
+        }
+        self.has_deferred = true;
         self.forget_if_drained(id);
         defer(move || drop(hooks));
     }

@@ -2,10 +2,11 @@
 //!
 //! [`Completed`] is a space together with proof that no work can use the memory unmapped from it.
 //! It borrows the space, so proof for one space unmaps nothing of another, and no use can begin
-//! while it lives. Nothing else unmaps extents of a space.
+//! while it lives. Nothing else unmaps extents of a space, except [`Placed::unmap_after`], for heaps,
+//! in which one physical has several mappings and each has a fence of its own.
 
 use super::fence::{Fence, Unused};
-use super::place::Unmapped;
+use super::place::{Placed, Unmapped};
 use super::space::Space;
 use crate::error::CallError;
 
@@ -23,6 +24,17 @@ impl Fence {
     /// while the fence is not known to be complete.
     pub(crate) fn completed<'a>(&self, space: &'a mut Space) -> Option<Completed<'a>> {
         Some(space.proved(self.proof()?))
+    }
+}
+
+impl Placed {
+    /// Unmaps an extent that was removed from its space and that only work covered by a fence uses
+    /// (`cuMemUnmap`). Returns it if the fence is not known to be complete or the driver refuses.
+    pub(crate) fn unmap_after(self, fence: &Fence) -> Result<Unmapped, (Self, CallError)> {
+        match fence.proof() {
+            Some(proof) => self.unmap(proof),
+            None => Err((self, CallError::InUse)),
+        }
     }
 }
 

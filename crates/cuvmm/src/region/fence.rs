@@ -220,6 +220,15 @@ impl Fence {
         Self::at(streams.into_iter().map(Line::Stream))
     }
 
+    /// A fence over the work that was queued on streams before stamps of their devices' clocks.
+    pub(crate) fn before(points: impl Iterator<Item = (Stream, Stamp)>) -> Self {
+        let point = |(stream, stamp)| Point {
+            line: Line::Stream(stream),
+            stamp,
+        };
+        Self::of(points.map(point).collect())
+    }
+
     /// A fence over all work queued on a device now.
     pub(crate) fn device(device: Device) -> Self {
         Self::devices(vec![device])

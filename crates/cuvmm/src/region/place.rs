@@ -61,6 +61,10 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
+    pub(crate) fn size(&self) -> u64 {
+        self.mapping.size()
+    }
+
     /// The grant for the host's processors, if this is host memory.
     pub(super) fn host_grant(&self) -> Option<AccessGrant> {
         let location = self.mapping.physical().location();

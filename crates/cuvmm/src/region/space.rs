@@ -335,7 +335,7 @@ impl Space {
     }
 
     /// Removes an extent that is about to be unmapped or moved.
-    pub(super) fn remove(&mut self, offset: u64) -> Option<Placed> {
+    pub(crate) fn remove(&mut self, offset: u64) -> Option<Placed> {
         let placed = self.extents.remove(&offset)?;
         self.bytes -= placed.mapping.size();
         Some(placed)

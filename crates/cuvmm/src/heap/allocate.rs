@@ -1,0 +1,343 @@
+//! How a request is served: from a free run, from memory that other streams used, from several
+//! places, or from new memory.
+
+use super::build::Build;
+use super::core::{Core, Locked, State};
+use super::extents::work_of;
+use super::stitch::{Levels, Planner, Wanted};
+use super::tag::{StreamId, Tag};
+use crate::error::{BlockError, CallError};
+use crate::own::Stream;
+use crate::pool::{HolderId, Tenant};
+
+/// The largest small allocation in bytes, and its largest alignment.
+const SMALL: (u64, u64) = (1 << 20, 4096);
+
+/// The largest chunk for small allocations in bytes.
+const LARGEST_CHUNK: u64 = 32 << 20;
+
+/// The part of all small bytes that a new chunk has.
+const CHUNK_PART: u64 = 32;
+
+/// Mappings that are not searched and that are kept, beyond four for each extent, before some are
+/// unmapped by the thread that allocates.
+const RETIRED: usize = 1024;
+
+/// A request, rounded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    pub(super) size: u64,
+    pub(super) alignment: u64,
+    pub(super) stream: &'a Stream,
+    pub(super) id: StreamId,
+}
+
+/// The heap's place in the pool.
+pub(super) type Owner<'a> = (&'a Tenant, HolderId);
+
+/// The next step for a request that no usable free run fits.
+enum Step {
+    /// It was served. The work is what other streams have to wait for.
+    Done(u64, Tag),
+    Build(Build),
+    /// Nothing is left to be tried.
+    Refused,
+}
+
+/// Returns `true` if an allocation comes from a chunk.
+pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
+    size <= SMALL.0 && alignment <= SMALL.1
+}
+
+impl Core {
+    /// Serves a request that no usable free run fits. Returns the first address.
+    pub(super) fn serve(&self, owner: Owner<'_>, request: Request<'_>) -> Result<u64, BlockError> {
+        let served = self.serve_slowly(owner, request);
+        if served.is_ok() {
+            self.lock().counts.note_peak();
+        }
+        served
+    }
+
+    fn serve_slowly(&self, owner: Owner<'_>, request: Request<'_>) -> Result<u64, BlockError> {
+        // Memory that is used while a stream captures must not depend on events or fills.
+        if request.stream.is_capturing()? || owner.0.is_capturing() {
+            return Err(owner.0.capturing(request.size));
+        }
+        if !is_small(request.size, request.alignment) {
+            return self.serve_large(owner, request).map(|(at, _)| at);
+        }
+        if let Some(at) = self.serve_small(request)? {
+            return Ok(at);
+        }
+        let chunk = self.lock().chunk(request);
+        let (at, work) = self.serve_large(owner, chunk)?;
+        self.lock().add_chunk((at, chunk.size), work, request);
+        Ok(at)
+    }
+
+    /// Serves a small request from the chunks.
+    fn serve_small(&self, request: Request<'_>) -> Result<Option<u64>, CallError> {
+        let Request {
+            size,
+            alignment,
+            id,
+            ..
+        } = request;
+        let mut state = self.lock();
+        let mut found = state.small.runs.find(size, alignment, id, false);
+        if found.is_none() && state.streams.are_several() {
+            state.refresh(true);
+            found = state.small.runs.find(size, alignment, id, false);
+        }
+        if let Some(at) = found {
+            state.small.allocate(at, size);
+        } else if self.waits && state.streams.are_several() {
+            found = self.small_behind(&mut state, request)?;
+        }
+        state.counts.small += if found.is_some() { size } else { 0 };
+        Ok(found)
+    }
+
+    /// Takes a run of a chunk that other streams' work may still use, and makes the stream wait for
+    /// it.
+    fn small_behind(
+        &self,
+        state: &mut Locked<'_>,
+        request: Request<'_>,
+    ) -> Result<Option<u64>, CallError> {
+        let (size, alignment, id) = (request.size, request.alignment, request.id);
+        let Some(at) = state.small.runs.find(size, alignment, id, true) else {
+            return Ok(None);
+        };
+        let taken = state.small.take_run(at, size);
+        match self.order(state, &work_of(&taken), id) {
+            Ok(true) => Ok(Some(at)),
+            outcome => {
+                state.small.give_run_back(at, size, taken);
+                outcome.map(|_| None)
+            }
+        }
+    }
+
+    /// Makes a stream wait for other streams' work. Returns `false` if that cannot be done.
+    fn order(&self, state: &mut Locked<'_>, work: &Tag, id: StreamId) -> Result<bool, CallError> {
+        if work.class().serves(id) {
+            return Ok(true);
+        }
+        let ordered = self.waits && state.streams.order(work, id)?;
+        state.counts.waits += u64::from(ordered);
+        Ok(ordered)
+    }
+
+    fn serve_large(
+        &self,
+        owner: Owner<'_>,
+        request: Request<'_>,
+    ) -> Result<(u64, Tag), BlockError> {
+        if let Some(found) = self.lock().fit(request) {
+            return Ok(found);
+        }
+        let mut refusal = None;
+        let mut tidied = false;
+        loop {
+            let step = self.step(request, refusal.is_none())?;
+            let build = match step {
+                Step::Done(at, work) => return Ok((at, work)),
+                Step::Build(build) => build,
+                Step::Refused if !tidied => {
+                    // Addresses may be short.
+                    tidied = true;
+                    self.release_mappings(owner, usize::MAX);
+                    continue;
+                }
+                Step::Refused => {
+                    let short = || owner.0.short_of_addresses(request.size);
+                    return Err(refusal.unwrap_or_else(short));
+                }
+            };
+            let grows = build.grows();
+            match self.build(owner, build, (request.stream, request.id)) {
+                Ok(built) => {
+                    self.tidy_some(owner);
+                    return Ok(built);
+                }
+                Err(error) if error.is_out_of_memory() && !tidied => {
+                    // Mappings may be short.
+                    tidied = true;
+                    self.release_mappings(owner, usize::MAX);
+                }
+                Err(error) if grows && error.is_out_of_memory() && refusal.is_none() => {
+                    refusal = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Finds memory for a request that no usable run fits, the cheapest first: runs whose work has
+    /// just completed; a plan without much new memory; runs and plans behind the work of other
+    /// streams; new memory.
+    fn step(&self, request: Request<'_>, grows: bool) -> Result<Step, CallError> {
+        let mut state = self.lock();
+        let several = state.streams.are_several();
+        if several {
+            state.refresh(true);
+        }
+        if let Some((at, work)) = state.fit(request) {
+            return Ok(Step::Done(at, work));
+        }
+        let margin = self.device.granule().bytes();
+        let plan = self.planner(&state, request, grows, true).cheap();
+        if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
+            return Ok(Step::Build(build));
+        }
+        if several && self.waits {
+            if let Some((at, work)) = self.fit_behind(&mut state, request)? {
+                return Ok(Step::Done(at, work));
+            }
+            let plan = self.planner(&state, request, grows, false).stitch();
+            if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
+                match self.order(&mut state, &build.work(), request.id) {
+                    Ok(true) => return Ok(Step::Build(build)),
+                    Ok(false) => state.abandon(build, &[]),
+                    Err(error) => {
+                        state.abandon(build, &[]);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let plan = self.planner(&state, request, grows, true).dear();
+        let build = plan.and_then(|plan| state.begin(plan, margin));
+        Ok(build.map_or(Step::Refused, Step::Build))
+    }
+
+    /// Takes a run that other streams' work may still use, and makes the stream wait for it.
+    fn fit_behind(
+        &self,
+        state: &mut Locked<'_>,
+        request: Request<'_>,
+    ) -> Result<Option<(u64, Tag)>, CallError> {
+        let (size, alignment, id) = (request.size, request.alignment, request.id);
+        let Some(at) = state.large.runs.find(size, alignment, id, true) else {
+            return Ok(None);
+        };
+        let taken = state.large.take_run(at, size);
+        let work = work_of(&taken);
+        match self.order(state, &work, id) {
+            Ok(true) => Ok(Some((at, state.streams.now(id)))),
+            outcome => {
+                state.large.give_run_back(at, size, taken);
+                outcome.map(|_| None)
+            }
+        }
+    }
+
+    fn planner<'s>(
+        &'s self,
+        state: &'s State,
+        request: Request<'_>,
+        grows: bool,
+        own: bool,
+    ) -> Planner<'s> {
+        let used = state.large.held() - state.large.free();
+        let levels = Levels {
+            held: state.large.held(),
+            peak: state.counts.peak_live.max(used + request.size),
+            grows,
+        };
+        let wanted = Wanted {
+            size: request.size,
+            anywhere: request.alignment <= super::ALIGNMENT,
+            stream: own.then_some(request.id),
+        };
+        Planner {
+            extents: &state.large,
+            gaps: &state.gaps,
+            granule: self.device.granule(),
+            policy: &self.policy,
+            levels,
+            wanted,
+        }
+    }
+
+    /// Unmaps mappings that are not searched and that nothing uses.
+    pub(super) fn release_mappings(&self, (tenant, holder): Owner<'_>, most: usize) {
+        let given = crate::pool::Given {
+            mappings: self.tidy(most),
+            ..Default::default()
+        };
+        tenant.give_up(holder, given);
+    }
+
+    /// Unmaps a few mappings if very many are retired.
+    fn tidy_some(&self, owner: Owner<'_>) {
+        let (retired, extents) = {
+            let mut state = self.lock();
+            let extents = state.large.extents().count();
+            if state.retired.len() > RETIRED + 4 * extents {
+                state.refresh(true);
+            }
+            (state.retired.len(), extents)
+        };
+        if retired > RETIRED + 4 * extents {
+            self.release_mappings(owner, retired / 4);
+        }
+    }
+}
+
+impl State {
+    /// Serves a request from a free run that the stream can use without waiting.
+    pub(super) fn fit_any(&mut self, request: Request<'_>) -> Option<u64> {
+        if !is_small(request.size, request.alignment) {
+            return self.fit(request).map(|(at, _)| at);
+        }
+        let (size, alignment) = (request.size, request.alignment);
+        if let Some(at) = self.small.runs.find(size, alignment, request.id, false) {
+            self.small.allocate(at, size);
+            self.counts.small += size;
+            return Some(at);
+        }
+        // A chunk that fits in a free run costs no driver call.
+        let chunk = self.chunk(request);
+        let (at, work) = self.fit(chunk)?;
+        self.add_chunk((at, chunk.size), work, request);
+        Some(at)
+    }
+
+    /// Returns the request for a chunk that a small request needs.
+    fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
+        let granule = request.stream.device().granule();
+        let part = granule.round_down(self.counts.small / CHUNK_PART);
+        Request {
+            size: part.clamp(granule.bytes(), LARGEST_CHUNK.max(granule.bytes())),
+            ..request
+        }
+    }
+
+    /// Adds a chunk, and serves a small request from its start.
+    fn add_chunk(&mut self, (at, chunk): (u64, u64), work: Tag, request: Request<'_>) {
+        // Memory of other streams is ordered before this one.
+        let work = match work.class().serves(request.id) {
+            true => work,
+            false => self.streams.now(request.id),
+        };
+        let id = self.small.add_extent(chunk);
+        self.small.add_mapping(id, at, 0);
+        self.small.give(id, 0..chunk, work);
+        self.small.allocate(at, request.size);
+        self.counts.small += request.size;
+    }
+
+    /// Allocates from the shortest large run that fits and that the stream can use without waiting.
+    fn fit(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
+        let (size, alignment, id) = (request.size, request.alignment, request.id);
+        let at = self.large.runs.find(size, alignment, id, false)?;
+        let at = match alignment <= super::ALIGNMENT {
+            true => self.large.choose_end(at, size),
+            false => at,
+        };
+        Some((at, self.large.allocate(at, size)))
+    }
+}

@@ -1,0 +1,390 @@
+//! Building an allocation out of several places: a [plan](super::stitch) is carried out.
+//!
+//! Under the heap's lock the bytes are marked as used and the addresses are taken. Then, without
+//! it, the pool lends new extents and charges for the mappings, and the driver maps. Under the lock
+//! again the new mappings are searched and the oldest ones retired. On failure everything is as
+//! before.
+
+use std::ops::Range;
+
+use super::core::{Core, State, unmap};
+use super::extents::{ExtentId, Taken, work_of};
+use super::stitch::{Head, Plan};
+use super::tag::{StreamId, Tag};
+use crate::error::{BlockError, CallError, MemoryError};
+use crate::own::{Physical, Stream};
+use crate::pool::{Given, HolderId, Lending, Tenant};
+use crate::region::{LastWriter, PlaceFailure, Placed, Space, Unmapped};
+
+/// The most mappings of an extent that are searched.
+const SEARCHED: usize = 2;
+
+/// The error of a mapping that failed, and the addresses and sizes of mappings that are stuck.
+type NotMapped = (MemoryError, Vec<(u64, u64)>);
+
+/// A plan for which bytes and addresses were taken.
+pub(super) struct Build {
+    /// The first address of the allocation.
+    at: u64,
+    /// The first address and the size of the new mappings.
+    from: u64,
+    total: u64,
+    /// The bytes of a window that the allocation begins with.
+    run: Option<(u64, u64, Vec<Taken>)>,
+    /// Extents before the new memory, and after it, with the bytes of each that are used.
+    before: Vec<(ExtentId, Range<u64>)>,
+    after: Option<(ExtentId, Range<u64>)>,
+    taken: Vec<Taken>,
+    new: Vec<u64>,
+    new_used: u64,
+    /// The streams that the taken bytes name. Each counts as in use, so that it keeps its number.
+    named: Vec<StreamId>,
+}
+
+/// An extent that is to be mapped.
+struct Piece {
+    /// `None` if it is new.
+    id: Option<ExtentId>,
+    physical: Physical,
+    size: u64,
+    last_writer: Option<LastWriter>,
+    fresh: bool,
+}
+
+impl Build {
+    /// Returns `true` if the build needs new memory.
+    pub(super) const fn grows(&self) -> bool {
+        !self.new.is_empty()
+    }
+
+    /// Returns all work that the memory waits for.
+    pub(super) fn work(&self) -> Tag {
+        let mut work = work_of(&self.taken);
+        if let Some((.., taken)) = &self.run {
+            work.merge(&work_of(taken));
+        }
+        work
+    }
+}
+
+impl State {
+    /// Takes the bytes and addresses of a plan. Returns `None` if there are too few addresses.
+    pub(super) fn begin(&mut self, plan: Plan, margin: u64) -> Option<Build> {
+        let new_size = plan.grown();
+        let Plan {
+            head,
+            whole,
+            tail,
+            new,
+            new_used,
+        } = plan;
+        let extent_size = |id| self.large.extent(id).map_or(0, |extent| extent.size);
+        let mut before = Vec::with_capacity(whole.len() + 1);
+        if let Head::Suffix { id, size } = head {
+            before.push((id, extent_size(id) - size..extent_size(id)));
+        }
+        before.extend(whole.into_iter().map(|id| (id, 0..extent_size(id))));
+        let after = tail.map(|(id, used)| (id, 0..used));
+        let old = before.iter().chain(&after).map(|&(id, _)| extent_size(id));
+        let total = old.sum::<u64>() + new_size;
+        let from = match head {
+            Head::Run { at, size } => {
+                let from = at + size;
+                self.gaps.take_at(from, total).then_some(from)?
+            }
+            _ => self.gaps.take(total, margin)?,
+        };
+        let (at, run) = match head {
+            Head::Run { at, size } => (at, Some((at, size, self.large.take_run(at, size)))),
+            Head::Suffix { .. } => {
+                let skipped = before.first().map_or(0, |(_, range)| range.start);
+                (from + skipped, None)
+            }
+            Head::None => (from, None),
+        };
+        let parts = before.iter().chain(&after);
+        let taken = parts.map(|(id, range)| (*id, self.large.take(*id, range.clone())));
+        let mut build = Build {
+            named: Vec::new(),
+            at,
+            from,
+            total,
+            run,
+            taken: taken.collect(),
+            before,
+            after,
+            new,
+            new_used,
+        };
+        build.named = build.work().points().iter().map(|it| it.stream).collect();
+        self.keep_streams(&build.named, true);
+        Some(build)
+    }
+
+    fn keep_streams(&mut self, named: &[StreamId], more: bool) {
+        named.iter().for_each(|&id| self.streams.count(id, more));
+    }
+
+    /// Gives back the bytes of a build, and its addresses except for those that are stuck.
+    pub(super) fn abandon(&mut self, build: Build, stuck: &[Range<u64>]) {
+        self.keep_streams(&build.named, false);
+        self.large.give_back(build.taken);
+        if let Some((at, size, taken)) = build.run {
+            self.large.give_run_back(at, size, taken);
+        }
+        let mut from = build.from;
+        for range in stuck {
+            self.give_gap(from..range.start);
+            from = range.end;
+        }
+        self.give_gap(from..build.from + build.total);
+    }
+
+    fn give_gap(&mut self, range: Range<u64>) {
+        if range.start < range.end {
+            self.gaps.give(range.start, range.end - range.start);
+        }
+    }
+
+    /// Stops searching the oldest mappings of an extent that gets another one.
+    fn retire(&mut self, id: ExtentId) {
+        let extent = self.large.extent(id);
+        let mappings = extent.iter().flat_map(|extent| &extent.mappings);
+        let searched = mappings.filter(|mapping| mapping.searched);
+        let searched: Vec<u64> = searched.map(|mapping| mapping.at).collect();
+        let many = (searched.len() + 1).saturating_sub(SEARCHED);
+        for &at in searched.iter().take(many) {
+            self.large.stop_searching(id, at);
+            self.retired.push_back((id, at));
+        }
+    }
+}
+
+impl Core {
+    /// Carries out a build. Returns the first address of the allocation, and the work that other
+    /// streams have to wait for before they use its memory.
+    pub(super) fn build(
+        &self,
+        (tenant, holder): (&Tenant, HolderId),
+        build: Build,
+        (stream, id): (&Stream, StreamId),
+    ) -> Result<(u64, Tag), BlockError> {
+        let old = build.before.len() as u64 + u64::from(build.after.is_some());
+        let lending = Lending {
+            holder,
+            sizes: &build.new,
+            mappings: old,
+        };
+        let lent = match tenant.lend(lending) {
+            Ok(lent) => lent,
+            Err(error) => {
+                self.lock().abandon(build, &[]);
+                return Err(error);
+            }
+        };
+        let pieces = self.pieces(&build, lent);
+        match self.map(build.from, &pieces) {
+            Ok(placed) => self.finish((tenant, holder), build, pieces, placed, (stream, id)),
+            Err((error, stuck)) => {
+                let ranges: Vec<Range<u64>> =
+                    stuck.iter().map(|(at, size)| *at..at + size).collect();
+                self.lock().abandon(build, &ranges);
+                let mappings = (pieces.len() - stuck.len()) as u64;
+                tenant.give_up(holder, returned(pieces, mappings));
+                Err(tenant.not_placed(error))
+            }
+        }
+    }
+
+    /// Lists the extents of a build in the order of their addresses.
+    fn pieces(&self, build: &Build, lent: Vec<Unmapped>) -> Vec<Piece> {
+        let state = self.lock();
+        let old = |&(id, _): &(ExtentId, Range<u64>)| {
+            let physical = state.physicals.get(id)?.clone()?;
+            Some(Piece {
+                id: Some(id),
+                size: physical.size(),
+                physical,
+                last_writer: None,
+                fresh: false,
+            })
+        };
+        let new = lent.into_iter().map(|unmapped| Piece {
+            id: None,
+            size: unmapped.size(),
+            last_writer: unmapped.last_writer,
+            fresh: unmapped.fresh,
+            physical: unmapped.physical,
+        });
+        let before = build.before.iter().filter_map(old);
+        before
+            .chain(new)
+            .chain(build.after.iter().filter_map(old))
+            .collect()
+    }
+
+    /// Maps extents side by side, all of them or none. On failure returns the ranges that are stuck.
+    fn map(&self, from: u64, pieces: &[Piece]) -> Result<Vec<Placed>, NotMapped> {
+        let target = self.lock().space.as_ref().map(Space::target);
+        let Some(target) = target else {
+            return Err((CallError::InUse.into(), Vec::new()));
+        };
+        let mut placed: Vec<(u64, Placed)> = Vec::with_capacity(pieces.len());
+        let mut at = from;
+        for piece in pieces {
+            let unmapped = Unmapped {
+                physical: piece.physical.clone(),
+                last_writer: piece.last_writer,
+                fresh: false,
+            };
+            match target.place(at, unmapped) {
+                Ok(one) => placed.push((at, one)),
+                Err(PlaceFailure { error, stuck, .. }) => {
+                    let mut left = Vec::new();
+                    for (at, one) in placed {
+                        if let Err((one, error)) = unmap(one) {
+                            tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                            left.push((at, one.size()));
+                            self.lock().keep_stuck(at, one);
+                        }
+                    }
+                    if !stuck.is_empty() {
+                        left.push((at, piece.size));
+                        if let Some(space) = &mut self.lock().space {
+                            space.keep_stuck(stuck);
+                        }
+                    }
+                    return Err((error, left));
+                }
+            }
+            at += piece.size;
+        }
+        Ok(placed.into_iter().map(|(_, one)| one).collect())
+    }
+
+    /// Adds the mappings of a build to the heap, and zeroes what another tenant wrote.
+    fn finish(
+        &self,
+        (tenant, holder): (&Tenant, HolderId),
+        build: Build,
+        pieces: Vec<Piece>,
+        placed: Vec<Placed>,
+        (stream, id): (&Stream, StreamId),
+    ) -> Result<(u64, Tag), BlockError> {
+        let stale = self.stale(build.from, &pieces).filter(|_| tenant.scrubs());
+        let mut state = self.lock();
+        if let Some(space) = &mut state.space {
+            placed.into_iter().for_each(|one| space.adopt(one));
+            // One fill, so that a failure leaves none running.
+            let fill = |range: &Range<u64>| {
+                let size = range.end - range.start;
+                space.fill(stream, range.start, 0, size).err()
+            };
+            if let Some(error) = stale.as_ref().and_then(fill) {
+                drop(state);
+                return Err(self.unscrubbed((tenant, holder), build, pieces, error));
+            }
+        }
+        let mut tag = match stale {
+            Some(_) => state.streams.now(id),
+            None => Tag::Ready,
+        };
+        let rest = tag.clone();
+        let mut unused = build.new_used;
+        let mut at = build.from;
+        let (mut stitched, count) = (build.run.is_some(), pieces.len() as u64);
+        for piece in pieces {
+            let size = piece.size;
+            match piece.id {
+                Some(id) => {
+                    state.retire(id);
+                    state.large.add_mapping(id, at, 1);
+                    stitched = true;
+                }
+                None => {
+                    let used = unused.min(size);
+                    unused -= used;
+                    let id = state.large.add_extent(size);
+                    if state.physicals.len() <= id {
+                        state.physicals.resize_with(id + 1, || None);
+                    }
+                    if let Some(place) = state.physicals.get_mut(id) {
+                        *place = Some(piece.physical);
+                    }
+                    state.large.add_mapping(id, at, u32::from(used > 0));
+                    if used < size {
+                        state.large.give(id, used..size, rest.clone());
+                    }
+                }
+            }
+            at += size;
+        }
+        state.keep_streams(&build.named, false);
+        let held = state.large.held();
+        let counts = &mut state.counts;
+        counts.stitches += u64::from(stitched);
+        counts.mapped += count;
+        counts.peak_held = counts.peak_held.max(held);
+        tag.merge(&build.work());
+        Ok((build.at, tag))
+    }
+
+    /// Returns the addresses from the first to the last new extent that another tenant wrote to.
+    /// New extents are side by side, so nothing else lies between.
+    fn stale(&self, from: u64, pieces: &[Piece]) -> Option<Range<u64>> {
+        let mut at = from;
+        let mut stale: Option<Range<u64>> = None;
+        for piece in pieces {
+            let end = at + piece.size;
+            if piece
+                .last_writer
+                .is_some_and(|writer| writer.by != self.writer)
+            {
+                let start = stale.map_or(at, |range| range.start);
+                stale = Some(start..end);
+            }
+            at = end;
+        }
+        stale
+    }
+
+    /// Undoes a build whose memory could not be zeroed. No work was queued on the new mappings.
+    fn unscrubbed(
+        &self,
+        (tenant, holder): (&Tenant, HolderId),
+        build: Build,
+        pieces: Vec<Piece>,
+        error: MemoryError,
+    ) -> BlockError {
+        let mut stuck = Vec::new();
+        let mut at = build.from;
+        for piece in &pieces {
+            let placed = self.lock().remove_placed(at);
+            if let Some(Err((placed, error))) = placed.map(unmap) {
+                tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                stuck.push(at..at + piece.size);
+                self.lock().keep_stuck(at, placed);
+            }
+            at += piece.size;
+        }
+        self.lock().abandon(build, &stuck);
+        let mappings = (pieces.len() - stuck.len()) as u64;
+        tenant.give_up(holder, returned(pieces, mappings));
+        error.into()
+    }
+}
+
+/// Makes the new extents of a build, which failed, ready to be given up.
+fn returned(pieces: Vec<Piece>, mappings: u64) -> Given {
+    let new = pieces.into_iter().filter(|piece| piece.id.is_none());
+    let extents = new.map(|piece| Unmapped {
+        physical: piece.physical,
+        last_writer: piece.last_writer,
+        fresh: piece.fresh,
+    });
+    Given {
+        extents: extents.collect(),
+        mappings,
+        error: None,
+    }
+}

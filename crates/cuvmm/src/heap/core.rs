@@ -1,0 +1,428 @@
+//! The lock of a heap, what it protects, and what the pool may take.
+//!
+//! The lock is taken under the pool's lock, when the pool asks for figures, and never the other way
+//! round: an operation that needs the pool releases it first. Events are recorded and polled under
+//! it; page tables are not changed. What an operation works on without the lock is its own: bytes
+//! that it marked as used, addresses that it took, and extents that are not settled.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuvmm_driver::DeviceAddress;
+
+use super::extents::{ExtentId, Extents};
+use super::gaps::Gaps;
+use super::stitch::Policy;
+use super::streams::Streams;
+use super::tag::{StreamId, Tag};
+use crate::deferred::Section;
+use crate::device::Device;
+use crate::error::CallError;
+use crate::own::Physical;
+use crate::pool::{Given, Holder, HolderFigures};
+use crate::region::{Fence, LastWriter, Placed, Space, Unmapped};
+use crate::sync::{Mutex, MutexGuard};
+
+/// With more mappings than this, and as many for each of [`MANY_BYTES`] in chunks, only some locked
+/// sections are checked.
+#[cfg(debug_assertions)]
+const MANY: u64 = 64;
+
+#[cfg(debug_assertions)]
+const MANY_BYTES: u64 = 1 << 20;
+
+/// The parts of a heap that all its allocations have in common.
+pub(super) struct Core {
+    pub(super) device: Device,
+    pub(super) policy: Policy,
+    /// `true` if a stream may be made to wait for another stream's work.
+    pub(super) waits: bool,
+    /// The number that the pool knows the tenant by as a writer.
+    pub(super) writer: u64,
+    /// The first address.
+    pub(super) base: DeviceAddress,
+    state: Mutex<State>,
+    /// Set while memory that becomes free has to be reported to the pool.
+    pub(super) reports: AtomicBool,
+    /// Set when the tenant was unregistered.
+    pub(super) closed: AtomicBool,
+}
+
+/// The memory of a heap.
+pub(super) struct State {
+    /// The extents from the pool.
+    pub(super) large: Extents,
+    /// Chunks for small allocations. Each is an allocation of `large`.
+    pub(super) small: Extents,
+    pub(super) gaps: Gaps,
+    pub(super) streams: Streams,
+    /// The physicals of the extents in `large`.
+    pub(super) physicals: Vec<Option<Physical>>,
+    /// The mappings. `None` after the end of the heap.
+    pub(super) space: Option<Space>,
+    /// Streams beside their home stream that allocations are used on.
+    pub(super) uses: HashMap<u64, Vec<StreamId>>,
+    /// Mappings that are not searched, to be unmapped once nothing uses them.
+    pub(super) retired: VecDeque<(ExtentId, u64)>,
+    pub(super) counts: Counts,
+    /// The number of locked sections so far.
+    #[cfg(debug_assertions)]
+    sections: u64,
+}
+
+/// Counts of a heap. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// The sizes of all live allocations, as requested.
+    pub(super) live: u64,
+    pub(super) peak_live: u64,
+    pub(super) peak_held: u64,
+    pub(super) allocations: u64,
+    pub(super) small: u64,
+    pub(super) stitches: u64,
+    pub(super) mapped: u64,
+    pub(super) waits: u64,
+}
+
+impl Counts {
+    /// Counts an allocation that is about to be made.
+    pub(super) const fn begin(&mut self, size: u64) {
+        self.allocations += 1;
+        self.live += size;
+    }
+
+    /// Notes that an allocation was made.
+    pub(super) fn note_peak(&mut self) {
+        self.peak_live = self.peak_live.max(self.live);
+    }
+
+    /// Counts an allocation that was freed, or not made.
+    pub(super) const fn end(&mut self, size: u64) {
+        self.allocations -= 1;
+        self.live -= size;
+    }
+}
+
+/// The lock on a heap. User code that is dropped under it runs after its end.
+pub(super) struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    _section: Section,
+}
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Locked<'_> {
+    /// Checks the heap's memory. With many mappings only some sections are checked.
+    fn drop(&mut self) {
+        self.state.sections += 1;
+        let many = self.state.large.mappings() + self.state.small.held() / MANY_BYTES > MANY;
+        if std::thread::panicking() || many && !self.state.sections.is_power_of_two() {
+            return;
+        }
+        self.state.large.check();
+        self.state.small.check();
+    }
+}
+
+impl State {
+    /// Makes the state of a heap over an empty space.
+    pub(super) fn new(space: Space) -> Self {
+        let mut gaps = Gaps::default();
+        gaps.give(0, space.size());
+        Self {
+            large: Extents::default(),
+            small: Extents::default(),
+            gaps,
+            streams: Streams::default(),
+            physicals: Vec::new(),
+            space: Some(space),
+            uses: HashMap::new(),
+            retired: VecDeque::new(),
+            counts: Counts::default(),
+            #[cfg(debug_assertions)]
+            sections: 0,
+        }
+    }
+
+    /// Removes what is complete from all tags. Polls the streams if `polls` is `true`.
+    pub(super) fn refresh(&mut self, polls: bool) {
+        let mut maps = [&mut self.large, &mut self.small];
+        self.streams.refresh(&mut maps, polls);
+    }
+
+    /// Returns the extents that the pool may take, the least recently used first.
+    fn idle(&self) -> Vec<(ExtentId, u64)> {
+        let whole = self.large.whole(None);
+        let idle = whole.filter(|&(_, id)| self.large.all_work_of(id) == Tag::Ready);
+        let mut idle: Vec<(ExtentId, u64)> = idle.map(|(size, id)| (id, size)).collect();
+        let age = |id| self.large.extent(id).map_or(0, |extent| extent.freed_at);
+        idle.sort_by_key(|&(id, _)| age(id));
+        idle
+    }
+
+    /// Takes a mapping out of the space, to be unmapped without the lock.
+    pub(super) fn remove_placed(&mut self, at: u64) -> Option<Placed> {
+        self.space.as_mut()?.remove(at)
+    }
+
+    /// Keeps a mapping that could not be unmapped. Its addresses are not used again.
+    pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {
+        if let Some(space) = &mut self.space {
+            space.adopt(placed);
+            space.quarantine(at);
+        }
+    }
+
+    /// Frees small or large bytes behind some work. Chunks that are wholly free become large free
+    /// bytes.
+    pub(super) fn free(&mut self, at: u64, size: u64, small: bool, tag: &Tag) {
+        if !small {
+            self.large.free_at(at, size, tag);
+            return;
+        }
+        self.counts.small -= size;
+        for id in self.small.free_at(at, size, tag) {
+            let work = self.small.all_work_of(id);
+            let Some(chunk) = self.small.extent(id) else {
+                continue;
+            };
+            let bytes = chunk.size;
+            let Some(mapping) = chunk.mappings.first().map(|mapping| mapping.at) else {
+                continue;
+            };
+            self.small.remove_mapping(id, mapping);
+            self.small.remove_extent(id);
+            self.large.free_at(mapping, bytes, &work);
+        }
+    }
+
+    /// Takes up to `most` mappings out of the space that are not searched and that nothing uses.
+    fn take_retired(&mut self, most: usize) -> Vec<(u64, Placed)> {
+        let mut taken = Vec::new();
+        for _ in 0..self.retired.len() {
+            if taken.len() >= most {
+                break;
+            }
+            let Some((id, at)) = self.retired.pop_front() else {
+                break;
+            };
+            let extent = self.large.extent(id);
+            let mut mappings = extent.iter().flat_map(|extent| &extent.mappings);
+            let Some(mapping) = mappings.find(|mapping| mapping.at == at) else {
+                // It was unmapped with its extent.
+                continue;
+            };
+            if !mapping.is_unused() {
+                self.retired.push_back((id, at));
+                continue;
+            }
+            self.large.remove_mapping(id, at);
+            taken.extend(self.remove_placed(at).map(|placed| (at, placed)));
+        }
+        taken
+    }
+}
+
+impl Core {
+    pub(super) fn new(
+        device: Device,
+        policy: Policy,
+        waits: bool,
+        writer: u64,
+        space: Space,
+    ) -> Self {
+        Self {
+            device,
+            policy,
+            waits,
+            writer,
+            base: space.address(),
+            state: Mutex::new(State::new(space)),
+            reports: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn lock(&self) -> Locked<'_> {
+        let section = Section::enter();
+        let state = self.state.lock();
+        Locked {
+            state: state.unwrap_or_else(PoisonError::into_inner),
+            _section: section,
+        }
+    }
+
+    /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
+    pub(super) fn tidy(&self, most: usize) -> u64 {
+        let taken = self.lock().take_retired(most);
+        let mut unmapped = 0;
+        for (at, placed) in taken {
+            let size = placed.size();
+            let outcome = unmap(placed);
+            let mut state = self.lock();
+            match outcome {
+                Ok(_) => {
+                    unmapped += 1;
+                    state.gaps.give(at, size);
+                }
+                Err((placed, error)) => {
+                    tracing::error!(%error, "a mapping could not be unmapped: quarantined");
+                    state.keep_stuck(at, placed);
+                }
+            }
+        }
+        unmapped
+    }
+
+    /// Unmaps an extent that is not settled. On failure the rest of it stays as it is.
+    fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
+        let mappings: Vec<u64> = {
+            let state = self.lock();
+            let extent = state.large.extent(id);
+            let mappings = extent.iter().flat_map(|extent| &extent.mappings);
+            mappings.map(|mapping| mapping.at).collect()
+        };
+        let mut count = 0;
+        for at in mappings {
+            let Some(placed) = self.lock().remove_placed(at) else {
+                continue;
+            };
+            let size = placed.size();
+            let outcome = unmap(placed);
+            let mut state = self.lock();
+            match outcome {
+                Ok(_) => {
+                    count += 1;
+                    state.large.remove_mapping(id, at);
+                    state.gaps.give(at, size);
+                }
+                Err((placed, error)) => {
+                    if let Some(space) = &mut state.space {
+                        space.adopt(placed);
+                    }
+                    state.large.settle(id, true);
+                    return (count, Err(error));
+                }
+            }
+        }
+        let mut state = self.lock();
+        state.large.remove_extent(id);
+        let physical = state.physicals.get_mut(id).and_then(Option::take);
+        let writer = LastWriter {
+            by: self.writer,
+            blank: false,
+        };
+        let unmapped = physical.map(|physical| Unmapped {
+            physical,
+            last_writer: Some(writer),
+            fresh: false,
+        });
+        (count, Ok(unmapped))
+    }
+}
+
+/// Unmaps a mapping that nothing uses. Asks the driver twice.
+pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
+    let complete = Fence::complete();
+    placed.unmap_after(&complete).or_else(|(placed, error)| {
+        tracing::warn!(%error, "a mapping is unmapped again");
+        placed.unmap_after(&complete)
+    })
+}
+
+impl Holder for Core {
+    fn figures(&self) -> HolderFigures {
+        let state = self.lock();
+        let (large, small) = (&state.large, &state.small);
+        let free = large.free() + small.free();
+        let used = large.held() - free;
+        // An allocation that is being made is counted already.
+        let in_use = state.counts.live.min(used);
+        HolderFigures {
+            held: large.held(),
+            in_use,
+            padding: used - in_use,
+            pending_free: free - large.ready() - small.ready(),
+            idle: large.idle(),
+        }
+    }
+
+    fn reclaimable(&self, polls: bool) -> Vec<u64> {
+        let mut state = self.lock();
+        state.refresh(polls);
+        state.idle().into_iter().map(|(_, size)| size).collect()
+    }
+
+    fn give(&self, wanted: u64) -> Given {
+        let chosen: Vec<ExtentId> = {
+            let mut state = self.lock();
+            state.refresh(false);
+            let mut bytes = 0;
+            let mut chosen = Vec::new();
+            for (id, size) in state.idle() {
+                if bytes >= wanted {
+                    break;
+                }
+                bytes += size;
+                chosen.push(id);
+                state.large.settle(id, false);
+            }
+            chosen
+        };
+        let mut given = Given::default();
+        for id in chosen {
+            if given.error.is_some() {
+                self.lock().large.settle(id, true);
+                continue;
+            }
+            let (mappings, taken) = self.take_extent(id);
+            given.mappings += mappings;
+            match taken {
+                Ok(extent) => given.extents.extend(extent),
+                Err(error) => given.error = Some(error),
+            }
+        }
+        given
+    }
+
+    fn settle(&self) -> Result<(), CallError> {
+        let mut fence = {
+            let state = self.lock();
+            let mut all = Tag::Ready;
+            let mut points = Vec::new();
+            state.large.for_each_point(|point| points.push(point));
+            state.small.for_each_point(|point| points.push(point));
+            all.merge(&Tag::of(points));
+            state.streams.fence(&all)
+        };
+        fence.wait()?;
+        self.lock().refresh(false);
+        Ok(())
+    }
+
+    fn report_freed(&self, yes: bool) {
+        self.reports.store(yes, Ordering::Relaxed);
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    fn take_space(&self) -> Option<Space> {
+        self.lock().space.take()
+    }
+}

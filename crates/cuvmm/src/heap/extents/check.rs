@@ -1,0 +1,142 @@
+//! The invariants of a heap's memory, checked in debug builds at the end of locked sections.
+
+use super::super::runs::Run;
+use super::super::tag::Tag;
+use super::{Extent, ExtentId, Extents};
+
+impl Extents {
+    /// Panics if extents, mappings, lists and runs do not agree.
+    pub(crate) fn check(&self) {
+        let (mut held, mut free, mut ready, mut idle, mut mappings) = (0, 0, 0, 0, 0);
+        for (id, extent) in self.extents() {
+            Self::check_extent(id, extent);
+            self.check_lists(id, extent);
+            held += extent.size;
+            free += extent.free_bytes;
+            ready += extent.ready();
+            idle += extent.ends().whole;
+            mappings += extent.mappings.len() as u64;
+            for mapping in &extent.mappings {
+                debug_assert!(
+                    self.line.get(&mapping.at) == Some(&id),
+                    "{id} at {}",
+                    mapping.at
+                );
+            }
+        }
+        debug_assert!(held == self.held, "{held} are held, not {}", self.held);
+        debug_assert!(free == self.free, "{free} are free, not {}", self.free);
+        debug_assert!(ready == self.ready, "{ready} are ready, not {}", self.ready);
+        debug_assert!(idle == self.idle, "{idle} are idle, not {}", self.idle);
+        debug_assert!(mappings == self.mappings && mappings == self.line.len() as u64);
+        self.check_windows();
+        self.check_runs();
+    }
+
+    fn check_extent(id: ExtentId, extent: &Extent) {
+        let mut last: Option<(u64, &Tag)> = None;
+        let mut bytes = 0;
+        for (&start, free) in &extent.free {
+            debug_assert!(
+                start < free.end && free.end <= extent.size,
+                "{id}: {extent:?}"
+            );
+            if let Some((end, tag)) = last {
+                debug_assert!(end <= start, "{id}: {extent:?}");
+                debug_assert!(end < start || !tag.joins(&free.tag), "{id}: {extent:?}");
+            }
+            last = Some((free.end, &free.tag));
+            bytes += free.end - start;
+        }
+        debug_assert!(bytes == extent.free_bytes, "{id}: {extent:?}");
+        let used = extent.mappings.iter().any(|mapping| mapping.live > 0);
+        debug_assert!(
+            !used || !extent.is_free(),
+            "{id} is free and in use: {extent:?}"
+        );
+    }
+
+    fn check_lists(&self, id: ExtentId, extent: &Extent) {
+        let ends = extent.ends();
+        debug_assert!(ends == extent.listed, "{id}: {ends:?}, {:?}", extent.listed);
+        for (size, list) in [
+            (ends.whole, &self.whole),
+            (ends.prefix, &self.prefixes),
+            (ends.suffix, &self.suffixes),
+        ] {
+            let listed = list.contains(&(size, id));
+            debug_assert!(listed == (size > 0), "{id} is listed for {size}: {listed}");
+        }
+    }
+
+    /// Checks that windows are the mappings side by side, and that no extent is searched twice in
+    /// one.
+    fn check_windows(&self) {
+        let mut windows: Vec<(u64, u64)> = Vec::new();
+        let mut searched: Vec<ExtentId> = Vec::new();
+        for (&at, &id) in &self.line {
+            let extent = self.extent(id);
+            let end = at + extent.map_or(0, |extent| extent.size);
+            match windows.last_mut() {
+                Some((_, last)) if *last == at => *last = end,
+                _ => {
+                    searched.clear();
+                    windows.push((at, end));
+                }
+            }
+            let mut mappings = extent.iter().flat_map(|extent| &extent.mappings);
+            if mappings.any(|mapping| mapping.at == at && mapping.searched) {
+                debug_assert!(
+                    !searched.contains(&id),
+                    "{id} is searched twice in a window"
+                );
+                searched.push(id);
+            }
+        }
+        let known: Vec<(u64, u64)> = self.windows.iter().map(|(&at, &end)| (at, end)).collect();
+        debug_assert!(windows == known, "windows are {windows:?}, not {known:?}");
+    }
+
+    /// Checks that the runs are the free parts that are searched, joined, and that no class
+    /// promises too much.
+    fn check_runs(&self) {
+        let mut runs: Vec<(u64, Run)> = Vec::new();
+        for (&at, &id) in &self.line {
+            let Some(extent) = self.extent(id).filter(|extent| extent.settled) else {
+                continue;
+            };
+            let mut mappings = extent.mappings.iter();
+            if !mappings.any(|mapping| mapping.at == at && mapping.searched) {
+                continue;
+            }
+            for (&start, free) in &extent.free {
+                let (start, end, class) = (at + start, at + free.end, free.tag.class());
+                match runs.last_mut() {
+                    Some((_, run)) if run.end == start => {
+                        run.end = end;
+                        run.class = run.class.with(class);
+                    }
+                    _ => runs.push((start, Run { end, class })),
+                }
+            }
+        }
+        let known: Vec<(u64, Run)> = self.runs.all().collect();
+        debug_assert!(
+            runs.len() == known.len(),
+            "runs are {runs:?}, not {known:?}"
+        );
+        for ((start, run), (known_start, known)) in runs.into_iter().zip(known) {
+            let same = start == known_start && run.end == known.end;
+            debug_assert!(
+                same,
+                "a run is {start}: {run:?}, not {known_start}: {known:?}"
+            );
+            let class = known.class.with(run.class);
+            debug_assert!(
+                class == known.class,
+                "a run at {start} is {:?}: {known:?}",
+                run.class
+            );
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! One extent: what of it is free, and its mappings.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::super::tag::{Class, Tag};
+
+/// Bytes of an extent that are free.
+#[derive(Clone, Debug)]
+pub(super) struct Free {
+    pub(super) end: u64,
+    pub(super) tag: Tag,
+}
+
+/// A mapping of an extent.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapping {
+    pub(crate) at: u64,
+    /// Set if free bytes are looked for through it.
+    pub(crate) searched: bool,
+    /// The number of live allocations that lie in it.
+    pub(crate) live: u32,
+    /// The work of allocations that were freed through it.
+    pub(crate) tag: Tag,
+}
+
+impl Mapping {
+    /// Returns `true` if neither an allocation nor work of an earlier one uses it.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.live == 0 && self.tag == Tag::Ready
+    }
+}
+
+/// One physical.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    pub(crate) size: u64,
+    pub(super) free: BTreeMap<u64, Free>,
+    pub(super) free_bytes: u64,
+    /// The oldest first.
+    pub(crate) mappings: Vec<Mapping>,
+    /// Where it is listed: its length if it is wholly free, and the lengths of the free bytes at
+    /// its start and its end if it is not.
+    pub(super) listed: Ends,
+    /// When it last became wholly free.
+    pub(crate) freed_at: u64,
+    /// `false` while an operation is taking it away or mapping it for the first time.
+    pub(crate) settled: bool,
+}
+
+/// The free bytes at the start and the end of an extent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ends {
+    pub(super) whole: u64,
+    pub(super) prefix: u64,
+    pub(super) suffix: u64,
+}
+
+impl Extent {
+    pub(crate) const fn is_free(&self) -> bool {
+        self.free_bytes == self.size
+    }
+
+    /// Returns the free bytes from an offset of the start, or up to an offset of the end.
+    pub(super) fn ends(&self) -> Ends {
+        if !self.settled {
+            return Ends::default();
+        }
+        if self.is_free() {
+            let whole = self.size;
+            return Ends {
+                whole,
+                ..Ends::default()
+            };
+        }
+        let (mut prefix, mut suffix) = (0, self.size);
+        for (&start, free) in &self.free {
+            if start != prefix {
+                break;
+            }
+            prefix = free.end;
+        }
+        for (&start, free) in self.free.iter().rev() {
+            if free.end != suffix {
+                break;
+            }
+            suffix = start;
+        }
+        let suffix = self.size - suffix;
+        Ends {
+            whole: 0,
+            prefix,
+            suffix,
+        }
+    }
+
+    /// Returns the class of a range that is free.
+    pub(super) fn class(&self, range: &Range<u64>) -> Class {
+        let first = self.free.range(..=range.start).next_back();
+        let from = first.map_or(range.start, |(&start, _)| start);
+        let parts = self.free.range(from..range.end);
+        parts.fold(Class::Ready, |class, (_, free)| {
+            class.with(free.tag.class())
+        })
+    }
+
+    /// Returns the free bytes whose work is complete.
+    pub(super) fn ready(&self) -> u64 {
+        let ready = self.free.iter().filter(|(_, free)| free.tag == Tag::Ready);
+        ready.map(|(start, free)| free.end - start).sum()
+    }
+
+    /// Returns the work that the free bytes wait for.
+    pub(super) fn tag(&self) -> Tag {
+        let mut all = Tag::Ready;
+        self.free.values().for_each(|free| all.merge(&free.tag));
+        all
+    }
+}
+
+/// Adds a free range, joined with the parts on either side that may be one with it.
+pub(super) fn insert(free: &mut BTreeMap<u64, Free>, range: Range<u64>, mut tag: Tag) {
+    let (mut start, mut end) = (range.start, range.end);
+    if let Some((&first, left)) = free.range(..start).next_back()
+        && left.end == start
+        && left.tag.joins(&tag)
+    {
+        tag.merge(&left.tag);
+        free.remove(&first);
+        start = first;
+    }
+    if let Some(right) = free.get(&end)
+        && right.tag.joins(&tag)
+    {
+        tag.merge(&right.tag);
+        let to = right.end;
+        free.remove(&end);
+        end = to;
+    }
+    free.insert(start, Free { end, tag });
+}

@@ -1,0 +1,556 @@
+//! The memory of a heap as data: extents, their mappings, and what of them is free.
+//!
+//! An *extent* is one physical. It may be mapped at several addresses of the heap. A *window* is a
+//! range of addresses with mappings side by side; unused addresses separate it from the next, and
+//! no extent is searched twice in one window. What is free is a fact of the extent: a range of its
+//! bytes, with the work that must be complete before the bytes may be used ([`Tag`]). Through each
+//! mapping that is *searched*, free bytes are part of a free [run](super::runs), which may go on in
+//! the next mapping of the window. A mapping that is not searched only serves the allocations that
+//! are in it, until the last of them is freed and it can be unmapped.
+//!
+//! Addresses are offsets from the start of the heap's address space. This module makes no driver
+//! call.
+
+#[cfg(debug_assertions)]
+mod check;
+mod extent;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use self::extent::{Ends, Free, insert};
+use super::runs::Runs;
+use super::tag::{Class, Point, StreamId, Tag};
+
+pub(super) use self::extent::{Extent, Mapping};
+
+/// The number of an extent.
+pub(super) type ExtentId = usize;
+
+/// Bytes of an extent that an operation took, and the work that each piece of them waits for.
+pub(super) type Taken = (ExtentId, Vec<(Range<u64>, Tag)>);
+
+/// A range of an extent's bytes.
+pub(super) type Part = (ExtentId, Range<u64>);
+
+/// The extents of a heap, their mappings, and the free runs.
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    extents: Vec<Option<Extent>>,
+    vacant: Vec<ExtentId>,
+    /// Every mapping, by its address.
+    line: BTreeMap<u64, ExtentId>,
+    pub(super) runs: Runs,
+    whole: BTreeSet<(u64, ExtentId)>,
+    prefixes: BTreeSet<(u64, ExtentId)>,
+    suffixes: BTreeSet<(u64, ExtentId)>,
+    held: u64,
+    free: u64,
+    /// Free bytes whose work is complete.
+    ready: u64,
+    /// Bytes of extents that are wholly free.
+    idle: u64,
+    mappings: u64,
+    /// The first address and the end of each window.
+    windows: BTreeMap<u64, u64>,
+    clock: u64,
+}
+
+impl Extents {
+    /// Returns the bytes of all extents.
+    pub(super) const fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Returns the free bytes of all extents.
+    pub(super) const fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Returns the free bytes whose work is complete.
+    pub(super) const fn ready(&self) -> u64 {
+        self.ready
+    }
+
+    /// Returns the bytes of extents that are wholly free.
+    pub(super) const fn idle(&self) -> u64 {
+        self.idle
+    }
+
+    /// Returns the number of mappings.
+    pub(super) const fn mappings(&self) -> u64 {
+        self.mappings
+    }
+
+    /// Returns the number of windows.
+    pub(super) fn windows(&self) -> u64 {
+        self.windows.len() as u64
+    }
+
+    /// Returns the window that contains an address.
+    fn window(&self, at: u64) -> Option<Range<u64>> {
+        let (&start, &end) = self.windows.range(..=at).next_back()?;
+        (at < end).then_some(start..end)
+    }
+
+    /// Returns `true` if bytes of an extent are looked for in the window that contains an address.
+    pub(super) fn is_searched_beside(&self, id: ExtentId, at: u64) -> bool {
+        let (Some(extent), Some(window)) = (self.extent(id), self.window(at)) else {
+            return false;
+        };
+        let mut mappings = extent.mappings.iter();
+        mappings.any(|mapping| mapping.searched && window.contains(&mapping.at))
+    }
+
+    pub(super) fn extent(&self, id: ExtentId) -> Option<&Extent> {
+        self.extents.get(id)?.as_ref()
+    }
+
+    fn extent_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
+        self.extents.get_mut(id)?.as_mut()
+    }
+
+    /// Returns all extents.
+    pub(super) fn extents(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        let all = self.extents.iter().enumerate();
+        all.filter_map(|(id, extent)| Some((id, extent.as_ref()?)))
+    }
+
+    /// Adds an extent without mappings, none of whose bytes are free.
+    pub(super) fn add_extent(&mut self, size: u64) -> ExtentId {
+        let extent = Extent {
+            size,
+            free: BTreeMap::new(),
+            free_bytes: 0,
+            mappings: Vec::new(),
+            listed: Ends::default(),
+            freed_at: 0,
+            settled: true,
+        };
+        self.held += size;
+        if let Some(id) = self.vacant.pop()
+            && let Some(place) = self.extents.get_mut(id)
+        {
+            *place = Some(extent);
+            return id;
+        }
+        self.extents.push(Some(extent));
+        self.extents.len() - 1
+    }
+
+    /// Removes an extent without mappings.
+    pub(super) fn remove_extent(&mut self, id: ExtentId) {
+        self.unlist(id);
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::take) else {
+            return;
+        };
+        debug_assert!(extent.mappings.is_empty(), "an extent leaves with mappings");
+        self.held -= extent.size;
+        self.free -= extent.free_bytes;
+        self.ready -= extent.ready();
+        self.vacant.push(id);
+    }
+
+    /// Adds a mapping on an extent, in which `live` allocations lie already.
+    pub(super) fn add_mapping(&mut self, id: ExtentId, at: u64, live: u32) {
+        let mapping = Mapping {
+            at,
+            searched: true,
+            live,
+            tag: Tag::Ready,
+        };
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        extent.mappings.push(mapping);
+        self.line.insert(at, id);
+        self.mappings += 1;
+        let (mut start, mut end) = (at, at + extent.size);
+        if let Some((&first, &to)) = self.windows.range(..at).next_back()
+            && to == at
+        {
+            start = first;
+        }
+        if let Some(to) = self.windows.remove(&end) {
+            end = to;
+        }
+        self.windows.insert(start, end);
+        for (&start, free) in &extent.free {
+            self.runs.join(at + start, at + free.end, free.tag.class());
+        }
+    }
+
+    /// Stops looking for free bytes through a mapping.
+    pub(super) fn stop_searching(&mut self, id: ExtentId, at: u64) {
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let mapping = extent.mappings.iter_mut().find(|mapping| mapping.at == at);
+        let Some(mapping) = mapping.filter(|mapping| mapping.searched) else {
+            return;
+        };
+        mapping.searched = false;
+        // Bytes of an extent that is not settled are in no run.
+        for (&start, free) in extent.free.iter().filter(|_| extent.settled) {
+            self.runs.cut(at + start, at + free.end);
+        }
+    }
+
+    /// Removes a mapping in which no allocation lies.
+    pub(super) fn remove_mapping(&mut self, id: ExtentId, at: u64) {
+        self.stop_searching(id, at);
+        if let Some(extent) = self.extent_mut(id) {
+            let end = at + extent.size;
+            extent.mappings.retain(|mapping| mapping.at != at);
+            self.line.remove(&at);
+            self.mappings -= 1;
+            if let Some(window) = self.window(at) {
+                self.windows.remove(&window.start);
+                let left = [window.start..at, end..window.end];
+                let left = left.into_iter().filter(|range| !range.is_empty());
+                self.windows
+                    .extend(left.map(|range| (range.start, range.end)));
+            }
+        }
+    }
+
+    /// Sets whether an extent is settled. Free bytes of one that is not are in no run and no list.
+    pub(super) fn settle(&mut self, id: ExtentId, settled: bool) {
+        let extent = self.extents.get_mut(id).and_then(Option::as_mut);
+        let Some(extent) = extent.filter(|extent| extent.settled != settled) else {
+            return;
+        };
+        extent.settled = settled;
+        for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
+            for (&start, free) in &extent.free {
+                let (start, end) = (mapping.at + start, mapping.at + free.end);
+                match settled {
+                    true => self.runs.join(start, end, free.tag.class()),
+                    false => self.runs.cut(start, end),
+                }
+            }
+        }
+        self.relist(id);
+    }
+
+    /// Marks free bytes of an extent as used. Returns the work that they wait for, in pieces.
+    pub(super) fn take(&mut self, id: ExtentId, range: Range<u64>) -> Vec<(Range<u64>, Tag)> {
+        let mut pieces = Vec::new();
+        self.unlist(id);
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return pieces;
+        };
+        let first = extent.free.range(..=range.start).next_back();
+        let mut from = first.map_or(range.start, |(&start, _)| start);
+        while let Some((&start, free)) = extent.free.range(from..range.end).next() {
+            let (end, tag) = (free.end, free.tag.clone());
+            extent.free.remove(&start);
+            let (left, right) = (start.max(range.start), end.min(range.end));
+            for (start, end) in [(start, left), (right, end)] {
+                if start < end {
+                    let tag = tag.clone();
+                    extent.free.insert(start, Free { end, tag });
+                }
+            }
+            if tag == Tag::Ready {
+                self.ready -= right - left;
+            }
+            pieces.push((left..right, tag));
+            from = right;
+        }
+        let taken: u64 = pieces
+            .iter()
+            .map(|(range, _)| range.end - range.start)
+            .sum();
+        debug_assert!(taken == range.end - range.start, "bytes in use are taken");
+        extent.free_bytes -= taken;
+        self.free -= taken;
+        for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
+            self.runs
+                .cut(mapping.at + range.start, mapping.at + range.end);
+        }
+        self.relist(id);
+        pieces
+    }
+
+    /// Marks bytes of an extent as free behind some work.
+    pub(super) fn give(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
+        self.unlist(id);
+        self.clock += 1;
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let bytes = range.end - range.start;
+        extent.free_bytes += bytes;
+        self.free += bytes;
+        if tag == Tag::Ready {
+            self.ready += bytes;
+        }
+        if extent.is_free() {
+            extent.freed_at = self.clock;
+        }
+        for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
+            let at = mapping.at;
+            self.runs
+                .join(at + range.start, at + range.end, tag.class());
+        }
+        insert(&mut extent.free, range, tag);
+        self.relist(id);
+    }
+
+    /// Returns the parts of extents that a range of addresses shows.
+    pub(super) fn parts(&self, at: u64, size: u64) -> Vec<(Part, u64)> {
+        let end = at + size;
+        let first = self.line.range(..=at).next_back();
+        let from = first.map_or(at, |(&start, _)| start);
+        let mappings = self.line.range(from..end);
+        let part = |(&start, &id): (&u64, &ExtentId)| {
+            let length = self.extent(id)?.size;
+            let range = at.max(start) - start..end.min(start + length) - start;
+            (range.start < range.end).then_some(((id, range), start))
+        };
+        mappings.filter_map(part).collect()
+    }
+
+    /// Marks free bytes at an address as used, by an allocation that may still fail. Returns the
+    /// work that they wait for, in pieces.
+    pub(super) fn take_run(&mut self, at: u64, size: u64) -> Vec<Taken> {
+        let parts = self.parts(at, size).into_iter();
+        let take = |((id, range), mapping)| {
+            self.count(id, mapping, None);
+            (id, self.take(id, range))
+        };
+        parts.map(take).collect()
+    }
+
+    /// Undoes [`take_run`](Self::take_run).
+    pub(super) fn give_run_back(&mut self, at: u64, size: u64, taken: Vec<Taken>) {
+        for ((id, _), mapping) in self.parts(at, size) {
+            self.count(id, mapping, Some(&Tag::Ready));
+        }
+        self.give_back(taken);
+    }
+
+    /// Marks bytes as free again that an operation took.
+    pub(super) fn give_back(&mut self, taken: Vec<Taken>) {
+        for (id, pieces) in taken {
+            for (range, tag) in pieces {
+                self.give(id, range, tag);
+            }
+        }
+    }
+
+    /// Counts an allocation in the mapping at `at`, or one less, which was freed behind `tag`.
+    fn count(&mut self, id: ExtentId, at: u64, freed: Option<&Tag>) {
+        let extent = self.extent_mut(id);
+        let mappings = extent.map(|extent| &mut extent.mappings);
+        let mapping = mappings.and_then(|all| all.iter_mut().find(|mapping| mapping.at == at));
+        if let Some(mapping) = mapping {
+            match freed {
+                None => mapping.live += 1,
+                Some(tag) => {
+                    mapping.live -= 1;
+                    mapping.tag.merge(tag);
+                }
+            }
+        }
+    }
+
+    /// Returns how many bytes of wholly free extents a range of addresses cuts.
+    fn cuts(&self, at: u64, size: u64) -> u64 {
+        let parts = self.parts(at, size).into_iter();
+        let cut = parts.filter_map(|((id, range), _)| {
+            let extent = self.extent(id).filter(|extent| extent.is_free())?;
+            Some(extent.size - (range.end - range.start))
+        });
+        cut.sum()
+    }
+
+    /// Moves an allocation that begins where a run does to the end of the run, if that cuts fewer
+    /// bytes of wholly free extents.
+    pub(super) fn choose_end(&self, at: u64, size: u64) -> u64 {
+        let Some((start, run)) = self.runs.around(at) else {
+            return at;
+        };
+        let last = run.end - size;
+        if start != at || last == at || self.cuts(at, size) <= self.cuts(last, size) {
+            return at;
+        }
+        last
+    }
+
+    /// Allocates free bytes at an address. Returns the work that they wait for.
+    pub(super) fn allocate(&mut self, at: u64, size: u64) -> Tag {
+        work_of(&self.take_run(at, size))
+    }
+
+    /// Frees allocated bytes behind some work. Returns the extents that are wholly free now.
+    pub(super) fn free_at(&mut self, at: u64, size: u64, tag: &Tag) -> Vec<ExtentId> {
+        let mut whole = Vec::new();
+        for ((id, range), mapping) in self.parts(at, size) {
+            self.count(id, mapping, Some(tag));
+            self.give(id, range, tag.clone());
+            if self.extent(id).is_some_and(Extent::is_free) {
+                whole.push(id);
+            }
+        }
+        whole
+    }
+
+    /// Returns the work that the free bytes of an extent wait for.
+    pub(super) fn tag_of(&self, id: ExtentId) -> Tag {
+        self.extent(id).map_or(Tag::Ready, Extent::tag)
+    }
+
+    /// Returns all work that bytes or mappings of an extent wait for.
+    pub(super) fn all_work_of(&self, id: ExtentId) -> Tag {
+        let mut tag = self.tag_of(id);
+        if let Some(extent) = self.extent(id) {
+            extent
+                .mappings
+                .iter()
+                .for_each(|mapping| tag.merge(&mapping.tag));
+        }
+        tag
+    }
+
+    /// Returns extents that are wholly free and that a stream can use without waiting (any stream
+    /// with `None`), the largest first.
+    pub(super) fn whole(&self, stream: Option<StreamId>) -> impl Iterator<Item = (u64, ExtentId)> {
+        let all = self.whole.iter().rev().copied();
+        all.filter(move |&(size, id)| self.serves(id, &(0..size), stream))
+    }
+
+    /// Returns extents with free bytes at the start, from `least` bytes on, the fewest first.
+    pub(super) fn prefixes(
+        &self,
+        least: u64,
+        stream: Option<StreamId>,
+    ) -> impl Iterator<Item = (u64, ExtentId)> {
+        let all = self.prefixes.range((least, 0)..).copied();
+        all.filter(move |&(_, id)| self.serves(id, &(0..least), stream))
+    }
+
+    /// Returns extents with free bytes at the start, the most first.
+    pub(super) fn longest_prefixes(
+        &self,
+        stream: Option<StreamId>,
+    ) -> impl Iterator<Item = (u64, ExtentId)> {
+        let all = self.prefixes.iter().rev().copied();
+        all.filter(move |&(length, id)| self.serves(id, &(0..length), stream))
+    }
+
+    /// Returns extents with free bytes at the end, at most `most` bytes, the most first.
+    pub(super) fn suffixes(
+        &self,
+        most: u64,
+        stream: Option<StreamId>,
+    ) -> impl Iterator<Item = (u64, ExtentId)> {
+        let all = self.suffixes.range(..=(most, ExtentId::MAX)).rev().copied();
+        all.filter(move |&(length, id)| {
+            let size = self.extent(id).map_or(0, |extent| extent.size);
+            self.serves(id, &(size - length..size), stream)
+        })
+    }
+
+    fn serves(&self, id: ExtentId, range: &Range<u64>, stream: Option<StreamId>) -> bool {
+        let Some(stream) = stream else {
+            return true;
+        };
+        self.extent(id)
+            .is_some_and(|extent| extent.class(range).serves(stream))
+    }
+
+    /// Removes points that are complete from all tags, and makes the classes of runs exact.
+    pub(super) fn prune(&mut self, done: impl Fn(Point) -> bool) {
+        for extent in self.extents.iter_mut().flatten() {
+            let mut pruned = false;
+            for free in extent.free.values_mut() {
+                pruned |= free.tag.prune(&done);
+            }
+            if pruned {
+                let parts = std::mem::take(&mut extent.free);
+                for (start, free) in parts {
+                    insert(&mut extent.free, start..free.end, free.tag);
+                }
+            }
+            for mapping in &mut extent.mappings {
+                mapping.tag.prune(&done);
+            }
+        }
+        self.ready = self.extents().map(|(_, extent)| extent.ready()).sum();
+        for range in self.runs.waiting() {
+            let class = self.class_at(&range);
+            self.runs.set_class(range.start, class);
+        }
+    }
+
+    /// Returns the class of a free range of addresses.
+    fn class_at(&self, range: &Range<u64>) -> Class {
+        let parts = self.parts(range.start, range.end - range.start);
+        let classes = parts.iter().map(|((id, range), _)| {
+            let extent = self.extent(*id);
+            extent.map_or(Class::Ready, |extent| extent.class(range))
+        });
+        classes.fold(Class::Ready, Class::with)
+    }
+
+    /// Calls `see` with every point of every tag.
+    pub(super) fn for_each_point(&self, mut see: impl FnMut(Point)) {
+        for (_, extent) in self.extents() {
+            let free = extent.free.values().map(|free| &free.tag);
+            let mappings = extent.mappings.iter().map(|mapping| &mapping.tag);
+            for tag in free.chain(mappings) {
+                tag.points().iter().for_each(|&point| see(point));
+            }
+        }
+    }
+
+    fn unlist(&mut self, id: ExtentId) {
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let Ends {
+            whole,
+            prefix,
+            suffix,
+        } = std::mem::take(&mut extent.listed);
+        if whole > 0 {
+            self.whole.remove(&(whole, id));
+            self.idle -= whole;
+        }
+        if prefix > 0 {
+            self.prefixes.remove(&(prefix, id));
+        }
+        if suffix > 0 {
+            self.suffixes.remove(&(suffix, id));
+        }
+    }
+
+    fn relist(&mut self, id: ExtentId) {
+        self.unlist(id);
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let ends = extent.ends();
+        extent.listed = ends;
+        if ends.whole > 0 {
+            self.whole.insert((ends.whole, id));
+            self.idle += ends.whole;
+        }
+        if ends.prefix > 0 {
+            self.prefixes.insert((ends.prefix, id));
+        }
+        if ends.suffix > 0 {
+            self.suffixes.insert((ends.suffix, id));
+        }
+    }
+}
+
+/// Returns all work that taken bytes wait for.
+pub(super) fn work_of(taken: &[Taken]) -> Tag {
+    let mut tag = Tag::Ready;
+    let pieces = taken.iter().flat_map(|(_, pieces)| pieces);
+    pieces.for_each(|(_, piece)| tag.merge(piece));
+    tag
+}

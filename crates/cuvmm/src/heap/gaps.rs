@@ -1,0 +1,109 @@
+//! The addresses of a heap that nothing is mapped at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ranges of addresses that are free, none of them adjacent to another.
+#[derive(Debug, Default)]
+pub(super) struct Gaps {
+    by_start: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+}
+
+impl Gaps {
+    /// Takes `size` bytes, with `margin` unused bytes on either side, from the smallest gap that
+    /// has them, and the lowest of these.
+    pub(super) fn take(&mut self, size: u64, margin: u64) -> Option<u64> {
+        let least = size.checked_add(2 * margin)?;
+        let &(_, first) = self.by_size.range((least, 0)..).next()?;
+        let start = first + margin;
+        self.take_at(start, size).then_some(start)
+    }
+
+    /// Returns the largest gaps, at most `count`, each with its first address and its size.
+    pub(super) fn largest(&self, count: usize) -> impl Iterator<Item = (u64, u64)> {
+        let largest = self.by_size.iter().rev().take(count);
+        largest.map(|&(size, start)| (start, size))
+    }
+
+    /// Returns `true` if the `size` bytes from `start` on are free.
+    pub(super) fn has(&self, start: u64, size: u64) -> bool {
+        let gap = self.by_start.range(..=start).next_back();
+        gap.is_some_and(|(&first, &length)| start - first + size <= length)
+    }
+
+    /// Takes the `size` bytes from `start` on, if they are free.
+    pub(super) fn take_at(&mut self, start: u64, size: u64) -> bool {
+        if !self.has(start, size) {
+            return false;
+        }
+        let Some((&first, &length)) = self.by_start.range(..=start).next_back() else {
+            return false;
+        };
+        self.remove(first, length);
+        self.insert(first, start - first);
+        self.insert(start + size, first + length - start - size);
+        true
+    }
+
+    /// Frees `size` bytes from `start` on.
+    pub(super) fn give(&mut self, start: u64, size: u64) {
+        let (mut from, mut to) = (start, start + size);
+        if let Some((&first, &length)) = self.by_start.range(..start).next_back()
+            && first + length == start
+        {
+            self.remove(first, length);
+            from = first;
+        }
+        if let Some(&length) = self.by_start.get(&to) {
+            self.remove(to, length);
+            to += length;
+        }
+        self.insert(from, to - from);
+    }
+
+    fn insert(&mut self, start: u64, size: u64) {
+        if size > 0 {
+            self.by_start.insert(start, size);
+            self.by_size.insert((size, start));
+        }
+    }
+
+    fn remove(&mut self, start: u64, size: u64) {
+        self.by_start.remove(&start);
+        self.by_size.remove(&(size, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_gap_that_suffices_is_used_and_what_is_freed_joins_its_neighbors() {
+        let mut gaps = Gaps::default();
+        gaps.give(0, 100);
+        let taken = [10, 10, 10].map(|size| gaps.take(size, 0));
+        assert_eq!(taken, [Some(0), Some(10), Some(20)]);
+        gaps.give(10, 10);
+        assert_eq!(gaps.take(5, 0), Some(10), "not from the large gap");
+        assert_eq!(gaps.take(6, 0), Some(30));
+        gaps.give(0, 10);
+        gaps.give(10, 5);
+        assert!(gaps.has(0, 20) && !gaps.has(0, 21) && gaps.has(5, 15));
+        assert!(gaps.take_at(5, 10) && !gaps.take_at(5, 1));
+        assert!(gaps.has(0, 5) && gaps.has(15, 5));
+        gaps.give(5, 10);
+        gaps.give(20, 16);
+        let taken = [101, 100, 1].map(|size| gaps.take(size, 0));
+        assert_eq!(taken, [None, Some(0), None]);
+    }
+
+    #[test]
+    fn a_margin_stays_unused_on_either_side() {
+        let mut gaps = Gaps::default();
+        gaps.give(0, 20);
+        assert_eq!((gaps.take(17, 2), gaps.take(16, 2)), (None, Some(2)));
+        assert!(gaps.has(0, 2) && gaps.has(18, 2) && !gaps.has(0, 3));
+        assert_eq!(gaps.largest(9).count(), 2);
+    }
+}

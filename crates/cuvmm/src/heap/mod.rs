@@ -1,0 +1,500 @@
+//! Memory of any size in stream order, over a tenant.
+//!
+//! A [`Heap`] serves allocations of any size from extents that its tenant is charged for. An
+//! allocation belongs to a stream. When it is dropped its memory is free for the next allocation on
+//! that stream at once, and for other streams when the work is complete.
+//!
+//! # Aliases
+//! Free memory that lies in several places is joined by mapping it once more: a request that no
+//! free run fits gets new addresses at which a free end of one extent, free extents and a free
+//! start of another are side by side. The old mappings stay, so nothing is unmapped on the way, and
+//! one physical may be mapped at several addresses. Live allocations never overlap.
+//!
+//! So bytes may be written through one address and read through another, by different allocations,
+//! one after the other in stream order. On one H200 this was coherent in everything tried: plain
+//! stream order, programmatic dependent launch with early reads, events, and programmatic edges of
+//! graphs. CUDA promises less: a grid that is present when another grid writes need not see the
+//! write through another address. A program whose kernels start before the work that they depend on
+//! has ended (programmatic dependent launch), and that frees and allocates between them, can turn
+//! aliases off ([`HeapBuilder::aliases`]).
+//!
+//! # Streams
+//! - Memory is free **in the order of its stream** from the drop of the allocation on. Work that
+//!   was queued on the stream before the drop is complete before work that is queued after the next
+//!   allocation.
+//! - [`Allocation::record_use`] names another stream whose work uses the memory. The memory is then
+//!   reused only when the work of both is complete, or behind it.
+//! - A request on another stream gets memory whose work is **complete**; else new memory, as long
+//!   as the heap holds little more than its peak; else memory of other streams, **behind their
+//!   work**: the stream waits for an event (`cuStreamWaitEvent`). Kernels of two streams that wait
+//!   for each other by spinning can deadlock then; [`HeapBuilder::stream_waits`] turns it off.
+//!
+//! # Graph captures
+//! An allocation on a stream that captures, or while a
+//! [capture guard](crate::pool::CaptureGuard) lives, succeeds only if a free run fits it that its
+//! stream can use at once. Other requests are refused ([`BlockError::Capturing`]). A graph that uses an allocation needs it alive as long as the graph
+//! is launched: memory that is freed while a stream captures is reused by work outside the graph.
+//!
+//! # The pool
+//! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
+//! blocks, when another request needs memory; [`Heap::trim`] gives them up at once. The rest of the
+//! heap's memory stays with the tenant. Free memory of a heap counts as [`cached`] or
+//! [`pending_free`] in the tenant's statistics; a guarantee for another tenant can only be given
+//! over it once it was given up. What the heap holds when it ends goes to the pool as its work
+//! completes.
+//!
+//! Contents of new allocations are undefined, but never another tenant's, unless the pool's tenants
+//! [trust each other](crate::Scrub::Never).
+//!
+//! [`cached`]: crate::TenantStats::cached
+//! [`pending_free`]: crate::TenantStats::pending_free
+
+mod allocate;
+mod build;
+mod core;
+mod extents;
+mod gaps;
+mod runs;
+mod stats;
+mod stitch;
+mod streams;
+mod tag;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cuvmm_driver::DeviceAddress;
+
+use self::allocate::{Request, is_small};
+use self::core::Core;
+use self::stitch::Policy;
+use self::tag::{StreamId, Tag};
+use crate::device::Device;
+use crate::error::{ArgumentError, BlockError, CallError};
+use crate::own::Stream;
+use crate::pool::{Holder, HolderId, Tenant};
+use crate::size::aligned;
+
+pub use stats::HeapStats;
+
+/// The least alignment of an allocation in bytes. Sizes are rounded up to it.
+pub const ALIGNMENT: u64 = 512;
+
+/// The addresses that a heap reserves for each byte that its tenant may hold.
+const ADDRESSES: u64 = 32;
+
+/// How a heap weighs memory against time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Preset {
+    /// Holds little more than what is live: extents of at most 128 MiB, and memory is stitched as
+    /// soon as the heap holds 1 % more than the peak of live bytes. The default.
+    #[default]
+    Tight,
+    /// Maps seldom: extents of up to 1 GiB, and 15 % more than the peak.
+    Fast,
+}
+
+impl Preset {
+    const fn policy(self) -> Policy {
+        const MIB: u64 = 1 << 20;
+        match self {
+            Self::Tight => Policy {
+                largest: 128 * MIB,
+                slack: 10,
+                parts: 4,
+                least: 32 * MIB,
+                extra: 0,
+                aliases: true,
+            },
+            Self::Fast => Policy {
+                largest: 1024 * MIB,
+                slack: 154,
+                parts: 1,
+                least: 1024 * MIB,
+                extra: u64::MAX,
+                aliases: true,
+            },
+        }
+    }
+}
+
+/// A builder of a [`Heap`], made by [`Heap::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is built before `build`"]
+pub struct HeapBuilder<'a> {
+    tenant: &'a Tenant,
+    preset: Preset,
+    aliases: bool,
+    waits: bool,
+    addresses: Option<u64>,
+}
+
+impl HeapBuilder<'_> {
+    /// Sets how memory is weighed against time; [`Preset::Tight`] by default.
+    pub const fn preset(mut self, preset: Preset) -> Self {
+        self.preset = preset;
+        self
+    }
+
+    /// Sets whether a physical may be mapped at several addresses at once; `true` by default.
+    /// Without, free memory that is not in one run cannot be joined, and the heap holds more.
+    pub const fn aliases(mut self, yes: bool) -> Self {
+        self.aliases = yes;
+        self
+    }
+
+    /// Sets whether a stream may be made to wait for another stream's work so that it can use the
+    /// memory (`cuStreamWaitEvent`); `true` by default.
+    pub const fn stream_waits(mut self, yes: bool) -> Self {
+        self.waits = yes;
+        self
+    }
+
+    /// Sets how many bytes of addresses the heap reserves. By default 32 times what the tenant may
+    /// hold, at least 1 GiB, at most a quarter of the pool's address limit.
+    pub const fn addresses(mut self, bytes: u64) -> Self {
+        self.addresses = Some(bytes);
+        self
+    }
+
+    /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet.
+    ///
+    /// # Errors
+    /// [`BlockError`] when the tenant is unregistered, the pool is
+    /// [hardened](crate::pool::PoolBuilder::hardened), or addresses are short.
+    pub fn build(self) -> Result<Heap, BlockError> {
+        let Self {
+            tenant,
+            preset,
+            aliases,
+            waits,
+            addresses,
+        } = self;
+        let device = tenant.device();
+        let granule = device.granule();
+        let usual = tenant.most().saturating_mul(ADDRESSES).max(1 << 30);
+        let usual = usual.min(tenant.most_addresses() / 4);
+        let addresses = granule.round_down(addresses.unwrap_or(usual));
+        ArgumentError::at_least(
+            "bytes of a heap's addresses",
+            addresses,
+            4 * granule.bytes(),
+        )?;
+        let mut policy = Policy {
+            aliases,
+            ..preset.policy()
+        };
+        policy.largest = policy.largest.max(granule.bytes());
+        policy.least = policy.least.max(granule.bytes());
+        let mut made = None;
+        let holder = tenant.attach(addresses, |space, writer| {
+            let core = Core::new(device.clone(), policy, waits, writer, space);
+            let core = Arc::new(core);
+            made = Some(Arc::clone(&core));
+            core as Arc<dyn Holder>
+        })?;
+        let Some(core) = made else {
+            return Err(CallError::InUse.into());
+        };
+        let shared = Shared {
+            core,
+            tenant: tenant.clone(),
+            holder,
+        };
+        Ok(Heap {
+            shared: Arc::new(shared),
+        })
+    }
+}
+
+/// An allocator of any size in stream order, over the memory of one tenant. Clones are handles to
+/// one heap.
+///
+/// The heap ends when the last handle and the last allocation are dropped.
+///
+/// # Examples
+/// ```rust
+/// use cuvmm::{Device, Heap, Limit, Pool, Stream};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// let device = Device::open(opened.driver, 0)?;
+/// let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// let tenant = pool.tenant("training").register()?;
+/// let heap = Heap::builder(&tenant).build()?;
+///
+/// let stream = Stream::new(&device)?;
+/// let weights = heap.allocate(20_000_000, 512, &stream)?;
+/// let gradients = heap.allocate(20_000_000, 512, &stream)?;
+/// let address = gradients.address();
+/// drop(gradients); // free in the order of `stream`
+/// let next = heap.allocate(20_000_000, 512, &stream)?;
+/// assert_eq!(next.address(), address); // no driver call
+/// assert_eq!(heap.stats().live, weights.size() + next.size());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Two streams:
+/// ```rust
+/// # use cuvmm::{Device, Heap, Limit, Pool, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = Device::open(opened.driver, 0)?;
+/// # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("training").register()?;
+/// let heap = Heap::builder(&tenant).build()?;
+/// let (compute, copies) = (Stream::new(&device)?, Stream::new(&device)?);
+/// let batch = heap.allocate(1 << 20, 512, &copies)?;
+/// // ... a copy on `copies`, an event, kernels on `compute` ...
+/// batch.record_use(&compute)?;
+/// drop(batch); // reused when the work of both streams is complete, or behind it
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "CUDAPluggableAllocator")]
+#[doc(alias = "cudaMallocAsync")]
+#[derive(Clone)]
+pub struct Heap {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    core: Arc<Core>,
+    tenant: Tenant,
+    holder: HolderId,
+}
+
+impl Heap {
+    /// Returns a builder of a heap over a tenant's memory.
+    pub const fn builder(tenant: &Tenant) -> HeapBuilder<'_> {
+        HeapBuilder {
+            tenant,
+            preset: Preset::Tight,
+            aliases: true,
+            waits: true,
+            addresses: None,
+        }
+    }
+
+    /// Returns the device of the memory.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.core.device
+    }
+
+    /// Returns the tenant that is charged.
+    #[must_use]
+    pub fn tenant(&self) -> &Tenant {
+        &self.shared.tenant
+    }
+
+    /// Allocates `size` bytes for work on `stream`, at an address that is a multiple of `alignment`
+    /// (a power of two, at most the granularity) and of [`ALIGNMENT`]. Calls pressure hooks if
+    /// memory is short.
+    ///
+    /// A request that a free run fits makes no driver call, unless the run has to be waited for or
+    /// its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
+    /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`) and may create
+    /// memory (`cuMemCreate`).
+    ///
+    /// # Errors
+    /// [`BlockError`]. Live allocations and charges are as before. Memory that nothing used may
+    /// have been reclaimed.
+    pub fn allocate(
+        &self,
+        size: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, BlockError> {
+        let shared = &self.shared;
+        let core = &shared.core;
+        core.device.own_process()?;
+        core.device.usable()?;
+        ArgumentError::not_zero("bytes of an allocation", size)?;
+        let what = "an alignment in bytes";
+        if !alignment.is_power_of_two() {
+            let value = alignment;
+            return Err(ArgumentError::NotPowerOfTwo { what, value }.into());
+        }
+        ArgumentError::at_most(what, alignment, core.device.granularity())?;
+        let alignment = alignment.max(ALIGNMENT);
+        let what = "bytes of an allocation";
+        let overflow = ArgumentError::Overflow { what, value: size };
+        let rounded = aligned(size, ALIGNMENT).ok_or(overflow)?;
+        if !stream.device().is_same(&core.device) {
+            return Err(ArgumentError::STREAM.into());
+        }
+        if core.closed.load(Ordering::Relaxed) {
+            shared.tenant.check_usable()?;
+        }
+        let mut state = core.lock();
+        let id = state.streams.id(stream);
+        state.streams.count(id, true);
+        let request = Request {
+            size: rounded,
+            alignment,
+            stream,
+            id,
+        };
+        state.counts.begin(size);
+        let found = state.fit_any(request);
+        if found.is_some() {
+            state.counts.note_peak();
+        }
+        drop(state);
+        let served = match found {
+            Some(at) => Ok(at),
+            None => core.serve((&shared.tenant, shared.holder), request),
+        };
+        match served {
+            Ok(at) => Ok(Allocation {
+                shared: Arc::clone(shared),
+                at,
+                size,
+                rounded,
+                home: id,
+                small: is_small(rounded, alignment),
+            }),
+            Err(error) => {
+                let mut state = core.lock();
+                state.streams.count(id, false);
+                state.counts.end(size);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives all extents that are wholly free and whose work is complete to the pool
+    /// (`cuMemUnmap`), and unmaps addresses that are not needed. Returns the bytes given. Never
+    /// waits for the GPU.
+    ///
+    /// # Errors
+    /// [`CallError`] from the driver; what was given before stays given.
+    pub fn trim(&self) -> Result<u64, CallError> {
+        let Shared {
+            core,
+            tenant,
+            holder,
+            ..
+        } = &*self.shared;
+        core.device.own_process()?;
+        // The pool's lock is never taken under the heap's.
+        let polls = !tenant.is_capturing();
+        core.lock().refresh(polls);
+        core.release_mappings((tenant, *holder), usize::MAX);
+        tenant.take_from(*holder, u64::MAX)
+    }
+
+    /// Returns the current figures. Makes no driver call. In a forked child they are zero.
+    #[must_use]
+    pub fn stats(&self) -> HeapStats {
+        match self.shared.core.device.is_forked() {
+            true => HeapStats::default(),
+            false => HeapStats::of(&self.shared.core.lock()),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.core.device.is_forked() {
+            self.tenant.detach(self.holder);
+        }
+    }
+}
+
+/// Memory that a [`Heap`] allocated. Its address is fixed for life.
+///
+/// Dropping it frees the memory in the order of its stream, without waiting and without a driver
+/// call.
+#[must_use = "the memory is freed when this is dropped"]
+pub struct Allocation {
+    shared: Arc<Shared>,
+    at: u64,
+    size: u64,
+    rounded: u64,
+    home: StreamId,
+    small: bool,
+}
+
+impl Allocation {
+    /// Returns the first address.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        DeviceAddress(self.shared.core.base.0 + self.at)
+    }
+
+    /// Returns the size in bytes, as requested.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Records that work of another stream uses the memory. It is then reused only when the work
+    /// that both streams have queued at its drop is complete, or behind it.
+    ///
+    /// # Errors
+    /// [`CallError::WrongDriver`] for a stream of another device.
+    pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        let core = &self.shared.core;
+        core.device.own_process()?;
+        if !stream.device().is_same(&core.device) {
+            return Err(CallError::WrongDriver);
+        }
+        let mut state = core.lock();
+        let id = state.streams.id(stream);
+        let known = state
+            .uses
+            .get(&self.at)
+            .is_some_and(|uses| uses.contains(&id));
+        if id != self.home && !known {
+            state.streams.count(id, true);
+            state.uses.entry(self.at).or_default().push(id);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let core = &self.shared.core;
+        if core.device.is_forked() {
+            return;
+        }
+        let mut state = core.lock();
+        let mut work = state.streams.now(self.home);
+        for id in state.uses.remove(&self.at).unwrap_or_default() {
+            let other: Tag = state.streams.now(id);
+            work.merge(&other);
+            state.streams.count(id, false);
+        }
+        state.streams.count(self.home, false);
+        state.counts.end(self.size);
+        state.free(self.at, self.rounded, self.small, &work);
+        drop(state);
+        let reports = core.reports.load(Ordering::Relaxed);
+        if reports || self.shared.tenant.is_awaited() {
+            self.shared.tenant.note_freed(reports);
+        }
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap")
+            .field("tenant", &self.shared.tenant)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocation")
+            .field("address", &self.address())
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

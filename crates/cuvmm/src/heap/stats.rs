@@ -1,0 +1,60 @@
+//! Statistics of a heap.
+
+use super::core::State;
+
+/// A heap's statistics. Sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct HeapStats {
+    /// The sizes of all live allocations, as requested.
+    pub live: u64,
+    /// The highest value that `live` ever had.
+    pub peak_live: u64,
+    /// Memory of all extents.
+    pub held: u64,
+    /// The highest value that `held` ever had.
+    pub peak_held: u64,
+    /// The part of `held` that is free.
+    pub free: u64,
+    /// The part of `free` whose work is not known to be complete.
+    pub pending_free: u64,
+    /// The longest free range of addresses.
+    pub largest_run: u64,
+    /// Live allocations.
+    pub allocations: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Mappings of extents. An extent may have several.
+    pub mappings: u64,
+    /// Ranges of addresses with mappings side by side.
+    pub windows: u64,
+    /// Mappings that were ever made.
+    pub mapped: u64,
+    /// Allocations that were made of memory in several places.
+    pub stitches: u64,
+    /// Stream waits that were queued so that one stream could use another's memory.
+    pub stream_waits: u64,
+}
+
+impl HeapStats {
+    pub(super) fn of(state: &State) -> Self {
+        let (large, small, counts) = (&state.large, &state.small, &state.counts);
+        let free = large.free() + small.free();
+        Self {
+            live: counts.live,
+            peak_live: counts.peak_live,
+            held: large.held(),
+            peak_held: counts.peak_held,
+            free,
+            pending_free: free - large.ready() - small.ready(),
+            largest_run: large.runs.longest().max(small.runs.longest()),
+            allocations: counts.allocations,
+            extents: large.extents().count() as u64,
+            mappings: large.mappings(),
+            windows: large.windows(),
+            mapped: counts.mapped,
+            stitches: counts.stitches,
+            stream_waits: counts.waits,
+        }
+    }
+}

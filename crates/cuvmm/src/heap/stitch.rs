@@ -1,0 +1,359 @@
+//! Which memory a request gets that no free run fits: memory that is free in several places, shown
+//! side by side in new windows, or new memory.
+//!
+//! A plan names, in the order of their addresses: a *head*, which is the free end of an extent or
+//! of a window that has unused addresses behind it; extents that are wholly free; and a *tail*,
+//! which is the free start of an extent, or new memory. Together they have exactly the requested
+//! bytes, except that the last new extent may be larger. Old windows stay, so nothing is unmapped
+//! on the way.
+//!
+//! As long as the heap holds little more than the peak of its live bytes, new memory is taken: that
+//! costs no more mappings than stitching, and cuts no run. Otherwise candidates are scored by the
+//! time of their mappings and by the damage that they do: free bytes that are left between used
+//! ones are worth less than a whole run.
+
+use super::extents::{ExtentId, Extents};
+use super::gaps::Gaps;
+use super::tag::StreamId;
+use crate::size::Granularity;
+
+/// The time of one mapping, in nanoseconds (`docs/measurements.md`).
+const MAPPING: u64 = 23_600;
+
+/// The damage of one MiB of a run that is broken up, in nanoseconds, at [`HELD`] bytes.
+const DAMAGE: u64 = 300;
+
+/// The heap for which [`DAMAGE`] is meant. The less a heap holds, the more a free MiB is worth.
+const HELD: u64 = 32 << 30;
+
+/// The most heads that are tried.
+const HEADS: usize = 8;
+
+/// How a heap weighs memory against time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Policy {
+    /// The largest extent in bytes, in whole granules.
+    pub(super) largest: u64,
+    /// How much more than the peak of live bytes is held before memory is stitched, in 1/1024.
+    pub(super) slack: u64,
+    /// The least number of extents that a large request is made of, as far as `least` allows, so
+    /// that memory which it leaves can be used in pieces.
+    pub(super) parts: u64,
+    /// The size up to which a request is one extent, in whole granules.
+    pub(super) least: u64,
+    /// The most bytes by which new memory is larger than requested.
+    pub(super) extra: u64,
+    /// `false` if memory is never shown in two windows.
+    pub(super) aliases: bool,
+}
+
+/// Figures of a heap when a request is planned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Levels {
+    /// Bytes of all extents.
+    pub(super) held: u64,
+    /// The peak of live bytes, with the request.
+    pub(super) peak: u64,
+    /// `false` if the pool has refused more memory.
+    pub(super) grows: bool,
+}
+
+/// The beginning of a planned allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Head {
+    None,
+    /// The last bytes of an extent, which gets a new window.
+    Suffix {
+        id: ExtentId,
+        size: u64,
+    },
+    /// The last bytes of a window, behind which addresses are unused.
+    Run {
+        at: u64,
+        size: u64,
+    },
+}
+
+impl Head {
+    const fn size(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Suffix { size, .. } | Self::Run { size, .. } => size,
+        }
+    }
+
+    const fn mappings(self) -> u64 {
+        matches!(self, Self::Suffix { .. }) as u64
+    }
+}
+
+/// Memory for one allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) head: Head,
+    pub(super) whole: Vec<ExtentId>,
+    /// An extent whose first bytes are used, and how many of them.
+    pub(super) tail: Option<(ExtentId, u64)>,
+    /// Sizes of new extents.
+    pub(super) new: Vec<u64>,
+    /// How much of the new memory is used.
+    pub(super) new_used: u64,
+}
+
+impl Plan {
+    const fn from(head: Head) -> Self {
+        Self {
+            head,
+            whole: Vec::new(),
+            tail: None,
+            new: Vec::new(),
+            new_used: 0,
+        }
+    }
+
+    /// Returns the bytes of new extents.
+    pub(super) fn grown(&self) -> u64 {
+        self.new.iter().sum()
+    }
+
+    fn mappings(&self) -> u64 {
+        let parts = self.whole.len() + self.new.len() + usize::from(self.tail.is_some());
+        self.head.mappings() + parts as u64
+    }
+}
+
+/// A request for memory in several places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) size: u64,
+    /// `true` if the allocation may begin at any multiple of the least alignment.
+    pub(super) anywhere: bool,
+    /// The stream that free memory has to be usable on, or `None` for all free memory.
+    pub(super) stream: Option<StreamId>,
+}
+
+/// Chooses memory for a request that no free run fits.
+#[derive(Clone, Copy)]
+pub(super) struct Planner<'a> {
+    pub(super) extents: &'a Extents,
+    pub(super) gaps: &'a Gaps,
+    pub(super) granule: Granularity,
+    pub(super) policy: &'a Policy,
+    pub(super) levels: Levels,
+    pub(super) wanted: Wanted,
+}
+
+impl Planner<'_> {
+    /// Returns a plan with new memory if the heap holds little, or one that only uses free memory.
+    pub(super) fn cheap(&self) -> Option<Plan> {
+        let growth = self.growth();
+        growth
+            .filter(|growth| self.levels.held + growth.grown() <= self.bound())
+            .or_else(|| self.stitched(false))
+    }
+
+    /// Returns a plan that only uses free memory.
+    pub(super) fn stitch(&self) -> Option<Plan> {
+        self.stitched(false)
+    }
+
+    /// Returns a plan with as little new memory as possible.
+    pub(super) fn dear(&self) -> Option<Plan> {
+        self.stitched(true).or_else(|| self.growth())
+    }
+
+    /// Returns how many bytes may be held before memory is stitched.
+    fn bound(&self) -> u64 {
+        let peak = self.levels.peak;
+        peak.saturating_add(peak / 1024 * self.policy.slack)
+    }
+
+    /// Returns the longest usable run that has unused addresses behind it.
+    fn open_run(&self) -> Option<Head> {
+        if !self.wanted.anywhere {
+            return None;
+        }
+        let open = self.gaps.largest(HEADS).filter_map(|(start, _)| {
+            let (at, run) = self.extents.runs.ending_at(start)?;
+            let usable = self
+                .wanted
+                .stream
+                .is_none_or(|stream| run.class.serves(stream));
+            let size = start - at;
+            (usable && size < self.wanted.size).then_some(Head::Run { at, size })
+        });
+        open.max_by_key(|head| head.size())
+    }
+
+    /// Returns a plan with new memory behind the longest open run.
+    fn growth(&self) -> Option<Plan> {
+        if !self.levels.grows {
+            return None;
+        }
+        let mut plan = Plan::from(self.open_run().unwrap_or(Head::None));
+        let missing = self.wanted.size - plan.head.size();
+        self.add_new(&mut plan, missing)?;
+        if !self.fits_behind(&plan) {
+            plan = Plan::from(Head::None);
+            self.add_new(&mut plan, self.wanted.size)?;
+        }
+        Some(plan)
+    }
+
+    /// Adds new extents for `bytes` at the end of a plan. The last is larger than needed if that
+    /// holds no more than may be held.
+    fn add_new(&self, plan: &mut Plan, bytes: u64) -> Option<()> {
+        self.add_extents(plan, bytes, self.policy.extra)
+    }
+
+    /// Adds new extents for `bytes` to a plan, with at most `extra` bytes more.
+    fn add_extents(&self, plan: &mut Plan, bytes: u64, extra: u64) -> Option<()> {
+        let whole = self.granule.round_up(bytes)?;
+        let Policy {
+            largest,
+            parts,
+            least,
+            ..
+        } = *self.policy;
+        let part = self
+            .granule
+            .extent_within(self.wanted.size / parts, largest);
+        let largest = part.max(least.min(largest));
+        let (count, rest) = (whole / largest, whole % largest);
+        plan.new = vec![largest; usize::try_from(count).ok()?];
+        plan.new_used = bytes;
+        if rest > 0 {
+            let spare = self.bound().saturating_sub(self.levels.held + whole);
+            let spare = self.granule.round_down(spare.min(extra));
+            plan.new.push(largest.min(rest + spare));
+        }
+        Some(())
+    }
+
+    /// Returns `true` if the addresses behind the head suffice for the windows of a plan.
+    fn fits_behind(&self, plan: &Plan) -> bool {
+        let Head::Run { at, size } = plan.head else {
+            return true;
+        };
+        let old = plan
+            .whole
+            .iter()
+            .copied()
+            .chain(plan.tail.map(|(id, _)| id));
+        let mut bytes = plan.grown() + self.granule.bytes();
+        for id in old {
+            if self.extents.is_searched_beside(id, at) {
+                return false;
+            }
+            bytes += self.size(id);
+        }
+        self.gaps.has(at + size, bytes)
+    }
+
+    fn size(&self, id: ExtentId) -> u64 {
+        self.extents.extent(id).map_or(0, |extent| extent.size)
+    }
+
+    /// Returns the best plan that uses free memory, with `grows` and new memory for what is
+    /// missing.
+    fn stitched(&self, grows: bool) -> Option<Plan> {
+        if !self.policy.aliases || grows && !self.levels.grows {
+            return None;
+        }
+        let whole: Vec<(u64, ExtentId)> = self.extents.whole(self.wanted.stream).collect();
+        let plans = self.heads().into_iter();
+        let plans = plans.filter_map(|head| self.behind(head, &whole, grows));
+        let scored = plans.map(|(plan, damage)| (self.score(&plan, damage), plan));
+        scored.min_by_key(|&(score, _)| score).map(|(_, plan)| plan)
+    }
+
+    fn heads(&self) -> Vec<Head> {
+        let mut heads = vec![Head::None];
+        if !self.wanted.anywhere {
+            return heads;
+        }
+        heads.extend(self.open_run());
+        let suffixes = self
+            .extents
+            .suffixes(self.wanted.size - 1, self.wanted.stream);
+        let suffixes = suffixes.map(|(size, id)| Head::Suffix { id, size });
+        heads.extend(suffixes.take(HEADS - heads.len()));
+        heads
+    }
+
+    /// Returns a plan with this head, and the damage that it does in bytes times 1,024.
+    fn behind(&self, head: Head, whole: &[(u64, ExtentId)], grows: bool) -> Option<(Plan, u64)> {
+        let mut plan = Plan::from(head);
+        let mut left = self.wanted.size - head.size();
+        let mut rest: Vec<(u64, ExtentId)> = Vec::new();
+        for &(size, id) in whole {
+            if size <= left {
+                plan.whole.push(id);
+                left -= size;
+            } else {
+                rest.push((size, id));
+            }
+        }
+        let mut damage = 0;
+        if left > 0 {
+            let used = |id: ExtentId| matches!(head, Head::Suffix { id: head, .. } if head == id);
+            let mut prefixes = self.extents.prefixes(left, self.wanted.stream);
+            let prefix = prefixes.find(|&(_, id)| !used(id));
+            let cut = rest.last().copied();
+            match (prefix, cut) {
+                (Some((length, id)), cut) => {
+                    let hole = (length - left) * 1024;
+                    let end = cut.map_or(u64::MAX, |(size, _)| (size - left) * 410);
+                    let tail = if hole <= end {
+                        Some(id)
+                    } else {
+                        cut.map(|(_, id)| id)
+                    };
+                    plan.tail = tail.map(|id| (id, left));
+                    damage += hole.min(end);
+                }
+                (None, Some((size, id))) => {
+                    plan.tail = Some((id, left));
+                    damage += (size - left) * 410;
+                }
+                (None, None) if grows => damage += self.add_between(&mut plan, left)?,
+                (None, None) => return None,
+            }
+        }
+        self.fits_behind(&plan).then_some((plan, damage))
+    }
+
+    /// Adds new extents for `bytes` to a plan, less those of the longest free start of an extent
+    /// that can be behind them. Returns the damage.
+    fn add_between(&self, plan: &mut Plan, bytes: u64) -> Option<u64> {
+        let used = match plan.head {
+            Head::Suffix { id, .. } => Some(id),
+            _ => None,
+        };
+        let mut prefixes = self.extents.longest_prefixes(self.wanted.stream);
+        let prefix = prefixes.find(|&(length, id)| Some(id) != used && length < bytes);
+        let Some((length, id)) = prefix else {
+            self.add_new(plan, bytes)?;
+            return Some(0);
+        };
+        let new = self.granule.round_up(bytes - length)?;
+        let Some(tail) = bytes.checked_sub(new).filter(|&tail| tail > 0) else {
+            self.add_new(plan, bytes)?;
+            return Some(0);
+        };
+        self.add_extents(plan, new, 0)?;
+        plan.tail = Some((id, tail));
+        Some((length - tail) * 1024)
+    }
+
+    /// Returns the time of a plan in nanoseconds. Memory that is new costs more than any stitch.
+    fn score(&self, plan: &Plan, damage: u64) -> (u64, u64) {
+        let damage = u128::from(damage) * u128::from(DAMAGE * HELD);
+        let scaled = damage / (u128::from(self.levels.held.max(1)) << 30);
+        let damage = u64::try_from(scaled).unwrap_or(u64::MAX);
+        (
+            plan.grown(),
+            (plan.mappings() * MAPPING).saturating_add(damage),
+        )
+    }
+}

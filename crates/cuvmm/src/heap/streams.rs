@@ -1,0 +1,150 @@
+//! The streams of a heap by number, and the progress of their work.
+
+use super::extents::Extents;
+use super::tag::{Point, StreamId, Tag};
+use crate::error::CallError;
+use crate::own::Stream;
+use crate::region::{Fence, Round};
+
+/// A stream that allocations or tags name.
+#[derive(Debug)]
+struct Entry {
+    stream: Stream,
+    /// The number of live allocations that work of the stream may use.
+    users: u64,
+}
+
+/// The streams of a heap. A number is free again when no allocation and no tag names it.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    entries: Vec<Option<Entry>>,
+}
+
+impl Streams {
+    /// Returns the number of a stream.
+    pub(super) fn id(&mut self, stream: &Stream) -> StreamId {
+        let known = |entry: &Option<Entry>| entry.as_ref().is_some_and(|it| it.stream == *stream);
+        let vacant = || self.entries.iter().position(Option::is_none);
+        let index = self.entries.iter().position(known);
+        if let Some(index) = index {
+            return StreamId(u32::try_from(index).unwrap_or(u32::MAX));
+        }
+        let index = vacant().unwrap_or(self.entries.len());
+        let entry = Some(Entry {
+            stream: stream.clone(),
+            users: 0,
+        });
+        match self.entries.get_mut(index) {
+            Some(place) => *place = entry,
+            None => self.entries.push(entry),
+        }
+        StreamId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+
+    fn entry(&self, id: StreamId) -> Option<&Entry> {
+        self.entries.get(id.0 as usize)?.as_ref()
+    }
+
+    /// Counts an allocation that uses a stream, or one less.
+    pub(super) fn count(&mut self, id: StreamId, more: bool) {
+        if let Some(Some(entry)) = self.entries.get_mut(id.0 as usize) {
+            entry.users = match more {
+                true => entry.users + 1,
+                false => entry.users.saturating_sub(1),
+            };
+        }
+    }
+
+    /// Returns a tag over all work queued on a stream now.
+    pub(super) fn now(&self, id: StreamId) -> Tag {
+        match self.entry(id) {
+            Some(entry) => Tag::on(id, entry.stream.device().tick()),
+            None => Tag::Ready,
+        }
+    }
+
+    /// Returns the fence over the work that a tag names.
+    pub(super) fn fence(&self, tag: &Tag) -> Fence {
+        let points = tag.points().iter();
+        Fence::before(points.filter_map(|point| {
+            let entry = self.entry(point.stream)?;
+            Some((entry.stream.clone(), point.stamp))
+        }))
+    }
+
+    /// Orders later work of a stream behind the work that a tag names. Returns `false` if the
+    /// driver cannot do so.
+    pub(super) fn order(&self, tag: &Tag, before: StreamId) -> Result<bool, CallError> {
+        match self.entry(before) {
+            Some(entry) => self.fence(tag).order_before(&entry.stream),
+            None => Ok(false),
+        }
+    }
+
+    /// Returns `true` if a point is known to be complete. On a lost context nothing runs.
+    fn is_done(&self, point: Point) -> bool {
+        let Some(Entry { stream, .. }) = self.entry(point.stream) else {
+            return true;
+        };
+        let device = stream.device();
+        let done = stream.events().is_complete(point.stamp);
+        done || device.events().is_complete(point.stamp) || device.lost().is_some()
+    }
+
+    /// Returns `true` if more than one stream has work that memory waits for.
+    pub(super) fn are_several(&self) -> bool {
+        self.entries.iter().flatten().nth(1).is_some()
+    }
+
+    /// Polls the work that tags name, unless `polls` is `false`, and removes what is complete from
+    /// the tags. A stream for which the driver fails counts as pending.
+    pub(super) fn refresh(&mut self, maps: &mut [&mut Extents], polls: bool) {
+        if polls {
+            self.poll(maps);
+        }
+        for map in &mut *maps {
+            map.prune(|point| self.is_done(point));
+        }
+        let mut named = vec![false; self.entries.len()];
+        for map in maps {
+            map.for_each_point(|point| {
+                if let Some(named) = named.get_mut(point.stream.0 as usize) {
+                    *named = true;
+                }
+            });
+        }
+        for (entry, named) in self.entries.iter_mut().zip(named) {
+            if !named && entry.as_ref().is_some_and(|entry| entry.users == 0) {
+                *entry = None;
+            }
+        }
+    }
+
+    /// Polls each stream for the oldest and then for the youngest point that a tag names.
+    fn poll(&self, maps: &[&mut Extents]) {
+        let mut bounds = vec![None; self.entries.len()];
+        for map in maps {
+            map.for_each_point(|Point { stream, stamp }| {
+                if let Some(bounds) = bounds.get_mut(stream.0 as usize) {
+                    let (first, last) = bounds.unwrap_or((stamp, stamp));
+                    *bounds = Some((first.min(stamp), last.max(stamp)));
+                }
+            });
+        }
+        for (entry, bounds) in self.entries.iter().zip(bounds) {
+            let (Some(entry), Some((first, last))) = (entry, bounds) else {
+                continue;
+            };
+            let round = Round::begin(entry.stream.device());
+            for stamp in [first, last] {
+                let mut fence = Fence::before(std::iter::once((entry.stream.clone(), stamp)));
+                if let Err(error) = fence.poll_in(&round) {
+                    tracing::debug!(%error, "a stream could not be polled: it counts as pending");
+                }
+                if !fence.is_complete() {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Taking extents back from [holders](super::holder).
+//!
+//! What a holder can give is asked under the lock; it is unmapped without the lock, and the charge
+//! ends under the lock again. The extents then go to the free list. An extent whose size is not a
+//! power of two goes to the driver, because blocks are made of extents of such sizes only.
+
+use std::sync::Arc;
+
+use super::budget::{Amount, TenantId};
+use super::core::Locked;
+use super::holder::{Given, Held, HolderId};
+use super::state::State;
+use crate::error::CallError;
+
+impl State {
+    fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
+        self.tenants.get(&tenant)?.held(id)
+    }
+
+    /// Returns the holders of all tenants.
+    fn holders(&self) -> Vec<(TenantId, HolderId)> {
+        let mut all = Vec::new();
+        for (&tenant, tenancy) in &self.tenants {
+            all.extend(tenancy.holders.iter().map(|held| (tenant, held.id)));
+        }
+        all
+    }
+}
+
+impl Locked<'_> {
+    /// Takes extents of at most about `wanted` bytes from a holder. Returns the bytes.
+    pub(super) fn take_from_holder(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        wanted: u64,
+    ) -> Result<u64, CallError> {
+        let Some(held) = self.held(tenant, id) else {
+            return Ok(0);
+        };
+        let holder = Arc::clone(&held.holder);
+        let given = self.unlocked(move || holder.give(wanted));
+        let (bytes, error) = (given.bytes(), given.error);
+        self.receive(tenant, id, given);
+        self.forget_holder(tenant, id);
+        error.map_or(Ok(bytes), Err)
+    }
+
+    /// Ends the charge for extents that left a holder, and gives them up.
+    pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
+        let amount = Amount {
+            mappings: given.mappings,
+            ..Amount::bytes(given.bytes())
+        };
+        let tenancy = self.tenants.get_mut(&tenant);
+        let Some(held) = tenancy.and_then(|tenancy| tenancy.held_mut(id)) else {
+            debug_assert!(false, "extents come from a holder that is gone");
+            return;
+        };
+        held.bytes -= amount.bytes;
+        held.mappings -= amount.mappings;
+        self.budget.give_up(tenant, amount);
+        self.put_back(given.extents);
+    }
+
+    /// Takes all that holders can give whose owners are gone or whose tenants drain, and removes
+    /// those that have nothing left.
+    pub(super) fn purge_holders(&mut self) {
+        for (tenant, id) in self.holders() {
+            let tenancy = self.tenants.get(&tenant);
+            let drains = tenancy.is_some_and(|tenancy| !tenancy.registered);
+            let ended = self.held(tenant, id).is_some_and(|held| held.ended);
+            if !(drains || ended) {
+                continue;
+            }
+            // Polls.
+            let polls = self.capturing == 0;
+            let held = self.held(tenant, id);
+            held.map(|held| held.holder.reclaimable(polls));
+            if let Err(error) = self.take_from_holder(tenant, id, u64::MAX) {
+                tracing::warn!(%error, "memory of a heap that ended stays mapped for now");
+            }
+        }
+    }
+
+    /// Takes all that the holders of all tenants can give.
+    pub(super) fn empty_holders(&mut self) -> Result<(), CallError> {
+        for (tenant, id) in self.holders() {
+            self.take_from_holder(tenant, id, u64::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the work on all memory of a tenant's holders and takes it, at the end of the pool.
+    pub(super) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        let of_tenant = self.holders().into_iter().filter(|&(of, _)| of == tenant);
+        for (tenant, id) in of_tenant.collect::<Vec<_>>() {
+            let Some(held) = self.held(tenant, id) else {
+                continue;
+            };
+            let holder = Arc::clone(&held.holder);
+            let settled = self.unlocked(move || holder.settle());
+            let taken = settled.and_then(|()| self.take_from_holder(tenant, id, u64::MAX));
+            outcome = outcome.and(taken.map(drop));
+        }
+        outcome
+    }
+
+    /// Removes a holder whose owner is gone and that has nothing left.
+    fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
+        let done = |held: &Held| held.ended && held.bytes == 0;
+        if !self.held(tenant, id).is_some_and(done) {
+            return;
+        }
+        let Some(tenancy) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let Some(index) = tenancy.holders.iter().position(|held| held.id == id) else {
+            return;
+        };
+        let held = tenancy.holders.swap_remove(index);
+        // The addresses stay reserved with mappings that are stuck in them.
+        self.budget.disown_addresses(tenant, held.addresses);
+        let stuck = Amount::mappings(held.mappings);
+        self.budget.give_up(tenant, stuck);
+        self.budget.quarantine(0, held.mappings);
+        match held.holder.take_space() {
+            Some(space) if space.stuck_count() > 0 => self.quarantine.1.push(space),
+            Some(space) => {
+                let freed = self.unlocked(move || space.give_back());
+                self.budget.refund_disowned(freed);
+            }
+            None => {}
+        }
+        self.unlocked(move || drop(held));
+        self.forget_if_drained(tenant);
+    }
+}

@@ -1,0 +1,261 @@
+//! Extents for [holders](super::holder): how a holder is attached to a tenant, gets extents,
+//! mappings and addresses, and gives them back.
+
+use std::sync::Arc;
+
+use super::budget::{Amount, TenantId};
+use super::core::{Core, Locked};
+use super::holder::{Given, Held, Holder, HolderId};
+use super::state::Scrub;
+use super::tenant::Tenant;
+use super::wait::Wait;
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::ledger::Purpose;
+use crate::region::{Space, Unmapped};
+
+/// The memory that a holder asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lending<'a> {
+    pub(crate) holder: HolderId,
+    /// The sizes of extents, in whole granules.
+    pub(crate) sizes: &'a [u64],
+    /// The number of mappings that the holder is about to make, in addition to one for each extent.
+    pub(crate) mappings: u64,
+}
+
+impl Tenant {
+    /// Attaches a holder, which gets `addresses` bytes of addresses (`cuMemAddressReserve`).
+    pub(crate) fn attach(
+        &self,
+        addresses: u64,
+        make: impl FnOnce(Space, u64) -> Arc<dyn Holder>,
+    ) -> Result<HolderId, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.check_usable(tenant)?;
+        if state.hardening.is_some() {
+            return Err(ArgumentError::HardenedPool.into());
+        }
+        state.make_address_room(addresses);
+        let left = state.budget.addresses_left();
+        if left < addresses {
+            return Err(BlockError::OutOfAddresses {
+                wanted: addresses,
+                held: state.budget.addresses(),
+                limit: state.budget.limits().addresses,
+            });
+        }
+        let charge = state
+            .budget
+            .charge(Some(tenant), Amount::addresses(addresses));
+        let space = match state.reserve(addresses, 0, 1) {
+            Ok(mut spaces) => spaces.pop(),
+            Err(error) => {
+                state.budget.refund(charge);
+                return Err(error.into());
+            }
+        };
+        let unregistered = state.check_usable(tenant).err();
+        let (Some(space), None) = (space, &unregistered) else {
+            state.budget.refund(charge);
+            return Err(unregistered.unwrap_or_else(super::state::gone));
+        };
+        charge.keep();
+        let id = HolderId(state.tick());
+        let holder = make(space, tenant.0);
+        if let Some(tenancy) = state.tenants.get_mut(&tenant) {
+            tenancy.holders.push(Held {
+                id,
+                holder,
+                bytes: 0,
+                mappings: 0,
+                addresses,
+                ended: false,
+            });
+        }
+        state.update_bypass(tenant);
+        Ok(id)
+    }
+
+    /// Gets extents and charges for mappings, reclaiming memory and calling pressure hooks if
+    /// memory is short. The extents may be more, and smaller, than requested. On failure nothing
+    /// has changed, except that memory that nothing uses may have been reclaimed.
+    pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let bytes: u64 = lending.sizes.iter().sum();
+        core.request(tenant, bytes.max(1), Wait::Hooks, |mut state| {
+            let lent = state.lend_extents(tenant, lending);
+            (state, lent)
+        })
+    }
+
+    /// Gives up extents and mappings.
+    pub(crate) fn give_up(&self, holder: HolderId, given: Given) {
+        let core = self.core();
+        if given.extents.is_empty() && given.mappings == 0 {
+            return;
+        }
+        let freed = !given.extents.is_empty();
+        let mut state = core.lock();
+        state.receive(self.id(), holder, given);
+        state.release_marked();
+        drop(state);
+        if freed {
+            core.announce();
+        }
+    }
+
+    /// Takes what a holder can give, at most about `wanted` bytes. Returns the bytes.
+    pub(crate) fn take_from(&self, holder: HolderId, wanted: u64) -> Result<u64, CallError> {
+        let core = self.core();
+        core.device.own_process()?;
+        let mut state = core.lock();
+        let taken = state.take_from_holder(self.id(), holder, wanted);
+        state.release_marked();
+        drop(state);
+        core.announce();
+        taken
+    }
+
+    /// Notes that memory of a holder became free: waiting requests try again, and with `reports`
+    /// the pool takes back what it has to.
+    pub(crate) fn note_freed(&self, reports: bool) {
+        let core = self.core();
+        if reports {
+            core.lock().has_deferred = true;
+        }
+        core.announce();
+    }
+
+    /// Returns `true` while a capture guard lives.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.core().is_capturing()
+    }
+
+    /// Returns `true` if a request waits for memory.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.core().is_awaited()
+    }
+
+    /// Returns the error for a request that a capture prevents.
+    pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| BlockError::Capturing(state.shortage(tenant, wanted, 0)))
+    }
+
+    /// Returns the error for memory that could not be mapped.
+    pub(crate) fn not_placed(&self, error: MemoryError) -> BlockError {
+        let (core, tenant) = (self.core(), self.id());
+        core.lock().not_placed(tenant, 0, error)
+    }
+
+    /// Returns the error if the tenant is unregistered, the context lost or the process forked.
+    pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| state.check_usable(tenant))
+    }
+
+    /// Ends a holder whose owner is gone. What it has goes to the pool as its work is complete.
+    pub(crate) fn detach(&self, holder: HolderId) {
+        let (core, tenant) = (self.core(), self.id());
+        let mut state = core.lock();
+        if let Some(held) = state
+            .tenants
+            .get_mut(&tenant)
+            .and_then(|it| it.held_mut(holder))
+        {
+            held.ended = true;
+        }
+        state.update_bypass(tenant);
+        state.has_deferred = true;
+        Core::unlock(state);
+        core.announce();
+    }
+
+    /// Returns `true` if memory is zeroed on its way from one tenant to another.
+    pub(crate) fn scrubs(&self) -> bool {
+        self.core().look(|state| state.policy.scrub != Scrub::Never)
+    }
+
+    /// Returns the error for a request that needs more addresses.
+    pub(crate) fn short_of_addresses(&self, wanted: u64) -> BlockError {
+        self.core().look(|state| BlockError::OutOfAddresses {
+            wanted,
+            held: state.budget.addresses(),
+            limit: state.budget.limits().addresses,
+        })
+    }
+
+    /// Returns the bytes of addresses that the pool may reserve.
+    pub(crate) fn most_addresses(&self) -> u64 {
+        self.core().look(|state| state.budget.limits().addresses)
+    }
+
+    /// Returns the bytes that the tenant can be charged at most.
+    pub(crate) fn most(&self) -> u64 {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| state.budget.limit_of(tenant))
+    }
+}
+
+impl Locked<'_> {
+    fn lend_extents(
+        &mut self,
+        tenant: TenantId,
+        lending: Lending<'_>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        self.check_usable(tenant)?;
+        let bytes: u64 = lending.sizes.iter().sum();
+        self.leave_to_others(tenant, bytes)?;
+        self.reclaim_for(tenant, bytes, Purpose::New)?;
+        let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
+        self.count_lent(tenant, lending.holder, bytes, true);
+        let gathered = self.gather_sizes(tenant, lending.sizes);
+        let lent = gathered.and_then(|extents| {
+            let count = extents.len() as u64 + lending.mappings;
+            match self.make_mapping_room(tenant, count, true) {
+                Ok(()) => Ok(extents),
+                Err(error) => {
+                    self.put_back(extents);
+                    Err(error)
+                }
+            }
+        });
+        match lent {
+            Ok(extents) => {
+                charge.keep();
+                let count = extents.len() as u64 + lending.mappings;
+                let mappings = self.budget.charge(Some(tenant), Amount::mappings(count));
+                mappings.keep();
+                if let Some(held) = self
+                    .tenants
+                    .get_mut(&tenant)
+                    .and_then(|it| it.held_mut(lending.holder))
+                {
+                    held.mappings += count;
+                }
+                Ok(extents)
+            }
+            Err(error) => {
+                self.count_lent(tenant, lending.holder, bytes, false);
+                self.budget.refund(charge);
+                Err(error)
+            }
+        }
+    }
+
+    fn count_lent(&mut self, tenant: TenantId, holder: HolderId, bytes: u64, more: bool) {
+        if let Some(held) = self
+            .tenants
+            .get_mut(&tenant)
+            .and_then(|it| it.held_mut(holder))
+        {
+            held.bytes = match more {
+                true => held.bytes + bytes,
+                false => held.bytes - bytes,
+            };
+        }
+    }
+}

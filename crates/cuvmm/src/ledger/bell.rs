@@ -17,13 +17,17 @@ pub(super) struct Bell {
 impl Bell {
     /// Returns the count, for [`wait`](Self::wait).
     pub(super) fn count(&self) -> u32 {
+        super::word::reached(&self.count, false);
         self.count.load(Ordering::SeqCst)
     }
 
     /// Advances the count and wakes all waiting threads.
     pub(super) fn ring(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        super::word::written();
+        if !super::word::reached(&self.count, true) {
+            return;
+        }
+        let before = self.count.fetch_add(1, Ordering::SeqCst);
+        super::word::wrote(&self.count, before.wrapping_add(1).into());
         if let Err(errno) = futex::wake(&self.count, futex::Flags::empty(), i32::MAX as u32) {
             tracing::debug!(%errno, "waiting processes could not be woken: they look by themselves");
         }
@@ -31,6 +35,15 @@ impl Bell {
 
     /// Waits while the count is `seen`, at most for `longest`. May return sooner.
     pub(super) fn wait(&self, seen: u32, longest: Duration) {
+        #[cfg(test)]
+        if super::probe::ask(|probe| {
+            let count = std::ptr::from_ref(&self.count).addr();
+            probe.wait(count, seen, longest);
+        })
+        .is_some()
+        {
+            return;
+        }
         let longest = futex::Timespec {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(longest.subsec_nanos()),

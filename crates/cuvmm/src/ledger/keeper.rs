@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::appeal::{Appeals, Unmet};
 use super::charge::Count;
+use super::clock;
 use super::control::Commands;
 use super::dead;
 use super::file::LedgerFile;
@@ -24,7 +25,7 @@ const PASS: Duration = Duration::from_secs(1);
 /// How often it looks while a process waits for memory or a slot is dying.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
-struct Keeper {
+pub(super) struct Keeper {
     file: Arc<LedgerFile>,
     member: Weak<Member>,
     commands: Arc<Commands>,
@@ -40,7 +41,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         member: Arc::downgrade(member),
         commands: Arc::clone(commands),
         appeals: Appeals::default(),
-        idle_since: (Instant::now(), None),
+        idle_since: (clock::now(), None),
     };
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
@@ -51,6 +52,18 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
 }
 
 impl Keeper {
+    /// Returns what does a thread's work without a thread, and calls no function of the program.
+    #[cfg(test)]
+    pub(super) fn quiet(member: &Arc<Member>) -> Self {
+        Self {
+            file: Arc::clone(member.file()),
+            member: Weak::new(),
+            commands: Arc::default(),
+            appeals: Appeals::at_work(),
+            idle_since: (clock::now(), None),
+        }
+    }
+
     fn run(mut self) {
         let file = Arc::clone(&self.file);
         let bell = &file.layout().header.wanted;
@@ -67,7 +80,7 @@ impl Keeper {
     }
 
     /// Does what there is to do; returns when to look again.
-    fn pass(&mut self, member: &Arc<Member>) -> Duration {
+    pub(super) fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
         member.settle_lent();
@@ -78,8 +91,8 @@ impl Keeper {
             self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
-        if since.elapsed() >= PASS {
-            *since = Instant::now();
+        if clock::since(*since) >= PASS {
+            *since = clock::now();
             let grants = member.grants();
             member.foreign_is_less();
             if *count == Some(grants) {

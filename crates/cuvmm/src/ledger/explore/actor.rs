@@ -54,6 +54,8 @@ pub(super) enum Op {
     Pass,
     /// Leaves the ledger.
     Leave,
+    /// Is killed.
+    Die,
 }
 
 /// Returns what members open the ledger with.
@@ -204,6 +206,7 @@ impl Actor {
             Op::Release => self.release(),
             Op::Pass => self.pass(),
             Op::Leave => self.leave(),
+            Op::Die => self.handle.be_killed(),
         }
     }
 

@@ -25,7 +25,7 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use actor::{Actor, G, Op, TERMS, wishes};
 use ghost::Ghost;
-use schedule::{All, End, Schedule};
+use schedule::{All, End, Random, Schedule};
 use world::{Handle, Killed, Uses, World};
 
 use super::charge::Count;
@@ -87,7 +87,7 @@ impl Scenario {
         });
         let mut inner = world.lock();
         let report = inner.report();
-        let used = Schedule::Random(fastrand::Rng::with_seed(0));
+        let used = Schedule::Random(Random::with_seed(0));
         (std::mem::replace(&mut inner.schedule, used), report)
     }
 
@@ -162,7 +162,7 @@ impl Scenario {
     /// Runs a random order.
     fn run_at_random(&self, path: &Path, seed: u64, uses: &Arc<Uses>) -> Result<(), String> {
         let _ = std::fs::remove_file(path);
-        let random = Schedule::Random(fastrand::Rng::with_seed(seed));
+        let random = Schedule::Random(Random::with_seed(seed));
         let (_, fault) = self.run(path, random, uses);
         fault.map_or(Ok(()), |fault| Err(format!("seed {seed}: {fault}")))
     }

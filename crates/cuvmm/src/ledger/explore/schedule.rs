@@ -37,7 +37,16 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) enum Schedule {
     All(All),
-    Random(fastrand::Rng),
+    Random(Random),
+}
+
+/// Random orders.
+#[derive(Debug)]
+pub(super) struct Random {
+    random: fastrand::Rng,
+    /// For about how many points the same thread goes on.
+    stays: u32,
+    last: Choice,
 }
 
 /// All orders, depth first. A state that was reached before is not explored again.
@@ -74,16 +83,36 @@ impl Schedule {
                 let at = all.pick(choices.len(), key)?;
                 Ok(at.map(|at| choices[at]))
             }
-            Self::Random(random) => {
-                let (faults, others): (Vec<Choice>, _) =
-                    choices.iter().partition(|it| it.is_fault());
-                let from = match random.u8(..60) == 0 && !faults.is_empty() {
-                    true => faults,
-                    false => others,
-                };
-                Ok(Some(from[random.usize(..from.len())]))
-            }
+            Self::Random(random) => Ok(Some(random.pick(choices))),
         }
+    }
+}
+
+impl Random {
+    pub(super) fn with_seed(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let stays = [0, 3, 7, 31, 127][random.usize(..5)];
+        Self {
+            random,
+            stays,
+            last: Choice::Run(0),
+        }
+    }
+
+    fn pick(&mut self, choices: &[Choice]) -> Choice {
+        let Self {
+            random,
+            stays,
+            last,
+        } = self;
+        let (faults, others): (Vec<Choice>, _) = choices.iter().partition(|it| it.is_fault());
+        if random.u8(..60) == 0 && !faults.is_empty() {
+            return faults[random.usize(..faults.len())];
+        }
+        if !others.contains(last) || random.u32(..=*stays) == 0 {
+            *last = others[random.usize(..others.len())];
+        }
+        *last
     }
 }
 

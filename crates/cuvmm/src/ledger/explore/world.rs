@@ -269,7 +269,10 @@ impl World {
     pub(super) fn done(&self, me: usize) {
         let mut inner = self.lock();
         inner.threads[me].state = State::Done;
-        inner.choose();
+        match inner.quiet {
+            true => inner.running = usize::MAX,
+            false => inner.choose(),
+        }
         self.wake(inner);
     }
 
@@ -565,6 +568,18 @@ impl Handle {
     /// Lets other threads go on.
     pub(super) fn rest(&self) {
         self.point(u64::MAX - 3, State::Ready);
+    }
+
+    /// Makes the process one that was killed here.
+    pub(super) fn be_killed(&self) {
+        let mut inner = self.world.lock();
+        let at = inner.now;
+        inner.threads[self.me].killed = Some(End::AtOnce);
+        inner.threads[self.me].ended = Some(at);
+        inner.ghost.killed(self.me, at);
+        drop(inner);
+        self.dead.set(true);
+        resume_unwind(Box::new(Killed));
     }
 
     fn point(&self, what: u64, state: State) -> bool {

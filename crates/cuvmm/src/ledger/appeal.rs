@@ -52,6 +52,14 @@ pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Ste
 }
 
 impl Appeals {
+    /// Returns appeals that begin none.
+    #[cfg(test)]
+    pub(super) fn at_work() -> Self {
+        let appeals = Self::default();
+        appeals.at_work.store(true, Ordering::SeqCst);
+        appeals
+    }
+
     /// Begins the step that is this process's for the waiting requests, if it was not begun for
     /// them before.
     pub(super) fn begin(

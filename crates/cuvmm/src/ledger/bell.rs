@@ -19,13 +19,17 @@ pub(super) struct Bell {
 impl Bell {
     /// Returns the count, for [`wait`](Self::wait).
     pub(super) fn count(&self) -> u32 {
+        super::word::reached(&self.count, false);
         self.count.load(Ordering::SeqCst)
     }
 
     /// Advances the count and wakes all waiting threads.
     pub(super) fn ring(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        super::word::written();
+        if !super::word::reached(&self.count, true) {
+            return;
+        }
+        let before = self.count.fetch_add(1, Ordering::SeqCst);
+        super::word::wrote(&self.count, before.wrapping_add(1).into());
         // A thread counts itself before the kernel compares the count: one that is not seen here sees
         // that the count has changed.
         if self.sleepers.load(Ordering::SeqCst) == 0 {
@@ -39,6 +43,15 @@ impl Bell {
     /// Waits while the count is `seen`, at most for `longest`. May return sooner. Returns `true` if
     /// the count has changed.
     pub(super) fn wait(&self, seen: u32, longest: Duration) -> bool {
+        #[cfg(test)]
+        if super::probe::ask(|probe| {
+            let count = std::ptr::from_ref(&self.count).addr();
+            probe.wait(count, seen, longest);
+        })
+        .is_some()
+        {
+            return self.count() != seen;
+        }
         let longest = futex::Timespec {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(longest.subsec_nanos()),

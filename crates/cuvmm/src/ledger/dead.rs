@@ -20,9 +20,7 @@
 
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::charge;
 use super::control::socket_path;
@@ -114,24 +112,8 @@ fn is_gone(slot: &Slot) -> bool {
     if !proc::is_visible(slot.pid_namespace.load()) {
         return false;
     }
-    let pid = i32::try_from(slot.pid.load()).ok().and_then(Pid::from_raw);
-    let Some(pid) = pid else {
-        return false;
-    };
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(process) => {
-            // Read after the process was opened: its number cannot be reused from here on.
-            let started = proc::start_time(pid.as_raw_nonzero().get().cast_unsigned());
-            let known = slot.started.load();
-            if known != 0 && started.is_some_and(|started| started != known) {
-                return true;
-            }
-            // Readable when all threads have ended.
-            let mut polled = [PollFd::new(&process, PollFlags::IN)];
-            matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
-        }
-        Err(errno) => errno == Errno::SRCH,
-    }
+    let pid = u32::try_from(slot.pid.load());
+    pid.is_ok_and(|pid| proc::has_ended(pid, slot.started.load()))
 }
 
 /// Removes what a process was charged, and frees its slot, if the slot still has the state `found`.

@@ -231,6 +231,13 @@ pub(super) fn lent(layout: &Layout, owner: usize, may: impl Fn() -> bool) -> u64
     lent
 }
 
+/// Returns how many names there are, also in entries that are free.
+#[cfg(test)]
+pub(super) fn named(layout: &Layout) -> u32 {
+    let holders = layout.exports.iter().flat_map(|export| &export.holders);
+    holders.map(|word| (word.load() as u32).count_ones()).sum()
+}
+
 /// One exported block: its owner, its granules, whether the owner has given it back, and the slots
 /// of the processes that have it.
 pub(super) struct Shown {

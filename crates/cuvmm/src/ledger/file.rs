@@ -14,7 +14,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, fchmod, fstatfs};
 use rustix::io::Errno;
@@ -22,6 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::geteuid;
 
 use super::charge::MOST;
+use super::clock;
 use super::layout::{Layout, MAGIC, SIZE, VERSION, uuid_words};
 use super::lock::Lock;
 use crate::error::LedgerError;
@@ -86,14 +87,14 @@ impl LedgerFile {
     /// Opens the ledger at a path, or makes it. Returns it with the [joining](Lock::Joining) lock
     /// held.
     pub(super) fn open(path: PathBuf, terms: Terms) -> Result<Self, LedgerError> {
-        let until = Instant::now() + LONGEST_JOIN;
+        let until = clock::now() + LONGEST_JOIN;
         loop {
             let file = open(&path, Some(terms.mode()))?;
             while !Lock::Joining.take(&file).map_err(failed("fcntl", &path))? {
-                if Instant::now() > until {
+                if clock::now() > until {
                     return Err(LedgerError::Busy { path });
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                clock::sleep(Duration::from_millis(1));
             }
             let found = file.metadata().map_err(broken("fstat", &path))?;
             // It may have been replaced before it was locked.
@@ -102,10 +103,10 @@ impl LedgerFile {
             }
             let fresh = found.size() == 0;
             let access = check_access(&path, &found, terms);
-            if fresh && access.is_err() && Instant::now() <= until {
+            if fresh && access.is_err() && clock::now() <= until {
                 // Its maker is about to set its mode.
                 drop(file);
-                std::thread::sleep(Duration::from_millis(1));
+                clock::sleep(Duration::from_millis(1));
                 continue;
             }
             access?;
@@ -149,6 +150,8 @@ impl LedgerFile {
         let mapped = mapped.map_err(failed("mmap", &path))?;
         let mapped =
             NonNull::new(mapped.cast()).ok_or_else(|| failed("mmap", &path)(Errno::NOMEM))?;
+        #[cfg(test)]
+        super::probe::ask(|probe| probe.mapped(mapped.addr().get()));
         Ok(Self {
             id: id_of(found),
             file,

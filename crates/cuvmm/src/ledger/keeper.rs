@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::appeal::Appeals;
 use super::charge::Count;
+use super::clock;
 use super::control::Commands;
 use super::dead;
 use super::file::LedgerFile;
@@ -31,7 +32,7 @@ const QUICK_PASS: Duration = Duration::from_millis(5);
 /// [`QUICK_PASS`]: memory that was just freed is often still in use by the GPU for a moment.
 const FIRST_PASS: Duration = Duration::from_micros(100);
 
-struct Keeper {
+pub(super) struct Keeper {
     file: Arc<LedgerFile>,
     member: Weak<Member>,
     commands: Arc<Commands>,
@@ -51,7 +52,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         member: Arc::downgrade(member),
         commands: Arc::clone(commands),
         appeals: Appeals::default(),
-        idle_since: (Instant::now(), None),
+        idle_since: (clock::now(), None),
         nap: FIRST_PASS,
         averages: Default::default(),
     };
@@ -64,6 +65,20 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
 }
 
 impl Keeper {
+    /// Returns what does a thread's work without a thread, and calls no function of the program.
+    #[cfg(test)]
+    pub(super) fn quiet(member: &Arc<Member>) -> Self {
+        Self {
+            file: Arc::clone(member.file()),
+            member: Weak::new(),
+            commands: Arc::default(),
+            appeals: Appeals::at_work(),
+            idle_since: (clock::now(), None),
+            nap: FIRST_PASS,
+            averages: Default::default(),
+        }
+    }
+
     fn run(mut self) {
         let file = Arc::clone(&self.file);
         let bell = &file.layout().header.wanted;
@@ -82,7 +97,7 @@ impl Keeper {
     }
 
     /// Does what there is to do; returns when to look again.
-    fn pass(&mut self, member: &Arc<Member>) -> Duration {
+    pub(super) fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
         member.settle_lent();
@@ -97,10 +112,10 @@ impl Keeper {
             self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
-        let passed = since.elapsed();
+        let passed = clock::since(*since);
         if passed >= PASS {
             average(&mut self.averages, passed, member);
-            *since = Instant::now();
+            *since = clock::now();
             let grants = member.grants();
             member.foreign_is_less();
             if *count == Some(grants) {

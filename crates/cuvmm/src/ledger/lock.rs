@@ -43,24 +43,44 @@ impl Lock {
 
     /// Takes the lock for this open file; returns `false` if another open file has it.
     pub(super) fn take(self, file: &File) -> Result<bool, Errno> {
+        reached();
         match set(file, libc::F_OFD_SETLK, &mut self.record(libc::F_WRLCK)) {
-            Ok(()) => Ok(true),
-            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Ok(()) => Ok(found(true)),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(found(false)),
             Err(errno) => Err(errno),
         }
     }
 
     /// Releases the lock, also for forked children that share the open file.
     pub(super) fn release(self, file: &File) -> Result<(), Errno> {
+        if !reached() {
+            return Ok(());
+        }
         set(file, libc::F_OFD_SETLK, &mut self.record(libc::F_UNLCK))
     }
 
     /// Returns `true` if another open file has the lock.
     pub(super) fn is_held_elsewhere(self, file: &File) -> Result<bool, Errno> {
+        reached();
         let mut record = self.record(libc::F_WRLCK);
         set(file, libc::F_OFD_GETLK, &mut record)?;
-        Ok(record.l_type != libc::F_UNLCK as libc::c_short)
+        Ok(found(record.l_type != libc::F_UNLCK as libc::c_short))
     }
+}
+
+/// Called before a lock is used. Returns `false` if a test has ended the process.
+fn reached() -> bool {
+    #[cfg(test)]
+    return super::probe::ask(|probe| probe.locks()).unwrap_or(true);
+    #[cfg(not(test))]
+    true
+}
+
+/// Shows a test an outcome.
+fn found(outcome: bool) -> bool {
+    #[cfg(test)]
+    super::probe::ask(|probe| probe.found(outcome.into()));
+    outcome
 }
 
 fn set(file: &File, operation: libc::c_int, record: &mut libc::flock) -> Result<(), Errno> {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::lending::NamedExport;
 use self::lending::{Lent, Named};
 use super::charge::{self, Attempt, Count, MOST};
+use super::clock;
 use super::control::Served;
 use super::dead;
 use super::file::{LedgerFile, Terms};
@@ -340,7 +341,7 @@ impl Member {
             let rung = given.count();
             let place = waiting.as_ref().map(Waiting::place);
             let outcome = self.set_guarantee_at(bytes, place);
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = until.map(|until| until.saturating_duration_since(clock::now()));
             let left = left.unwrap_or(Duration::MAX);
             let Err(LedgerError::Short(short)) = outcome else {
                 return outcome;
@@ -478,7 +479,7 @@ impl Member {
         if !self.foreign.is_measured() {
             self.foreign_is_less();
         }
-        let until = Instant::now() + LONGEST_CONTENTION;
+        let until = clock::now() + LONGEST_CONTENTION;
         let mut pause = Duration::from_micros(1);
         loop {
             let limit = || self.limit_now();
@@ -495,13 +496,13 @@ impl Member {
                         false => (LedgerRefusal::Full, left),
                     });
                 }
-                Attempt::Contended if Instant::now() > until => {
+                Attempt::Contended if clock::now() > until => {
                     return Err((LedgerRefusal::Contended, 0));
                 }
                 Attempt::Contended => {
                     self.discard_stale();
                     // Processes that collided wait for different times.
-                    std::thread::sleep(pause.mul_f64(1.0 + self.index as f64 / SLOTS as f64));
+                    clock::sleep(pause.mul_f64(1.0 + self.index as f64 / SLOTS as f64));
                     pause = (2 * pause).min(Duration::from_millis(1));
                 }
             }
@@ -584,7 +585,7 @@ impl Member {
         let header = &self.file.layout().header;
         InLine {
             ticket: header.tickets.add(1).wrapping_add(1).max(1),
-            since: Instant::now(),
+            since: clock::now(),
         }
     }
 
@@ -594,7 +595,7 @@ impl Member {
     pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
         let InLine { ticket, since } = place;
         let header = &self.file.layout().header;
-        let now = Instant::now();
+        let now = clock::now();
         let mut account = self.account();
         self.add_stall(&mut account, now);
         account.waiting.push((ticket, bytes));
@@ -709,7 +710,7 @@ impl Waiting {
         if member.own_process().is_err() {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let mut account = member.account();
         member.add_stall(&mut account, now);
         let mut waiting = account.waiting.iter_mut();
@@ -717,8 +718,8 @@ impl Waiting {
             *lacking = bytes;
         }
         member.publish(&mut account, now);
-        if self.rung.elapsed() >= ROUND {
-            self.rung = Instant::now();
+        if clock::since(self.rung) >= ROUND {
+            self.rung = now;
             member.slot().round.add(1);
             drop(account);
             member.file.layout().header.wanted.ring();
@@ -744,7 +745,7 @@ impl Drop for Waiting {
         if member.own_process().is_err() {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let mut account = member.account();
         member.add_stall(&mut account, now);
         account
@@ -763,16 +764,16 @@ impl Drop for Waiting {
 fn collect_before(file: &LedgerFile, limit: Option<u64>) {
     let layout = file.layout();
     let mut seen = Seen::default();
-    let until = Instant::now() + dead::UNVERIFIED + Duration::from_secs(1);
+    let until = clock::now() + dead::UNVERIFIED + Duration::from_secs(1);
     loop {
         let dying = dead::collect(file, None, &mut seen);
         let lives = |slot: &Slot| matches!(slot.state().0, State::Live | State::Lending);
         let alive = layout.slots.iter().any(lives);
         let same = limit == Some(layout.header.limit.load());
-        if !dying || alive || same || Instant::now() > until {
+        if !dying || alive || same || clock::now() > until {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        clock::sleep(Duration::from_millis(10));
     }
 }
 
@@ -822,7 +823,7 @@ fn take_slot(
 /// Fills a free slot whose lock is held. The state is written last: until then the slot is free.
 /// Returns how often the slot was taken before.
 fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
-    let pid = std::process::id();
+    let pid = proc::own_id();
     slot.pid.store(u64::from(pid));
     slot.started.store(proc::start_time(pid).unwrap_or(0));
     slot.pid_namespace.store(proc::own_namespace());

@@ -100,6 +100,7 @@
 mod appeal;
 mod bell;
 mod charge;
+mod clock;
 mod control;
 mod dead;
 mod exports;
@@ -125,7 +126,11 @@ mod charge_tests;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod explore;
+#[cfg(test)]
 mod exports_tests;
+#[cfg(test)]
+mod probe;
 #[cfg(test)]
 mod tests;
 

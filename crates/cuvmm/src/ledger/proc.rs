@@ -3,6 +3,44 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Returns the number of this process.
+pub(super) fn own_id() -> u32 {
+    #[cfg(test)]
+    if let Some(id) = super::probe::ask(|probe| probe.pid()) {
+        return id;
+    }
+    std::process::id()
+}
+
+/// Returns `true` if the process of a number is known to have ended that started at `started`, 0 if
+/// that is unknown.
+pub(super) fn has_ended(pid: u32, started: u64) -> bool {
+    #[cfg(test)]
+    if let Some(ended) = super::probe::ask(|probe| probe.has_ended(pid)) {
+        return ended;
+    }
+    let Some(id) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    match pidfd_open(id, PidfdFlags::empty()) {
+        Ok(process) => {
+            // Read after the process was opened: its number cannot be reused from here on.
+            let found = start_time(pid);
+            if started != 0 && found.is_some_and(|found| found != started) {
+                return true;
+            }
+            // Readable when all threads have ended.
+            let mut polled = [PollFd::new(&process, PollFlags::IN)];
+            matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+        }
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
 /// Returns a number for this process's PID and time namespaces, or 0 if they are unknown. Start
 /// times are different in different time namespaces.
 pub(super) fn own_namespace() -> u64 {

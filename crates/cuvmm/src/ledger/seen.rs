@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::clock;
 use super::layout::{Slot, State};
 
 /// How long a waiting request of another process counts after its last sign of life.
@@ -32,7 +33,7 @@ pub(super) struct Seen(BTreeMap<(What, usize), (u64, Instant)>);
 impl Seen {
     /// Notes a value, and returns for how long it has been seen unchanged.
     pub(super) fn age(&mut self, what: What, slot: usize, value: u64) -> Duration {
-        let now = Instant::now();
+        let now = clock::now();
         let (seen, since) = self.0.entry((what, slot)).or_insert((value, now));
         if *seen != value {
             (*seen, *since) = (value, now);

@@ -1,7 +1,8 @@
 //! One word of the ledger's file. All reads and writes of the file go through this type.
 //!
 //! The words are those of the standard library in every build, since other processes share them.
-//! In unit tests a process can end itself at its nth write.
+//! In unit tests a process can end itself at its nth write, and members can take turns at each
+//! access.
 
 pub(super) use super::atomics::fence;
 use super::atomics::{AtomicU64, Ordering};
@@ -18,28 +19,41 @@ impl Word {
     }
 
     pub(super) fn load(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+        reached(self, false);
+        let value = self.0.load(Ordering::Acquire);
+        found(value);
+        value
     }
 
     pub(super) fn store(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-        written();
+        if reached(self, true) {
+            self.0.store(value, Ordering::Release);
+            wrote(self, value);
+        }
     }
 
     /// Replaces `old` by `new`; returns `false` if another value was there.
     pub(super) fn replace(&self, old: u64, new: u64) -> bool {
-        let replaced = self
+        if !reached(self, true) {
+            return true;
+        }
+        let outcome = self
             .0
-            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
-        written();
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        let replaced = outcome.is_ok();
+        found(u64::from(replaced));
+        wrote(self, outcome.map_or_else(|other| other, |_| new));
         replaced
     }
 
     /// Adds to the word, wrapping, and returns the value from before.
     pub(super) fn add(&self, value: u64) -> u64 {
+        if !reached(self, true) {
+            return 0;
+        }
         let before = self.0.fetch_add(value, Ordering::AcqRel);
-        written();
+        found(before);
+        wrote(self, before.wrapping_add(value));
         before
     }
 
@@ -51,8 +65,30 @@ impl Word {
     }
 }
 
-/// Counts a write, and ends the process if a test wants it to end there.
-pub(super) fn written() {
+/// Called before a word is read or written. Returns `false` if a test has ended the process: it
+/// writes nothing from then on.
+pub(super) fn reached<T>(word: &T, writes: bool) -> bool {
     #[cfg(test)]
-    super::crash::written();
+    return super::crash::reached(std::ptr::from_ref(word).addr(), writes);
+    #[cfg(not(test))]
+    {
+        let _ = (word, writes);
+        true
+    }
+}
+
+/// Shows a test a value that was read, or an outcome.
+fn found(value: u64) {
+    #[cfg(test)]
+    super::crash::found(value);
+    #[cfg(not(test))]
+    let _ = value;
+}
+
+/// Shows a test what was written, which may end the process there.
+pub(super) fn wrote<T>(word: &T, value: u64) {
+    #[cfg(test)]
+    super::crash::wrote(std::ptr::from_ref(word).addr(), value);
+    #[cfg(not(test))]
+    let _ = (word, value);
 }

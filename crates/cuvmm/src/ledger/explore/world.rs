@@ -1,0 +1,719 @@
+//! The members' threads, one of which runs at a time, the time, and what has to be true after each
+//! step.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::mem::offset_of;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::ghost::Ghost;
+use super::schedule::{Choice, End, Schedule};
+use crate::ledger::layout::{Export, Header, Layout, SIZE, SLOTS, Slot};
+use crate::ledger::probe::Probe;
+
+/// The number of the first thread's process.
+const FIRST_PID: u32 = 100_000_000;
+
+/// For how long a stopped process is stopped, if it is not resumed before.
+const STOPPED: Duration = Duration::from_millis(300);
+
+/// How long a process must be stopped to be noticed.
+const LEAST_STOP: Duration = Duration::from_millis(5);
+
+/// How long after it was killed a process ends that ends late.
+const LATE: Duration = Duration::from_millis(40);
+
+/// The most points of one run.
+const MOST_STEPS: usize = 100_000;
+
+/// The words in the file.
+const WORDS: usize = SIZE as usize / 8;
+
+/// The value with which a thread of a killed process unwinds.
+pub(super) struct Killed;
+
+/// Which threads have used each word, and which have written it, over all runs. A thread can be
+/// interrupted before each use of a word that another thread uses too and one of them writes.
+pub(super) struct Uses {
+    words: Vec<AtomicU32>,
+    /// Set when a word turned out to be used by several threads.
+    pub(super) has_grown: AtomicBool,
+    /// `true` if the words of the first few slots count as used by several threads from the start.
+    fixed: bool,
+}
+
+impl Uses {
+    pub(super) fn new(fixed: bool) -> Arc<Self> {
+        Arc::new(Self {
+            words: (0..WORDS).map(|_| AtomicU32::new(0)).collect(),
+            has_grown: AtomicBool::new(false),
+            fixed,
+        })
+    }
+
+    /// Notes a use; returns `true` if the thread can be interrupted before it.
+    fn is_shared(&self, thread: usize, word: usize, writes: bool) -> bool {
+        let bit = 1 << thread;
+        let bits = if writes { bit << 16 | bit } else { bit };
+        let before = self.words[word].fetch_or(bits, Ordering::SeqCst);
+        let now = before | bits;
+        if self.fixed {
+            return is_near(word);
+        }
+        if before != now && (now & 0xffff).count_ones() > 1 && now >> 16 != 0 {
+            self.has_grown.store(true, Ordering::SeqCst);
+        }
+        // Only a write by another thread changes what is read, and only another thread's use what a
+        // write changes.
+        let others = if writes { now & 0xffff } else { now >> 16 };
+        others & !bit != 0
+    }
+}
+
+/// Returns `true` for the counts that wake threads, which say nothing.
+fn is_bell(word: usize) -> bool {
+    let bells = [offset_of!(Header, wanted), offset_of!(Header, given)];
+    bells.contains(&(8 * word))
+}
+
+/// Returns `true` for words of the header, the first slots and the first exports.
+fn is_near(word: usize) -> bool {
+    let (word, near) = (8 * word, 5);
+    let within = |from: usize, each: usize| (from..from + near * each).contains(&word);
+    word < size_of::<Header>()
+        || within(offset_of!(Layout, charges), 8)
+        || within(offset_of!(Layout, slots), size_of::<Slot>())
+        || within(offset_of!(Layout, exports), size_of::<Export>())
+}
+
+pub(super) struct World {
+    inner: Mutex<Inner>,
+    /// One for each thread; the last one is the test's own.
+    turns: Vec<Condvar>,
+    uses: Arc<Uses>,
+}
+
+pub(super) struct Inner {
+    pub(super) schedule: Schedule,
+    pub(super) ghost: Ghost,
+    pub(super) failure: Option<String>,
+    /// Locks that forked children of killed processes keep.
+    pub(super) kept: Vec<File>,
+    /// `true` while threads are not interrupted: before and after the operations in question.
+    quiet: bool,
+    /// `true` if the run ends early.
+    ended: bool,
+    /// The thread whose turn it is; the test's own if there is no such thread.
+    running: usize,
+    threads: Vec<Thread>,
+    now: Duration,
+    contents: Vec<u64>,
+    hash: u64,
+    faults: usize,
+    ends: &'static [End],
+    stops: bool,
+    steps: usize,
+    trace: Vec<String>,
+}
+
+struct Thread {
+    state: State,
+    history: u64,
+    stopped: Option<Stop>,
+    killed: Option<End>,
+    ended: Option<Duration>,
+    awaits: bool,
+    cancelled: bool,
+    quiet: bool,
+    /// `true` if its last step changed something. Killing it after a step that changed nothing has
+    /// the outcome of killing it before.
+    acted: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Stop {
+    /// When the thread goes on, if it is not resumed before.
+    until: Duration,
+    since: Duration,
+    /// `true` once another thread has changed a word that this one writes, because this one was
+    /// still for so long.
+    touched: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ready,
+    Sleeping {
+        until: Duration,
+        /// A word, and the value at which the thread goes on sleeping.
+        bell: Option<(usize, u64)>,
+    },
+    Done,
+}
+
+fn mix(hash: u64, value: u64) -> u64 {
+    let mixed = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29))
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        .rotate_left(31)
+}
+
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+impl World {
+    pub(super) fn new(
+        threads: usize,
+        faults: usize,
+        ends: &'static [End],
+        stops: bool,
+        schedule: Schedule,
+        uses: Arc<Uses>,
+        ghost: Ghost,
+    ) -> Arc<Self> {
+        let thread = |_| Thread {
+            state: State::Ready,
+            history: 0,
+            stopped: None,
+            killed: None,
+            ended: None,
+            awaits: false,
+            cancelled: false,
+            quiet: false,
+            acted: true,
+        };
+        Arc::new(Self {
+            inner: Mutex::new(Inner {
+                schedule,
+                ghost,
+                failure: None,
+                kept: Vec::new(),
+                quiet: true,
+                ended: false,
+                running: usize::MAX,
+                // The last one is the test's own.
+                threads: (0..=threads).map(thread).collect(),
+                now: Duration::ZERO,
+                contents: vec![0; WORDS],
+                hash: 0,
+                faults,
+                ends,
+                stops,
+                steps: 0,
+                trace: Vec::new(),
+            }),
+            turns: (0..=threads).map(|_| Condvar::new()).collect(),
+            uses,
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a thread its turn, and waits until the test's thread has it again.
+    pub(super) fn turn_to(&self, thread: usize) {
+        let mut inner = self.lock();
+        inner.running = thread;
+        self.wake(inner);
+        drop(self.until(self.lock(), usize::MAX));
+    }
+
+    /// Lets threads be interrupted, and waits until all have ended.
+    pub(super) fn begin(&self) {
+        let mut inner = self.lock();
+        inner.quiet = false;
+        let own = inner.threads.len() - 1;
+        inner.threads[own].state = State::Done;
+        inner.choose();
+        self.wake(inner);
+        let mut inner = self.until(self.lock(), usize::MAX);
+        inner.quiet = true;
+    }
+
+    /// Wakes the thread whose turn it is.
+    fn wake(&self, inner: MutexGuard<'_, Inner>) {
+        let next = inner.running.min(self.turns.len() - 1);
+        // Otherwise it would find the lock taken.
+        drop(inner);
+        self.turns[next].notify_one();
+    }
+
+    fn until<'a>(&self, inner: MutexGuard<'a, Inner>, thread: usize) -> MutexGuard<'a, Inner> {
+        let others_turn = |inner: &mut Inner| inner.running != thread;
+        let own = self.turns.len() - 1;
+        let waited = self.turns[thread.min(own)].wait_while(inner, others_turn);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the first turn of a thread.
+    pub(super) fn first_turn(&self, me: usize) {
+        drop(self.until(self.lock(), me));
+    }
+
+    /// Hands the turn back after a thread's preparations.
+    pub(super) fn prepared(&self, me: usize) -> bool {
+        let mut inner = self.lock();
+        inner.running = usize::MAX;
+        self.wake(inner);
+        self.until(self.lock(), me).threads[me].killed.is_none()
+    }
+
+    /// Ends a thread, as far as the schedule is concerned.
+    pub(super) fn done(&self, me: usize) {
+        let mut inner = self.lock();
+        inner.threads[me].state = State::Done;
+        match inner.quiet {
+            true => inner.running = usize::MAX,
+            false => inner.choose(),
+        }
+        self.wake(inner);
+    }
+
+    /// Lets another thread go on. Returns `false` if this thread's process was killed meanwhile.
+    fn point(&self, me: usize, history: u64, state: State) -> bool {
+        let mut inner = self.lock();
+        if inner.quiet || inner.threads[me].quiet {
+            if let State::Sleeping { until, .. } = state {
+                inner.now = inner.now.max(until);
+            }
+            return true;
+        }
+        inner.threads[me].history = history;
+        inner.threads[me].state = state;
+        inner.choose();
+        if inner.running != me {
+            self.wake(inner);
+            inner = self.until(self.lock(), me);
+        }
+        inner.threads[me].state = State::Ready;
+        inner.threads[me].killed.is_none()
+    }
+}
+
+impl Inner {
+    /// Makes the next choice, and those before it that are no thread's turn.
+    fn choose(&mut self) {
+        loop {
+            self.check();
+            let choices = self.choices();
+            self.steps += 1;
+            if self.steps > MOST_STEPS {
+                self.failure
+                    .get_or_insert("a run goes on without end".into());
+            }
+            if self.ended || self.failure.is_some() {
+                return self.end();
+            }
+            let chosen = match choices[..] {
+                [] => {
+                    let key = self.schedule.needs_key().then(|| self.key());
+                    self.ended = key.is_some_and(|key| !self.schedule.is_new(key));
+                    self.running = usize::MAX;
+                    return;
+                }
+                [only] => {
+                    let key = self.schedule.needs_key().then(|| self.key());
+                    if key.is_some_and(|key| !self.schedule.is_new(key)) {
+                        return self.end();
+                    }
+                    only
+                }
+                _ => {
+                    let key = self.schedule.needs_key().then(|| self.key());
+                    match self.schedule.pick(&choices, key) {
+                        Ok(Some(chosen)) => chosen,
+                        Ok(None) => return self.end(),
+                        Err(failure) => {
+                            self.failure = Some(failure);
+                            return self.end();
+                        }
+                    }
+                }
+            };
+            if self.apply(chosen) {
+                return;
+            }
+        }
+    }
+
+    /// Makes all threads end, one after the other.
+    fn end(&mut self) {
+        self.ended = true;
+        let next = self.threads.iter().position(|it| it.state != State::Done);
+        self.running = next.unwrap_or(usize::MAX);
+        if let Some(next) = next {
+            self.threads[next].killed.get_or_insert(End::AtOnce);
+        }
+    }
+
+    /// Returns what can happen next, in an order that depends on the state only.
+    fn choices(&self) -> Vec<Choice> {
+        let threads = || self.threads.iter().enumerate();
+        let is_stopped = |it: &Thread| it.stopped.is_some_and(|it| it.until > self.now);
+        let wakes = |it: &Thread| match it.state {
+            State::Done => None,
+            _ if is_stopped(it) => it.stopped.map(|it| it.until),
+            State::Ready => Some(self.now),
+            State::Sleeping {
+                bell: Some((word, seen)),
+                ..
+            } if self.contents[word] != seen => Some(self.now),
+            State::Sleeping { until, .. } => Some(until.max(self.now)),
+        };
+        let Some(next) = threads().filter_map(|(_, it)| wakes(it)).min() else {
+            return Vec::new();
+        };
+        let first = threads().filter(|(_, it)| wakes(it) == Some(next));
+        let mut choices: Vec<Choice> = first.map(|(index, _)| Choice::Run(index)).collect();
+        for (index, it) in threads().filter(|(_, it)| it.state != State::Done) {
+            if is_stopped(it) && it.stopped.is_some_and(|it| it.touched) {
+                choices.push(Choice::Resume(index));
+            }
+            if self.faults == 0 {
+                continue;
+            }
+            let ends = if it.acted { self.ends } else { &[] };
+            choices.extend(ends.iter().map(|&end| Choice::Kill(index, end)));
+            if self.stops && !is_stopped(it) {
+                choices.push(Choice::Stop(index));
+            }
+            if it.awaits && !it.cancelled && it.state != State::Ready {
+                choices.push(Choice::Cancel(index));
+            }
+        }
+        choices
+    }
+
+    /// Returns `true` if it is a thread's turn then.
+    fn apply(&mut self, choice: Choice) -> bool {
+        if !matches!(choice, Choice::Run(_)) {
+            self.trace.push(format!("{choice:?} at {:?}", self.now));
+        }
+        self.faults -= usize::from(choice.is_fault());
+        match choice {
+            Choice::Run(index) => {
+                let thread = &self.threads[index];
+                if let Some(stop) = thread.stopped {
+                    self.now = self.now.max(stop.until);
+                }
+                if let State::Sleeping { until, bell } = thread.state {
+                    let rung = bell.is_some_and(|(word, seen)| self.contents[word] != seen);
+                    self.now = if rung { self.now } else { self.now.max(until) };
+                }
+                self.running = index;
+                self.threads[index].acted = false;
+                return true;
+            }
+            Choice::Kill(index, end) => {
+                let at = self.now
+                    + if end == End::Late {
+                        LATE
+                    } else {
+                        Duration::ZERO
+                    };
+                self.threads[index].killed = Some(end);
+                self.threads[index].ended = Some(at);
+                self.ghost.killed(index, at);
+                self.running = index;
+                return true;
+            }
+            Choice::Stop(index) => {
+                self.threads[index].stopped = Some(Stop {
+                    since: self.now,
+                    until: self.now + STOPPED,
+                    touched: false,
+                });
+            }
+            Choice::Resume(index) => self.threads[index].stopped = None,
+            Choice::Cancel(index) => self.threads[index].cancelled = true,
+        }
+        false
+    }
+
+    /// Returns a number for the state: what is in the file, and what each thread has seen.
+    fn key(&self) -> u64 {
+        let mut key = mix(self.hash, self.now.as_nanos() as u64);
+        key = mix(key, self.faults as u64);
+        key = mix(key, self.ghost.key());
+        for thread in &self.threads {
+            let (kind, until, bell) = match thread.state {
+                State::Ready => (1, 0, 0),
+                State::Done => (2, 0, 0),
+                State::Sleeping { until, bell } => {
+                    let bell = bell.map_or(0, |(_, seen)| seen + 1);
+                    (3, until.as_nanos() as u64, bell)
+                }
+            };
+            let stopped = thread.stopped.map_or(0, |it| {
+                2 * it.until.as_nanos() as u64 + u64::from(it.touched)
+            });
+            let ended = thread.ended.map_or(u64::MAX, |at| at.as_nanos() as u64);
+            let killed = thread.killed.map_or(0, |end| end as u64 + 1);
+            let cancelled = u64::from(thread.cancelled);
+            // What a thread that has ended has seen is of no consequence.
+            let history = if kind == 2 { 0 } else { thread.history };
+            for value in [
+                u64::from(thread.acted && self.faults > 0),
+                history,
+                kind,
+                until,
+                bell,
+                stopped,
+                ended,
+                killed,
+                cancelled,
+            ] {
+                key = mix(key, value);
+            }
+        }
+        key
+    }
+
+    /// Checks what has to be true after each step.
+    fn check(&mut self) {
+        let at = offset_of!(Layout, charges) / 8;
+        let charges = &self.contents[at..at + SLOTS];
+        let limit = self.contents[offset_of!(Layout, header.limit) / 8];
+        if let Some(fault) = self.ghost.fault(charges, limit, self.now) {
+            self.failure.get_or_insert(fault);
+        }
+    }
+
+    /// Returns what was wrong, with the last steps.
+    pub(super) fn report(&self) -> Option<String> {
+        let failure = self.failure.as_ref()?;
+        let from = self.trace.len().saturating_sub(120);
+        Some(format!("{failure}\n{}", self.trace[from..].join("\n")))
+    }
+
+    /// Returns the memory of a thread's process, to be changed.
+    pub(super) fn memory(&mut self, thread: usize) -> &mut Ghost {
+        self.threads[thread].acted = true;
+        &mut self.ghost
+    }
+
+    pub(super) fn note(&mut self, text: String) {
+        self.trace.push(text);
+    }
+
+    pub(super) fn fail(&mut self, text: String) {
+        if !self.ended {
+            self.failure.get_or_insert(text);
+        }
+    }
+
+    /// Returns `true` unless a thread's process was killed.
+    pub(super) fn is_here(&self, thread: usize) -> bool {
+        self.threads[thread].killed.is_none()
+    }
+
+    pub(super) const fn is_over(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn end_of(&self, thread: usize) -> Option<End> {
+        self.threads[thread].killed
+    }
+
+    /// Says that a thread waits for memory, so that its request can be canceled.
+    pub(super) fn awaits(&mut self, thread: usize, yes: bool) {
+        self.threads[thread].awaits = yes;
+        if !yes {
+            self.threads[thread].cancelled = false;
+        }
+    }
+
+    pub(super) fn is_cancelled(&self, thread: usize) -> bool {
+        self.threads[thread].cancelled
+    }
+
+    /// Lets a thread go on without being interrupted.
+    pub(super) fn hush(&mut self, thread: usize) {
+        self.threads[thread].quiet = true;
+    }
+}
+
+/// The probe of one thread.
+pub(super) struct Handle {
+    pub(super) world: Arc<World>,
+    pub(super) me: usize,
+    dead: Cell<bool>,
+    history: Cell<u64>,
+    mapped: RefCell<Vec<usize>>,
+}
+
+impl Handle {
+    pub(super) fn new(world: &Arc<World>, me: usize) -> Self {
+        Self {
+            world: Arc::clone(world),
+            me,
+            dead: Cell::new(false),
+            history: Cell::new(0),
+            mapped: RefCell::default(),
+        }
+    }
+
+    /// Makes the thread that of a killed process, which writes nothing any more.
+    pub(super) fn die(&self) {
+        self.dead.set(true);
+    }
+
+    /// Lets other threads go on.
+    pub(super) fn rest(&self) {
+        self.point(u64::MAX - 3, State::Ready);
+    }
+
+    /// Makes the process one that was killed here.
+    pub(super) fn be_killed(&self) {
+        let mut inner = self.world.lock();
+        let at = inner.now;
+        inner.threads[self.me].killed = Some(End::AtOnce);
+        inner.threads[self.me].ended = Some(at);
+        inner.ghost.killed(self.me, at);
+        drop(inner);
+        self.dead.set(true);
+        resume_unwind(Box::new(Killed));
+    }
+
+    fn point(&self, what: u64, state: State) -> bool {
+        self.history.set(mix(self.history.get(), what));
+        if self.dead.get() {
+            return false;
+        }
+        if self.world.point(self.me, self.history.get(), state) {
+            return true;
+        }
+        self.dead.set(true);
+        if !std::thread::panicking() {
+            let payload: Box<dyn Any + Send> = Box::new(Killed);
+            resume_unwind(payload);
+        }
+        false
+    }
+
+    fn word(&self, address: usize) -> usize {
+        let mapped = self.mapped.borrow();
+        let base = mapped
+            .iter()
+            .rev()
+            .find(|&&base| (base..base + SIZE as usize).contains(&address));
+        (address - base.copied().unwrap_or(address)) / 8
+    }
+
+    fn since_start(&self) -> Duration {
+        self.world.lock().now
+    }
+}
+
+impl Probe for Handle {
+    fn reached(&self, address: usize, writes: bool) -> bool {
+        if self.dead.get() {
+            return false;
+        }
+        let word = self.word(address);
+        match self.world.uses.is_shared(self.me, word, writes) {
+            true => self.point(word as u64, State::Ready),
+            false => true,
+        }
+    }
+
+    fn locks(&self) -> bool {
+        let lives = self.point(u64::MAX, State::Ready);
+        self.world.lock().threads[self.me].acted = true;
+        lives
+    }
+
+    fn found(&self, value: u64) {
+        self.history.set(mix(self.history.get(), value));
+    }
+
+    fn wrote(&self, address: usize, value: u64) {
+        let word = self.word(address);
+        let mut inner = self.world.lock();
+        let of = |value: u64| match value {
+            0 => 0,
+            _ => mix(mix(0, word as u64 + 1), value),
+        };
+        let is_change = inner.contents[word] != value && !is_bell(word);
+        let now = inner.now;
+        let writers = self.world.uses.words[word].load(Ordering::SeqCst) >> 16;
+        for (index, thread) in inner.threads.iter_mut().enumerate() {
+            let is_its = index != self.me && writers >> index & 1 == 1;
+            if let Some(stop) = thread.stopped.as_mut().filter(|_| is_its && is_change) {
+                stop.touched |= now >= stop.since + LEAST_STOP;
+            }
+        }
+        inner.hash ^= of(inner.contents[word]) ^ of(value);
+        inner.contents[word] = value;
+        inner.threads[self.me].acted = true;
+        // A thread that is not interrupted has no point after this.
+        if !inner.ended
+            && (offset_of!(Layout, charges)..offset_of!(Layout, slots)).contains(&(8 * word))
+        {
+            inner.check();
+        }
+        if !inner.quiet {
+            let line = format!("{} writes {value:#x} to {}", self.me, place(word));
+            inner.trace.push(line);
+        }
+    }
+
+    fn mapped(&self, address: usize) {
+        self.mapped.borrow_mut().push(address);
+    }
+
+    fn now(&self) -> Instant {
+        let now = self.since_start();
+        self.found(now.as_nanos() as u64);
+        start() + now
+    }
+
+    fn sleep(&self, duration: Duration) {
+        let until = self.since_start() + duration;
+        self.point(u64::MAX - 1, State::Sleeping { until, bell: None });
+    }
+
+    fn wait(&self, address: usize, seen: u32, longest: Duration) {
+        let until = self.since_start() + longest;
+        let bell = Some((self.word(address), u64::from(seen)));
+        self.point(u64::MAX - 2, State::Sleeping { until, bell });
+    }
+
+    fn pid(&self) -> u32 {
+        FIRST_PID + self.me as u32
+    }
+
+    fn has_ended(&self, pid: u32) -> bool {
+        let inner = self.world.lock();
+        let thread = inner.threads.get(pid.wrapping_sub(FIRST_PID) as usize);
+        let ended = thread.and_then(|it| it.ended);
+        let has_ended = ended.is_some_and(|at| at <= inner.now);
+        drop(inner);
+        self.found(has_ended.into());
+        has_ended
+    }
+}
+
+/// Names a word of the file.
+fn place(word: usize) -> String {
+    let at = 8 * word;
+    let within = |from: usize, each: usize| ((at - from) / each, (at - from) % each / 8);
+    if at < offset_of!(Layout, charges) {
+        format!("header word {word}")
+    } else if at < offset_of!(Layout, slots) {
+        format!("charge {}", within(offset_of!(Layout, charges), 8).0)
+    } else if at < offset_of!(Layout, exports) {
+        let (slot, word) = within(offset_of!(Layout, slots), size_of::<Slot>());
+        format!("slot {slot} word {word}")
+    } else {
+        let (export, word) = within(offset_of!(Layout, exports), size_of::<Export>());
+        format!("export {export} word {word}")
+    }
+}

@@ -13,6 +13,8 @@ pub(crate) struct Case {
     pub(crate) together: bool,
     /// The other blocks in the pool.
     pub(crate) among: Among,
+    /// `true` if the pool's memory is granted by a ledger.
+    pub(crate) in_ledger: bool,
     /// Runs the path once, with a number of operations between marks.
     pub(crate) round: Round,
 }
@@ -28,10 +30,17 @@ pub(crate) enum Among {
     Hundred,
 }
 
+/// The end of the name of a case whose pool is in a ledger.
+const IN_LEDGER: &str = "-in-ledger";
+
 type Round = fn(&Marks, &mut Crowd, usize) -> Result<()>;
 
 pub(crate) fn named(name: &str) -> Result<Case> {
-    let (idle, together, among, round): (_, _, _, Round) = match name {
+    let (plain, in_ledger) = match name.strip_suffix(IN_LEDGER) {
+        Some(plain) => (plain, true),
+        None => (name, false),
+    };
+    let (idle, together, among, round): (_, _, _, Round) = match plain {
         "warm" => (Idle::StreamCache, false, Among::Crowd, warm),
         "warm-batch" => (Idle::StreamCache, true, Among::Crowd, warm_batch),
         "other-size" => (Idle::StreamCache, false, Among::Crowd, other_size),
@@ -49,6 +58,7 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         idle,
         together,
         among,
+        in_ledger,
         round,
     })
 }

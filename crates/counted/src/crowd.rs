@@ -1,11 +1,13 @@
 //! A pool on a model driver with live blocks, and idle memory for each tenant.
 
 use std::iter;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use cuvmm::driver::model::{ModelDriver, ModelOptions};
-use cuvmm::{Block, Device, KvCache, Limit, Pool, SparseArray, Stream, Tenant};
+use cuvmm::ledger::Remote;
+use cuvmm::{Block, Device, KvCache, Ledger, Limit, Pool, SparseArray, Stream, Tenant};
 
 use crate::marks::Marks;
 
@@ -69,30 +71,54 @@ pub(crate) struct Crowd {
     pub(crate) tenants: Vec<Tenant>,
     next: usize,
     _living: Vec<Block>,
+    _directory: Option<Directory>,
+}
+
+/// A directory of this process for a ledger, removed when it is dropped.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Self {
+        let name = format!("cuvmm-counted-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // What is left is small, and its name is no other process's.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 impl Crowd {
     /// Creates a crowd with `idle` freed blocks of the tenants whose turn is next.
-    pub(crate) fn new(size: Size, place: Idle, idle: usize) -> Result<Self> {
-        Self::of((size, size.tenants(), BLOCKS_EACH), place, idle)
+    pub(crate) fn new(size: Size, place: Idle, idle: usize, in_ledger: bool) -> Result<Self> {
+        Self::of((size, size.tenants(), BLOCKS_EACH), place, idle, in_ledger)
     }
 
     /// Creates a crowd of one tenant without blocks, and memory for many.
     pub(crate) fn alone(size: Size) -> Result<Self> {
-        Self::of((size, 1, 0), Idle::Pool, 0)
+        Self::of((size, 1, 0), Idle::Pool, 0, false)
     }
 
     /// Creates a crowd of 100 tenants with 10 blocks each, and 1,000 freed blocks.
     pub(crate) fn hundred(size: Size) -> Result<Self> {
-        Self::of((size, 100, 10), Idle::Pool, 1_000)
+        Self::of((size, 100, 10), Idle::Pool, 1_000, false)
     }
 
-    fn of((size, count, each): (Size, usize, usize), place: Idle, idle: usize) -> Result<Self> {
+    fn of(
+        (size, count, each): (Size, usize, usize),
+        place: Idle,
+        idle: usize,
+        in_ledger: bool,
+    ) -> Result<Self> {
         let idle_each = idle.div_ceil(count);
         let bytes = (count * (each + idle_each)) as u64 * GRANULE + ROOM;
         let driver = ModelDriver::new(ModelOptions::new().capacity(bytes));
         let device = Device::open(Arc::new(driver), 0)?;
-        let pool = Pool::builder(&device).limit(Limit::Bytes(bytes)).build()?;
+        let directory = in_ledger.then(Directory::new);
+        let pool = pool(&device, bytes, directory.as_ref())?;
         let stream = Stream::new(&device)?;
         let register = |number| pool.tenant(format!("tenant {number}")).register();
         let tenants = (0..count).map(register).collect::<Result<Vec<_>, _>>()?;
@@ -121,6 +147,7 @@ impl Crowd {
             tenants,
             next: 0,
             _living: living,
+            _directory: directory,
         })
     }
 
@@ -157,6 +184,17 @@ impl Crowd {
         );
         Ok(outcome)
     }
+}
+
+/// Creates a pool, in a ledger if there is a directory for one.
+fn pool(device: &Device, bytes: u64, directory: Option<&Directory>) -> Result<Pool> {
+    let pool = Pool::builder(device).limit(Limit::Bytes(bytes));
+    let Some(directory) = directory else {
+        return Ok(pool.build()?);
+    };
+    let ledger = Ledger::builder(device, &directory.0).limit(bytes);
+    let ledger = ledger.remote(Remote::Nothing).open()?;
+    Ok(pool.ledger(&ledger).build()?)
 }
 
 fn keep_off_stream_caches(blocks: &[Block], home: &Stream) -> Result<()> {

@@ -12,7 +12,7 @@ mod marks;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cases::Among;
 use crate::crowd::{Crowd, Size};
@@ -38,9 +38,13 @@ fn main() -> Result<ExitCode> {
         }
     };
     let idle = if case.together { batch } else { 1 };
+    ensure!(
+        !case.in_ledger || case.among == Among::Crowd,
+        "only a crowd can be in a ledger"
+    );
     let mut crowd = match case.among {
         Among::Alone => Crowd::alone(size)?,
-        Among::Crowd => Crowd::new(size, case.idle, idle)?,
+        Among::Crowd => Crowd::new(size, case.idle, idle, case.in_ledger)?,
         Among::Hundred => Crowd::hundred(size)?,
     };
     // Costs that occur only once are not costs of the path.

@@ -1,6 +1,6 @@
 //! Memory that a process of a ledger shares with others: charged once, until no process has it. The
-//! processes are members of one ledger in one process here, each with a slot of its own; one test
-//! kills a real one.
+//! processes are members of one ledger in one process here, each with a slot of its own.
+//! `ledger_processes.rs` kills real ones.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -147,6 +147,41 @@ fn a_waiting_request_gets_the_memory_of_a_killed_process() {
     place.within_limit();
 }
 
+/// The memory that a killed process had exported stays with the device while another has it.
+#[test]
+fn what_a_killed_process_had_exported_counts_until_its_importer_releases_it() {
+    let place = Place::new(LIMIT, LIMIT + BEYOND);
+    let (mut one, mut other) = (place.join("one"), place.join("other"));
+    let view = place.view();
+    assert_eq!(one.ask("allocate 20 0"), "ok");
+    assert_eq!(one.ask("allocate 40 0"), "ok");
+    one.tell("offer block");
+    assert_eq!(other.ask("attach block"), "ok");
+    assert_eq!(one.answer(), "ok");
+    let charged = |name: &str| {
+        let stats = view.stats();
+        let found = stats.processes.into_iter().find(|it| it.name == name);
+        found.map(|it| (it.state, it.charged / G))
+    };
+    one.kill();
+    until("the slot is lending", || {
+        charged("one") == Some((ProcessState::Lending, 40))
+    });
+    assert_eq!(other.ask("allocate 61 100"), "Full");
+    let mut third = place.join("third");
+    assert_eq!(third.ask("allocate 61 100"), "Full");
+    assert_eq!(third.ask("allocate 60 60000"), "ok");
+    assert_eq!(charged("one"), Some((ProcessState::Lending, 40)));
+    assert_eq!(other.ask("release"), "ok");
+    until("the slot is free", || charged("one").is_none());
+    assert_eq!(other.ask("allocate 40 60000"), "ok");
+    assert!(view.stats().exports.is_empty());
+    third.end();
+    other.end();
+    place.within_limit();
+    assert_eq!(view.stats().charged, 0);
+}
+
 /// On a real GPU the locks of a killed process are free 30 ms before its memory is.
 #[test]
 fn memory_of_a_process_without_locks_counts_until_it_has_ended() {

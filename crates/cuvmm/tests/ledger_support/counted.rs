@@ -27,6 +27,9 @@ pub struct CountedDriver {
     inner: HostDriver,
     pid: u32,
     device: Mutex<UnixStream>,
+    /// The memory that this process has created: its handle, its size, and how often it must be
+    /// released. Imported memory is counted where it was created.
+    created: Mutex<Vec<(PhysicalHandle, u64, u32)>>,
 }
 
 impl CountedDriver {
@@ -39,12 +42,17 @@ impl CountedDriver {
             inner,
             pid,
             device: Mutex::new(device),
+            created: Mutex::default(),
         })
     }
 
     fn device(&self) -> MutexGuard<'_, UnixStream> {
         assert_eq!(std::process::id(), self.pid, "a forked child makes no call");
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn created(&self) -> MutexGuard<'_, Vec<(PhysicalHandle, u64, u32)>> {
+        self.created.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a connection that a forked child can report faults over.
@@ -82,22 +90,34 @@ macro_rules! pass_on {
                     return Err(DriverError::new(Call::MemCreate, code));
                 }
                 let created = self.inner.create(size, props, flags);
-                if created.is_err() {
-                    ask(&device, Topic::Release, size);
+                match &created {
+                    Ok(handle) => self.created().push((*handle, size, 1)),
+                    Err(_) => drop(ask(&device, Topic::Release, size)),
                 }
                 created
             }
 
             unsafe fn release(&self, handle: PhysicalHandle) -> Result<()> {
                 let device = self.device();
-                let before = self.inner.live().physical_bytes;
                 // SAFETY: the inner method requires what the caller of this method has promised.
-                let released = unsafe { self.inner.release(handle) };
-                let freed = before - self.inner.live().physical_bytes;
-                if freed > 0 {
-                    ask(&device, Topic::Release, freed);
+                unsafe { self.inner.release(handle) }?;
+                let mut created = self.created();
+                if let Some(at) = created.iter().position(|it| it.0 == handle) {
+                    created[at].2 -= 1;
+                    if created[at].2 == 0 {
+                        let (_, size, _) = created.swap_remove(at);
+                        ask(&device, Topic::Release, size);
+                    }
                 }
-                released
+                Ok(())
+            }
+
+            fn retain(&self, address: DeviceAddress) -> Result<PhysicalHandle> {
+                let handle = self.inner.retain(address)?;
+                if let Some(created) = self.created().iter_mut().find(|it| it.0 == handle) {
+                    created.2 += 1;
+                }
+                Ok(handle)
             }
 
             $(
@@ -136,7 +156,6 @@ pass_on! {
             size: u64, alignment: u64, hint: DeviceAddress, flags: u64
         ) -> DeviceAddress;
 
-        retain(address: DeviceAddress) -> PhysicalHandle;
         get_access(address: DeviceAddress, location: Location) -> AccessFlags;
         address_range(
             device: Ordinal, address: DeviceAddress
@@ -167,6 +186,9 @@ pass_on! {
         ) -> Vec<Location>;
     }
     unsafe {
+        import(
+            source: ImportSource, handle_type: HandleTypes
+        ) -> PhysicalHandle;
         free_reservation(address: DeviceAddress, size: u64) -> ();
 
         physical_props(
@@ -175,9 +197,6 @@ pass_on! {
         export(
             handle: PhysicalHandle, handle_type: HandleTypes, flags: u64
         ) -> Exported;
-        import(
-            source: ImportSource, handle_type: HandleTypes
-        ) -> PhysicalHandle;
         map(
             address: DeviceAddress, size: u64, offset: u64, handle: PhysicalHandle, flags: u64
         ) -> ();

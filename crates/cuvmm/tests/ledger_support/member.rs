@@ -11,9 +11,13 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::Driver;
+use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::error::{BlockError, LedgerError, PoolError, SleepError};
-use cuvmm::{Block, Contents, Device, HostStore, Ledger, Limit, Pool, Tenant};
+use cuvmm::error::{BlockError, LedgerError, PoolError, ShareError, SleepError};
+use cuvmm::share::Listener;
+use cuvmm::{
+    Attachment, Block, Channel, Contents, Device, HostStore, Ledger, Limit, Offer, Pool, Tenant,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitOptions, getppid, set_parent_process_death_signal, wait};
 
@@ -23,6 +27,9 @@ use crate::common::{G, manner};
 
 /// How long a forked child of the random work lives at most.
 const SHORT_LIFE: Duration = Duration::from_millis(200);
+
+/// The beginning of the names of sockets on which the random work offers blocks.
+const SHARED: &str = "share ";
 
 /// Plays a process if this program was started as one.
 pub fn play() {
@@ -69,6 +76,12 @@ pub fn play() {
                 member.blocks.clear();
                 answer("ok");
             }
+            "offer" => answer(&member.offer(words[1], LONG)),
+            "attach" => answer(&member.attach(words[1], LONG)),
+            "release" => {
+                member.attached.clear();
+                answer("ok");
+            }
             "fork" => {
                 let child = member.fork(LONG);
                 answer(&child.to_string());
@@ -83,6 +96,7 @@ pub fn play() {
                 member = storm(member, &commands, number(1));
                 // Cached memory stays.
                 member.blocks.clear();
+                member.attached.clear();
                 member.tenants.truncate(1);
                 member.tenants[0].set_guarantee(0).unwrap();
                 member.ledger.set_guarantee(0).unwrap();
@@ -94,10 +108,11 @@ pub fn play() {
     let Member {
         pool,
         blocks,
+        attached,
         tenants,
         ..
     } = member;
-    drop((blocks, tenants));
+    drop((blocks, attached, tenants));
     pool.close().unwrap();
 }
 
@@ -148,6 +163,8 @@ impl Held {
 /// The ledger, a pool and what it lends, dropped in this order reversed.
 struct Member<'a> {
     blocks: Vec<Held>,
+    /// Memory of other processes.
+    attached: Vec<Attachment>,
     tenants: Vec<Tenant>,
     pool: Pool,
     ledger: Ledger,
@@ -171,9 +188,11 @@ impl<'a> Member<'a> {
             }
         };
         let pool = Pool::builder(&setting.device).limit(Limit::Bytes(setting.limit * G));
-        let pool = pool.ledger(&ledger).build().unwrap();
+        let pool = pool.shareable(HandleTypes::POSIX_FD).ledger(&ledger);
+        let pool = pool.build().unwrap();
         Self {
             blocks: vec![],
+            attached: vec![],
             tenants: vec![pool.tenant("first").register().unwrap()],
             pool,
             ledger,
@@ -202,6 +221,55 @@ impl<'a> Member<'a> {
                 None if error.is_out_of_memory() => "driver".to_owned(),
                 None => panic!("{error}"),
             },
+        }
+    }
+
+    /// Gives its last block to the process that connects to a socket of this name.
+    fn offer(&self, name: &str, wait: Duration) -> String {
+        let path = self.setting.dir.join(format!("../{name}"));
+        let Some(held) = self.blocks.last().filter(|held| !held.block.is_asleep()) else {
+            return "no block".to_owned();
+        };
+        let sent = || -> Result<(), ShareError> {
+            let offer = Offer::block(&held.block)?;
+            let listener = Listener::bind(&path)?;
+            let mut channel = listener.accept(wait)?;
+            channel.set_timeout(wait);
+            channel.send(&offer)
+        };
+        sent().map_or_else(|error| error.to_string(), |()| "ok".to_owned())
+    }
+
+    /// Returns the name of a socket of the random work.
+    fn any_offer(&self, random: &mut fastrand::Rng) -> Option<String> {
+        let files = std::fs::read_dir(self.setting.dir.join("..")).ok()?;
+        let names = files
+            .flatten()
+            .map(|file| file.file_name().to_string_lossy().into_owned());
+        let names: Vec<String> = names.filter(|name| name.starts_with(SHARED)).collect();
+        let any = random.usize(..names.len().max(1));
+        names.get(any).cloned()
+    }
+
+    /// Attaches memory of the process that listens at a socket of this name.
+    fn attach(&mut self, name: &str, wait: Duration) -> String {
+        let path = self.setting.dir.join(format!("../{name}"));
+        let begun = Instant::now();
+        let mut channel = loop {
+            match Channel::connect(&path) {
+                Ok(channel) => break channel,
+                Err(_) if begun.elapsed() < wait => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => return error.to_string(),
+            }
+        };
+        channel.set_timeout(wait);
+        let how = Attachment::builder(&self.setting.device).ledger(&self.ledger);
+        match channel.recv(&how) {
+            Ok(attached) => {
+                self.attached.push(attached);
+                "ok".to_owned()
+            }
+            Err(error) => error.to_string(),
         }
     }
 
@@ -285,7 +353,20 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
     let awake = |held: &Held| !held.block.is_asleep();
     let any = random.usize(..member.blocks.len().max(1));
     let tenant = random.usize(..member.tenants.len());
-    match random.u8(..100) {
+    match random.u8(..112) {
+        100..104 if !member.blocks.is_empty() => {
+            // The process that attaches it may be killed meanwhile.
+            let _ = member.offer(&format!("{SHARED}{}", member.setting.name), wait / 4);
+        }
+        104..109 if member.attached.len() < 3 => {
+            if let Some(name) = member.any_offer(random) {
+                let _ = member.attach(&name, wait / 4);
+            }
+        }
+        109..112 if !member.attached.is_empty() => {
+            let any = random.usize(..member.attached.len());
+            drop(member.attached.swap_remove(any));
+        }
         0..35 if member.blocks.len() < 6 => {
             let block = member.tenants[tenant].block(random.u64(1..=most) * G);
             let block = block.capacity(member.setting.limit * G);
@@ -352,7 +433,7 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
                 .release(true)
                 .sleep(Contents::Keep(&member.setting.store))
             {
-                Ok(_) | Err(SleepError::StoreFull { .. }) => {}
+                Ok(_) | Err(SleepError::StoreFull { .. } | SleepError::Exported { .. }) => {}
                 Err(error) => panic!("{error:?}"),
             }
         }

@@ -11,6 +11,9 @@ use super::count::Count;
 /// 100 blocks of one tenant.
 pub(crate) const CROWDED: f64 = 1.5;
 
+/// The most instructions per operation by which two counts that are to be the same differ.
+const SAME: f64 = 0.5;
+
 /// A path through the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
@@ -27,39 +30,67 @@ pub(crate) struct Path {
     measured: u32,
     /// `true` if the path is also counted in a crowd.
     pub(crate) crowded: bool,
+    /// `true` if the path is also counted with a pool in a ledger, where it must take as many
+    /// instructions.
+    pub(crate) in_ledger: bool,
 }
 
 #[rustfmt::skip]
 pub(crate) const PATHS: &[Path] = &[
     // Allocate and free, on a home stream.
-    Path { name: "warm",            case: "warm",            batch: 64, rounds: 1,  measured: 496, bound: 570, crowded: true },
-    Path { name: "warm-64-live",    case: "warm-batch",      batch: 64, rounds: 1,  measured: 522, bound: 600, crowded: true },
+    Path { name: "warm",            case: "warm",            batch: 64, rounds: 1,  measured: 496, bound: 570, crowded: true, in_ledger: true },
+    Path { name: "warm-64-live",    case: "warm-batch",      batch: 64, rounds: 1,  measured: 522, bound: 600, crowded: true, in_ledger: true },
     // Allocate and free, with an idle block of another size of the same class.
-    Path { name: "other-size",      case: "other-size",      batch: 16, rounds: 1,  measured: 4920, bound: 5510, crowded: true },
+    Path { name: "other-size",      case: "other-size",      batch: 16, rounds: 1,  measured: 4920, bound: 5510, crowded: true, in_ledger: false },
     // The two halves of the path through the pool's lock, without other idle blocks, and with 64 of
     // them.
-    Path { name: "allocate-locked", case: "allocate-locked", batch: 1,  rounds: 16, measured: 2449, bound: 2740, crowded: true },
-    Path { name: "allocate-of-64",  case: "allocate-locked", batch: 64, rounds: 1,  measured: 4556, bound: 5240, crowded: false },
-    Path { name: "free-locked",     case: "free-locked",     batch: 1,  rounds: 16, measured: 1109, bound: 1270, crowded: true },
-    Path { name: "free-of-64",      case: "free-locked",     batch: 64, rounds: 1,  measured: 1429, bound: 1640, crowded: false },
+    Path { name: "allocate-locked", case: "allocate-locked", batch: 1,  rounds: 16, measured: 2449, bound: 2740, crowded: true, in_ledger: true },
+    Path { name: "allocate-of-64",  case: "allocate-locked", batch: 64, rounds: 1,  measured: 4556, bound: 5240, crowded: false, in_ledger: false },
+    Path { name: "free-locked",     case: "free-locked",     batch: 1,  rounds: 16, measured: 1109, bound: 1270, crowded: true, in_ledger: true },
+    Path { name: "free-of-64",      case: "free-locked",     batch: 64, rounds: 1,  measured: 1429, bound: 1640, crowded: false, in_ledger: false },
     // Growth by a granule into existing precommitted memory.
-    Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 252, bound: 280, crowded: true },
+    Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 252, bound: 280, crowded: true, in_ledger: true },
     // A tile among 1,024 and 16,384, including the model's own work; a cache's figures per range,
     // with 128 and 1,024 ranges.
-    Path { name: "tile",            case: "tile",            batch: 4,  rounds: 2,  measured: 35_890, bound: 41_000, crowded: true },
-    Path { name: "kv-stats",        case: "kv-stats",        batch: 1024, rounds: 1, measured: 176, bound: 200, crowded: true },
+    Path { name: "tile",            case: "tile",            batch: 4,  rounds: 2,  measured: 35_890, bound: 41_000, crowded: true, in_ledger: false },
+    Path { name: "kv-stats",        case: "kv-stats",        batch: 1024, rounds: 1, measured: 176, bound: 200, crowded: true, in_ledger: false },
     // The longest sections under a pool's lock, per slot, with 2,000 slots of 100 tenants, half of
     // them idle: computing the headroom, and the pool's statistics.
-    Path { name: "headroom",        case: "headroom",        batch: 2_000, rounds: 1, measured: 1169, bound: 1345, crowded: false },
-    Path { name: "pool-stats",      case: "pool-stats",      batch: 2_000, rounds: 1, measured: 386, bound: 444, crowded: false },
-    Path { name: "kv-admission",    case: "kv-admission",    batch: 1024, rounds: 1, measured: 357, bound: 408, crowded: true },
+    Path { name: "headroom",        case: "headroom",        batch: 2_000, rounds: 1, measured: 1169, bound: 1345, crowded: false, in_ledger: false },
+    Path { name: "pool-stats",      case: "pool-stats",      batch: 2_000, rounds: 1, measured: 386, bound: 444, crowded: false, in_ledger: false },
+    Path { name: "kv-admission",    case: "kv-admission",    batch: 1024, rounds: 1, measured: 357, bound: 408, crowded: true, in_ledger: false },
 ];
+
+/// The surroundings of a path while it is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// A hundred blocks of one tenant.
+    Few,
+    /// 100,000 blocks of 1,000 tenants.
+    Crowd,
+    /// A hundred blocks of one tenant, with the pool in a ledger.
+    Ledger,
+}
 
 impl Path {
     /// Returns the arguments of `counted`.
-    pub(crate) fn arguments(&self, crowd: &str) -> [String; 4] {
+    pub(crate) fn arguments(&self, setting: Setting) -> [String; 4] {
         let (batch, rounds) = (self.batch.to_string(), self.rounds.to_string());
-        [self.case.to_owned(), crowd.to_owned(), batch, rounds]
+        let (end, crowd) = match setting {
+            Setting::Few => ("", "few"),
+            Setting::Crowd => ("", "many"),
+            Setting::Ledger => ("-in-ledger", "few"),
+        };
+        [self.case.to_owned() + end, crowd.to_owned(), batch, rounds]
+    }
+
+    /// Returns what is wrong if the path takes another number of instructions in a ledger.
+    pub(crate) fn difference(&self, without: &Count, within: &Count) -> Option<String> {
+        let more = within.median - without.median;
+        (more.abs() > SAME).then(|| {
+            let (name, without, within) = (self.name, without.median, within.median);
+            format!("{name} takes {within:.1} instructions in a ledger, {without:.1} without")
+        })
     }
 
     /// Computes the instructions per operation from those of all stretches, the first of which is
@@ -117,6 +148,17 @@ mod tests {
         assert_eq!(each.expect("all rounds"), 6.0);
         assert!(path.each(&[20, 30, 30]).is_err(), "a round is missing");
         assert!(path.each(&[]).is_err());
+    }
+
+    #[test]
+    fn in_a_ledger_a_path_takes_as_many() {
+        let path = &PATHS[0];
+        let count = |median: f64| Count::of(vec![median]);
+        assert_eq!(path.difference(&count(496.0), &count(496.4)), None);
+        for other in [490.0, 497.0] {
+            assert!(path.difference(&count(496.0), &count(other)).is_some());
+        }
+        assert_eq!(path.arguments(Setting::Ledger)[0], "warm-in-ledger");
     }
 
     #[test]

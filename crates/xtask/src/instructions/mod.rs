@@ -12,7 +12,7 @@ mod trace;
 
 use anyhow::{Result, bail, ensure};
 
-use bounds::{CROWDED, PATHS, Path};
+use bounds::{CROWDED, PATHS, Path, Setting};
 use count::Count;
 use trace::Stretches;
 
@@ -32,10 +32,10 @@ pub(crate) struct Instructions {
 impl Instructions {
     pub(crate) fn run(self) -> Result<()> {
         let program = program::build()?;
-        let counted = |path: &Path, crowd: &str| -> Result<Option<Count>> {
+        let counted = |path: &Path, setting: Setting| -> Result<Option<Count>> {
             let mut runs = Vec::new();
             for _ in 0..self.runs.max(1) {
-                match trace::trace(&program, &path.arguments(crowd))? {
+                match trace::trace(&program, &path.arguments(setting))? {
                     Stretches::Counted(stretches) => runs.push(path.each(&stretches)?),
                     Stretches::Refused(why) => {
                         eprintln!("{why}");
@@ -52,15 +52,23 @@ impl Instructions {
         let mut complaints = Vec::new();
         println!("instructions per operation: median of the runs, minimum and maximum, bound");
         for path in PATHS.iter().filter(wanted) {
-            let Some(few) = counted(path, "few")? else {
+            let Some(few) = counted(path, Setting::Few)? else {
                 return self.refused();
             };
             println!("{:<18} {few}  at most {}", path.name, path.bound);
             complaints.extend(path.complaint(&few));
+            if path.in_ledger {
+                let Some(within) = counted(path, Setting::Ledger)? else {
+                    return self.refused();
+                };
+                println!("{:<18} {within}  as many", "  in a ledger");
+                complaints.extend(path.complaint(&within));
+                complaints.extend(path.difference(&few, &within));
+            }
             if !path.crowded {
                 continue;
             }
-            let Some(many) = counted(path, "many")? else {
+            let Some(many) = counted(path, Setting::Crowd)? else {
                 return self.refused();
             };
             let ratio = many.median / few.median;

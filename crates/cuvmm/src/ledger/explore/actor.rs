@@ -129,7 +129,7 @@ impl Giver for Cache {
     }
 }
 
-/// What a member has while it is in the ledger.
+/// The belongings of a member while it is in the ledger.
 struct Joined {
     named: Vec<(u64, NamedExport)>,
     waiting: Option<Waiting>,

@@ -1,4 +1,4 @@
-//! What the driver would say the processes have, kept beside the ledger: the ledger is right if it
+//! The memory that the driver would say the processes have, kept beside the ledger: the ledger is right if it
 //! charges no less, and no more than the limit.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -21,7 +21,7 @@ pub(super) struct Ghost {
 pub(super) struct Member {
     /// Its slot, while it is a member.
     pub(super) slot: Option<usize>,
-    /// What it has created and not exported.
+    /// Memory that it has created and not exported.
     pub(super) has: u64,
     pub(super) guarantee: u64,
     /// When its memory is free again, if it was killed.

@@ -8,6 +8,10 @@
 //!
 //! The time goes on when all threads sleep. So a thread that is interrupted takes no time, unless
 //! its process is stopped.
+//!
+//! A state is what is in the file, what each thread has read, and the time. No order is explored
+//! beyond a state that another one has led to. Where there are too many orders, a scenario limits how
+//! often a member is interrupted that could go on, or takes random orders.
 
 mod actor;
 mod ghost;
@@ -24,8 +28,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use actor::{Actor, G, Op, TERMS, wishes};
-use ghost::Ghost;
-use schedule::{All, End, Random, Schedule};
+use schedule::{All, End, Faults, Random, Schedule};
 use world::{Handle, Killed, Uses, World};
 
 use super::charge::Count;
@@ -47,26 +50,14 @@ struct Scenario {
     /// Granules of the ledger.
     limit: u64,
     scripts: Vec<Script>,
-    /// How many processes are killed or stopped and how many requests dropped, at most.
-    faults: usize,
-    ends: &'static [End],
-    /// `true` if processes are stopped too.
-    stops: bool,
+    faults: Faults,
 }
 
 impl Scenario {
     /// Runs the members once.
     fn run(&self, path: &Path, schedule: Schedule, uses: &Arc<Uses>) -> (Schedule, Option<String>) {
         let count = self.scripts.len();
-        let world = World::new(
-            count,
-            self.faults,
-            self.ends,
-            self.stops,
-            schedule,
-            Arc::clone(uses),
-            Ghost::new(count),
-        );
+        let world = World::new(count, &self.faults, schedule, Arc::clone(uses));
         std::thread::scope(|scope| {
             for (me, script) in self.scripts.iter().enumerate() {
                 let world = &world;

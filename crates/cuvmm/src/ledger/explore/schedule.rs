@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-/// What happens next.
+/// One step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// A thread goes on to its next point.
@@ -27,10 +27,23 @@ impl Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     AtOnce,
-    /// As on a GPU, where the driver frees the memory first.
+    /// Some time later: the driver of a GPU frees the memory first.
     Late,
     /// A forked child lives on and keeps the locks.
     Forked,
+}
+
+/// How members are disturbed.
+#[derive(Clone, Debug)]
+pub(super) struct Faults {
+    /// How many processes are killed or stopped and how many requests dropped, at most.
+    pub(super) most: usize,
+    pub(super) ends: &'static [End],
+    /// `true` if processes are stopped too.
+    pub(super) stops: bool,
+    /// How often a member is interrupted that could go on, at most; any number of times if this is
+    /// `None`.
+    pub(super) interruptions: Option<usize>,
 }
 
 /// The rule by which threads are chosen, over many runs.
@@ -40,13 +53,17 @@ pub(super) enum Schedule {
     Random(Random),
 }
 
-/// Random orders.
+/// Random orders: the thread with the highest priority goes on, and a few times, at random points,
+/// the one whose turn it is gets the lowest. So a thread can be interrupted at one point until
+/// another has done much.
 #[derive(Debug)]
 pub(super) struct Random {
     random: fastrand::Rng,
-    /// For about how many points the same thread goes on.
-    stays: u32,
-    last: Choice,
+    /// The priority of each thread; a higher number goes first.
+    priorities: [i32; 8],
+    /// The numbers of the points at which the priorities change.
+    changes: Vec<u32>,
+    points: u32,
 }
 
 /// All orders, depth first. A state that was reached before is not explored again.
@@ -91,28 +108,43 @@ impl Schedule {
 impl Random {
     pub(super) fn with_seed(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        let stays = [0, 3, 7, 31, 127][random.usize(..5)];
+        let mut priorities = [0, 1, 2, 3, 4, 5, 6, 7];
+        random.shuffle(&mut priorities);
+        let within = [60, 250, 1_000][random.usize(..3)];
+        let count = [1, 2, 5, 60][random.usize(..4)];
         Self {
+            priorities,
+            changes: (0..count).map(|_| random.u32(..within)).collect(),
+            points: 0,
             random,
-            stays,
-            last: Choice::Run(0),
         }
     }
 
     fn pick(&mut self, choices: &[Choice]) -> Choice {
-        let Self {
-            random,
-            stays,
-            last,
-        } = self;
         let (faults, others): (Vec<Choice>, _) = choices.iter().partition(|it| it.is_fault());
-        if random.u8(..60) == 0 && !faults.is_empty() {
-            return faults[random.usize(..faults.len())];
+        if self.random.u8(..60) == 0 && !faults.is_empty() {
+            return faults[self.random.usize(..faults.len())];
         }
-        if !others.contains(last) || random.u32(..=*stays) == 0 {
-            *last = others[random.usize(..others.len())];
+        let resumes = |it: &&Choice| matches!(it, Choice::Resume(_));
+        if let Some(resume) = others.iter().find(resumes)
+            && self.random.u8(..20) == 0
+        {
+            return *resume;
         }
-        *last
+        self.points += 1;
+        let priorities = self.priorities;
+        let priority = |it: &&Choice| match **it {
+            Choice::Run(thread) => priorities[thread],
+            _ => i32::MIN,
+        };
+        let first = *others.iter().max_by_key(priority).unwrap_or(&choices[0]);
+        if let Choice::Run(thread) = first
+            && self.changes.contains(&self.points)
+        {
+            let lowest = priorities.iter().min().copied().unwrap_or_default();
+            self.priorities[thread] = lowest - 1;
+        }
+        first
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ghost::Ghost;
-use super::schedule::{Choice, End, Schedule};
+use super::schedule::{Choice, End, Faults, Schedule};
 use crate::ledger::layout::{Export, Header, Layout, SIZE, SLOTS, Slot};
 use crate::ledger::probe::Probe;
 
@@ -113,9 +113,8 @@ pub(super) struct Inner {
     now: Duration,
     contents: Vec<u64>,
     hash: u64,
-    faults: usize,
-    ends: &'static [End],
-    stops: bool,
+    /// The disturbances that are left.
+    faults: Faults,
     steps: usize,
     trace: Vec<String>,
 }
@@ -170,13 +169,11 @@ fn start() -> Instant {
 impl World {
     pub(super) fn new(
         threads: usize,
-        faults: usize,
-        ends: &'static [End],
-        stops: bool,
+        faults: &Faults,
         schedule: Schedule,
         uses: Arc<Uses>,
-        ghost: Ghost,
     ) -> Arc<Self> {
+        let faults = faults.clone();
         let thread = |_| Thread {
             state: State::Ready,
             history: 0,
@@ -191,7 +188,7 @@ impl World {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 schedule,
-                ghost,
+                ghost: Ghost::new(threads),
                 failure: None,
                 kept: Vec::new(),
                 quiet: true,
@@ -203,8 +200,6 @@ impl World {
                 contents: vec![0; WORDS],
                 hash: 0,
                 faults,
-                ends,
-                stops,
                 steps: 0,
                 trace: Vec::new(),
             }),
@@ -337,6 +332,10 @@ impl Inner {
                     }
                 }
             };
+            let could_go_on = choices.contains(&Choice::Run(self.running));
+            if could_go_on && matches!(chosen, Choice::Run(next) if next != self.running) {
+                self.faults.interruptions = self.faults.interruptions.map(|left| left - 1);
+            }
             if self.apply(chosen) {
                 return;
             }
@@ -372,16 +371,20 @@ impl Inner {
         };
         let first = threads().filter(|(_, it)| wakes(it) == Some(next));
         let mut choices: Vec<Choice> = first.map(|(index, _)| Choice::Run(index)).collect();
+        let on = Choice::Run(self.running);
+        if self.faults.interruptions == Some(0) && choices.contains(&on) {
+            choices = vec![on];
+        }
         for (index, it) in threads().filter(|(_, it)| it.state != State::Done) {
             if is_stopped(it) && it.stopped.is_some_and(|it| it.touched) {
                 choices.push(Choice::Resume(index));
             }
-            if self.faults == 0 {
+            if self.faults.most == 0 {
                 continue;
             }
-            let ends = if it.acted { self.ends } else { &[] };
+            let ends = if it.acted { self.faults.ends } else { &[] };
             choices.extend(ends.iter().map(|&end| Choice::Kill(index, end)));
-            if self.stops && !is_stopped(it) {
+            if self.faults.stops && !is_stopped(it) {
                 choices.push(Choice::Stop(index));
             }
             if it.awaits && !it.cancelled && it.state != State::Ready {
@@ -396,7 +399,7 @@ impl Inner {
         if !matches!(choice, Choice::Run(_)) {
             self.trace.push(format!("{choice:?} at {:?}", self.now));
         }
-        self.faults -= usize::from(choice.is_fault());
+        self.faults.most -= usize::from(choice.is_fault());
         match choice {
             Choice::Run(index) => {
                 let thread = &self.threads[index];
@@ -440,8 +443,11 @@ impl Inner {
     /// Returns a number for the state: what is in the file, and what each thread has seen.
     fn key(&self) -> u64 {
         let mut key = mix(self.hash, self.now.as_nanos() as u64);
-        key = mix(key, self.faults as u64);
+        key = mix(key, self.faults.most as u64);
         key = mix(key, self.ghost.key());
+        if let Some(left) = self.faults.interruptions {
+            key = mix(mix(key, left as u64), self.running as u64);
+        }
         for thread in &self.threads {
             let (kind, until, bell) = match thread.state {
                 State::Ready => (1, 0, 0),
@@ -460,7 +466,7 @@ impl Inner {
             // What a thread that has ended has seen is of no consequence.
             let history = if kind == 2 { 0 } else { thread.history };
             for value in [
-                u64::from(thread.acted && self.faults > 0),
+                u64::from(thread.acted && self.faults.most > 0),
                 history,
                 kind,
                 until,

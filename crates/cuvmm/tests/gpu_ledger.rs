@@ -1,5 +1,5 @@
 //! One budget for several processes, on the host driver and on a GPU: memory that another process
-//! has idle, and memory of processes that are killed.
+//! has idle, memory of processes that are killed, and memory that they exported.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
@@ -10,13 +10,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cuvmm::driver::DriverKind;
+use cuvmm::driver::{DriverKind, HandleTypes};
 use cuvmm::error::{BlockError, LedgerRefusal};
-use cuvmm::{Block, Device, Ledger, Limit, Physical, Pool};
+use cuvmm::ledger::ProcessState;
+use cuvmm::share::Listener;
+use cuvmm::{Attachment, Block, Channel, Device, Ledger, Limit, Offer, Physical, Pool};
 use gpu::Stage;
 
 /// The environment variable with the ledger's directory that a child opens.
 const DIRECTORY: &str = "CUVMM_TEST_LEDGER";
+
+/// The environment variable with the socket that a child sends its block to, if it is to.
+const SOCKET: &str = "CUVMM_TEST_SOCKET";
 
 /// How long one process waits for the other.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,7 +50,8 @@ fn join(device: &Device, dir: &Path, name: &str) -> (Ledger, Pool) {
     let ledger = Ledger::builder(device, dir).limit(limit).name(name);
     let ledger = ledger.open().unwrap();
     let pool = Pool::builder(device).limit(Limit::Bytes(limit));
-    let pool = pool.ledger(&ledger).build().unwrap();
+    let pool = pool.shareable(HandleTypes::POSIX_FD).ledger(&ledger);
+    let pool = pool.build().unwrap();
     (ledger, pool)
 }
 
@@ -82,7 +88,8 @@ on_each! {
         let before = device.memory_info().unwrap();
         let mut longest = Duration::ZERO;
         for _ in 0..stage.scaled(20, 5) {
-            let mut child = child(dir.path(), on_gpu);
+            let mut child = child(dir.path(), on_gpu, None);
+            await_ready(&mut child);
             assert!(matches!(
                 tenant.try_allocate(limit / 2),
                 Err(BlockError::OutOfMemory(short)) if short.ledger.is_some()
@@ -102,6 +109,47 @@ on_each! {
         println!("from the kill to the allocation: at most {longest:?}");
         let stats = ledger.stats();
         assert_eq!(stats.processes.len(), 1, "{stats}");
+    }
+
+    fn memory_of_a_killed_exporter_counts_while_another_process_has_it(stage) {
+        let dir = directory();
+        let (device, limit) = (&stage.device, limit(&stage.device));
+        let (ledger, pool) = join(device, dir.path(), "parent");
+        let tenant = pool.tenant("a").register().unwrap();
+        let on_gpu = device.driver().kind() == DriverKind::Cuda;
+        let stream = stage.stream();
+        for _ in 0..stage.scaled(3, 2) {
+            let socket = dir.path().join("give");
+            let listener = Listener::bind(&socket).unwrap();
+            let mut child = child(dir.path(), on_gpu, Some(&socket));
+            let mut channel = listener.accept(PATIENCE).unwrap();
+            channel.set_timeout(PATIENCE);
+            let how = Attachment::builder(device).home_stream(&stream).ledger(&ledger);
+            let attached = channel.recv(&how).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            // The slot lends until this process releases what it imported.
+            let lends = || {
+                let stats = ledger.stats();
+                stats.processes.iter().any(|it| it.state == ProcessState::Lending)
+            };
+            let begun = Instant::now();
+            while !lends() {
+                assert!(begun.elapsed() < PATIENCE, "{}", ledger.stats());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let refused = tenant.try_allocate(limit / 2).unwrap_err();
+            assert!(refused.is_shortage(), "{refused}");
+            let mut bytes = [0; 16];
+            attached.read(&stream, 0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"from the owner  ");
+            drop(attached);
+            let block = tenant.block(limit).timeout(PATIENCE).allocate().unwrap();
+            drop(block);
+            pool.trim(0).unwrap();
+        }
+        let stats = ledger.stats();
+        assert_eq!((stats.processes.len(), stats.exports.len()), (1, 0), "{stats}");
     }
 
     fn a_hook_gives_memory_in_use_whose_work_still_runs(stage) {
@@ -165,26 +213,30 @@ on_each! {
     }
 }
 
-/// Starts a process that holds three quarters of the limit, and waits until it has them.
-fn child(dir: &Path, on_gpu: bool) -> Child {
+/// Starts a process that holds three quarters of the limit, and sends them to a socket if it is to.
+fn child(dir: &Path, on_gpu: bool, socket: Option<&Path>) -> Child {
     let part = if on_gpu {
         "part_on_gpu"
     } else {
         "part_on_host"
     };
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", part, "--ignored", "--nocapture"])
-        .env(DIRECTORY, dir)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", part, "--ignored", "--nocapture"]);
+    command.env(DIRECTORY, dir);
+    if let Some(socket) = socket {
+        command.env(SOCKET, socket);
+    }
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    pipes.spawn().unwrap()
+}
+
+/// Waits until a child has its memory.
+fn await_ready(child: &mut Child) {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let ready = lines
         .map_while(Result::ok)
         .any(|line| line.contains("ready"));
     assert!(ready, "the other process failed");
-    child
 }
 
 /// Plays the part of the process that is killed.
@@ -197,10 +249,18 @@ fn part(stage: Stage) {
     let size = limit(&stage.device) / 4 * 3;
     // The parent may be giving back what it had.
     let block = tenant.block(size).timeout(PATIENCE).allocate().unwrap();
+    let offer = std::env::var_os(SOCKET).map(|socket| {
+        block.write(0, b"from the owner  ").unwrap();
+        let offer = Offer::block(&block).unwrap();
+        let mut channel = Channel::connect(&socket).unwrap();
+        channel.set_timeout(PATIENCE);
+        channel.send(&offer).unwrap();
+        offer
+    });
     println!("ready");
     // Ends with its parent too.
     let _ = std::io::stdin().read_line(&mut String::new());
-    drop(block);
+    drop((block, offer));
 }
 
 #[test]

@@ -9,7 +9,8 @@ mod ledger_contents_support;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let directory = std::env::temp_dir().join(format!("cuvmm-fuzz-{}", std::process::id()));
+    let folder = ledger_contents_support::folder();
+    let directory = folder.join(format!("cuvmm-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
     ledger_contents_support::survive(&directory, bytes);
 });

@@ -80,7 +80,14 @@ struct Directory(PathBuf);
 impl Directory {
     fn new() -> Self {
         let name = format!("cuvmm-counted-{}", std::process::id());
-        Self(std::env::temp_dir().join(name))
+        let memory = PathBuf::from("/dev/shm");
+        // Not every file system is fit for a ledger.
+        let folder = if memory.is_dir() {
+            memory
+        } else {
+            std::env::temp_dir()
+        };
+        Self(folder.join(name))
     }
 }
 

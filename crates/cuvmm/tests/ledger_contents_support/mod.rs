@@ -103,8 +103,18 @@ fn work(device: &Device, ledger: &Ledger, input: &Input<'_>) {
     pool.close().unwrap();
 }
 
-/// Opens a ledger whose file is that of the input, looks at it, and uses it.
-pub fn survive(directory: &Path, bytes: &[u8]) {
+/// Returns the folder for directories of ledgers: one on a file system that a ledger accepts.
+pub fn folder() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    match memory.is_dir() {
+        true => memory.to_owned(),
+        false => std::env::temp_dir(),
+    }
+}
+
+/// Opens a ledger whose file is that of the input, looks at it, and uses it. Returns `true` if it
+/// could be opened.
+pub fn survive(directory: &Path, bytes: &[u8]) -> bool {
     let input = Input::of(bytes);
     let driver = Arc::new(ModelDriver::new(ModelOptions::new().capacity(1 << 30)));
     let shared: Arc<dyn Driver> = driver.clone();
@@ -129,10 +139,13 @@ pub fn survive(directory: &Path, bytes: &[u8]) {
             drop(control);
         }
     }
-    if let Some(ledger) = open(&device, directory) {
+    let ledger = open(&device, directory);
+    let is_open = ledger.is_some();
+    if let Some(ledger) = ledger {
         work(&device, &ledger, &input);
     }
     drop(device);
     let live = driver.live();
     assert_eq!(live.physical_bytes, 0, "{live:?}");
+    is_open
 }

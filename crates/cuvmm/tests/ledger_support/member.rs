@@ -14,7 +14,7 @@ use cuvmm::driver::Driver;
 use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::error::{BlockError, LedgerError, PoolError, ShareError, SleepError};
-use cuvmm::share::Listener;
+use cuvmm::share::{Listener, sweep};
 use cuvmm::{
     Attachment, Block, Channel, Contents, Device, HostStore, Ledger, Limit, Offer, Pool, Tenant,
 };
@@ -246,9 +246,14 @@ impl<'a> Member<'a> {
         let names = files
             .flatten()
             .map(|file| file.file_name().to_string_lossy().into_owned());
-        let names: Vec<String> = names.filter(|name| name.starts_with(SHARED)).collect();
+        let names: Vec<String> = names
+            .filter(|name| name.starts_with(SHARED) && !name.ends_with("lock"))
+            .collect();
         let any = random.usize(..names.len().max(1));
-        names.get(any).cloned()
+        let name = names.get(any).cloned()?;
+        // That of a dead process is removed.
+        let is_dead = sweep(self.setting.dir.join("..").join(&name)).ok()?;
+        (!is_dead).then_some(name)
     }
 
     /// Attaches memory of the process that listens at a socket of this name.
@@ -353,17 +358,17 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
     let awake = |held: &Held| !held.block.is_asleep();
     let any = random.usize(..member.blocks.len().max(1));
     let tenant = random.usize(..member.tenants.len());
-    match random.u8(..112) {
-        100..104 if !member.blocks.is_empty() => {
+    match random.u8(..117) {
+        100..106 if !member.blocks.is_empty() => {
             // The process that attaches it may be killed meanwhile.
             let _ = member.offer(&format!("{SHARED}{}", member.setting.name), wait / 4);
         }
-        104..109 if member.attached.len() < 3 => {
+        106..114 if member.attached.len() < 3 => {
             if let Some(name) = member.any_offer(random) {
                 let _ = member.attach(&name, wait / 4);
             }
         }
-        109..112 if !member.attached.is_empty() => {
+        114..117 if !member.attached.is_empty() => {
             let any = random.usize(..member.attached.len());
             drop(member.attached.swap_remove(any));
         }

@@ -1,11 +1,12 @@
 //! The command `cuvmm`: shows drivers and devices, replays request traces against an elastic pool,
-//! tries plans of operations without a GPU, shares memory between processes, and shows and
+//! tries plans of operations without a GPU, runs traces of allocations on a heap, shares memory between processes, and shows and
 //! changes what processes have of a GPU.
 //!
 //! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
 //! uses too.
 
 mod generated;
+mod heap;
 mod info;
 mod ledger;
 mod moved;
@@ -38,6 +39,7 @@ enum Command {
     #[command(hide = true)]
     ReplayOne(replay::One),
     Plan(plan::Args),
+    Heap(heap::Args),
     Share(share::Args),
     Top(ledger::top::Args),
     Ctl(ledger::ctl::Args),
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => args.run(),
         Command::ReplayOne(one) => one.run(),
         Command::Plan(args) => args.run(),
+        Command::Heap(args) => args.run(),
         Command::Share(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Ctl(args) => args.run(),

@@ -16,6 +16,7 @@ fn every_command_has_examples() {
         &["info"][..],
         &["replay"],
         &["plan"],
+        &["heap"],
         &["share", "publish"],
         &["share", "list"],
         &["share", "attach"],

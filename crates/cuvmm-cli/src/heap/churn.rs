@@ -1,0 +1,136 @@
+//! Traces that are made by a law of sizes.
+//!
+//! All laws have one rule: before an allocation that would exceed the cap of live bytes, live
+//! allocations are freed, each chosen uniformly at random, until it fits. Random numbers are those of
+//! SplitMix64, from the seed. A number below `n` is the remainder of a number by `n`; a number in
+//! 0..1 has the upper 53 bits. Sizes are cut to multiples of 512 bytes.
+
+use super::trace::{Operation, Trace};
+
+const MIB: u64 = 1 << 20;
+
+/// A law of sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Law {
+    /// 1 to 512 MiB, each size as likely as any other; 32 GiB live, 4,000 allocations
+    Uniform,
+    /// From 8 to 512 MiB in even steps, each times 0.75 to 1.25; 32 GiB live, 4,000 allocations
+    Growing,
+    /// Log-normal about 1 MiB with a standard deviation of 1.5 in the logarithm, at most 64 MiB;
+    /// 4 GiB live, 40,000 allocations
+    Small,
+    /// Lengths of 128 to 4,096 tokens, times 16, 64 or 128 KiB; 48 GiB live, 4,000 allocations
+    Sequences,
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// Returns a number in 0..1.
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Returns a normally distributed number (Box-Muller, the cosine).
+    fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * self.fraction().max(1e-12).ln()).sqrt();
+        radius * (2.0 * std::f64::consts::PI * self.fraction()).cos()
+    }
+}
+
+impl Law {
+    /// Returns the cap of live bytes and the number of allocations.
+    const fn bounds(self) -> (u64, u64) {
+        match self {
+            Self::Uniform | Self::Growing => (32 << 30, 4_000),
+            Self::Small => (4 << 30, 40_000),
+            Self::Sequences => (48 << 30, 4_000),
+        }
+    }
+
+    /// Returns the size of an allocation, which is at `progress` (0 to 1) of the trace.
+    fn size(self, random: &mut Random, progress: f64) -> u64 {
+        let size = match self {
+            Self::Uniform => MIB + random.below(511 * MIB),
+            Self::Growing => {
+                let even = 504.0_f64.mul_add(progress, 8.0);
+                (even * 0.5_f64.mul_add(random.fraction(), 0.75) * MIB as f64) as u64
+            }
+            Self::Small => {
+                let size = (1.5 * random.normal()).exp() * MIB as f64;
+                (size as u64).min(64 * MIB)
+            }
+            Self::Sequences => {
+                let tokens = 128 + random.below(3_969);
+                let kib = [16, 64, 128][random.below(3) as usize];
+                tokens * (kib << 10)
+            }
+        };
+        (size / 512 * 512).max(512)
+    }
+
+    /// Makes the trace of a seed.
+    pub(super) fn trace(self, seed: u64) -> Trace {
+        let mut random = Random(seed);
+        let (cap, count) = self.bounds();
+        let mut trace = Trace::default();
+        let (mut live, mut bytes): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+        for id in 0..count {
+            let size = self.size(&mut random, id as f64 / count as f64);
+            while bytes + size > cap && !live.is_empty() {
+                let victim = random.below(live.len() as u64) as usize;
+                let (id, size) = live.swap_remove(victim);
+                bytes -= size;
+                trace.operations.push(Operation::Free { id });
+            }
+            let stream = 0;
+            trace
+                .operations
+                .push(Operation::Allocate { id, size, stream });
+            live.push((id, size));
+            bytes += size;
+        }
+        trace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_one_trace_within_the_cap() {
+        for law in [Law::Uniform, Law::Growing, Law::Small, Law::Sequences] {
+            let (first, again) = (law.trace(1), law.trace(1));
+            assert_eq!(first.operations, again.operations, "{law:?}");
+            assert_ne!(first.operations, law.trace(2).operations, "{law:?}");
+            let mut sizes = std::collections::HashMap::new();
+            let (mut live, mut peak) = (0, 0);
+            for operation in first.operations {
+                match operation {
+                    Operation::Allocate { id, size, .. } => {
+                        sizes.insert(id, size);
+                        live += size;
+                    }
+                    Operation::Free { id } => live -= sizes.remove(&id).unwrap_or_default(),
+                }
+                peak = peak.max(live);
+            }
+            let cap = law.bounds().0;
+            assert!(peak <= cap && peak > cap / 10 * 9, "{law:?}: {peak}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Playing a trace on a heap.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use cuvmm::heap::{HeapStats, Preset};
+use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
+
+use super::trace::{Operation, Trace};
+use cuvmm_cli::drivers::{Concrete, Opened};
+
+/// How a heap is built.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) preset: Preset,
+    pub(super) aliases: bool,
+    pub(super) limit: Option<u64>,
+}
+
+/// The figures of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub(super) driver: &'static str,
+    pub(super) granule: u64,
+    pub(super) operations: u64,
+    pub(super) stats: HeapStats,
+    pub(super) driver_calls: u64,
+    /// The time of all driver calls: on the model by its clock, on a GPU as measured.
+    pub(super) driver_time: Option<Duration>,
+    /// The time of the whole run, where time is real.
+    pub(super) time: Option<Duration>,
+    pub(super) failed: u64,
+}
+
+/// Plays a trace on a heap over all of a device's memory, or over `limit` bytes.
+///
+/// # Errors
+/// What the device or the pool refuses. An allocation that fails is counted and left out.
+pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
+    let device = Device::open(opened.driver.clone(), 0)?;
+    let granule = device.granularity();
+    let limit = options.limit.unwrap_or(device.total_memory());
+    let limit = (limit / granule).max(1) * granule;
+    let limit = Limit::Bytes(limit.min(device.total_memory()));
+    let pool = Pool::builder(&device).limit(limit).build()?;
+    let tenant = pool.tenant("trace").register()?;
+    let heap = Heap::builder(&tenant)
+        .preset(options.preset)
+        .aliases(options.aliases)
+        .build()?;
+    let mut streams: HashMap<u64, Stream> = HashMap::new();
+    let mut live: HashMap<u64, Allocation> = HashMap::new();
+    let mut failed = 0;
+    let begun = opened.model().map(|model| model.clock());
+    let calls = device.calls();
+    let watch = Instant::now();
+    for operation in &trace.operations {
+        match *operation {
+            Operation::Allocate { id, size, stream } => {
+                if !streams.contains_key(&stream) {
+                    streams.insert(stream, Stream::new(&device)?);
+                }
+                let stream = streams.get(&stream).context("a stream is missing")?;
+                match heap.allocate(size, 1, stream) {
+                    Ok(memory) => drop(live.insert(id, memory)),
+                    Err(error) if error.is_out_of_memory() => failed += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Operation::Free { id } => drop(live.remove(&id)),
+        }
+    }
+    let time = watch.elapsed();
+    let calls = device.calls().since(&calls);
+    let driver_time = match (opened.model(), begun) {
+        (Some(model), Some(begun)) => Some(model.clock() - begun),
+        _ if matches!(opened.concrete, Concrete::Cuda(_)) => {
+            Some(calls.iter().map(|(.., time)| time).sum())
+        }
+        _ => None,
+    };
+    Ok(Outcome {
+        driver: opened.driver.kind().name(),
+        granule,
+        operations: trace.operations.len() as u64,
+        stats: heap.stats(),
+        driver_calls: calls.total(),
+        driver_time,
+        time: begun.is_none().then_some(time),
+        failed,
+    })
+}
+
+/// Returns the smallest limit with which no allocation fails, to 1/512 of the peak of live bytes or
+/// a granule. `None` if some failed without a limit. `failed` plays the trace with a limit.
+///
+/// # Errors
+/// Those of `failed`.
+pub(super) fn smallest_limit(
+    outcome: &Outcome,
+    failed: impl Fn(u64) -> anyhow::Result<u64>,
+) -> anyhow::Result<Option<u64>> {
+    if outcome.failed > 0 {
+        return Ok(None);
+    }
+    let step = (outcome.stats.peak_live / 512).max(outcome.granule);
+    // The lower one fails, or holds too little for what is live; the upper one suffices.
+    let (mut low, mut high) = (
+        outcome.stats.peak_live.saturating_sub(1),
+        outcome.stats.peak_held,
+    );
+    while high.saturating_sub(low) > step {
+        let middle = low + (high - low) / 2;
+        match failed(middle)? {
+            0 => high = middle,
+            _ => low = middle,
+        }
+    }
+    Ok(Some(high))
+}

@@ -1,0 +1,117 @@
+//! Traces of allocations.
+
+use std::collections::HashSet;
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
+
+use cuvmm_cli::files;
+use flate2::read::MultiGzDecoder;
+
+/// The first bytes of a file that is compressed with gzip.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// The size limit in bytes of a trace, compressed and decompressed.
+const MOST: (u64, u64) = (256 << 20, 4 << 30);
+
+/// One operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Allocate { id: u64, size: u64, stream: u64 },
+    Free { id: u64 },
+}
+
+/// Operations in order. Each allocation has an ID of its own and is freed at most once, later.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trace {
+    pub(super) operations: Vec<Operation>,
+}
+
+/// Reads a trace.
+///
+/// # Errors
+/// Wrong usage: a file that cannot be read or is no trace, with the line.
+pub(super) fn read(path: &Path) -> anyhow::Result<Trace> {
+    let bytes = files::bytes(path, MOST.0)?;
+    let parsed = match bytes.starts_with(&GZIP) {
+        true => parse(MultiGzDecoder::new(&bytes[..])),
+        false => parse(&bytes[..]),
+    };
+    parsed.map_err(|error| files::wrong(path, error))
+}
+
+fn parse(input: impl Read) -> Result<Trace, String> {
+    let mut trace = Trace::default();
+    let (mut seen, mut live) = (HashSet::new(), HashSet::new());
+    for (index, line) in BufReader::new(input.take(MOST.1)).lines().enumerate() {
+        let number = index + 1;
+        let line = line.map_err(|error| format!("line {number}: {error}"))?;
+        let wrong = |what: &str| format!("line {number}: {what}");
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let value = |word: &str| word.parse().map_err(|_| wrong("a number is needed"));
+        let operation = match words[..] {
+            [] => continue,
+            ["a", id, size, stream] => {
+                let (id, size, stream) = (value(id)?, value(size)?, value(stream)?);
+                if size == 0 {
+                    return Err(wrong("an allocation has at least one byte"));
+                }
+                if !seen.insert(id) {
+                    return Err(wrong("this ID was allocated before"));
+                }
+                live.insert(id);
+                Operation::Allocate { id, size, stream }
+            }
+            ["f", id] => {
+                let id = value(id)?;
+                if !live.remove(&id) {
+                    return Err(wrong("this ID is not allocated"));
+                }
+                Operation::Free { id }
+            }
+            _ => return Err(wrong("`a ID BYTES STREAM` or `f ID` is needed")),
+        };
+        trace.operations.push(operation);
+    }
+    match trace.operations.is_empty() {
+        true => Err("there is no operation in it".to_owned()),
+        false => Ok(trace),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_operations() {
+        let trace = parse("a 1 512 0\n\na 2 7 3\r\nf 1\n".as_bytes()).unwrap();
+        let first = Operation::Allocate {
+            id: 1,
+            size: 512,
+            stream: 0,
+        };
+        let second = Operation::Allocate {
+            id: 2,
+            size: 7,
+            stream: 3,
+        };
+        assert_eq!(trace.operations, [first, second, Operation::Free { id: 1 }]);
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        for (text, line) in [
+            ("", "there is no operation"),
+            ("a 1 5 0\nb", "line 2"),
+            ("a 1 0 0", "line 1"),
+            ("a 1 5 0\na 1 5 0", "line 2"),
+            ("f 3", "line 1"),
+            ("a 1 5 0\nf 1\nf 1", "line 3"),
+            ("a 1 -5 0", "line 1"),
+        ] {
+            let error = parse(text.as_bytes()).unwrap_err();
+            assert!(error.contains(line), "{text}: {error}");
+        }
+    }
+}

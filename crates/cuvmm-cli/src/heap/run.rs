@@ -1,9 +1,9 @@
 //! Playing a trace on a heap.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use cuvmm::heap::{HeapStats, Preset};
 use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
@@ -58,10 +58,10 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     for operation in &trace.operations {
         match *operation {
             Operation::Allocate { id, size, stream } => {
-                if !streams.contains_key(&stream) {
-                    streams.insert(stream, Stream::new(&device)?);
-                }
-                let stream = streams.get(&stream).context("a stream is missing")?;
+                let stream = match streams.entry(stream) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Stream::new(&device)?),
+                };
                 match heap.allocate(size, 1, stream) {
                     Ok(memory) => drop(live.insert(id, memory)),
                     Err(error) if error.is_out_of_memory() => failed += 1,

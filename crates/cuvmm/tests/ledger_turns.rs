@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::G;
 use common::executor::Task;
 use cuvmm::error::{BlockError, LedgerRefusal};
-use cuvmm::{Device, Ledger, Limit, Mapper, Pool, Tenant};
+use cuvmm::{Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
 /// Longer than any of these tests waits.
 const LONG: Duration = Duration::from_secs(60);
@@ -122,6 +122,53 @@ on_both! {
             assert!(a.refusal(5).is_some());
             drop((small, held, got));
             drop(again.join().unwrap().unwrap());
+        });
+    }
+
+    fn what_a_tenants_guarantee_keeps_is_not_in_use(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 40);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let kept = a.pool.tenant("kept").guarantee(30 * G).register().unwrap();
+        let held = b.tenant.try_allocate(50 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(20 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            // The ledger's thread has noticed the request.
+            thread::sleep(Duration::from_millis(20));
+            let within = kept.try_allocate(30 * G).map(drop);
+            drop(held);
+            drop(waiting.join().unwrap());
+            assert_eq!(within, Ok(()));
+        });
+    }
+
+    fn a_heap_joins_its_own_memory_while_another_process_waits(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let tenant = a.pool.tenant("heap").limit(40 * G).register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let whole = [(); 10].map(|()| heap.allocate(4 * G, 1, &stream).unwrap());
+        drop(whole);
+        let mut parts = [(); 20].map(|()| Some(heap.allocate(2 * G, 1, &stream).unwrap()));
+        parts.sort_by_key(|it| it.as_ref().map(|it| it.address().0));
+        // Half of each extent stays in use.
+        for (index, part) in parts.iter_mut().enumerate() {
+            if matches!(index % 4, 0 | 3) {
+                drop(part.take());
+            }
+        }
+        let held = b.tenant.try_allocate(30 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(66 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            thread::sleep(Duration::from_millis(20));
+            let joined = heap.allocate(4 * G, 1, &stream).map(drop);
+            drop((parts, heap, held));
+            drop(waiting.join().unwrap().unwrap());
+            assert_eq!(joined, Ok(()));
         });
     }
 

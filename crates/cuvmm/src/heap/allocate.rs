@@ -50,11 +50,17 @@ pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
 }
 
 impl Core {
-    /// Serves a request that no usable free run fits. Returns the first address.
-    pub(super) fn serve(&self, owner: Owner<'_>, request: Request<'_>) -> Result<u64, BlockError> {
+    /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits. Returns the
+    /// first address.
+    pub(super) fn serve(
+        &self,
+        owner: Owner<'_>,
+        request: Request<'_>,
+        size: u64,
+    ) -> Result<u64, BlockError> {
         let served = self.serve_slowly(owner, request);
         if served.is_ok() {
-            self.lock().counts.note_peak();
+            self.lock().counts.made(size);
         }
         served
     }
@@ -310,8 +316,10 @@ impl State {
     fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
         let granule = request.stream.device().granule();
         let part = granule.round_down(self.counts.small / CHUNK_PART);
+        // A granule may be smaller than the request.
+        let least = granule.round_up(request.size).unwrap_or(request.size);
         Request {
-            size: part.clamp(granule.bytes(), LARGEST_CHUNK.max(granule.bytes())),
+            size: part.clamp(least, LARGEST_CHUNK.max(least)),
             ..request
         }
     }

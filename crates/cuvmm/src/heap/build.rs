@@ -188,9 +188,11 @@ impl Core {
             Err((error, stuck)) => {
                 let ranges: Vec<Range<u64>> =
                     stuck.iter().map(|(at, size)| *at..at + size).collect();
-                self.lock().abandon(build, &ranges);
                 let mappings = (pieces.len() - stuck.len()) as u64;
-                tenant.give_up(holder, returned(pieces, mappings));
+                // From then on the pool may take the extents, so no other handle may be left.
+                let given = returned(pieces, mappings);
+                self.lock().abandon(build, &ranges);
+                tenant.give_up(holder, given);
                 Err(tenant.not_placed(error))
             }
         }
@@ -367,9 +369,11 @@ impl Core {
             }
             at += piece.size;
         }
-        self.lock().abandon(build, &stuck);
         let mappings = (pieces.len() - stuck.len()) as u64;
-        tenant.give_up(holder, returned(pieces, mappings));
+        // From then on the pool may take the extents, so no other handle may be left.
+        let given = returned(pieces, mappings);
+        self.lock().abandon(build, &stuck);
+        tenant.give_up(holder, given);
         error.into()
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Core {
     /// The number that the pool knows the tenant by as a writer.
     pub(super) writer: u64,
     /// The first address.
+    /// The bytes of addresses that the heap has.
+    pub(super) addresses: u64,
     pub(super) base: DeviceAddress,
     state: Mutex<State>,
     /// Set while memory that becomes free has to be reported to the pool.
@@ -74,6 +76,8 @@ pub(super) struct State {
 /// Counts of a heap. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
+    /// The sizes of the allocations that are being made.
+    making: u64,
     /// The sizes of all live allocations, as requested.
     pub(super) live: u64,
     pub(super) peak_live: u64,
@@ -88,16 +92,23 @@ pub(super) struct Counts {
 impl Counts {
     /// Counts an allocation that is about to be made.
     pub(super) const fn begin(&mut self, size: u64) {
-        self.allocations += 1;
-        self.live += size;
+        self.making += size;
     }
 
-    /// Notes that an allocation was made.
-    pub(super) fn note_peak(&mut self) {
+    /// Counts an allocation that was about to be made and could not be made.
+    pub(super) const fn not_made(&mut self, size: u64) {
+        self.making -= size;
+    }
+
+    /// Counts an allocation that was about to be made and was made.
+    pub(super) fn made(&mut self, size: u64) {
+        self.making -= size;
+        self.allocations += 1;
+        self.live += size;
         self.peak_live = self.peak_live.max(self.live);
     }
 
-    /// Counts an allocation that was freed, or not made.
+    /// Counts an allocation that was freed.
     pub(super) const fn end(&mut self, size: u64) {
         self.allocations -= 1;
         self.live -= size;
@@ -211,7 +222,9 @@ impl State {
     }
 
     /// Takes up to `most` mappings out of the space that are not searched and that nothing uses.
-    fn take_retired(&mut self, most: usize) -> Vec<(u64, Placed)> {
+    /// Their extents are not wholly free until they are unmapped: the pool must not get a physical that
+    /// is still mapped.
+    fn take_retired(&mut self, most: usize) -> Vec<(ExtentId, u64, Placed)> {
         let mut taken = Vec::new();
         for _ in 0..self.retired.len() {
             if taken.len() >= most {
@@ -221,17 +234,21 @@ impl State {
                 break;
             };
             let extent = self.large.extent(id);
+            let is_settled = extent.is_none_or(|extent| extent.settled);
             let mut mappings = extent.iter().flat_map(|extent| &extent.mappings);
             let Some(mapping) = mappings.find(|mapping| mapping.at == at) else {
                 // It was unmapped with its extent.
                 continue;
             };
-            if !mapping.is_unused() {
+            if !mapping.is_unused() || !is_settled {
                 self.retired.push_back((id, at));
                 continue;
             }
             self.large.remove_mapping(id, at);
-            taken.extend(self.remove_placed(at).map(|placed| (at, placed)));
+            if let Some(placed) = self.remove_placed(at) {
+                self.large.leave(id, true);
+                taken.push((id, at, placed));
+            }
         }
         taken
     }
@@ -250,6 +267,7 @@ impl Core {
             policy,
             waits,
             writer,
+            addresses: space.size(),
             base: space.address(),
             state: Mutex::new(State::new(space)),
             reports: AtomicBool::new(false),
@@ -270,10 +288,11 @@ impl Core {
     pub(super) fn tidy(&self, most: usize) -> u64 {
         let taken = self.lock().take_retired(most);
         let mut unmapped = 0;
-        for (at, placed) in taken {
+        for (id, at, placed) in taken {
             let size = placed.size();
             let outcome = unmap(placed);
             let mut state = self.lock();
+            state.large.leave(id, false);
             match outcome {
                 Ok(_) => {
                     unmapped += 1;
@@ -351,7 +370,7 @@ impl Holder for Core {
         let free = large.free() + small.free();
         let used = large.held() - free;
         // An allocation that is being made is counted already.
-        let in_use = state.counts.live.min(used);
+        let in_use = (state.counts.live + state.counts.making).min(used);
         HolderFigures {
             held: large.held(),
             in_use,

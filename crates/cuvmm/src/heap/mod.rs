@@ -34,6 +34,8 @@
 //! [capture guard](crate::pool::CaptureGuard) lives, succeeds only if a free run fits it that its
 //! stream can use at once. Other requests are refused ([`BlockError::Capturing`]). A graph that uses an allocation needs it alive as long as the graph
 //! is launched: memory that is freed while a stream captures is reused by work outside the graph.
+//! Earlier work of the captured stream may still use the memory when the graph is launched: launch
+//! the graph on that stream, or behind its work.
 //!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
@@ -330,6 +332,14 @@ impl Heap {
         if core.closed.load(Ordering::Relaxed) {
             shared.tenant.check_usable()?;
         }
+        // No larger request can be served, and its plan would have no bound.
+        if rounded > core.addresses {
+            return Err(BlockError::OutOfAddresses {
+                wanted: rounded,
+                held: 0,
+                limit: core.addresses,
+            });
+        }
         let mut state = core.lock();
         let id = state.streams.id(stream);
         state.streams.count(id, true);
@@ -342,12 +352,12 @@ impl Heap {
         state.counts.begin(size);
         let found = state.fit_any(request);
         if found.is_some() {
-            state.counts.note_peak();
+            state.counts.made(size);
         }
         drop(state);
         let served = match found {
             Some(at) => Ok(at),
-            None => core.serve((&shared.tenant, shared.holder), request),
+            None => core.serve((&shared.tenant, shared.holder), request, size),
         };
         match served {
             Ok(at) => Ok(Allocation {
@@ -361,7 +371,7 @@ impl Heap {
             Err(error) => {
                 let mut state = core.lock();
                 state.streams.count(id, false);
-                state.counts.end(size);
+                state.counts.not_made(size);
                 Err(error)
             }
         }

@@ -601,7 +601,10 @@ impl Member {
         account.waiting.push((ticket, bytes));
         account.stalls.begin(ticket, since);
         self.publish(&mut account, now);
-        self.slot().round.store(0);
+        // An older request of the process keeps the turns that it has asked for.
+        if account.waiting.len() == 1 {
+            self.slot().round.store(0);
+        }
         drop(account);
         header.wanted.ring();
         Waiting {

@@ -98,6 +98,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// Returns the bytes that can be reclaimed once work is complete that is not known to be.
+    pub(crate) fn pending(&self) -> u64 {
+        let ready: u64 = self.holder.reclaimable(false).iter().sum();
+        self.holder.figures().idle.saturating_sub(ready)
+    }
+
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         self.bytes - self.holder.figures().idle.min(self.bytes)

@@ -48,6 +48,10 @@ impl Locked<'_> {
 
     /// Ends the charge for extents that left a holder, and gives them up.
     pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
+        if given.extents.is_empty() && given.mappings == 0 {
+            // Another thread may have taken the last extents, and removed the holder.
+            return;
+        }
         let amount = Amount {
             mappings: given.mappings,
             ..Amount::bytes(given.bytes())
@@ -85,7 +89,11 @@ impl Locked<'_> {
 
     /// Takes all that the holders of all tenants can give.
     pub(super) fn empty_holders(&mut self) -> Result<(), CallError> {
+        let polls = self.capturing == 0;
         for (tenant, id) in self.holders() {
+            // Polls.
+            let held = self.held(tenant, id);
+            held.map(|held| held.holder.reclaimable(polls));
             self.take_from_holder(tenant, id, u64::MAX)?;
         }
         Ok(())

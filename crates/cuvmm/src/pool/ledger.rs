@@ -8,6 +8,7 @@ use super::core::{Core, Locked};
 use super::joined::Joined;
 use super::relief::{Demand, HookCall};
 use super::stats::TenantStats;
+use super::tenancy::Tenancy;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{
@@ -126,7 +127,8 @@ impl Locked<'_> {
             return Ok(());
         };
         let (granted, place) = (self.budget.granted(), self.place);
-        let in_use = || granted.saturating_sub(self.idle_bytes());
+        // What a guarantee of a tenant keeps and nothing uses is not in use.
+        let in_use = || self.tenants.values().map(Tenancy::kept).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),

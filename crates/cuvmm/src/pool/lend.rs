@@ -208,7 +208,10 @@ impl Locked<'_> {
     ) -> Result<Vec<Unmapped>, BlockError> {
         self.check_usable(tenant)?;
         let bytes: u64 = lending.sizes.iter().sum();
-        self.leave_to_others(tenant, bytes)?;
+        // A request that needs no memory is served from what the heap has.
+        if bytes > 0 {
+            self.leave_to_others(tenant, bytes)?;
+        }
         self.reclaim_for(tenant, bytes, Purpose::New)?;
         let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
         self.count_lent(tenant, lending.holder, bytes, true);

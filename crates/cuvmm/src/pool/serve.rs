@@ -268,7 +268,7 @@ impl State {
             let figures = tenancy.figures().map(|(figures, _)| figures);
             let pending = figures.filter(|figures| figures.freed == Freed::PendingFree);
             let idle: u64 = pending.map(|figures| figures.idle).sum();
-            idle + tenancy.shared_pending_free()
+            idle + tenancy.shared_pending_free() + tenancy.pending_in_holders()
         };
         self.tenants.values().map(pending).sum()
     }

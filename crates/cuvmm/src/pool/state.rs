@@ -472,8 +472,13 @@ impl State {
             }
             stranded += figures.stranded;
         }
-        let tenants = self.tenants.values();
-        pending_free += tenants.map(Tenancy::shared_pending_free).sum::<u64>();
+        for tenancy in self.tenants.values() {
+            pending_free += tenancy.shared_pending_free() + tenancy.pending_in_holders();
+            let holders = tenancy.holders.iter();
+            stranded += holders
+                .map(|held| held.holder.figures().stranded())
+                .sum::<u64>();
+        }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
             tenant: self

@@ -184,6 +184,11 @@ impl Tenancy {
         self.kept() + idle.sum::<u64>()
     }
 
+    /// Returns the bytes of holders that can be reclaimed once their work is complete.
+    pub(crate) fn pending_in_holders(&self) -> u64 {
+        self.holders.iter().map(Held::pending).sum()
+    }
+
     pub(crate) fn held(&self, id: HolderId) -> Option<&Held> {
         self.holders.iter().find(|held| held.id == id)
     }
@@ -194,7 +199,10 @@ impl Tenancy {
 
     /// Returns `true` if blocks of the tenant use memory.
     pub(crate) fn uses_memory(&self) -> bool {
-        self.figures().any(|(figures, _)| figures.in_use > 0) || self.shared_in_use() > 0
+        let mut holders = self.holders.iter();
+        self.figures().any(|(figures, _)| figures.in_use > 0)
+            || self.shared_in_use() > 0
+            || holders.any(|held| held.holder.figures().in_use > 0)
     }
 
     /// Returns the bytes of shared memory that a block uses or a lease keeps.

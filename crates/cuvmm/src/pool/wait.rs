@@ -230,11 +230,12 @@ impl Core {
         {
             let lacking = lacks(&mut state, error);
             self.wait_in_ledger(&mut in_ledger, lacking);
-            state.place = in_ledger.as_ref().map(Waiting::place);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };
             (state, told) = self.pause(state, told, left.min(nap))?;
+            // The pause may have released the lock.
+            state.place = in_ledger.as_ref().map(Waiting::place);
             nap = (2 * nap).min(POLL_PAUSE.1);
             (state, outcome) = attempt(state);
         }

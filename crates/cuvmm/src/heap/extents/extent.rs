@@ -44,6 +44,8 @@ pub(crate) struct Extent {
     pub(super) listed: Ends,
     /// When it last became wholly free.
     pub(crate) freed_at: u64,
+    /// The number of mappings that were removed and are not unmapped yet.
+    pub(super) leaving: u32,
     /// `false` while an operation is taking it away or mapping it for the first time.
     pub(crate) settled: bool,
 }
@@ -61,9 +63,10 @@ impl Extent {
         self.free_bytes == self.size
     }
 
-    /// Returns the free bytes from an offset of the start, or up to an offset of the end.
+    /// Returns the free bytes from an offset of the start, or up to an offset of the end. There are none
+    /// while a mapping leaves an extent that is wholly free: the pool must not take it then.
     pub(super) fn ends(&self) -> Ends {
-        if !self.settled {
+        if !self.settled || (self.leaving > 0 && self.is_free()) {
             return Ends::default();
         }
         if self.is_free() {

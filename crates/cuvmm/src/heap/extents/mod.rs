@@ -125,6 +125,7 @@ impl Extents {
             mappings: Vec::new(),
             listed: Ends::default(),
             freed_at: 0,
+            leaving: 0,
             settled: true,
         };
         self.held += size;
@@ -211,6 +212,18 @@ impl Extents {
                 self.windows
                     .extend(left.map(|range| (range.start, range.end)));
             }
+        }
+    }
+
+    /// Counts a mapping that was removed from an extent and is about to be unmapped, or that was
+    /// unmapped.
+    pub(super) fn leave(&mut self, id: ExtentId, begins: bool) {
+        if let Some(extent) = self.extent_mut(id) {
+            extent.leaving = match begins {
+                true => extent.leaving + 1,
+                false => extent.leaving - 1,
+            };
+            self.relist(id);
         }
     }
 

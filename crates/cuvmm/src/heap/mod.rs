@@ -32,8 +32,8 @@
 //! # Graph captures
 //! An allocation on a stream that captures, or while a
 //! [capture guard](crate::pool::CaptureGuard) lives, succeeds only if a free run fits it that its
-//! stream can use at once. Other requests are refused ([`BlockError::Capturing`]). A graph that uses an allocation needs it alive as long as the graph
-//! is launched: memory that is freed while a stream captures is reused by work outside the graph.
+//! stream can use at once. Other requests are refused ([`BlockError::Capturing`]). A graph that uses
+//! an allocation needs it alive as long as the graph is launched: memory that is freed while a stream captures is reused by work outside the graph.
 //! Earlier work of the captured stream may still use the memory when the graph is launched: launch
 //! the graph on that stream, or behind its work.
 //!

@@ -45,8 +45,8 @@
 //! # Processes that die
 //! The memory of a killed process counts until the process is known to have ended, and on a GPU
 //! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
-//! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as containers, cannot be
-//! looked up: their memory counts for two seconds after the kernel has released their locks, which a
+//! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as
+//! containers, cannot be looked up: their memory counts for two seconds after the kernel has released their locks, which a
 //! forked child that outlives them keeps. A process that runs another program in its place (`exec`)
 //! has not ended: drop its pools and ledger first.
 //!

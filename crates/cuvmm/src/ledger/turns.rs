@@ -55,10 +55,10 @@ impl Unmet {
 }
 
 impl Member {
-    /// Returns the refusal if a request at this place must leave `bytes` of idle memory to an older request of another
-    /// process instead of using them for a new block. Its pool was granted `granted` bytes, and
-    /// `in_use` returns how many of them are in use. There is no refusal while that request lacks
-    /// nothing, or if the process stays within its guarantee.
+    /// Returns the refusal if a request at this place must leave `bytes` of idle memory to an older
+    /// request of another process instead of using them for a new block. Its pool was granted
+    /// `granted` bytes, and `in_use` returns how many of them are in use. There is no refusal while
+    /// the older request lacks nothing, or if the process stays within its guarantee.
     pub(crate) fn owes(
         &self,
         bytes: u64,

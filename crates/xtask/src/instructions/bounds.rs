@@ -49,7 +49,7 @@ pub(crate) const PATHS: &[Path] = &[
     Path { name: "free-locked",     case: "free-locked",     batch: 1,  rounds: 16, measured: 1109, bound: 1270, crowded: true, in_ledger: true },
     Path { name: "free-of-64",      case: "free-locked",     batch: 64, rounds: 1,  measured: 1429, bound: 1640, crowded: false, in_ledger: false },
     // Growth by a granule into existing precommitted memory.
-    Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 284, bound: 290, crowded: true, in_ledger: true },
+    Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 284, bound: 315, crowded: true, in_ledger: true },
     // A tile among 1,024 and 16,384, including the model's own work; a cache's figures per range,
     // with 128 and 1,024 ranges.
     Path { name: "tile",            case: "tile",            batch: 4,  rounds: 2,  measured: 35_890, bound: 41_000, crowded: true, in_ledger: false },

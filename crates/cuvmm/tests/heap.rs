@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::books::figures;
 use common::{D0, G, MIB, Rig, pool};
 use cuvmm::driver::fault::Fault;
@@ -71,6 +73,81 @@ on_both! {
         let stats = heap.stats();
         assert_eq!((stats.live, stats.allocations), (0, 0));
         assert_eq!(stats.held, figures(&pool).committed);
+    }
+
+    fn what_a_stream_freed_last_serves_other_sizes_and_streams(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        drop(heap.allocate(4 * G, 1, &one).unwrap());
+        let calls = rig.device.calls().total();
+        let halves = [2 * G, 2 * G].map(|size| heap.allocate(size, 1, &one).unwrap());
+        assert_eq!(rig.device.calls().total(), calls);
+        drop(halves);
+        let whole = heap.allocate(4 * G, 1, &two).unwrap();
+        let stats = heap.stats();
+        assert_eq!((stats.live, stats.held, stats.free), (4 * G, 4 * G, 0));
+        drop(whole);
+        let stats = heap.stats();
+        assert_eq!((stats.live, stats.free, stats.largest_run), (0, 4 * G, 4 * G));
+        assert_eq!((stats.peak_live, stats.allocations), (4 * G, 0));
+    }
+
+    fn sizes_that_are_rounded_alike_are_counted_as_requested(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        for size in [1000, 1024, 999, 1024] {
+            let memory = heap.allocate(size, 1, &stream).unwrap();
+            assert_eq!((memory.size(), heap.stats().live), (size, size));
+            assert_eq!(tenant.stats().in_use, size);
+        }
+        assert_eq!(heap.stats().peak_live, 1024);
+    }
+
+    fn more_frees_than_a_stream_cache_holds_are_all_free(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let many = || -> Vec<Allocation> {
+            (0..200).map(|_| heap.allocate(4096, 1, &stream).unwrap()).collect()
+        };
+        let addresses = |all: &[Allocation]| {
+            let mut all: Vec<u64> = all.iter().map(|it| it.address().0).collect();
+            all.sort_unstable();
+            all
+        };
+        let first = many();
+        let seen = addresses(&first);
+        drop(first);
+        let stats = heap.stats();
+        assert_eq!((stats.live, stats.free), (0, stats.held));
+        let second = many();
+        assert_eq!(addresses(&second), seen);
+        assert_eq!(heap.stats().live, 200 * 4096);
+    }
+
+    fn a_stream_ends_when_what_it_freed_is_given_up(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let (owner, kept) = (Stream::new(&rig.device).unwrap(), Arc::new(()));
+        let wrapped = || {
+            let keep_alive = Arc::clone(&kept);
+            // SAFETY: the owner outlives the wrapper.
+            #[allow(unsafe_code)]
+            unsafe { Stream::from_raw(&rig.device, owner.as_raw(), keep_alive) }.unwrap()
+        };
+        drop(heap.allocate(G, 1, &wrapped()).unwrap());
+        assert_eq!(Arc::strong_count(&kept), 2);
+        assert_eq!(heap.trim().unwrap(), G);
+        assert_eq!(Arc::strong_count(&kept), 1);
+        // The next stream has the same handle.
+        let memory = heap.allocate(G, 1, &wrapped()).unwrap();
+        assert_eq!(heap.stats().live, memory.size());
     }
 
     fn alignments_are_kept(rig) {

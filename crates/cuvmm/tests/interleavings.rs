@@ -30,7 +30,7 @@ use cuvmm::driver::{Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{
-    Access, Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant,
+    Access, Block, Contents, Growth, Hardened, Heap, Limit, Mapper, Pool, PoolStats, Stream, Tenant,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
@@ -139,16 +139,33 @@ where
     }
 
     fn claim(&self, block: Block) -> Used<'_> {
-        let (from, size) = (block.address().0, block.capacity());
+        self.occupy(block.address().0, block.capacity());
+        Used {
+            block,
+            claims: &self.claims,
+        }
+    }
+
+    /// Claims addresses that nothing else may use.
+    fn occupy(&self, from: u64, size: u64) {
         let mut claims = self.claims.lock().unwrap();
         if let Some((&other, &length)) = claims.range(..from + size).next_back() {
             assert!(other + length <= from, "two blocks at {from:#x}");
         }
         claims.insert(from, size);
-        drop(claims);
-        Used {
-            block,
-            claims: &self.claims,
+    }
+
+    /// Allocates from a heap, which may be short of memory, and frees it.
+    fn come_and_go(&self, heap: &Heap, size: u64, stream: &Stream) {
+        match heap.allocate(size, 1, stream) {
+            Ok(memory) => {
+                let from = memory.address().0;
+                self.occupy(from, size);
+                yield_now();
+                self.claims.lock().unwrap().remove(&from);
+            }
+            Err(BlockError::OutOfMemory(_)) => {}
+            Err(error) => panic!("{error}"),
         }
     }
 
@@ -1060,6 +1077,61 @@ fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
         assert!(!block.is_asleep());
         drop((block, a, stream));
         scene.end();
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_what_a_heap_frees() {
+    explore(2000, || {
+        let scene = scene(3);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
+        thread::scope(|scope| {
+            for sizes in [[2 * G, 2 * G], [G, 512]] {
+                let (scene, heap) = (&scene, &heap);
+                scope.spawn(move || {
+                    let stream = scene.stream();
+                    sizes
+                        .into_iter()
+                        .for_each(|size| scene.come_and_go(heap, size, &stream));
+                });
+            }
+            scope.spawn(|| {
+                let wanted = b.block(3 * G).timeout(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+        });
+        assert_eq!((heap.stats().live, heap.stats().allocations), (0, 0));
+        drop((a, b, heap));
+        scene.end();
+    });
+}
+
+#[test]
+fn threads_share_a_stream_of_a_heap_that_is_trimmed_and_dropped() {
+    explore(2000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
+        let (heap, stream) = (&heap, scene.stream());
+        thread::scope(|scope| {
+            for sizes in [[2 * G, G, 2 * G], [2 * G, 512, 512]] {
+                let (scene, heap, stream) = (&scene, heap.clone(), &stream);
+                scope.spawn(move || {
+                    sizes
+                        .into_iter()
+                        .for_each(|size| scene.come_and_go(&heap, size, stream));
+                });
+            }
+            scope.spawn(|| {
+                heap.trim().unwrap();
+                let stats = heap.stats();
+                assert!(stats.live + stats.free <= stats.held, "{stats:?}");
+                assert!(stats.held <= 4 * G, "{stats:?}");
+            });
+        });
+        assert_eq!((heap.stats().live, heap.stats().allocations), (0, 0));
+        drop((a, stream));
     });
 }
 

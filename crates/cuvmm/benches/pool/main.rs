@@ -1,4 +1,4 @@
-//! Benchmarks of the pool without a GPU.
+//! Benchmarks of the pool and of heaps without a GPU.
 //!
 //! `cargo bench -p cuvmm` runs all of them, `cargo bench -p cuvmm -- NAME` one.
 //!
@@ -8,6 +8,7 @@
 
 mod cold;
 mod grow;
+mod heap;
 mod kv;
 mod rig;
 mod sparse;
@@ -21,6 +22,7 @@ use criterion::Criterion;
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     warm::bench(&mut criterion);
+    heap::bench(&mut criterion);
     grow::bench(&mut criterion);
     cold::bench(&mut criterion);
     take_back::bench(&mut criterion);

@@ -1,10 +1,10 @@
-//! Warm allocation by many threads in one pool, each with a home stream of its own.
+//! Warm allocation by many threads in one pool or one heap, each with a stream of its own.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
-use cuvmm::{Stream, Tenant};
+use cuvmm::{Heap, Stream};
 
 use super::rig::{GIB, GRANULE, Rig};
 
@@ -17,20 +17,26 @@ pub(crate) fn bench(criterion: &mut Criterion) {
         let streams: Vec<Stream> = (0..threads).map(stream).collect();
         group.throughput(Throughput::Elements(threads));
         group.bench_function(format!("{threads}"), |bencher| {
-            bencher.iter_custom(|times| round(&tenant, &streams, times));
+            let pair = |stream: &Stream| drop(tenant.allocate_on(stream, GRANULE).unwrap());
+            bencher.iter_custom(|times| round(pair, &streams, times));
+        });
+        let heap = Heap::builder(&tenant).build().unwrap();
+        group.bench_function(format!("heap-{threads}"), |bencher| {
+            let pair = |stream: &Stream| drop(heap.allocate(GRANULE, 512, stream).unwrap());
+            bencher.iter_custom(|times| round(pair, &streams, times));
         });
     }
     group.finish();
 }
 
 /// Returns the time from the start of the first thread to the end of the last.
-fn round(tenant: &Tenant, streams: &[Stream], times: u64) -> Duration {
+fn round(pair: impl Fn(&Stream) + Sync, streams: &[Stream], times: u64) -> Duration {
     let start = Barrier::new(streams.len());
     let work = |stream: &Stream| {
         start.wait();
         let begun = Instant::now();
         for _ in 0..times {
-            drop(tenant.allocate_on(stream, GRANULE).unwrap());
+            pair(stream);
         }
         (begun, Instant::now())
     };

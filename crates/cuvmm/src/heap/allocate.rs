@@ -60,7 +60,7 @@ impl Core {
     ) -> Result<u64, BlockError> {
         let served = self.serve_slowly(owner, request);
         if served.is_ok() {
-            self.lock().counts.made(size);
+            self.lock().counts.made(size, self.caches.bytes());
         }
         served
     }
@@ -70,6 +70,7 @@ impl Core {
         if request.stream.is_capturing()? || owner.0.is_capturing() {
             return Err(owner.0.capturing(request.size));
         }
+        drop(self.lock_drained());
         if !is_small(request.size, request.alignment) {
             return self.serve_large(owner, request).map(|(at, _)| at);
         }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuvmm_driver::DeviceAddress;
 
+use super::cache::{Place, StreamCache, StreamCaches};
 use super::extents::{ExtentId, Extents};
 use super::gaps::Gaps;
 use super::stitch::Policy;
@@ -40,10 +41,12 @@ pub(super) struct Core {
     pub(super) waits: bool,
     /// The number that the pool knows the tenant by as a writer.
     pub(super) writer: u64,
-    /// The first address.
     /// The bytes of addresses that the heap has.
     pub(super) addresses: u64,
+    /// The first address.
     pub(super) base: DeviceAddress,
+    /// Allocations just freed.
+    pub(super) caches: StreamCaches,
     state: Mutex<State>,
     /// Set while memory that becomes free has to be reported to the pool.
     pub(super) reports: AtomicBool,
@@ -78,7 +81,7 @@ pub(super) struct State {
 pub(super) struct Counts {
     /// The sizes of the allocations that are being made.
     making: u64,
-    /// The sizes of all live allocations, as requested.
+    /// The sizes of all live allocations, as requested, and of those in stream caches.
     pub(super) live: u64,
     pub(super) peak_live: u64,
     pub(super) peak_held: u64,
@@ -100,16 +103,17 @@ impl Counts {
         self.making -= size;
     }
 
-    /// Counts an allocation that was about to be made and was made.
-    pub(super) fn made(&mut self, size: u64) {
+    /// Counts an allocation that was about to be made and was made, while `cached` bytes are in
+    /// stream caches.
+    pub(super) fn made(&mut self, size: u64, cached: u64) {
         self.making -= size;
         self.allocations += 1;
         self.live += size;
-        self.peak_live = self.peak_live.max(self.live);
+        self.peak_live = self.peak_live.max(self.live - cached);
     }
 
-    /// Counts an allocation that was freed.
-    pub(super) const fn end(&mut self, size: u64) {
+    /// Counts an allocation that was freed, and is in no stream cache.
+    const fn end(&mut self, size: u64) {
         self.allocations -= 1;
         self.live -= size;
     }
@@ -198,9 +202,27 @@ impl State {
         }
     }
 
+    /// Frees an allocation behind the work that its streams have queued.
+    pub(super) fn end(&mut self, place: Place) {
+        let mut work = self.streams.now(place.home);
+        for id in self.uses.remove(&place.at).unwrap_or_default() {
+            let other: Tag = self.streams.now(id);
+            work.merge(&other);
+            self.streams.count(id, false);
+        }
+        self.streams.count(place.home, false);
+        self.counts.end(place.size);
+        self.free(place.at, place.rounded, place.small, &work);
+    }
+
+    /// Frees all allocations in a stream cache.
+    pub(super) fn drain(&mut self, cache: &StreamCache) {
+        cache.drain(|place| self.end(place));
+    }
+
     /// Frees small or large bytes behind some work. Chunks that are wholly free become large free
     /// bytes.
-    pub(super) fn free(&mut self, at: u64, size: u64, small: bool, tag: &Tag) {
+    fn free(&mut self, at: u64, size: u64, small: bool, tag: &Tag) {
         if !small {
             self.large.free_at(at, size, tag);
             return;
@@ -269,6 +291,7 @@ impl Core {
             writer,
             addresses: space.size(),
             base: space.address(),
+            caches: StreamCaches::new(),
             state: Mutex::new(State::new(space)),
             reports: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -282,6 +305,13 @@ impl Core {
             state: state.unwrap_or_else(PoisonError::into_inner),
             _section: section,
         }
+    }
+
+    /// Takes the lock, and frees all allocations in stream caches.
+    pub(super) fn lock_drained(&self) -> Locked<'_> {
+        let mut state = self.lock();
+        self.caches.drain(|place| state.end(place));
+        state
     }
 
     /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
@@ -365,7 +395,7 @@ pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
 
 impl Holder for Core {
     fn figures(&self) -> HolderFigures {
-        let state = self.lock();
+        let state = self.lock_drained();
         let (large, small) = (&state.large, &state.small);
         let free = large.free() + small.free();
         let used = large.held() - free;
@@ -381,7 +411,7 @@ impl Holder for Core {
     }
 
     fn reclaimable(&self, polls: bool) -> Vec<u64> {
-        let mut state = self.lock();
+        let mut state = self.lock_drained();
         state.refresh(polls);
         state.idle().into_iter().map(|(_, size)| size).collect()
     }
@@ -420,7 +450,7 @@ impl Holder for Core {
 
     fn settle(&self) -> Result<(), CallError> {
         let mut fence = {
-            let state = self.lock();
+            let state = self.lock_drained();
             let mut all = Tag::Ready;
             let mut points = Vec::new();
             state.large.for_each_point(|point| points.push(point));
@@ -434,7 +464,7 @@ impl Holder for Core {
     }
 
     fn report_freed(&self, yes: bool) {
-        self.reports.store(yes, Ordering::Relaxed);
+        self.reports.store(yes, Ordering::SeqCst);
     }
 
     fn close(&self) {

@@ -52,7 +52,9 @@
 //! [`pending_free`]: crate::TenantStats::pending_free
 
 mod allocate;
+mod allocation;
 mod build;
+mod cache;
 mod core;
 mod extents;
 mod gaps;
@@ -66,18 +68,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use cuvmm_driver::DeviceAddress;
-
 use self::allocate::{Request, is_small};
+use self::allocation::{Lanes, Shared};
+use self::cache::Place;
 use self::core::Core;
 use self::stitch::Policy;
-use self::tag::{StreamId, Tag};
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
 use crate::own::Stream;
-use crate::pool::{Holder, HolderId, Tenant};
+use crate::pool::{Holder, Tenant};
 use crate::size::aligned;
 
+pub use allocation::Allocation;
 pub use stats::HeapStats;
 
 /// The least alignment of an allocation in bytes. Sizes are rounded up to it.
@@ -200,13 +202,13 @@ impl HeapBuilder<'_> {
         let Some(core) = made else {
             return Err(CallError::InUse.into());
         };
-        let shared = Shared {
+        let lanes = Lanes::new(Shared {
             core,
             tenant: tenant.clone(),
             holder,
-        };
+        });
         Ok(Heap {
-            shared: Arc::new(shared),
+            lanes: Arc::new(lanes),
         })
     }
 }
@@ -260,13 +262,7 @@ impl HeapBuilder<'_> {
 #[doc(alias = "cudaMallocAsync")]
 #[derive(Clone)]
 pub struct Heap {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    core: Arc<Core>,
-    tenant: Tenant,
-    holder: HolderId,
+    lanes: Arc<Lanes>,
 }
 
 impl Heap {
@@ -284,21 +280,23 @@ impl Heap {
     /// Returns the device of the memory.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.shared.core.device
+        &self.lanes.shared.core.device
     }
 
     /// Returns the tenant that is charged.
     #[must_use]
     pub fn tenant(&self) -> &Tenant {
-        &self.shared.tenant
+        &self.lanes.shared.tenant
     }
 
     /// Allocates `size` bytes for work on `stream`, at an address that is a multiple of `alignment`
     /// (a power of two, at most the granularity) and of [`ALIGNMENT`]. Calls pressure hooks if
     /// memory is short.
     ///
-    /// A request that a free run fits makes no driver call, unless the run has to be waited for or
-    /// its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
+    /// If an allocation of the same size was freed on the stream since the last request that needed
+    /// other memory, its memory is taken, without a driver call and without a lock that other streams
+    /// take. Another request that a free run fits makes no driver call either, unless the run has to
+    /// be waited for or its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
     /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`) and may create
     /// memory (`cuMemCreate`).
     ///
@@ -311,7 +309,7 @@ impl Heap {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Allocation, BlockError> {
-        let shared = &self.shared;
+        let shared = &self.lanes.shared;
         let core = &shared.core;
         core.device.own_process()?;
         core.device.usable()?;
@@ -340,7 +338,12 @@ impl Heap {
                 limit: core.addresses,
             });
         }
+        let (lane, cache) = self.lanes.of(stream);
+        if let Some(place) = cache.take(stream, size, alignment) {
+            return Ok(Allocation::new(lane, place));
+        }
         let mut state = core.lock();
+        state.drain(cache);
         let id = state.streams.id(stream);
         state.streams.count(id, true);
         let request = Request {
@@ -352,7 +355,7 @@ impl Heap {
         state.counts.begin(size);
         let found = state.fit_any(request);
         if found.is_some() {
-            state.counts.made(size);
+            state.counts.made(size, core.caches.bytes());
         }
         drop(state);
         let served = match found {
@@ -360,14 +363,17 @@ impl Heap {
             None => core.serve((&shared.tenant, shared.holder), request, size),
         };
         match served {
-            Ok(at) => Ok(Allocation {
-                shared: Arc::clone(shared),
-                at,
-                size,
-                rounded,
-                home: id,
-                small: is_small(rounded, alignment),
-            }),
+            Ok(at) => {
+                let place = Place {
+                    at,
+                    size,
+                    rounded,
+                    home: id,
+                    handle: stream.as_raw(),
+                    small: is_small(rounded, alignment),
+                };
+                Ok(Allocation::new(lane, place))
+            }
             Err(error) => {
                 let mut state = core.lock();
                 state.streams.count(id, false);
@@ -389,11 +395,11 @@ impl Heap {
             tenant,
             holder,
             ..
-        } = &*self.shared;
+        } = &*self.lanes.shared;
         core.device.own_process()?;
         // The pool's lock is never taken under the heap's.
         let polls = !tenant.is_capturing();
-        core.lock().refresh(polls);
+        core.lock_drained().refresh(polls);
         core.release_mappings((tenant, *holder), usize::MAX);
         tenant.take_from(*holder, u64::MAX)
     }
@@ -401,93 +407,10 @@ impl Heap {
     /// Returns the current figures. Makes no driver call. In a forked child they are zero.
     #[must_use]
     pub fn stats(&self) -> HeapStats {
-        match self.shared.core.device.is_forked() {
+        let core = &self.lanes.shared.core;
+        match core.device.is_forked() {
             true => HeapStats::default(),
-            false => HeapStats::of(&self.shared.core.lock()),
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !self.core.device.is_forked() {
-            self.tenant.detach(self.holder);
-        }
-    }
-}
-
-/// Memory that a [`Heap`] allocated. Its address is fixed for life.
-///
-/// Dropping it frees the memory in the order of its stream, without waiting and without a driver
-/// call.
-#[must_use = "the memory is freed when this is dropped"]
-pub struct Allocation {
-    shared: Arc<Shared>,
-    at: u64,
-    size: u64,
-    rounded: u64,
-    home: StreamId,
-    small: bool,
-}
-
-impl Allocation {
-    /// Returns the first address.
-    #[must_use]
-    pub fn address(&self) -> DeviceAddress {
-        DeviceAddress(self.shared.core.base.0 + self.at)
-    }
-
-    /// Returns the size in bytes, as requested.
-    #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Records that work of another stream uses the memory. It is then reused only when the work
-    /// that both streams have queued at its drop is complete, or behind it.
-    ///
-    /// # Errors
-    /// [`CallError::WrongDriver`] for a stream of another device.
-    pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        let core = &self.shared.core;
-        core.device.own_process()?;
-        if !stream.device().is_same(&core.device) {
-            return Err(CallError::WrongDriver);
-        }
-        let mut state = core.lock();
-        let id = state.streams.id(stream);
-        let known = state
-            .uses
-            .get(&self.at)
-            .is_some_and(|uses| uses.contains(&id));
-        if id != self.home && !known {
-            state.streams.count(id, true);
-            state.uses.entry(self.at).or_default().push(id);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        let core = &self.shared.core;
-        if core.device.is_forked() {
-            return;
-        }
-        let mut state = core.lock();
-        let mut work = state.streams.now(self.home);
-        for id in state.uses.remove(&self.at).unwrap_or_default() {
-            let other: Tag = state.streams.now(id);
-            work.merge(&other);
-            state.streams.count(id, false);
-        }
-        state.streams.count(self.home, false);
-        state.counts.end(self.size);
-        state.free(self.at, self.rounded, self.small, &work);
-        drop(state);
-        let reports = core.reports.load(Ordering::Relaxed);
-        if reports || self.shared.tenant.is_awaited() {
-            self.shared.tenant.note_freed(reports);
+            false => HeapStats::of(&core.lock_drained()),
         }
     }
 }
@@ -495,16 +418,7 @@ impl Drop for Allocation {
 impl fmt::Debug for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Heap")
-            .field("tenant", &self.shared.tenant)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Allocation")
-            .field("address", &self.address())
-            .field("size", &self.size)
+            .field("tenant", &self.lanes.shared.tenant)
             .finish_non_exhaustive()
     }
 }

@@ -24,6 +24,7 @@ mod place;
 mod reservation;
 mod reserved;
 mod stream;
+mod stream_keys;
 
 pub use access::{Access, AccessGrant};
 pub use close::{CloseError, CloseRefusal};
@@ -40,3 +41,4 @@ pub(crate) use export::one_type;
 pub(crate) use host::HostPart;
 pub(crate) use nccl::nccl_properties as nccl_wishes;
 pub(crate) use physical::{ExportMark, creatable_as};
+pub(crate) use stream_keys::StreamKeys;

@@ -312,7 +312,7 @@ impl<'a> BlockBuilder<'a> {
             tag,
             grain,
         };
-        self.owner.stream_caches.of(home)?.take(home, shape)
+        self.owner.stream_caches.of(home).take(home, shape)
     }
 
     #[inline]
@@ -327,7 +327,7 @@ impl<'a> BlockBuilder<'a> {
             stream_cache: self
                 .wanted
                 .home
-                .and_then(|home| self.owner.stream_caches.of(home))
+                .map(|home| self.owner.stream_caches.of(home))
                 .cloned(),
         }
     }

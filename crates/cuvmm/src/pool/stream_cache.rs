@@ -16,12 +16,9 @@ use super::core::Core;
 use super::ids::BlockPlace;
 use super::tenancy::{FreedBlock, Unswept};
 use super::wanted::ExtentOptions;
-use crate::own::Stream;
+use crate::own::{Stream, StreamKeys};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-
-/// The number of stream caches of a tenant, a power of two.
-const STREAM_CACHES: usize = 64;
 
 /// The most blocks in a stream cache. Further blocks are freed to the pool.
 const ROOM: usize = 128;
@@ -76,11 +73,9 @@ pub(crate) struct Shape<'a> {
 
 /// The stream caches of one tenant.
 pub(crate) struct StreamCaches {
-    /// The handles plus one of the streams that have a stream cache of their own; zero for none. A
-    /// destroyed stream keeps its cache for the next stream with its handle.
-    keys: [AtomicU64; STREAM_CACHES],
+    keys: StreamKeys,
     /// Each is made with the first block of its stream.
-    stream_caches: [OnceLock<Arc<StreamCache>>; STREAM_CACHES],
+    stream_caches: [OnceLock<Arc<StreamCache>>; StreamKeys::PLACES],
     /// `true` while no block is put in these caches.
     bypassed: AtomicBool,
     /// The pool's clock.
@@ -183,7 +178,7 @@ impl fmt::Debug for StreamCache {
 impl StreamCaches {
     pub(crate) fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
-            keys: std::array::from_fn(|_| AtomicU64::new(0)),
+            keys: StreamKeys::new(),
             stream_caches: std::array::from_fn(|_| OnceLock::new()),
             bypassed: AtomicBool::new(false),
             clock,
@@ -201,31 +196,9 @@ impl StreamCaches {
     }
 
     /// Returns the stream cache for blocks of a stream: its own, while there are enough.
-    pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<StreamCache>> {
-        // No stream has the handle that would make this zero.
-        let key = stream.as_raw().0.wrapping_add(1);
-        // Fibonacci hashing: handles are addresses, and their low bits are alike.
-        let first = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
-        let index = (0..STREAM_CACHES)
-            .map(|step| first.wrapping_add(step) % STREAM_CACHES)
-            .find(|&index| self.is_of(index, key))
-            .unwrap_or(first % STREAM_CACHES);
-        let stream_cache = self.stream_caches.get(index)?;
-        Some(self.made(stream_cache))
-    }
-
-    /// Returns `true` if a stream cache is the stream's, or has just become so.
-    fn is_of(&self, index: usize, key: u64) -> bool {
-        let Some(owner) = self.keys.get(index) else {
-            return false;
-        };
-        let known = match owner.load(Ordering::Relaxed) {
-            0 => owner
-                .compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed)
-                .map_or_else(|other| other, |_| key),
-            known => known,
-        };
-        known == key
+    pub(crate) fn of(&self, stream: &Stream) -> &Arc<StreamCache> {
+        let place = self.keys.place_of(stream);
+        self.made(StreamKeys::at(&self.stream_caches, place))
     }
 }
 

@@ -1,0 +1,143 @@
+//! Stream caches: allocations just freed, for the next allocation of the same size on the same
+//! stream, without the heap's lock.
+//!
+//! For the heap's extents an allocation in a stream cache is still live. A request that its stream
+//! cache cannot serve *drains* it first, and a request that no free run fits drains all of them. So
+//! does everything that asks what is free. Each stream cache has its own lock, and each of the first
+//! 64 streams a cache of its own, so that threads with streams of their own do not contend. A stream
+//! cache's lock is taken under the heap's, never the other way round.
+
+use std::sync::PoisonError;
+
+use cuvmm_driver::StreamHandle;
+
+use super::tag::StreamId;
+use crate::own::{Stream, StreamKeys};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+
+/// The most allocations in a stream cache.
+const ROOM: usize = 32;
+
+/// The place of an allocation, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Its offset in the heap's addresses.
+    pub(super) at: u64,
+    /// The size as requested.
+    pub(super) size: u64,
+    /// The size as allocated.
+    pub(super) rounded: u64,
+    /// Its stream.
+    pub(super) home: StreamId,
+    pub(super) handle: StreamHandle,
+    /// `true` if it lies in a chunk.
+    pub(super) small: bool,
+}
+
+/// One stream cache, on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct StreamCache {
+    places: Mutex<Vec<Place>>,
+    /// The sizes of all places, as requested.
+    bytes: AtomicU64,
+}
+
+impl StreamCache {
+    /// Takes the place of the last allocation of exactly `size` bytes that was freed on the stream
+    /// and is aligned.
+    #[inline]
+    pub(super) fn take(&self, stream: &Stream, size: u64, alignment: u64) -> Option<Place> {
+        let mut places = self.lock();
+        let handle = stream.as_raw();
+        let index = places.iter().rposition(|place| {
+            place.size == size && place.handle == handle && place.at & (alignment - 1) == 0
+        })?;
+        let place = places.remove(index);
+        self.set_bytes(self.bytes() - size);
+        Some(place)
+    }
+
+    /// Puts the place of a freed allocation in the cache. Hands it back if the cache is full or
+    /// `refuses` returns `true`.
+    ///
+    /// `refuses` is called once the place is in the cache. So a thread that changes its answer to
+    /// `true` and then drains the cache gets the place, or the place is handed back.
+    #[inline]
+    pub(super) fn put(&self, place: Place, refuses: impl FnOnce() -> bool) -> Result<(), Place> {
+        let mut places = self.lock();
+        if places.len() >= ROOM {
+            return Err(place);
+        }
+        places.push(place);
+        self.set_bytes(self.bytes() + place.size);
+        if !refuses() {
+            return Ok(());
+        }
+        places.pop();
+        self.set_bytes(self.bytes() - place.size);
+        Err(place)
+    }
+
+    /// Takes out all places.
+    pub(super) fn drain(&self, take: impl FnMut(Place)) {
+        if self.bytes() > 0 {
+            let mut places = self.lock();
+            self.set_bytes(0);
+            places.drain(..).for_each(take);
+        }
+    }
+
+    /// Returns the sizes of all places, as requested.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+
+    /// Changes the sizes of all places, under the lock.
+    fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::SeqCst);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The stream caches of a heap.
+pub(super) struct StreamCaches {
+    keys: StreamKeys,
+    caches: Box<[StreamCache; StreamKeys::PLACES]>,
+}
+
+impl StreamCaches {
+    pub(super) fn new() -> Self {
+        Self {
+            keys: StreamKeys::new(),
+            caches: Box::new(std::array::from_fn(|_| StreamCache::default())),
+        }
+    }
+
+    /// Returns the index of the cache of a stream.
+    #[inline]
+    pub(super) fn index_of(&self, stream: &Stream) -> usize {
+        self.keys.place_of(stream)
+    }
+
+    #[inline]
+    pub(super) fn at(&self, index: usize) -> &StreamCache {
+        StreamKeys::at(&self.caches, index)
+    }
+
+    /// Returns the sizes of all places in all caches, as requested.
+    pub(super) fn bytes(&self) -> u64 {
+        self.caches.iter().map(StreamCache::bytes).sum()
+    }
+
+    /// Takes out all places of all caches.
+    pub(super) fn drain(&self, mut take: impl FnMut(Place)) {
+        for cache in &*self.caches {
+            cache.drain(&mut take);
+        }
+    }
+}

@@ -1463,6 +1463,43 @@ fn a_guard_of_captures_waits_for_what_is_in_flight() {
     });
 }
 
+#[test]
+fn a_guard_of_captures_waits_for_heaps_that_poll() {
+    explore(2000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let streams = [scene.stream(), scene.stream()];
+                // The second stream needs memory that the first used.
+                for (size, stream) in [(3 * G, 0), (4 * G, 1), (2 * G, 0)] {
+                    match heap.allocate(size, 1, &streams[stream]) {
+                        Ok(_) | Err(BlockError::Capturing(_)) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                heap.trim().unwrap();
+            });
+            scope.spawn(|| {
+                let guard = scene.pool.capture_guard();
+                let asked = || {
+                    let calls = scene.rig.device.calls();
+                    let polls = [Call::StreamQuery, Call::EventQuery, Call::EventRecord];
+                    polls.map(|call| calls.count(call))
+                };
+                let before = asked();
+                for _ in 0..8 {
+                    yield_now();
+                }
+                assert_eq!(asked(), before, "a heap polled under a capture guard");
+                drop(guard);
+            });
+        });
+        drop((a, heap));
+    });
+}
+
 fn verified_at(block: &Block, offset: u64, owner: u64) {
     let mut bytes = [0; 8];
     block.read(offset, &mut bytes).unwrap();

@@ -8,7 +8,7 @@ use super::stitch::{Levels, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError};
 use crate::own::Stream;
-use crate::pool::{HolderId, Tenant};
+use crate::pool::{HolderId, Polling, Tenant};
 
 /// The largest small allocation in bytes, and its largest alignment.
 const SMALL: (u64, u64) = (1 << 20, 4096);
@@ -19,9 +19,8 @@ const LARGEST_CHUNK: u64 = 32 << 20;
 /// The part of all small bytes that a new chunk has.
 const CHUNK_PART: u64 = 32;
 
-/// Mappings that are not searched and that are kept, beyond four for each extent, before some are
-/// unmapped by the thread that allocates.
-const RETIRED: usize = 1024;
+/// The most mappings that are not searched and that an allocation unmaps.
+const TIDIED: usize = 64;
 
 /// A request, rounded.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +48,12 @@ pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
     size <= SMALL.0 && alignment <= SMALL.1
 }
 
+/// Returns the leave to poll.
+fn leave<'a>(tenant: &'a Tenant, request: Request<'_>) -> Result<Polling<'a>, BlockError> {
+    let refused = || tenant.capturing(request.size);
+    tenant.polling().ok_or_else(refused)
+}
+
 impl Core {
     /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits. Returns the
     /// first address.
@@ -67,14 +72,14 @@ impl Core {
 
     fn serve_slowly(&self, owner: Owner<'_>, request: Request<'_>) -> Result<u64, BlockError> {
         // Memory that is used while a stream captures must not depend on events or fills.
-        if request.stream.is_capturing()? || owner.0.is_capturing() {
+        if request.stream.is_capturing()? {
             return Err(owner.0.capturing(request.size));
         }
         drop(self.lock_drained());
         if !is_small(request.size, request.alignment) {
             return self.serve_large(owner, request).map(|(at, _)| at);
         }
-        if let Some(at) = self.serve_small(request)? {
+        if let Some(at) = self.serve_small(owner.0, request)? {
             return Ok(at);
         }
         let chunk = self.lock().chunk(request);
@@ -84,13 +89,18 @@ impl Core {
     }
 
     /// Serves a small request from the chunks.
-    fn serve_small(&self, request: Request<'_>) -> Result<Option<u64>, CallError> {
+    fn serve_small(
+        &self,
+        tenant: &Tenant,
+        request: Request<'_>,
+    ) -> Result<Option<u64>, BlockError> {
         let Request {
             size,
             alignment,
             id,
             ..
         } = request;
+        let _polling = leave(tenant, request)?;
         let mut state = self.lock();
         let mut found = state.small.runs.find(size, alignment, id, false);
         if found.is_none() && state.streams.are_several() {
@@ -148,14 +158,14 @@ impl Core {
         let mut refusal = None;
         let mut tidied = false;
         loop {
-            let step = self.step(request, refusal.is_none())?;
+            let step = self.step(owner.0, request, refusal.is_none())?;
             let build = match step {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
                 Step::Refused if !tidied => {
                     // Addresses may be short.
                     tidied = true;
-                    self.release_mappings(owner, usize::MAX);
+                    self.tidy_now(owner, usize::MAX);
                     continue;
                 }
                 Step::Refused => {
@@ -172,7 +182,7 @@ impl Core {
                 Err(error) if error.is_out_of_memory() && !tidied => {
                     // Mappings may be short.
                     tidied = true;
-                    self.release_mappings(owner, usize::MAX);
+                    self.tidy_now(owner, usize::MAX);
                 }
                 Err(error) if grows && error.is_out_of_memory() && refusal.is_none() => {
                     refusal = Some(error);
@@ -185,7 +195,8 @@ impl Core {
     /// Finds memory for a request that no usable run fits, the cheapest first: runs whose work has
     /// just completed; a plan without much new memory; runs and plans behind the work of other
     /// streams; new memory.
-    fn step(&self, request: Request<'_>, grows: bool) -> Result<Step, CallError> {
+    fn step(&self, tenant: &Tenant, request: Request<'_>, grows: bool) -> Result<Step, BlockError> {
+        let _polling = leave(tenant, request)?;
         let mut state = self.lock();
         let several = state.streams.are_several();
         if several {
@@ -210,7 +221,7 @@ impl Core {
                     Ok(false) => state.abandon(build, &[]),
                     Err(error) => {
                         state.abandon(build, &[]);
-                        return Err(error);
+                        return Err(error.into());
                     }
                 }
             }
@@ -272,25 +283,31 @@ impl Core {
     /// Unmaps mappings that are not searched and that nothing uses.
     pub(super) fn release_mappings(&self, (tenant, holder): Owner<'_>, most: usize) {
         let given = crate::pool::Given {
-            mappings: self.tidy(most),
+            mappings: self.unmap_retired(most),
             ..Default::default()
         };
         tenant.give_up(holder, given);
     }
 
-    /// Unmaps a few mappings if very many are retired.
+    /// Sees to it that a few mappings are unmapped if very many are retired: by the mapper, or here
+    /// if there is none or it is far behind.
     fn tidy_some(&self, owner: Owner<'_>) {
-        let (retired, extents) = {
-            let mut state = self.lock();
-            let extents = state.large.extents().count();
-            if state.retired.len() > RETIRED + 4 * extents {
-                state.refresh(true);
-            }
-            (state.retired.len(), extents)
+        let (retired, most) = {
+            let state = self.lock();
+            (state.retired.len(), state.most_retired())
         };
-        if retired > RETIRED + 4 * extents {
-            self.release_mappings(owner, retired / 4);
+        if retired <= most || (retired <= 2 * most && owner.0.tidy_later(owner.1)) {
+            return;
         }
+        self.tidy_now(owner, TIDIED);
+    }
+
+    /// Unmaps up to `most` mappings that are not searched and that nothing uses.
+    fn tidy_now(&self, owner: Owner<'_>, most: usize) {
+        let polling = owner.0.polling();
+        self.lock().refresh(polling.is_some());
+        drop(polling);
+        self.release_mappings(owner, most);
     }
 }
 

@@ -33,6 +33,12 @@ const MANY: u64 = 64;
 #[cfg(debug_assertions)]
 const MANY_BYTES: u64 = 1 << 20;
 
+/// Mappings that are not searched and that are kept: this number, and [`RETIRED_EACH`] for each
+/// extent.
+const RETIRED: usize = 1024;
+
+const RETIRED_EACH: usize = 4;
+
 /// The parts of a heap that all its allocations have in common.
 pub(super) struct Core {
     pub(super) device: Device,
@@ -243,12 +249,24 @@ impl State {
         }
     }
 
+    /// Returns the number of mappings that are not searched and are worth keeping: half of them if
+    /// less than a quarter of the addresses is left.
+    pub(super) fn most_retired(&self) -> usize {
+        let most = RETIRED + RETIRED_EACH * self.large.extents().count();
+        let addresses = self.space.as_ref().map_or(0, Space::size);
+        match self.gaps.bytes() < addresses / 4 {
+            true => most.min(self.retired.len() / 2),
+            false => most,
+        }
+    }
+
     /// Takes up to `most` mappings out of the space that are not searched and that nothing uses.
     /// Their extents are not wholly free until they are unmapped: the pool must not get a physical that
     /// is still mapped.
     fn take_retired(&mut self, most: usize) -> Vec<(ExtentId, u64, Placed)> {
         let mut taken = Vec::new();
-        for _ in 0..self.retired.len() {
+        // Most of the oldest are unused.
+        for _ in 0..self.retired.len().min(most.saturating_mul(4)) {
             if taken.len() >= most {
                 break;
             }
@@ -315,7 +333,7 @@ impl Core {
     }
 
     /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
-    pub(super) fn tidy(&self, most: usize) -> u64 {
+    pub(super) fn unmap_retired(&self, most: usize) -> u64 {
         let taken = self.lock().take_retired(most);
         let mut unmapped = 0;
         for (id, at, placed) in taken {
@@ -446,6 +464,15 @@ impl Holder for Core {
             }
         }
         given
+    }
+
+    fn tidy(&self) -> u64 {
+        let many = {
+            let state = self.lock();
+            let kept = state.most_retired() / 2;
+            state.retired.len().saturating_sub(kept)
+        };
+        self.unmap_retired(many)
     }
 
     fn settle(&self) -> Result<(), CallError> {

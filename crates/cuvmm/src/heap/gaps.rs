@@ -7,9 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Gaps {
     by_start: BTreeMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
+    bytes: u64,
 }
 
 impl Gaps {
+    /// Returns the bytes of all gaps.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Takes `size` bytes, with `margin` unused bytes on either side, from the smallest gap that
     /// has them, and the lowest of these.
     pub(super) fn take(&mut self, size: u64, margin: u64) -> Option<u64> {
@@ -65,12 +71,14 @@ impl Gaps {
         if size > 0 {
             self.by_start.insert(start, size);
             self.by_size.insert((size, start));
+            self.bytes += size;
         }
     }
 
     fn remove(&mut self, start: u64, size: u64) {
         self.by_start.remove(&start);
         self.by_size.remove(&(size, start));
+        self.bytes -= size;
     }
 }
 
@@ -95,7 +103,7 @@ mod tests {
         gaps.give(5, 10);
         gaps.give(20, 16);
         let taken = [101, 100, 1].map(|size| gaps.take(size, 0));
-        assert_eq!(taken, [None, Some(0), None]);
+        assert_eq!((taken, gaps.bytes()), ([None, Some(0), None], 0));
     }
 
     #[test]

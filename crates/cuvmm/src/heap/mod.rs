@@ -398,8 +398,9 @@ impl Heap {
         } = &*self.lanes.shared;
         core.device.own_process()?;
         // The pool's lock is never taken under the heap's.
-        let polls = !tenant.is_capturing();
-        core.lock_drained().refresh(polls);
+        let polling = tenant.polling();
+        core.lock_drained().refresh(polling.is_some());
+        drop(polling);
         core.release_mappings((tenant, *holder), usize::MAX);
         tenant.take_from(*holder, u64::MAX)
     }

@@ -47,6 +47,35 @@ impl Drop for CaptureGuard {
     }
 }
 
+/// Leave to query, synchronize and record on the context. No capture guard begins while it lives.
+pub(crate) struct Polling<'a> {
+    core: &'a Core,
+}
+
+impl Core {
+    /// Returns the leave to poll, or `None` while a capture guard lives. It must not be dropped under
+    /// the pool's lock.
+    pub(crate) fn polling(&self) -> Option<Polling<'_>> {
+        let mut state = self.lock();
+        if state.capturing > 0 {
+            return None;
+        }
+        state.synchronising += 1;
+        drop(state);
+        Some(Polling { core: self })
+    }
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        let mut state = self.core.lock();
+        state.synchronising -= 1;
+        drop(state);
+        // A capture guard waits for this.
+        self.core.settled.notify_all();
+    }
+}
+
 impl fmt::Debug for CaptureGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CaptureGuard").finish_non_exhaustive()

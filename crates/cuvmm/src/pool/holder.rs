@@ -71,6 +71,11 @@ pub(crate) trait Holder: Send + Sync {
     /// first, until they have `wanted` bytes (`cuMemUnmap`). Called without the pool's lock.
     fn give(&self, wanted: u64) -> Given;
 
+    /// Unmaps mappings that nothing uses (`cuMemUnmap`), down to a number that is worth keeping.
+    /// Returns how many it unmapped. Polls nothing. Called without the
+    /// pool's lock, by the mapper.
+    fn tidy(&self) -> u64;
+
     /// Waits until the work on all free bytes is complete. Called without the pool's lock.
     fn settle(&self) -> Result<(), CallError>;
 

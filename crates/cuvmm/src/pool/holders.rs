@@ -67,6 +67,28 @@ impl Locked<'_> {
         self.put_back(given.extents);
     }
 
+    /// Makes the holders that asked for it unmap what they do not use. Makes no driver call while a
+    /// capture guard lives.
+    pub(super) fn tidy_holders(&mut self) {
+        if self.capturing > 0 {
+            return;
+        }
+        for (tenant, id) in std::mem::take(&mut self.untidy) {
+            let Some(held) = self.held(tenant, id) else {
+                continue;
+            };
+            let holder = Arc::clone(&held.holder);
+            // Polls.
+            holder.reclaimable(true);
+            let mappings = self.unlocked(move || holder.tidy());
+            let given = Given {
+                mappings,
+                ..Given::default()
+            };
+            self.receive(tenant, id, given);
+        }
+    }
+
     /// Takes all that holders can give whose owners are gone or whose tenants drain, and removes
     /// those that have nothing left.
     pub(super) fn purge_holders(&mut self) {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::budget::{Amount, TenantId};
+use super::capture::Polling;
 use super::core::{Core, Locked};
 use super::holder::{Given, Held, Holder, HolderId};
 use super::state::Scrub;
@@ -11,7 +12,7 @@ use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::ledger::Purpose;
-use crate::region::{Space, Unmapped};
+use crate::region::{Space, Unmapped, Urgency};
 
 /// The memory that a holder asks for.
 #[derive(Clone, Copy, Debug)]
@@ -129,9 +130,29 @@ impl Tenant {
         core.announce();
     }
 
-    /// Returns `true` while a capture guard lives.
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.core().is_capturing()
+    /// Asks the mapper to unmap what a holder does not use. Returns `false` if the pool has no
+    /// mapper.
+    pub(crate) fn tidy_later(&self, holder: HolderId) -> bool {
+        let core = self.core();
+        if !core.has_mapper() {
+            return false;
+        }
+        let mut state = core.lock();
+        let asked = (self.id(), holder);
+        if !state.untidy.contains(&asked) {
+            state.untidy.push(asked);
+        }
+        if let Some(precommit) = &mut state.precommit {
+            precommit.call(Urgency::Soon);
+        }
+        Core::unlock(state);
+        true
+    }
+
+    /// Returns the leave to query, synchronize and record on the context, or `None` while a capture
+    /// guard lives. It must not be dropped under a holder's lock.
+    pub(crate) fn polling(&self) -> Option<Polling<'_>> {
+        self.core().polling()
     }
 
     /// Returns `true` if a request waits for memory.

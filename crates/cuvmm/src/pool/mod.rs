@@ -165,6 +165,7 @@ pub use crate::growth::Growth;
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
+pub(crate) use capture::Polling;
 pub use compact::Compaction;
 pub use exported::ExportedBlock;
 pub(crate) use exported::Promised;

@@ -302,6 +302,7 @@ impl MapperWork for Core {
             }
             self.announce();
         }
+        self.lock().tidy_holders();
         let serve_again = self.serve(stop);
         let look_again = self.lock().look_again();
         [serve_again, look_again].into_iter().flatten().min()

@@ -11,6 +11,7 @@ use cuvmm_driver::{HandleTypes, PhysicalProps};
 use super::budget::{Amount, Budget, Charge, TenantId};
 use super::free_list::FreeList;
 use super::hardened::Hardening;
+use super::holder::HolderId;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Precommit;
 use super::queue::Queue;
@@ -132,6 +133,8 @@ pub(crate) struct State {
     pub(super) listed: usize,
     /// Slots of draining tenants with memory to be unmapped.
     pub(super) draining: VecDeque<SlotId>,
+    /// Holders whose unused mappings the mapper is to unmap.
+    pub(super) untidy: Vec<(TenantId, HolderId)>,
     /// Blocks from stream caches to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
     /// The number of live capture guards.
@@ -175,6 +178,7 @@ impl State {
             has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),
+            untidy: Vec::new(),
             to_free: Vec::new(),
             capturing: 0,
             synchronising: 0,

@@ -271,13 +271,13 @@ impl Core {
         if !state.needs_synchronise || state.capturing > 0 {
             return Ok((state, false));
         }
-        state.synchronising += 1;
         drop(state);
+        let Some(polling) = self.polling() else {
+            return Ok((self.lock(), false));
+        };
         let waited = self.device.settle();
+        drop(polling);
         state = self.lock();
-        state.synchronising -= 1;
-        // A capture guard waits for this.
-        self.settled.notify_all();
         match waited {
             Ok(()) => {
                 state.needs_synchronise = false;

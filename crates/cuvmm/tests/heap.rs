@@ -9,7 +9,7 @@ use common::books::figures;
 use common::{D0, G, MIB, Rig, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
+use cuvmm::driver::{CUresult, Call, CaptureMode, Driver, GraphExecHandle};
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::heap::{ALIGNMENT, Preset};
 use cuvmm::pool::Hardened;
@@ -50,6 +50,48 @@ where
 
 fn is_all(seen: &[u8], byte: u8) -> bool {
     seen.iter().all(|&it| it == byte)
+}
+
+/// Captures a stream into a graph.
+fn capture<B: Backing + 'static>(
+    rig: &Rig<B>,
+    stream: &Stream,
+    act: impl FnOnce(),
+) -> GraphExecHandle
+where
+    Machine<B>: Driver,
+{
+    let machine = &rig.machine;
+    // SAFETY: the stream is alive, and the graph is not destroyed twice.
+    #[allow(unsafe_code)]
+    unsafe {
+        machine
+            .capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL)
+            .unwrap();
+        act();
+        let graph = machine.capture_end(D0, stream.as_raw()).unwrap();
+        let ready = machine.graph_instantiate(D0, graph).unwrap();
+        machine.graph_destroy(D0, graph).unwrap();
+        ready
+    }
+}
+
+/// Launches a graph three times.
+fn launch_and_destroy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, graph: GraphExecHandle)
+where
+    Machine<B>: Driver,
+{
+    // SAFETY: the stream is alive, and the graph was not destroyed before.
+    #[allow(unsafe_code)]
+    unsafe {
+        for _ in 0..3 {
+            rig.machine
+                .graph_launch(D0, graph, stream.as_raw())
+                .unwrap();
+        }
+        stream.synchronize().unwrap();
+        rig.machine.graph_exec_destroy(D0, graph).unwrap();
+    }
 }
 
 on_both! {
@@ -479,26 +521,74 @@ on_both! {
         assert!(a.headroom().unwrap().now >= 15 * G);
     }
 
-    fn a_capture_gets_only_what_fits_at_once(rig) {
+    fn a_capture_gets_what_needs_no_other_stream(rig) {
         let pool = pool(rig, 8);
         let a = pool.tenant("a").register().unwrap();
         let heap = Heap::builder(&a).build().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(heap.allocate(2 * G, 1, &stream).unwrap());
-        // SAFETY: the stream is alive.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
-        let kept = heap.allocate(2 * G, 1, &stream).unwrap();
-        let refused = heap.allocate(2 * G, 1, &stream).unwrap_err();
-        assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
-        // SAFETY: the stream is alive.
-        #[allow(unsafe_code)]
-        let graph = unsafe { rig.machine.capture_end(D0, stream.as_raw()) }.unwrap();
-        // SAFETY: the graph was not destroyed before.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.graph_destroy(D0, graph) }.unwrap();
-        drop(kept);
+        drop(heap.allocate(4 * G, 1, &other).unwrap());
+        let graph = capture(rig, &stream, || {
+            let kept = heap.allocate(2 * G, 1, &stream).unwrap();
+            let new = heap.allocate(4 * G, 1, &stream).unwrap();
+            // The rest is free behind the other stream.
+            let refused = heap.allocate(4 * G, 1, &stream).unwrap_err();
+            assert!(refused.is_out_of_memory(), "{refused}");
+            drop((kept, new));
+        });
+        launch_and_destroy(rig, &stream, graph);
+        drop(heap.allocate(8 * G, 1, &stream).unwrap());
+    }
+
+    fn a_capture_gets_no_memory_that_must_be_zeroed(rig) {
+        let pool = pool(rig, 4);
+        let (a, b) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let heap = Heap::builder(&a).for_graphs(true).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let theirs = b.block(4 * G).home_stream(&stream).allocate().unwrap();
+        theirs.free().unwrap();
+        stream.synchronize().unwrap();
+        b.unregister();
+        pool.trim(4 * G).unwrap();
+        let graph = capture(rig, &stream, || {
+            let before = heap.stats();
+            let refused = heap.allocate(4 * G, 1, &stream).unwrap_err();
+            assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
+            assert_eq!(heap.stats(), before);
+        });
+        launch_and_destroy(rig, &stream, graph);
         drop(heap.allocate(4 * G, 1, &stream).unwrap());
+    }
+
+    fn a_heap_for_graphs_keeps_its_memory_until_it_ends(rig) {
+        let pool = pool(rig, 8);
+        let (a, b) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let heap = Heap::builder(&a).for_graphs(true).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let graph = capture(rig, &stream, || {
+            let first = heap.allocate(2 * G, 1, &stream).unwrap();
+            write(rig, &stream, &first, 3);
+            let address = first.address();
+            drop(first);
+            // Later in the graph.
+            let second = heap.allocate(2 * G, 1, &stream).unwrap();
+            assert_eq!(second.address(), address);
+            write(rig, &stream, &second, 4);
+            drop(second);
+            drop(heap.allocate(4 * G, 1, &stream).unwrap());
+        });
+        let held = heap.stats().held;
+        assert!(held >= 4 * G, "{held}");
+        assert_eq!(heap.trim().unwrap(), 0);
+        assert_eq!((a.stats().in_use, a.stats().committed), (held, held));
+        let refused = b.try_allocate(8 * G).unwrap_err();
+        assert!(refused.is_out_of_memory(), "{refused}");
+        launch_and_destroy(rig, &stream, graph);
+        assert!(rig.device.lost().is_none());
+        drop(heap);
+        drop(b.try_allocate(8 * G).unwrap());
+        drop((a, b));
+        pool.close().unwrap();
     }
 
     fn mappings_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {
@@ -518,7 +608,7 @@ on_both! {
         }
     }
 
-    fn a_capture_guard_leaves_what_fits_at_once(rig) {
+    fn a_capture_guard_leaves_what_needs_no_poll(rig) {
         let pool = pool(rig, 8);
         let a = pool.tenant("a").register().unwrap();
         let heap = Heap::builder(&a).build().unwrap();
@@ -529,11 +619,13 @@ on_both! {
         let kept = heap.allocate(2 * G, 1, &stream).unwrap();
         drop(kept);
         assert_eq!(rig.device.calls().total(), calls);
-        let refused = heap.allocate(4 * G, 1, &stream).unwrap_err();
-        assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
+        // New memory needs no poll.
+        drop(heap.allocate(4 * G, 1, &stream).unwrap());
+        let refused = heap.allocate(9 * G, 1, &stream).unwrap_err();
+        assert!(refused.is_out_of_memory(), "{refused}");
         assert_eq!(heap.trim().unwrap(), 0, "nothing is polled");
         drop(guard);
-        assert_eq!(heap.trim().unwrap(), 2 * G);
+        assert_eq!(heap.trim().unwrap(), 4 * G);
     }
 
     fn wrong_arguments_change_nothing(rig) {

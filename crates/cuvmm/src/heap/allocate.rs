@@ -29,6 +29,19 @@ pub(super) struct Request<'a> {
     pub(super) alignment: u64,
     pub(super) stream: &'a Stream,
     pub(super) id: StreamId,
+    /// `true` if the stream captures.
+    pub(super) captures: bool,
+}
+
+impl Request<'_> {
+    /// Returns the leave to poll, unless the request belongs to a capture: its memory must not depend
+    /// on events.
+    fn polling<'a>(&self, tenant: &'a Tenant) -> Option<Polling<'a>> {
+        match self.captures {
+            true => None,
+            false => tenant.polling(),
+        }
+    }
 }
 
 /// The heap's place in the pool.
@@ -48,12 +61,6 @@ pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
     size <= SMALL.0 && alignment <= SMALL.1
 }
 
-/// Returns the leave to poll.
-fn leave<'a>(tenant: &'a Tenant, request: Request<'_>) -> Result<Polling<'a>, BlockError> {
-    let refused = || tenant.capturing(request.size);
-    tenant.polling().ok_or_else(refused)
-}
-
 impl Core {
     /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits. Returns the
     /// first address.
@@ -71,10 +78,10 @@ impl Core {
     }
 
     fn serve_slowly(&self, owner: Owner<'_>, request: Request<'_>) -> Result<u64, BlockError> {
-        // Memory that is used while a stream captures must not depend on events or fills.
-        if request.stream.is_capturing()? {
-            return Err(owner.0.capturing(request.size));
-        }
+        let request = Request {
+            captures: request.stream.is_capturing()?,
+            ..request
+        };
         drop(self.lock_drained());
         if !is_small(request.size, request.alignment) {
             return self.serve_large(owner, request).map(|(at, _)| at);
@@ -100,16 +107,17 @@ impl Core {
             id,
             ..
         } = request;
-        let _polling = leave(tenant, request)?;
+        let polling = request.polling(tenant);
         let mut state = self.lock();
+        let several = polling.is_some() && state.streams.are_several();
         let mut found = state.small.runs.find(size, alignment, id, false);
-        if found.is_none() && state.streams.are_several() {
+        if found.is_none() && several {
             state.refresh(true);
             found = state.small.runs.find(size, alignment, id, false);
         }
         if let Some(at) = found {
             state.small.allocate(at, size);
-        } else if self.waits && state.streams.are_several() {
+        } else if self.waits && several {
             found = self.small_behind(&mut state, request)?;
         }
         state.counts.small += if found.is_some() { size } else { 0 };
@@ -169,8 +177,11 @@ impl Core {
                     continue;
                 }
                 Step::Refused => {
-                    let short = || owner.0.short_of_addresses(request.size);
-                    return Err(refusal.unwrap_or_else(short));
+                    let other = || match request.captures || owner.0.is_capturing() {
+                        true => owner.0.capturing(request.size),
+                        false => owner.0.short_of_addresses(request.size),
+                    };
+                    return Err(refusal.unwrap_or_else(other));
                 }
             };
             let grows = build.grows();
@@ -196,9 +207,9 @@ impl Core {
     /// just completed; a plan without much new memory; runs and plans behind the work of other
     /// streams; new memory.
     fn step(&self, tenant: &Tenant, request: Request<'_>, grows: bool) -> Result<Step, BlockError> {
-        let _polling = leave(tenant, request)?;
+        let polling = request.polling(tenant);
         let mut state = self.lock();
-        let several = state.streams.are_several();
+        let several = polling.is_some() && state.streams.are_several();
         if several {
             state.refresh(true);
         }

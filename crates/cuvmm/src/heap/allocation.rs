@@ -22,6 +22,7 @@ pub(super) struct Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.core.device.is_forked() {
+            self.core.pinned.store(false, Ordering::SeqCst);
             self.tenant.detach(self.holder);
         }
     }

@@ -274,15 +274,17 @@ impl Core {
         (stream, id): (&Stream, StreamId),
     ) -> Result<(u64, Tag), BlockError> {
         let stale = self.stale(build.from, &pieces).filter(|_| tenant.scrubs());
+        let scrubbed = stale.as_ref().map_or(Ok(()), |_| may_scrub(tenant, stream));
         let mut state = self.lock();
         if let Some(space) = &mut state.space {
             placed.into_iter().for_each(|one| space.adopt(one));
             // One fill, so that a failure leaves none running.
             let fill = |range: &Range<u64>| {
                 let size = range.end - range.start;
-                space.fill(stream, range.start, 0, size).err()
+                space.fill(stream, range.start, 0, size)
             };
-            if let Some(error) = stale.as_ref().and_then(fill) {
+            let filled = || Ok(stale.as_ref().map_or(Ok(()), fill)?);
+            if let Err(error) = scrubbed.and_then(|()| filled()) {
                 drop(state);
                 return Err(self.unscrubbed((tenant, holder), build, pieces, error));
             }
@@ -356,7 +358,7 @@ impl Core {
         (tenant, holder): (&Tenant, HolderId),
         build: Build,
         pieces: Vec<Piece>,
-        error: MemoryError,
+        error: BlockError,
     ) -> BlockError {
         let mut stuck = Vec::new();
         let mut at = build.from;
@@ -374,7 +376,16 @@ impl Core {
         let given = returned(pieces, mappings);
         self.lock().abandon(build, &stuck);
         tenant.give_up(holder, given);
-        error.into()
+        error
+    }
+}
+
+/// Refuses to zero memory on a stream that captures, where the fill would become part of the graph,
+/// and while a capture guard lives.
+fn may_scrub(tenant: &Tenant, stream: &Stream) -> Result<(), BlockError> {
+    match stream.is_capturing()? || tenant.is_capturing() {
+        true => Err(tenant.capturing(0)),
+        false => Ok(()),
     }
 }
 

@@ -39,6 +39,16 @@ const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
 
+/// The settings of a heap.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) policy: Policy,
+    /// `true` if a stream may be made to wait for another stream's work.
+    pub(super) waits: bool,
+    /// `true` if the heap keeps all memory until it ends.
+    pub(super) for_graphs: bool,
+}
+
 /// The parts of a heap that all its allocations have in common.
 pub(super) struct Core {
     pub(super) device: Device,
@@ -58,6 +68,8 @@ pub(super) struct Core {
     pub(super) reports: AtomicBool,
     /// Set when the tenant was unregistered.
     pub(super) closed: AtomicBool,
+    /// Set while graphs may use all memory that the heap has.
+    pub(super) pinned: AtomicBool,
 }
 
 /// The memory of a heap.
@@ -295,17 +307,11 @@ impl State {
 }
 
 impl Core {
-    pub(super) fn new(
-        device: Device,
-        policy: Policy,
-        waits: bool,
-        writer: u64,
-        space: Space,
-    ) -> Self {
+    pub(super) fn new(device: Device, options: Options, writer: u64, space: Space) -> Self {
         Self {
             device,
-            policy,
-            waits,
+            policy: options.policy,
+            waits: options.waits,
             writer,
             addresses: space.size(),
             base: space.address(),
@@ -313,6 +319,7 @@ impl Core {
             state: Mutex::new(State::new(space)),
             reports: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            pinned: AtomicBool::new(options.for_graphs),
         }
     }
 
@@ -417,6 +424,13 @@ impl Holder for Core {
         let (large, small) = (&state.large, &state.small);
         let free = large.free() + small.free();
         let used = large.held() - free;
+        if self.pinned.load(Ordering::SeqCst) {
+            return HolderFigures {
+                held: large.held(),
+                in_use: large.held(),
+                ..HolderFigures::default()
+            };
+        }
         // An allocation that is being made is counted already.
         let in_use = (state.counts.live + state.counts.making).min(used);
         HolderFigures {
@@ -431,10 +445,16 @@ impl Holder for Core {
     fn reclaimable(&self, polls: bool) -> Vec<u64> {
         let mut state = self.lock_drained();
         state.refresh(polls);
+        if self.pinned.load(Ordering::SeqCst) {
+            return Vec::new();
+        }
         state.idle().into_iter().map(|(_, size)| size).collect()
     }
 
     fn give(&self, wanted: u64) -> Given {
+        if self.pinned.load(Ordering::SeqCst) {
+            return Given::default();
+        }
         let chosen: Vec<ExtentId> = {
             let mut state = self.lock();
             state.refresh(false);

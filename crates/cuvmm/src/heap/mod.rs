@@ -30,12 +30,38 @@
 //!   for each other by spinning can deadlock then; [`HeapBuilder::stream_waits`] turns it off.
 //!
 //! # Graph captures
-//! An allocation on a stream that captures, or while a
-//! [capture guard](crate::pool::CaptureGuard) lives, succeeds only if a free run fits it that its
-//! stream can use at once. Other requests are refused ([`BlockError::Capturing`]). A graph that uses
-//! an allocation needs it alive as long as the graph is launched: memory that is freed while a stream captures is reused by work outside the graph.
-//! Earlier work of the captured stream may still use the memory when the graph is launched: launch
-//! the graph on that stream, or behind its work.
+//! A request on a stream that captures, or while a [capture guard](crate::pool::CaptureGuard) lives,
+//! is served from free memory that its stream can use at once, or from new memory. It is refused
+//! ([`BlockError::Capturing`]) if that would need another stream's work to be waited for, or memory
+//! to be zeroed that another tenant wrote to.
+//!
+//! A graph that uses an allocation needs its memory as long as the graph is launched. A heap
+//! [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped: allocations that
+//! are made and dropped within the capture serve the graph until then. Allocate from such a heap only
+//! in captures. Two graphs whose captures shared a heap may use the same memory: launch one after the
+//! other. In another heap, memory that is dropped while a stream captures is reused by work outside
+//! of the graph, and memory that is allocated may still be used by earlier work of the stream: keep
+//! the allocations of a graph alive, and launch it on the stream that was captured, or behind its
+//! work.
+//!
+//! ```rust
+//! # use cuvmm::{Device, Heap, Limit, Pool, Stream};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+//! # let device = Device::open(opened.driver, 0)?;
+//! # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).build()?;
+//! # let tenant = pool.tenant("decoder").register()?;
+//! # let stream = Stream::new(&device)?;
+//! let graphs = Heap::builder(&tenant).for_graphs(true).build()?;
+//! // ... begin to capture `stream` ...
+//! let activations = graphs.allocate(20 << 20, 512, &stream)?;
+//! // ... kernels that use them ...
+//! drop(activations); // for later kernels of the capture
+//! // ... end the capture; launch its graph any number of times ...
+//! drop(graphs); // after the last launch has ended
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
@@ -71,7 +97,7 @@ use std::sync::atomic::Ordering;
 use self::allocate::{Request, is_small};
 use self::allocation::{Lanes, Shared};
 use self::cache::Place;
-use self::core::Core;
+use self::core::{Core, Options};
 use self::stitch::Policy;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
@@ -132,6 +158,7 @@ pub struct HeapBuilder<'a> {
     preset: Preset,
     aliases: bool,
     waits: bool,
+    for_graphs: bool,
     addresses: Option<u64>,
 }
 
@@ -156,6 +183,15 @@ impl HeapBuilder<'_> {
         self
     }
 
+    /// Sets whether the heap is for allocations in graph captures; `false` by default. Such a heap
+    /// keeps all memory that it ever had until it ends, so that its graphs can be launched until
+    /// then, whether the allocations of the capture are alive or not. All of it counts as in use. See
+    /// [Graph captures](self#graph-captures).
+    pub const fn for_graphs(mut self, yes: bool) -> Self {
+        self.for_graphs = yes;
+        self
+    }
+
     /// Sets how many bytes of addresses the heap reserves. By default 32 times what the tenant may
     /// hold, at least 1 GiB, at most a quarter of the pool's address limit.
     pub const fn addresses(mut self, bytes: u64) -> Self {
@@ -174,6 +210,7 @@ impl HeapBuilder<'_> {
             preset,
             aliases,
             waits,
+            for_graphs,
             addresses,
         } = self;
         let device = tenant.device();
@@ -194,7 +231,12 @@ impl HeapBuilder<'_> {
         policy.least = policy.least.max(granule.bytes());
         let mut made = None;
         let holder = tenant.attach(addresses, |space, writer| {
-            let core = Core::new(device.clone(), policy, waits, writer, space);
+            let options = Options {
+                policy,
+                waits,
+                for_graphs,
+            };
+            let core = Core::new(device.clone(), options, writer, space);
             let core = Arc::new(core);
             made = Some(Arc::clone(&core));
             core as Arc<dyn Holder>
@@ -273,6 +315,7 @@ impl Heap {
             preset: Preset::Tight,
             aliases: true,
             waits: true,
+            for_graphs: false,
             addresses: None,
         }
     }
@@ -351,6 +394,7 @@ impl Heap {
             alignment,
             stream,
             id,
+            captures: false,
         };
         state.counts.begin(size);
         let found = state.fit_any(request);

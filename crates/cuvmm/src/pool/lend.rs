@@ -155,6 +155,11 @@ impl Tenant {
         self.core().polling()
     }
 
+    /// Returns `true` while a capture guard lives.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.core().is_capturing()
+    }
+
     /// Returns `true` if a request waits for memory.
     pub(crate) fn is_awaited(&self) -> bool {
         self.core().is_awaited()

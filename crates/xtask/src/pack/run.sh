@@ -8,8 +8,9 @@
 #   run.sh replay FOLDER    replays the Azure traces in FOLDER on the GPU
 #   run.sh dlpack LIBRARY   exchanges GPU memory with Python's torch or cupy, which is found by
 #                           PYTHONPATH; Python itself is $PYTHON or python3
-#   run.sh torch            compares PyTorch's allocators with cuvmm's heap under PyTorch, in under 4
-#                           minutes; needs gcc, and PyTorch in $PYTHON or python3
+#   run.sh torch            checks PyTorch over cuvmm's heap, and compares it with PyTorch's own
+#                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
+#                           or python3
 #   run.sh info             runs `cuvmm info`
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay if FOLDER is given
 #
@@ -96,6 +97,8 @@ dlpack() {
 }
 
 torch() {
+    step torch-check "${PYTHON:-python3}" "$here/bench/check.py" \
+        --library "$here/lib/libcuvmm_torch.so"
     step torch "${PYTHON:-python3}" "$here/bench/compare.py" \
         --library "$here/lib/libcuvmm_torch.so" --json "$out/torch.json"
 }

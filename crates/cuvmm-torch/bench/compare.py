@@ -339,17 +339,20 @@ class Server:
             self.process.kill()
 
 
-def skipped(allocator, scenario):
+def skipped(request):
     """Why an allocator does not run a scenario, if it does not."""
-    if allocator == "noop" and scenario in TRAININGS:
-        return "has no memory to train in"
+    if request["allocator"] == "noop":
+        if request["scenario"] in TRAININGS:
+            return "has no memory to train in"
+        if request["noop"] is None:
+            return "noop.c was not compiled"
     return None
 
 
 def row_of(servers, request, left):
     """Runs a scenario and returns its row, whatever happens."""
     settings = ALLOCATORS[request["allocator"]][0]
-    why = skipped(request["allocator"], request["scenario"])
+    why = skipped(request)
     if why is None and left < 2:
         why = "no time was left"
     if why is not None:
@@ -366,10 +369,14 @@ def row_of(servers, request, left):
 
 
 def compiled(folder):
-    """Compiles the allocator that does nothing."""
+    """Compiles the allocator that does nothing. Returns `None` where that fails."""
     library = os.path.join(folder, "libnoop.so")
     source = os.path.join(HERE, "noop.c")
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    try:
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print("noop.c was not compiled: %s" % error, file=sys.stderr)
+        return None
     return library
 
 

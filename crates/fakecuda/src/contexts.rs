@@ -30,7 +30,8 @@ pub(crate) fn current() -> Outcome<Ordinal> {
         .ok_or(NONE)
 }
 
-fn name(device: Ordinal) -> CUcontext {
+/// Returns the context of a device.
+pub(crate) fn name(device: Ordinal) -> CUcontext {
     std::ptr::without_provenance_mut((device.0 as usize + 1) << 12)
 }
 

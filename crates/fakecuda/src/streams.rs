@@ -4,12 +4,12 @@
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{Driver, EventFlags, EventHandle, StreamFlags, StreamHandle};
-use cuvmm_sys::{CUevent, CUresult, CUstream};
+use cuvmm_driver::{Driver, EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
+use cuvmm_sys::{CUcontext, CUevent, CUresult, CUstream};
 
-use crate::contexts::current;
+use crate::contexts::{current, name};
 use crate::edge::{Outcome, code, export, present, put};
-use crate::state::driver;
+use crate::state::{driver, state};
 
 /// Converts a stream to the trait's handle. The pointer is used as a number only.
 pub(crate) fn stream_handle(stream: CUstream) -> StreamHandle {
@@ -29,7 +29,29 @@ fn done(done: bool) -> Outcome {
     }
 }
 
+/// Returns the device of a stream. A default stream belongs to the current context.
+fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
+    if stream.0 <= StreamHandle::PER_THREAD.0 {
+        return current();
+    }
+    let (state, driver) = (state()?, driver()?);
+    let devices = (0..state.retained.len()).filter_map(|index| i32::try_from(index).ok());
+    let is_its = |device: &Ordinal| {
+        // SAFETY: the caller promises valid handles, and others are refused.
+        let asked = unsafe { driver.stream_query(*device, stream) };
+        asked.map_err(code) != Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    };
+    let found = devices.map(Ordinal).find(is_its);
+    found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
 export! {
+    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
+        let device = device_of(stream_handle(stream))?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(context, name(device)) }
+    }
+
     fn cuStreamCreate(stream: *mut CUstream, flags: u32) {
         let device = current()?;
         present(stream)?;

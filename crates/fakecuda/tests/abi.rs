@@ -297,6 +297,31 @@ fn contexts_are_counted_and_each_thread_has_its_own_stack() {
 }
 
 #[test]
+fn a_stream_names_its_context() {
+    let (api, _directory) = loaded();
+    let ask = api.cuStreamGetCtx.get().unwrap();
+    let (mut context, mut found, mut stream) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: all pointers are to locals or null, and the stream is destroyed here.
+    unsafe {
+        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut context, 0), OK);
+        assert_eq!(ask(null_mut(), &mut found), INVALID_CONTEXT);
+        assert_eq!((api.cuCtxPushCurrent_v2)(context), OK);
+        assert_eq!((api.cuStreamCreate.get().unwrap())(&mut stream, 1), OK);
+        for stream in [stream, null_mut()] {
+            found = null_mut();
+            assert_eq!(ask(stream, &mut found), OK);
+            assert_eq!(found, context);
+        }
+        assert_eq!(ask(stream, null_mut()), INVALID_VALUE);
+        assert_eq!((api.cuStreamDestroy_v2.get().unwrap())(stream), OK);
+        let gone = ask(stream, &mut found);
+        assert_eq!(gone, CUresult::CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!((api.cuCtxPopCurrent_v2)(null_mut()), OK);
+        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
+    }
+}
+
+#[test]
 fn codes_have_names_that_stay() {
     let (api, _directory) = loaded();
     let name = |code: CUresult| {

@@ -106,6 +106,7 @@ fn library(target: &Target) -> Option<&'static str> {
     let is = |kind: &str| target.kind.iter().any(|ours| ours == kind);
     match &*target.name {
         "fakecuda" if is("cdylib") => Some("libcuda.so.1"),
+        "cuvmm_torch" if is("cdylib") => Some("libcuvmm_torch.so"),
         "dlpack_python" if is("example") => Some("libdlpack_python.so"),
         _ => None,
     }
@@ -140,6 +141,8 @@ mod tests {
         assert_eq!(program, Some((Place::Program, "cuvmm".into())));
         let library = told("cdylib", "fakecuda", "null", false);
         assert_eq!(library, Some((Place::Library, "libcuda.so.1".into())));
+        let library = told("cdylib", "cuvmm_torch", "null", false);
+        assert_eq!(library, Some((Place::Library, "libcuvmm_torch.so".into())));
         let library = told("example", "dlpack_python", "null", false);
         assert_eq!(
             library,

@@ -1,6 +1,6 @@
 //! Packing the files that a machine with a GPU and without cargo needs: the release commands, the
 //! tests that need a GPU, the conformance programs, the recorded answers, the DLPack test for
-//! Python, and a script that runs them.
+//! Python, PyTorch's allocator and its comparison, and a script that runs them.
 //!
 //! A test file needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
 //! test starts neither command, because the path that cargo compiles in is that of the machine that
@@ -53,6 +53,11 @@ impl Pack {
             copy(&file, &answers.join(file.file_name().unwrap_or_default()))?;
         }
         std::fs::write(folder.join("dlpack.py"), DLPACK)?;
+        let bench = folder.join("bench");
+        std::fs::create_dir_all(&bench)?;
+        for file in files_in(&cargo::workspace().join("crates/cuvmm-torch/bench"))? {
+            copy(&file, &bench.join(file.file_name().unwrap_or_default()))?;
+        }
         let script = folder.join("run.sh");
         std::fs::write(&script, include_str!("run.sh"))?;
         succeed(Command::new("chmod").arg("+x").arg(&script))?;
@@ -74,6 +79,7 @@ fn builds() -> Result<Vec<Vec<String>>> {
         "--package=cuvmm-bench",
         "--package=conformance",
         "--package=fakecuda",
+        "--package=cuvmm-torch",
     ])];
     builds.push(owned(&[
         "build",
@@ -124,7 +130,7 @@ fn clear(folder: &Path) -> Result<()> {
         "{} holds something that is not a pack",
         folder.display()
     );
-    for name in ["bin", "lib", "tests", "answers"] {
+    for name in ["bin", "lib", "tests", "answers", "bench"] {
         let part = folder.join(name);
         if part.exists() {
             std::fs::remove_dir_all(&part).with_context(|| part.display().to_string())?;

@@ -8,6 +8,9 @@
 #   run.sh replay FOLDER    replays the Azure traces in FOLDER on the GPU
 #   run.sh dlpack LIBRARY   exchanges GPU memory with Python's torch or cupy, which is found by
 #                           PYTHONPATH; Python itself is $PYTHON or python3
+#   run.sh torch            checks PyTorch over cuvmm's heap, and compares it with PyTorch's own
+#                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
+#                           or python3
 #   run.sh info             runs `cuvmm info`
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay if FOLDER is given
 #
@@ -93,6 +96,13 @@ dlpack() {
         --library "$here/lib/libdlpack_python.so"
 }
 
+torch() {
+    step torch-check "${PYTHON:-python3}" "$here/bench/check.py" \
+        --library "$here/lib/libcuvmm_torch.so"
+    step torch "${PYTHON:-python3}" "$here/bench/compare.py" \
+        --library "$here/lib/libcuvmm_torch.so" --json "$out/torch.json"
+}
+
 usage() {
     sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
     exit 2
@@ -104,6 +114,7 @@ conform) conform ;;
 stand-in) stand_in ;;
 replay) [ $# -eq 2 ] || usage; replay "$2" ;;
 dlpack) [ $# -eq 2 ] || usage; dlpack "$2" ;;
+torch) torch ;;
 info) step info "$CUVMM_BIN" info ;;
 all)
     step info "$CUVMM_BIN" info

@@ -1,0 +1,35 @@
+//! Detection of forked children of a process that has used this library.
+//!
+//! A child has the parent's heaps in its memory, but neither its driver nor its threads: a lock that
+//! another thread held at the fork stays locked for ever. So every function asks here before it takes
+//! a lock. A child of a process that had not used the library yet can use it.
+//!
+//! `unsafe` is used to register the function that the C library calls in a child.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static WATCHED: AtomicBool = AtomicBool::new(false);
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn in_child() {
+    CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Returns `true` in a child that was forked after [`watch`].
+pub(crate) fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
+}
+
+/// Makes children that are forked from now on known.
+///
+/// The heaps also refuse to work in a child, so if the registration fails only a lock that was held
+/// at the fork is not noticed.
+pub(crate) fn watch() {
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: the function stores one atomic, which is allowed in a forked child, and stays loaded:
+    // the C library forgets it if the library is unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}

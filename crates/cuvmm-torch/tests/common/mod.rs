@@ -1,0 +1,303 @@
+//! Runs a case in a process whose loader finds the stand-in for libcuda, and gives the case the
+//! functions of both libraries.
+//!
+//! `unsafe` is used to load the two libraries and to call their C functions. The addresses and
+//! streams that are passed came from them.
+#![allow(unsafe_code, dead_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use libloading::Library;
+
+#[path = "../../../fakecuda/testing/built.rs"]
+mod built;
+
+pub(crate) const MIB: usize = 1 << 20;
+
+/// Printed by the process when its case has completed.
+const ENDED: &str = "the case has completed";
+
+/// How long a case may take.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Runs a case of this program over the stand-in, which has two devices of 256 MiB. Returns the
+/// lines that the library printed on standard error.
+pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = {
+        let folder = tempfile::tempdir().unwrap();
+        built::fakecuda_in(folder.path());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--ignored", "--exact", "--nocapture", case])
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env("FAKECUDA_DEVICES", "2")
+            .env("FAKECUDA_CAPACITY", (256 * MIB).to_string());
+        for name in ["LIMIT", "PRESET", "ALIASES", "STREAM_WAITS"] {
+            command.env_remove(format!("CUVMM_TORCH_{name}"));
+        }
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    let (said, complained) = (
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr),
+    );
+    assert!(
+        status.success() && said.contains(ENDED),
+        "{case}: {status}\n{said}\n{complained}"
+    );
+    let lines = complained.lines();
+    lines
+        .filter(|line| line.starts_with("cuvmm: "))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Runs the body of a case, in its own process.
+pub(crate) fn case(body: impl FnOnce()) {
+    std::thread::spawn(|| {
+        std::thread::sleep(LONGEST);
+        eprintln!("the case did not complete within {LONGEST:?}");
+        std::process::abort();
+    });
+    body();
+    println!("{ENDED}");
+}
+
+/// Defines tests that run over the stand-in, each case in a process of its own, with the environment
+/// variables and the lines that it expects on standard error. A line contains the expected text.
+macro_rules! over_the_stand_in {
+    ($($name:ident [$($variable:literal = $value:literal),*] says [$($text:literal),* $(,)?] $body:block)+) => {$(
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            #[test]
+            fn over_the_stand_in() {
+                let case = concat!(stringify!($name), "::in_a_process_of_its_own");
+                let lines = common::run(case, &[$(($variable, $value)),*]);
+                let expected: &[&str] = &[$($text),*];
+                assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+                for (line, text) in lines.iter().zip(expected) {
+                    assert!(line.contains(text), "{line}\nlacks: {text}");
+                }
+            }
+
+            #[test]
+            #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+            fn in_a_process_of_its_own() {
+                common::case(|| $body);
+            }
+        }
+    )+};
+}
+pub(crate) use over_the_stand_in;
+
+/// A stream's handle.
+pub(crate) type Handle = *mut c_void;
+
+/// Returns the handle of the legacy default stream (0 or 1) or of the per-thread one (2).
+pub(crate) fn default_stream(number: usize) -> Handle {
+    std::ptr::without_provenance_mut(number)
+}
+
+fn function<F: Copy>(library: &'static Library, name: &str) -> F {
+    // SAFETY: the callers name the function's type. The library stays loaded.
+    unsafe { *library.get::<F>(name).expect(name) }
+}
+
+fn load(path: PathBuf) -> &'static Library {
+    // SAFETY: both libraries have no code that runs when they are loaded.
+    let library = unsafe { Library::new(&path) }.expect("the library can be loaded");
+    Box::leak(Box::new(library))
+}
+
+/// The functions that PyTorch calls.
+#[derive(Clone, Copy)]
+pub(crate) struct Torch {
+    malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, isize, c_int, Handle),
+    record: unsafe extern "C" fn(*mut c_void, Handle),
+    reset: unsafe extern "C" fn(),
+    stats: unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize,
+}
+
+impl Torch {
+    /// Loads the shared library, which cargo puts beside this program.
+    pub(crate) fn load() -> Self {
+        let program = std::env::current_exe().unwrap();
+        let library = load(program.parent().unwrap().join("libcuvmm_torch.so"));
+        Self {
+            malloc: function(library, "cuvmm_malloc"),
+            free: function(library, "cuvmm_free"),
+            record: function(library, "cuvmm_record_stream"),
+            reset: function(library, "cuvmm_reset"),
+            stats: function(library, "cuvmm_stats"),
+        }
+    }
+
+    /// Allocates on device 0. Returns 0 for null.
+    pub(crate) fn malloc(&self, size: isize, stream: Handle) -> usize {
+        self.malloc_on(0, size, stream)
+    }
+
+    pub(crate) fn malloc_on(&self, device: c_int, size: isize, stream: Handle) -> usize {
+        // SAFETY: the tests pass live streams of the device.
+        unsafe { (self.malloc)(size, device, stream) }.addr()
+    }
+
+    /// Frees on device 0.
+    pub(crate) fn free(&self, address: usize, stream: Handle) {
+        // SAFETY: the tests do not use memory that they have freed.
+        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, 0, stream) };
+    }
+
+    pub(crate) fn record(&self, address: usize, stream: Handle) {
+        // SAFETY: the tests pass live streams of the device.
+        unsafe { (self.record)(std::ptr::without_provenance_mut(address), stream) };
+    }
+
+    pub(crate) fn reset(&self) {
+        // SAFETY: it takes no arguments.
+        unsafe { (self.reset)() };
+    }
+
+    /// Returns the JSON of a device's figures; nothing if it has no heap.
+    pub(crate) fn json(&self, device: c_int) -> String {
+        // SAFETY: nothing is written to a null buffer.
+        let needed = unsafe { (self.stats)(device, null_mut(), 0) };
+        let mut buffer = vec![b'?'; needed];
+        // SAFETY: the buffer has the length that is passed.
+        let again = unsafe { (self.stats)(device, buffer.as_mut_ptr().cast(), needed) };
+        assert_eq!(again, needed);
+        if needed > 0 {
+            assert_eq!(buffer.pop(), Some(0));
+            let mut short = vec![b'?'; needed - 1];
+            // SAFETY: the buffer has the length that is passed.
+            let asked = unsafe { (self.stats)(device, short.as_mut_ptr().cast(), needed - 1) };
+            assert_eq!(asked, needed);
+            assert!(short.iter().all(|&byte| byte == b'?'), "written in part");
+        }
+        String::from_utf8(buffer).unwrap()
+    }
+
+    /// Returns a number of device 0's figures.
+    pub(crate) fn figure(&self, name: &str) -> u64 {
+        self.figure_of(0, name)
+    }
+
+    pub(crate) fn figure_of(&self, device: c_int, name: &str) -> u64 {
+        let json: serde_json::Value = serde_json::from_str(&self.json(device)).unwrap();
+        let value = json.get(name).or_else(|| json["heap"].get(name));
+        value.and_then(serde_json::Value::as_u64).expect(name)
+    }
+}
+
+/// The functions of the driver that a program with kernels would use.
+#[derive(Clone, Copy)]
+pub(crate) struct Cuda {
+    current: unsafe extern "C" fn(*mut c_void) -> c_int,
+    context: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
+    stream: unsafe extern "C" fn(*mut Handle, u32) -> c_int,
+    synchronize: unsafe extern "C" fn(Handle) -> c_int,
+    fill: unsafe extern "C" fn(u64, u8, usize, Handle) -> c_int,
+    read: unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int,
+    hold: unsafe extern "C" fn(Handle, bool) -> c_int,
+    lose: unsafe extern "C" fn() -> c_int,
+    live: unsafe extern "C" fn(*mut [u64; 8]) -> c_int,
+}
+
+impl Cuda {
+    /// Loads the stand-in, initializes it, and makes the context of device 0 current.
+    pub(crate) fn load() -> Self {
+        let library = load(PathBuf::from("libcuda.so.1"));
+        let init: unsafe extern "C" fn(u32) -> c_int = function(library, "cuInit");
+        // SAFETY: it may be called at any time.
+        assert_eq!(unsafe { init(0) }, 0);
+        let cuda = Self {
+            current: function(library, "cuCtxSetCurrent"),
+            context: function(library, "cuDevicePrimaryCtxRetain"),
+            stream: function(library, "cuStreamCreate"),
+            synchronize: function(library, "cuStreamSynchronize"),
+            fill: function(library, "cuMemsetD8Async"),
+            read: function(library, "cuMemcpyDtoH_v2"),
+            hold: function(library, "fakecuda_hold"),
+            lose: function(library, "fakecuda_lose"),
+            live: function(library, "fakecuda_live"),
+        };
+        cuda.enter(0);
+        cuda
+    }
+
+    /// Makes the primary context of a device current on this thread.
+    pub(crate) fn enter(&self, device: c_int) {
+        let mut context = null_mut();
+        // SAFETY: the result is written to a local.
+        assert_eq!(unsafe { (self.context)(&mut context, device) }, 0);
+        // SAFETY: the context was just retained, and is never released.
+        assert_eq!(unsafe { (self.current)(context) }, 0);
+    }
+
+    /// Creates a stream of the current device.
+    pub(crate) fn stream(&self) -> Handle {
+        let mut stream = null_mut();
+        // SAFETY: the result is written to a local.
+        assert_eq!(unsafe { (self.stream)(&mut stream, 1) }, 0);
+        stream
+    }
+
+    pub(crate) fn synchronize(&self, stream: Handle) {
+        // SAFETY: the tests pass live streams.
+        assert_eq!(unsafe { (self.synchronize)(stream) }, 0);
+    }
+
+    /// Queues a fill on a stream.
+    pub(crate) fn fill(&self, address: usize, byte: u8, size: usize, stream: Handle) {
+        // SAFETY: the tests fill memory that they have allocated.
+        let code = unsafe { (self.fill)(address as u64, byte, size, stream) };
+        assert_eq!(code, 0);
+    }
+
+    /// Asserts that all bytes of a range have a value.
+    pub(crate) fn expect(&self, address: usize, byte: u8, size: usize) {
+        let mut bytes = vec![!byte; size];
+        // SAFETY: the buffer has the length that is passed.
+        let code = unsafe { (self.read)(bytes.as_mut_ptr().cast(), address as u64, size) };
+        assert_eq!(code, 0);
+        let wrong = bytes.iter().position(|&found| found != byte);
+        assert_eq!(wrong, None, "of {size} bytes at {address:#x}");
+    }
+
+    /// Holds a stream's next work back, or lets it run.
+    pub(crate) fn hold(&self, stream: Handle, held: bool) {
+        // SAFETY: the tests pass live streams.
+        assert_eq!(unsafe { (self.hold)(stream, held) }, 0);
+    }
+
+    /// Loses the current context, as a faulting kernel does.
+    pub(crate) fn lose(&self) {
+        // SAFETY: it takes no arguments.
+        assert_eq!(unsafe { (self.lose)() }, 0);
+    }
+
+    /// Returns the number of live physicals and of live mappings.
+    pub(crate) fn physicals_and_mappings(&self) -> (u64, u64) {
+        let mut counts = [0; 8];
+        // SAFETY: the counts are written to a local array of the right size.
+        assert_eq!(unsafe { (self.live)(&mut counts) }, 0);
+        (counts[1], counts[2])
+    }
+}

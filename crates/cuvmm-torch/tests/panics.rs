@@ -1,0 +1,77 @@
+//! A panic inside the library does not leave its C functions.
+//!
+//! The library itself never panics on purpose. Here, linked into the program, it reports a lost
+//! context to a subscriber of events that panics.
+//!
+//! `unsafe` is used to call the library's functions.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod common;
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{Cuda, over_the_stand_in};
+use cuvmm_torch::{cuvmm_free, cuvmm_malloc, cuvmm_reset, cuvmm_stats};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// A subscriber that panics on each event.
+struct Panics;
+
+impl Subscriber for Panics {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        panic!("a subscriber that panics,\nin two lines");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+over_the_stand_in! {
+    a_panic [] says [
+        "internal error: panicked at",
+        "failed: the device's context is lost",
+    ] {
+        let cuda = Cuda::load();
+        tracing::subscriber::set_global_default(Panics).unwrap();
+        // SAFETY: the legacy default stream is a stream of every context.
+        let address = unsafe { cuvmm_malloc(5000, 0, null_mut()) };
+        assert!(!address.is_null());
+        cuda.lose();
+        for _ in 0..2 {
+            // SAFETY: the legacy default stream is a stream of every context.
+            let second = unsafe { cuvmm_malloc(64 << 20, 0, null_mut()) };
+            assert!(second.is_null());
+        }
+        assert_eq!(PANICS.load(Ordering::Relaxed), 1);
+        // The library goes on.
+        // SAFETY: nothing uses the memory.
+        unsafe { cuvmm_free(address, 5000, 0, null_mut()) };
+        cuvmm_reset();
+        // SAFETY: nothing is written to a null buffer.
+        assert!(unsafe { cuvmm_stats(0, null_mut(), 0) } > 0);
+    }
+}

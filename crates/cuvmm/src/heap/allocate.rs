@@ -20,7 +20,7 @@ const LARGEST_CHUNK: u64 = 32 << 20;
 const CHUNK_PART: u64 = 32;
 
 /// The most mappings that are not searched and that an allocation unmaps.
-const TIDIED: usize = 64;
+const TIDIED: usize = 16;
 
 /// A request, rounded.
 #[derive(Clone, Copy, Debug)]

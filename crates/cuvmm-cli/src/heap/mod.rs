@@ -4,18 +4,23 @@
 //! heap is the library's.
 
 mod churn;
+mod course;
+mod figures;
 mod run;
+mod torch;
 mod trace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bytesize::ByteSize;
+use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
-use serde::Serialize;
 
 use self::churn::Law;
-use self::run::{Options, Outcome};
+use self::course::Course;
+use self::figures::{Figures, Modelled};
+use self::run::{Options, Peaks};
+use self::torch::Kind;
 use self::trace::Trace;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
@@ -100,28 +105,6 @@ impl Weight {
     }
 }
 
-/// The figures of a run. The keys are a stable interface; further keys may be added.
-#[derive(Debug, Serialize)]
-struct Figures {
-    driver: &'static str,
-    operations: u64,
-    peak_live_bytes: u64,
-    peak_held_bytes: u64,
-    /// Peak held over peak live.
-    ratio: f64,
-    mappings: u64,
-    stitches: u64,
-    stream_waits: u64,
-    driver_calls: u64,
-    /// `None` where the driver's time is not modelled.
-    driver_us_per_operation: Option<f64>,
-    /// The time of the whole run. `None` on the model.
-    us_per_operation: Option<f64>,
-    /// Allocations that failed.
-    failed: u64,
-    smallest_limit_bytes: Option<u64>,
-}
-
 impl Args {
     /// Runs the trace and prints the figures.
     ///
@@ -133,20 +116,24 @@ impl Args {
             (None, Some(law)) => law.trace(self.seed),
             (None, None) => return Err(usage("a trace or --churn is needed")),
         };
-        let options = Options {
-            preset: self.preset.preset(),
-            aliases: !self.no_aliases,
-            limit: self.limit,
+        let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
+        let mut course = Course::default();
+        let outcome = self.play(&trace, &costs, self.limit, &mut course)?;
+        let stats = &outcome.stats;
+        let peaks = Peaks {
+            live: stats.peak_live,
+            held: stats.peak_held,
+            failed: outcome.failed,
         };
-        let outcome = self.play(&trace, options)?;
-        let mut smallest = None;
-        if self.smallest_limit {
-            smallest = run::smallest_limit(&outcome, |limit| {
-                let limit = Some(limit);
-                Ok(self.play(&trace, Options { limit, ..options })?.failed)
-            })?;
-        }
-        let figures = Figures::new(&outcome, smallest);
+        let smallest = self.smallest(peaks, outcome.granule, |limit| {
+            let limit = Some(limit);
+            let none = &mut Course::default();
+            Ok(self.play(&trace, &costs, limit, none)?.failed)
+        })?;
+        let models = [Kind::Native, Kind::Expandable];
+        let modelled = models.map(|kind| self.model(kind, &trace, &costs, &outcome));
+        let [native, expandable] = modelled;
+        let figures = Figures::new(&outcome, smallest, [native?, expandable?]);
         let text = match self.json {
             true => json(&figures)?,
             false => figures.text(),
@@ -158,65 +145,65 @@ impl Args {
         })
     }
 
-    /// Plays a trace on a fresh driver.
-    fn play(&self, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
-        let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
+    /// Plays a trace on a heap on a fresh driver.
+    fn play(
+        &self,
+        trace: &Trace,
+        costs: &Costs,
+        limit: Option<u64>,
+        course: &mut Course,
+    ) -> anyhow::Result<run::Outcome> {
+        let capacity = match (self.memory, self.driver) {
+            (None, Choice::Model) => costs::memory(costs)?,
+            (memory, _) => memory,
+        };
         let stand_in = StandIn {
-            capacity: self.memory,
-            costs: Some(costs),
+            capacity,
+            costs: Some(costs.clone()),
             ..StandIn::default()
         };
-        run::play(&self.driver.open_as(&stand_in)?, trace, options)
+        let options = Options {
+            preset: self.preset.preset(),
+            aliases: !self.no_aliases,
+            limit,
+        };
+        run::play(&self.driver.open_as(&stand_in)?, trace, options, course)
     }
-}
 
-impl Figures {
-    fn new(outcome: &Outcome, smallest_limit_bytes: Option<u64>) -> Self {
-        let stats = &outcome.stats;
-        let operations = outcome.operations;
-        let per_operation =
-            |time: std::time::Duration| time.as_secs_f64() * 1e6 / operations.max(1) as f64;
-        Self {
-            driver: outcome.driver,
-            operations,
-            peak_live_bytes: stats.peak_live,
-            peak_held_bytes: stats.peak_held,
-            ratio: stats.peak_held as f64 / stats.peak_live.max(1) as f64,
-            mappings: stats.mapped,
-            stitches: stats.stitches,
-            stream_waits: stats.stream_waits,
-            driver_calls: outcome.driver_calls,
-            driver_us_per_operation: outcome.driver_time.map(per_operation),
-            us_per_operation: outcome.time.map(per_operation),
+    /// Plays a trace on a model of an allocator, on a device like that of the heap.
+    fn model(
+        &self,
+        kind: Kind,
+        trace: &Trace,
+        costs: &Costs,
+        heap: &run::Outcome,
+    ) -> anyhow::Result<Modelled> {
+        let play = |limit: u64, course: &mut Course| {
+            torch::play(kind, trace, costs, (limit, heap.memory), course)
+        };
+        let mut course = Course::default();
+        let outcome = play(self.limit.unwrap_or(heap.memory), &mut course);
+        let peaks = Peaks {
+            live: outcome.peak_live,
+            held: outcome.peak_held,
             failed: outcome.failed,
-            smallest_limit_bytes,
-        }
+        };
+        let smallest = self.smallest(peaks, heap.granule, |limit| {
+            Ok(play(limit, &mut Course::default()).failed)
+        })?;
+        Ok(Modelled::new(&outcome, heap.operations, smallest))
     }
 
-    fn text(&self) -> String {
-        let mut text = String::new();
-        let size = |bytes: u64| ByteSize::b(bytes).display().iec().to_string();
-        let mut row = |name: &str, value: String| text += &format!("{name:<16}{value}\n");
-        row("operations", self.operations.to_string());
-        row("peak live", size(self.peak_live_bytes));
-        row("peak held", size(self.peak_held_bytes));
-        row("held over live", format!("{:.3}", self.ratio));
-        row("mappings", self.mappings.to_string());
-        row("stitches", self.stitches.to_string());
-        if let Some(time) = self.driver_us_per_operation {
-            row("driver time", format!("{time:.2} us an operation"));
+    /// Returns the smallest limit, if it is wanted.
+    fn smallest(
+        &self,
+        peaks: Peaks,
+        granule: u64,
+        failed: impl Fn(u64) -> anyhow::Result<u64>,
+    ) -> anyhow::Result<Option<u64>> {
+        match self.smallest_limit {
+            true => run::smallest_limit(peaks, granule, failed),
+            false => Ok(None),
         }
-        if let Some(time) = self.us_per_operation {
-            row("time", format!("{time:.2} us an operation"));
-        }
-        row("failed", self.failed.to_string());
-        if let Some(limit) = self.smallest_limit_bytes {
-            let over = limit as f64 / self.peak_live_bytes.max(1) as f64;
-            row(
-                "smallest limit",
-                format!("{}, {over:.3} of live", size(limit)),
-            );
-        }
-        text
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cuvmm::heap::{HeapStats, Preset};
 use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
+use super::course::Course;
 use super::trace::{Operation, Trace};
 use cuvmm_cli::drivers::{Concrete, Opened};
 
@@ -23,6 +24,8 @@ pub(super) struct Options {
 pub(super) struct Outcome {
     pub(super) driver: &'static str,
     pub(super) granule: u64,
+    /// Memory of the device in bytes.
+    pub(super) memory: u64,
     pub(super) operations: u64,
     pub(super) stats: HeapStats,
     pub(super) driver_calls: u64,
@@ -37,7 +40,12 @@ pub(super) struct Outcome {
 ///
 /// # Errors
 /// What the device or the pool refuses. An allocation that fails is counted and left out.
-pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
+pub(super) fn play(
+    opened: &Opened,
+    trace: &Trace,
+    options: Options,
+    course: &mut Course,
+) -> anyhow::Result<Outcome> {
     let device = Device::open(opened.driver.clone(), 0)?;
     let granule = device.granularity();
     let limit = options.limit.unwrap_or(device.total_memory());
@@ -70,6 +78,10 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
             }
             Operation::Free { id } => drop(live.remove(&id)),
         }
+        course.note(|| {
+            let stats = heap.stats();
+            (stats.live, stats.held)
+        });
     }
     let time = watch.elapsed();
     let calls = device.calls().since(&calls);
@@ -83,6 +95,7 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     Ok(Outcome {
         driver: opened.driver.kind().name(),
         granule,
+        memory: device.total_memory(),
         operations: trace.operations.len() as u64,
         stats: heap.stats(),
         driver_calls: calls.total(),
@@ -92,24 +105,30 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     })
 }
 
+/// The peaks of a run without a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peaks {
+    pub(super) live: u64,
+    pub(super) held: u64,
+    pub(super) failed: u64,
+}
+
 /// Returns the smallest limit with which no allocation fails, to 1/512 of the peak of live bytes or
 /// a granule. `None` if some failed without a limit. `failed` plays the trace with a limit.
 ///
 /// # Errors
 /// Those of `failed`.
 pub(super) fn smallest_limit(
-    outcome: &Outcome,
+    peaks: Peaks,
+    granule: u64,
     failed: impl Fn(u64) -> anyhow::Result<u64>,
 ) -> anyhow::Result<Option<u64>> {
-    if outcome.failed > 0 {
+    if peaks.failed > 0 {
         return Ok(None);
     }
-    let step = (outcome.stats.peak_live / 512).max(outcome.granule);
+    let step = (peaks.live / 512).max(granule);
     // The lower one fails, or holds too little for what is live; the upper one suffices.
-    let (mut low, mut high) = (
-        outcome.stats.peak_live.saturating_sub(1),
-        outcome.stats.peak_held,
-    );
+    let (mut low, mut high) = (peaks.live.saturating_sub(1), peaks.held);
     while high.saturating_sub(low) > step {
         let middle = low + (high - low) / 2;
         match failed(middle)? {

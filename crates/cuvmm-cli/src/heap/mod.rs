@@ -3,6 +3,8 @@
 //! From the bottom up: `trace` reads a file, `churn` makes a trace by a law, `run` plays it. The
 //! heap is the library's.
 
+mod ahead;
+mod chart;
 mod churn;
 mod course;
 mod figures;
@@ -10,6 +12,7 @@ mod run;
 mod torch;
 mod trace;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -25,6 +28,7 @@ use self::trace::Trace;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, StandIn};
+use cuvmm_cli::files;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::{json, print};
 
@@ -67,6 +71,11 @@ pub(crate) struct Args {
     #[arg(long)]
     smallest_limit: bool,
 
+    /// Let each allocation be used by work that is complete only after every N operations
+    /// [default: no work is queued]
+    #[arg(long, value_name = "N")]
+    ahead: Option<NonZero<u64>>,
+
     /// Where to run it
     #[arg(long, value_enum, default_value_t = Choice::Model)]
     driver: Choice,
@@ -82,6 +91,10 @@ pub(crate) struct Args {
     /// Memory of the device if it is no GPU [default: as the table of costs says]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+
+    /// Draw memory live and held over the operations to an SVG file
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -116,9 +129,20 @@ impl Args {
             (None, Some(law)) => law.trace(self.seed),
             (None, None) => return Err(usage("a trace or --churn is needed")),
         };
+        if self.ahead.is_some() && self.driver != Choice::Model {
+            return Err(usage("--ahead is for the model"));
+        }
+        if let Some(file) = &self.chart {
+            files::writable(file)?;
+        }
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
-        let mut course = Course::default();
-        let outcome = self.play(&trace, &costs, self.limit, &mut course)?;
+        let course = || match self.chart {
+            Some(_) => Course::of(trace.operations.len()),
+            None => Course::default(),
+        };
+        let mut courses = [course(), course(), course()];
+        let [course, of_native, of_expandable] = &mut courses;
+        let outcome = self.play(&trace, &costs, self.limit, course)?;
         let stats = &outcome.stats;
         let peaks = Peaks {
             live: stats.peak_live,
@@ -130,10 +154,14 @@ impl Args {
             let none = &mut Course::default();
             Ok(self.play(&trace, &costs, limit, none)?.failed)
         })?;
-        let models = [Kind::Native, Kind::Expandable];
-        let modelled = models.map(|kind| self.model(kind, &trace, &costs, &outcome));
-        let [native, expandable] = modelled;
-        let figures = Figures::new(&outcome, smallest, [native?, expandable?]);
+        let modelled = [
+            self.model(Kind::Native, &trace, &costs, &outcome, of_native)?,
+            self.model(Kind::Expandable, &trace, &costs, &outcome, of_expandable)?,
+        ];
+        if let Some(file) = &self.chart {
+            chart::draw(file, &courses)?;
+        }
+        let figures = Figures::new(&outcome, smallest, modelled);
         let text = match self.json {
             true => json(&figures)?,
             false => figures.text(),
@@ -166,6 +194,7 @@ impl Args {
             preset: self.preset.preset(),
             aliases: !self.no_aliases,
             limit,
+            ahead: self.ahead,
         };
         run::play(&self.driver.open_as(&stand_in)?, trace, options, course)
     }
@@ -177,12 +206,12 @@ impl Args {
         trace: &Trace,
         costs: &Costs,
         heap: &run::Outcome,
+        course: &mut Course,
     ) -> anyhow::Result<Modelled> {
         let play = |limit: u64, course: &mut Course| {
             torch::play(kind, trace, costs, (limit, heap.memory), course)
         };
-        let mut course = Course::default();
-        let outcome = play(self.limit.unwrap_or(heap.memory), &mut course);
+        let outcome = play(self.limit.unwrap_or(heap.memory), course);
         let peaks = Peaks {
             live: outcome.peak_live,
             held: outcome.peak_held,

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::num::NonZero;
 use std::time::{Duration, Instant};
 
 use cuvmm::heap::{HeapStats, Preset};
 use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
+use super::ahead::Ahead;
 use super::course::Course;
 use super::trace::{Operation, Trace};
 use cuvmm_cli::drivers::{Concrete, Opened};
@@ -17,6 +19,9 @@ pub(super) struct Options {
     pub(super) preset: Preset,
     pub(super) aliases: bool,
     pub(super) limit: Option<u64>,
+    /// After how many operations the work of all streams is complete, on the model. `None` if no
+    /// work is queued.
+    pub(super) ahead: Option<NonZero<u64>>,
 }
 
 /// The figures of one run.
@@ -60,9 +65,12 @@ pub(super) fn play(
     let mut streams: HashMap<u64, Stream> = HashMap::new();
     let mut live: HashMap<u64, Allocation> = HashMap::new();
     let mut failed = 0;
-    let begun = opened.model().map(|model| model.clock());
+    let model = opened.model();
+    let begun = model.as_ref().map(|model| model.clock());
     let calls = device.calls();
     let watch = Instant::now();
+    let both = model.as_deref().zip(options.ahead);
+    let mut ahead = both.map(|(model, every)| Ahead::new(model, &device, every.get()));
     for operation in &trace.operations {
         match *operation {
             Operation::Allocate { id, size, stream } => {
@@ -71,12 +79,18 @@ pub(super) fn play(
                     Entry::Vacant(new) => new.insert(Stream::new(&device)?),
                 };
                 match heap.allocate(size, 1, stream) {
-                    Ok(memory) => drop(live.insert(id, memory)),
+                    Ok(memory) => {
+                        live.insert(id, memory);
+                        ahead.as_ref().map_or(Ok(()), |ahead| ahead.queue(stream))?;
+                    }
                     Err(error) if error.is_out_of_memory() => failed += 1,
                     Err(error) => return Err(error.into()),
                 }
             }
             Operation::Free { id } => drop(live.remove(&id)),
+        }
+        if let Some(ahead) = &mut ahead {
+            ahead.step();
         }
         course.note(|| {
             let stats = heap.stats();
@@ -85,7 +99,7 @@ pub(super) fn play(
     }
     let time = watch.elapsed();
     let calls = device.calls().since(&calls);
-    let driver_time = match (opened.model(), begun) {
+    let driver_time = match (&model, begun) {
         (Some(model), Some(begun)) => Some(model.clock() - begun),
         _ if matches!(opened.concrete, Concrete::Cuda(_)) => {
             Some(calls.iter().map(|(.., time)| time).sum())

@@ -1,4 +1,4 @@
-//! What the charts of all commands have in common: an SVG file with plots on the left and a legend
+//! The common parts of the charts of all commands: an SVG file with plots on the left and a legend
 //! on the right, and their colors.
 
 use std::fmt::Display;
@@ -28,8 +28,7 @@ const COLORS: [RGBColor; 6] = [
 ];
 
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-pub(crate) type Failed<'a> =
-    DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
+pub(crate) type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 /// Returns the color of the series with a number.
 pub(crate) fn color(series: usize) -> RGBColor {

@@ -1,5 +1,7 @@
 //! Work that is in flight while a trace is played on the model.
 
+use std::time::Duration;
+
 use cuvmm::driver::Ordinal;
 use cuvmm::driver::model::ModelDriver;
 use cuvmm::{Device, Stream};
@@ -12,6 +14,8 @@ pub(super) struct Ahead<'a> {
     device: Ordinal,
     every: u64,
     operations: u64,
+    /// The time of queueing, which is no cost of a heap.
+    pub(super) spent: Duration,
 }
 
 impl<'a> Ahead<'a> {
@@ -24,6 +28,7 @@ impl<'a> Ahead<'a> {
             device,
             every,
             operations: 0,
+            spent: Duration::ZERO,
         }
     }
 
@@ -31,10 +36,12 @@ impl<'a> Ahead<'a> {
     ///
     /// # Errors
     /// The context was lost.
-    pub(super) fn queue(&self, stream: &Stream) -> anyhow::Result<()> {
+    pub(super) fn queue(&mut self, stream: &Stream) -> anyhow::Result<()> {
+        let begun = self.model.clock();
         let queued = self
             .model
             .queue_kernel(self.device, stream.as_raw(), vec![], vec![]);
+        self.spent += self.model.clock() - begun;
         queued.map_err(|code| anyhow::anyhow!("no work can be queued on the model: {code:?}"))
     }
 

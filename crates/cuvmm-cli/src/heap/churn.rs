@@ -5,6 +5,9 @@
 //! SplitMix64, from the seed: first the size, then the stream, then the victims. A number below `n` is the remainder of a number by `n`; a number in
 //! 0..1 has the upper 53 bits. Sizes are cut to multiples of 512 bytes.
 
+use rand::{Rng as _, SeedableRng as _};
+use rand_xoshiro::SplitMix64;
+
 use super::trace::{Operation, Trace};
 
 const MIB: u64 = 1 << 20;
@@ -26,25 +29,17 @@ pub(super) enum Law {
     Streams,
 }
 
-/// SplitMix64.
-struct Random(u64);
+/// SplitMix64, and distributions over it.
+struct Random(SplitMix64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.next_u64() % bound
     }
 
     /// Returns a number in 0..1.
     fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Returns a normally distributed number (Box-Muller, the cosine).
@@ -102,7 +97,7 @@ impl Law {
 
     /// Makes the trace of a seed.
     pub(super) fn trace(self, seed: u64) -> Trace {
-        let mut random = Random(seed);
+        let mut random = Random(SplitMix64::seed_from_u64(seed));
         let (cap, count) = self.bounds();
         let mut trace = Trace::default();
         let (mut live, mut bytes): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);

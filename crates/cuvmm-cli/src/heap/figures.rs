@@ -135,9 +135,10 @@ impl Figures {
             model.failed.to_string()
         });
         text += &format!("{table}\n");
-        text += "The columns of PyTorch are of models of its allocators, with the table of costs.\n";
+        text +=
+            "The columns of PyTorch are of models of its allocators, with the table of costs.\n";
         text += &format!(
-            "The heap made {} mappings and {} stitches, and let streams wait {} times.\n",
+            "The heap: mappings {}, stitches {}, stream waits {}.\n",
             self.mappings, self.stitches, self.stream_waits
         );
         if let Some(time) = self.us_per_operation {

@@ -1,14 +1,19 @@
 //! `cuvmm heap`: runs a trace of allocations on a heap, and shows what it held for them.
 //!
-//! From the bottom up: `trace` reads a file, `churn` makes a trace by a law, `run` plays it. The
-//! heap is the library's.
+//! From the bottom up: `trace` reads lines, `pickle` and `snapshot` what PyTorch's recorder wrote,
+//! `file` any of them; `churn` makes a trace by a law. `run` plays it on the library's heap, with work in
+//! flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` and `chart` show what each
+//! held, from a `course` of the run.
 
 mod ahead;
 mod chart;
 mod churn;
 mod course;
 mod figures;
+mod file;
+mod pickle;
 mod run;
+mod snapshot;
 mod torch;
 mod trace;
 
@@ -34,18 +39,25 @@ use cuvmm_cli::terminal::{json, print};
 
 /// Run a trace of allocations on a heap: memory held over memory live, mappings, driver time
 ///
-/// The trace has a line for each operation: `a ID BYTES STREAM` allocates, `f ID` frees. It may be
-/// compressed with gzip. On the model each driver call takes as long as it was measured to on a GPU.
-/// Exit code 1 when an allocation fails.
+/// The trace is a snapshot of PyTorch's recorder (`torch.cuda.memory._dump_snapshot`, or
+/// `torch.cuda.memory._snapshot` as JSON), or has a line for each operation: `a ID BYTES STREAM`
+/// allocates, `f ID` frees. It may be compressed with gzip. On the model each driver call takes as long
+/// as it was measured to on a GPU. Beside the heap stand models of PyTorch's native allocator and of its
+/// expandable segments, which never run on a driver. Exit code 1 when an allocation of the heap fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm heap torch-llama.gz
   cuvmm heap torch-llama.gz --preset fast --json
+  cuvmm heap snapshot.pickle --chart heap.svg
   cuvmm heap --churn uniform --seed 7 --smallest-limit")]
 pub(crate) struct Args {
     /// The trace
     #[arg(required_unless_present = "churn", conflicts_with = "churn")]
     file: Option<PathBuf>,
+
+    /// The device of a snapshot with several
+    #[arg(long, value_name = "NUMBER", conflicts_with = "churn")]
+    device: Option<usize>,
 
     /// A trace that is made by a law instead
     #[arg(long, value_enum, value_name = "LAW")]
@@ -125,7 +137,7 @@ impl Args {
     /// A trace or options that cannot be used, and a driver that cannot be opened.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let trace = match (&self.file, self.churn) {
-            (Some(file), _) => trace::read(file)?,
+            (Some(file), _) => file::read(file, self.device)?,
             (None, Some(law)) => law.trace(self.seed),
             (None, None) => return Err(usage("a trace or --churn is needed")),
         };

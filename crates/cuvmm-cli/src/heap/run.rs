@@ -62,36 +62,21 @@ pub(super) fn play(
         .preset(options.preset)
         .aliases(options.aliases)
         .build()?;
-    let mut streams: HashMap<u64, Stream> = HashMap::new();
-    let mut live: HashMap<u64, Allocation> = HashMap::new();
-    let mut failed = 0;
     let model = opened.model();
     let begun = model.as_ref().map(|model| model.clock());
     let calls = device.calls();
     let watch = Instant::now();
     let both = model.as_deref().zip(options.ahead);
-    let mut ahead = both.map(|(model, every)| Ahead::new(model, &device, every.get()));
+    let mut run = Run {
+        ahead: both.map(|(model, every)| Ahead::new(model, &device, every.get())),
+        live: HashMap::new(),
+        streams: HashMap::new(),
+        device: &device,
+        heap: &heap,
+        failed: 0,
+    };
     for operation in &trace.operations {
-        match *operation {
-            Operation::Allocate { id, size, stream } => {
-                let stream = match streams.entry(stream) {
-                    Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(new) => new.insert(Stream::new(&device)?),
-                };
-                match heap.allocate(size, 1, stream) {
-                    Ok(memory) => {
-                        live.insert(id, memory);
-                        ahead.as_ref().map_or(Ok(()), |ahead| ahead.queue(stream))?;
-                    }
-                    Err(error) if error.is_out_of_memory() => failed += 1,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            Operation::Free { id } => drop(live.remove(&id)),
-        }
-        if let Some(ahead) = &mut ahead {
-            ahead.step();
-        }
+        run.operate(*operation)?;
         course.note(|| {
             let stats = heap.stats();
             (stats.live, stats.held)
@@ -100,7 +85,10 @@ pub(super) fn play(
     let time = watch.elapsed();
     let calls = device.calls().since(&calls);
     let driver_time = match (&model, begun) {
-        (Some(model), Some(begun)) => Some(model.clock() - begun),
+        (Some(model), Some(begun)) => {
+            let queued = run.ahead.as_ref().map(|ahead| ahead.spent);
+            Some(model.clock() - begun - queued.unwrap_or_default())
+        }
         _ if matches!(opened.concrete, Concrete::Cuda(_)) => {
             Some(calls.iter().map(|(.., time)| time).sum())
         }
@@ -115,8 +103,46 @@ pub(super) fn play(
         driver_calls: calls.total(),
         driver_time,
         time: begun.is_none().then_some(time),
-        failed,
+        failed: run.failed,
     })
+}
+
+/// A run. Held work runs first when it ends, because all else waits for it.
+struct Run<'a> {
+    ahead: Option<Ahead<'a>>,
+    live: HashMap<u64, Allocation>,
+    streams: HashMap<u64, Stream>,
+    device: &'a Device,
+    heap: &'a Heap,
+    failed: u64,
+}
+
+impl Run<'_> {
+    fn operate(&mut self, operation: Operation) -> anyhow::Result<()> {
+        match operation {
+            Operation::Allocate { id, size, stream } => {
+                let stream = match self.streams.entry(stream) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Stream::new(self.device)?),
+                };
+                match self.heap.allocate(size, 1, stream) {
+                    Ok(memory) => {
+                        self.live.insert(id, memory);
+                        if let Some(ahead) = &mut self.ahead {
+                            ahead.queue(stream)?;
+                        }
+                    }
+                    Err(error) if error.is_out_of_memory() => self.failed += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Operation::Free { id } => drop(self.live.remove(&id)),
+        }
+        if let Some(ahead) = &mut self.ahead {
+            ahead.step();
+        }
+        Ok(())
+    }
 }
 
 /// The peaks of a run without a limit.

@@ -53,18 +53,19 @@ impl Blocks {
         self.all[id]
     }
 
-    /// Adds a segment that is one block.
-    pub(super) fn segment(&mut self, pool: Pool, size: u64, state: State) -> Id {
+    /// Adds a segment that is one block. `None` if no addresses are left for it.
+    pub(super) fn segment(&mut self, pool: Pool, size: u64, state: State) -> Option<Id> {
         let address = self.end;
-        self.end = (address + size).next_multiple_of(ALIGNMENT);
-        self.add(Block {
+        let end = address.checked_add(size)?;
+        self.end = end.checked_next_multiple_of(ALIGNMENT)?;
+        Some(self.add(Block {
             pool,
             address,
             size,
             state,
             before: None,
             after: None,
-        })
+        }))
     }
 
     /// Removes a segment that is one block.
@@ -166,7 +167,9 @@ impl Blocks {
         let block = self.all[id];
         match block.state {
             State::Used => true,
-            State::Free => self.free.insert((block.pool, block.size, block.address, id)),
+            State::Free => self
+                .free
+                .insert((block.pool, block.size, block.address, id)),
             State::Unmapped => self.unmapped.insert((block.pool, block.address, id)),
         };
     }
@@ -175,7 +178,9 @@ impl Blocks {
         let block = self.all[id];
         match block.state {
             State::Used => true,
-            State::Free => self.free.remove(&(block.pool, block.size, block.address, id)),
+            State::Free => self
+                .free
+                .remove(&(block.pool, block.size, block.address, id)),
             State::Unmapped => self.unmapped.remove(&(block.pool, block.address, id)),
         };
     }

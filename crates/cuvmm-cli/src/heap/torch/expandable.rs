@@ -45,8 +45,8 @@ impl<'a> Expandable<'a> {
     }
 
     /// Returns the first of consecutive blocks of a pool that are free or unmapped and have `size`
-    /// bytes together, from an existing range or a new one.
-    fn room(&mut self, pool: Pool, size: u64) -> Id {
+    /// bytes together, from an existing range or a new one. `None` if no range has as many.
+    fn room(&mut self, pool: Pool, size: u64) -> Option<Id> {
         for hole in self.blocks.holes(pool) {
             let before = self.blocks.get(hole).before;
             let before = before.filter(|&id| self.blocks.get(id).state == State::Free);
@@ -61,18 +61,21 @@ impl<'a> Expandable<'a> {
                 next = block.after;
             }
             if bytes >= size {
-                return first;
+                return Some(first);
             }
         }
         let bytes = self.meter.memory.saturating_add(self.meter.memory / 8);
-        let bytes = bytes.max(size).next_multiple_of(page(pool));
+        let bytes = bytes.checked_next_multiple_of(page(pool))?;
+        if size > bytes {
+            return None;
+        }
         self.meter.reserve(bytes);
         self.blocks.segment(pool, bytes, State::Unmapped)
     }
 
     /// Maps memory until a free block has `size` bytes. `None` if the driver refuses.
     fn grow(&mut self, pool: Pool, size: u64) -> Option<Id> {
-        let mut id = self.room(pool, size);
+        let mut id = self.room(pool, size)?;
         if self.blocks.get(id).state == State::Unmapped {
             id = self.map(id, size)?;
         }
@@ -198,7 +201,11 @@ mod tests {
         heap.free(small);
         heap.free(first);
         heap.allocate(40 * MIB, 0).unwrap();
-        assert_eq!(held(&heap), 102, "30 free MiB in front serve nothing larger");
+        assert_eq!(
+            held(&heap),
+            102,
+            "30 free MiB in front serve nothing larger"
+        );
         heap.allocate(MIB + 1, 3).unwrap();
         assert_eq!(held(&heap), 122, "another stream has a range of its own");
     }
@@ -214,7 +221,11 @@ mod tests {
         assert!(heap.allocate(61 * MIB, 0).is_none());
         assert_eq!(held(&heap), 60);
         let third = heap.allocate(45 * MIB, 0).unwrap();
-        assert_eq!(heap.blocks.get(third).address, 0, "the hole is mapped from its start");
+        assert_eq!(
+            heap.blocks.get(third).address,
+            0,
+            "the hole is mapped from its start"
+        );
         assert_eq!(held(&heap), 100);
         heap.free(second);
         heap.free(third);

@@ -1,4 +1,4 @@
-//! What a modelled allocator holds, and the driver calls that it would make with their costs.
+//! The memory that a modelled allocator holds, and the driver calls that it would make with their costs.
 
 use std::collections::BTreeMap;
 

@@ -34,7 +34,7 @@ impl<'a> Native<'a> {
                 return None;
             }
         }
-        Some(self.blocks.segment(pool, bytes, State::Free))
+        self.blocks.segment(pool, bytes, State::Free)
     }
 
     /// Frees the segments that are one free block each.
@@ -126,7 +126,11 @@ mod tests {
         let less = native.allocate(31 * MIB - 512, 0).unwrap();
         assert_eq!(native.blocks.get(less).size, 31 * MIB - 512);
         native.free(less);
-        assert_eq!(native.blocks.free().len(), 1, "blocks side by side are joined");
+        assert_eq!(
+            native.blocks.free().len(),
+            1,
+            "blocks side by side are joined"
+        );
         assert_eq!(held(&native), 32);
     }
 
@@ -134,11 +138,17 @@ mod tests {
     fn out_of_memory_gives_back_what_is_wholly_free() {
         let costs = Costs::default();
         let mut native = Native::new(Meter::new(&costs, 100 * MIB, 1 << 40));
-        let (a, b) = (native.allocate(40 * MIB, 0).unwrap(), native.allocate(40 * MIB, 0).unwrap());
+        let (a, b) = (
+            native.allocate(40 * MIB, 0).unwrap(),
+            native.allocate(40 * MIB, 0).unwrap(),
+        );
         native.free(a);
         native.free(b);
         let c = native.allocate(20 * MIB, 0).unwrap();
-        assert!(native.allocate(70 * MIB, 0).is_none(), "one segment is partly used");
+        assert!(
+            native.allocate(70 * MIB, 0).is_none(),
+            "one segment is partly used"
+        );
         assert_eq!(held(&native), 40);
         assert!(native.allocate(60 * MIB, 1).is_some());
         native.free(c);

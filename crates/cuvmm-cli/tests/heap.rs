@@ -117,8 +117,8 @@ fn the_chart_has_the_heap_and_the_models() {
     for text in [
         "live",
         "heap",
-        "PyTorch, native*",
-        "PyTorch, expandable*",
+        "native (model)",
+        "expandable (model)",
         "GiB",
     ] {
         assert_eq!(svg.matches(&format!(">\n{text}\n<")).count(), 1, "{text}");

@@ -9,6 +9,7 @@ use super::course::Course;
 use crate::chart::{self, Area, Failed, GIB, Mark, color};
 
 const HEIGHT: u32 = 420;
+const TITLE: &str = "memory live, and held by the heap and by models of PyTorch's allocators";
 const LIVE: RGBColor = RGBColor(200, 200, 200);
 
 /// Draws the courses of the heap and of PyTorch's native and expandable allocators to an SVG file.
@@ -33,7 +34,7 @@ fn draw_all<'a>(root: &Area<'a>, courses: &[Course; 3]) -> Result<(), Failed<'a>
     let most = points.map(|&(live, held)| live.max(held)).max();
     let most = most.unwrap_or(0).max(1) as f64 / GIB;
     let mut chart = ChartBuilder::on(&plot)
-        .caption("memory live and held", ("sans-serif", 18))
+        .caption(TITLE, ("sans-serif", 18))
         .margin(10)
         .x_label_area_size(36)
         .y_label_area_size(56)
@@ -63,12 +64,11 @@ fn draw_all<'a>(root: &Area<'a>, courses: &[Course; 3]) -> Result<(), Failed<'a>
         let held = steps(course, |&(_, held)| held);
         chart.draw_series(LineSeries::new(held, color(series).stroke_width(2)))?;
     }
-    let names = ["heap", "PyTorch, native*", "PyTorch, expandable*"];
+    let names = ["heap", "native (model)", "expandable (model)"];
     let names = names.into_iter().enumerate();
     let mut entries = vec![(Mark::Filled(LIVE), "live")];
     entries.extend(names.map(|(series, name)| (Mark::Line(color(series)), name)));
-    chart::legend(&legend, &entries)?;
-    legend.draw(&Text::new("* model", (24, 140), ("sans-serif", 12)))
+    chart::legend(&legend, &entries)
 }
 
 #[cfg(test)]

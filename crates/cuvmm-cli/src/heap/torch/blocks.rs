@@ -135,6 +135,40 @@ impl Blocks {
         self.free.iter().map(|&(.., id)| id).collect()
     }
 
+    /// Checks that blocks are side by side, that free ones are joined and in the lists, and returns the
+    /// bytes of used and of free blocks.
+    #[cfg(test)]
+    pub(super) fn check(&self) -> (u64, u64) {
+        let (mut used, mut free, mut listed, mut holes) = (0, 0, 0, 0);
+        for id in (0..self.all.len()).filter(|id| !self.gone.contains(id)) {
+            let block = self.all[id];
+            assert!(block.size > 0);
+            if let Some(after) = block.after {
+                let next = self.all[after];
+                assert_eq!(next.before, Some(id));
+                assert_eq!(next.address, block.address + block.size);
+                assert_eq!(next.pool, block.pool);
+                assert!(next.state != block.state || block.state == State::Used);
+            }
+            match block.state {
+                State::Used => used += block.size,
+                State::Free => {
+                    free += block.size;
+                    listed += 1;
+                    let key = (block.pool, block.size, block.address, id);
+                    assert!(self.free.contains(&key));
+                }
+                State::Unmapped => {
+                    holes += 1;
+                    let key = (block.pool, block.address, id);
+                    assert!(self.unmapped.contains(&key));
+                }
+            }
+        }
+        assert_eq!((listed, holes), (self.free.len(), self.unmapped.len()));
+        (used, free)
+    }
+
     fn absorb(&mut self, id: Id, next: Id) {
         self.unlist(id);
         self.unlist(next);

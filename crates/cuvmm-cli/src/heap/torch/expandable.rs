@@ -171,6 +171,11 @@ impl Caching for Expandable<'_> {
     fn meter(&self) -> &Meter<'_> {
         &self.meter
     }
+
+    #[cfg(test)]
+    fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
 }
 
 #[cfg(test)]

@@ -50,6 +50,9 @@ trait Caching {
     fn free(&mut self, id: Id);
 
     fn meter(&self) -> &Meter<'_>;
+
+    #[cfg(test)]
+    fn blocks(&self) -> &blocks::Blocks;
 }
 
 /// Returns the pool of a request.
@@ -107,5 +110,56 @@ fn play_on(mut allocator: impl Caching, trace: &Trace, course: &mut Course) -> O
         driver_calls: meter.calls,
         driver_us: meter.microseconds,
         failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Allocates and frees at random, and checks the blocks after each operation. Each step has a size
+    /// in units of 100,000 bytes, a stream, and whether it frees the oldest, the newest or nothing.
+    fn operate(mut allocator: impl Caching, steps: &[(u64, u64, u8)]) -> Result<(), TestCaseError> {
+        let (mut live, mut used) = (std::collections::VecDeque::new(), 0);
+        for &(size, stream, free) in steps {
+            let size = size * 100_000;
+            if let Some(id) = allocator.allocate(size, stream) {
+                let block = allocator.blocks().get(id);
+                prop_assert!(block.size >= size && block.pool == pool(size, stream));
+                live.push_back(id);
+                used += block.size;
+            }
+            let freed = match free {
+                0 => live.pop_front(),
+                1 => live.pop_back(),
+                _ => None,
+            };
+            if let Some(id) = freed {
+                used -= allocator.blocks().get(id).size;
+                allocator.free(id);
+            }
+            let (in_use, free) = allocator.blocks().check();
+            let meter = allocator.meter();
+            prop_assert_eq!(in_use, used);
+            prop_assert_eq!(in_use + free, meter.held);
+            prop_assert!(meter.held <= 300 * MIB);
+        }
+        live.into_iter().for_each(|id| allocator.free(id));
+        prop_assert_eq!(allocator.blocks().check(), (0, allocator.meter().held));
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_stay_side_by_side(
+            steps in prop::collection::vec((1_u64..600, 0_u64..3, 0_u8..4), 1..200),
+        ) {
+            let costs = Costs::default();
+            let meter = || Meter::new(&costs, 300 * MIB, 1 << 30);
+            operate(Native::new(meter()), &steps)?;
+            operate(Expandable::new(meter()), &steps)?;
+        }
     }
 }

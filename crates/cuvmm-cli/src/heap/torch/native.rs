@@ -80,6 +80,11 @@ impl Caching for Native<'_> {
     fn meter(&self) -> &Meter<'_> {
         &self.meter
     }
+
+    #[cfg(test)]
+    fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,24 @@ pub fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<Costs> {
     }
 }
 
+/// Returns the memory in bytes of the GPU that a table was measured on. `None` if it does not say.
+///
+/// # Errors
+/// Wrong usage: a table with more than 64 bits of it.
+pub fn memory(costs: &Costs) -> anyhow::Result<Option<u64>> {
+    if costs.memory_mib < 1.0 {
+        return Ok(None);
+    }
+    let bytes = (costs.memory_mib as u64).checked_mul(1 << 20);
+    let too_much = || {
+        usage(format!(
+            "the table of costs is of a device with {} MiB, which is more than 16 EiB: --memory says another size",
+            costs.memory_mib
+        ))
+    };
+    bytes.map(Some).ok_or_else(too_much)
+}
+
 /// Returns a description of where a table was measured, for people.
 pub fn about(costs: &Costs) -> &str {
     match costs.about.as_str() {

@@ -1,10 +1,11 @@
 //! The command `cuvmm`: shows drivers and devices, replays request traces against an elastic pool,
-//! tries plans of operations without a GPU, runs traces of allocations on a heap, shares memory between processes, and shows and
-//! changes what processes have of a GPU.
+//! tries plans of operations without a GPU, runs traces of allocations on a heap, shares memory between
+//! processes, and shows and changes what processes have of a GPU.
 //!
 //! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
 //! uses too.
 
+mod chart;
 mod generated;
 mod heap;
 mod info;

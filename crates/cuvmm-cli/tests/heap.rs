@@ -74,6 +74,168 @@ fn what_does_not_fit_is_counted_and_the_smallest_limit_is_found() {
 }
 
 #[test]
+fn models_of_pytorch_stand_beside_the_heap() {
+    let dir = TempDir::new().unwrap();
+    let file = trace(&dir, PIECES);
+    let seen = heap(&[shown(&file), "--smallest-limit"], 0);
+    // Segments of 64 MiB on one stream and one on the other, and one of 128 MiB.
+    let native = &seen["native"];
+    assert_eq!(native["peak_held_bytes"], 384 << 20);
+    assert_eq!(native["driver_calls"], 5);
+    // With less, the two that are free are given back for the last one. The limit is to a granule.
+    let limit = native["smallest_limit_bytes"].as_u64().unwrap();
+    assert!((256 << 20..258 << 20).contains(&limit), "{limit}");
+    let expandable = &seen["expandable"];
+    // Pages of 20 MiB: 200 MiB for three allocations, 60 MiB more because the last of them is a part
+    // of the 128 MiB, and 80 MiB on the other stream.
+    assert_eq!(expandable["peak_held_bytes"], 340 << 20);
+    assert_eq!(expandable["failed"], 0);
+    let seen = heap(&[shown(&file), "--limit", "200MiB"], 1);
+    assert_eq!(seen["native"]["failed"], 1);
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.args(["heap", shown(&file)]).assert().success();
+    let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    for said in [
+        "| PyTorch, native |",
+        "| held over live ",
+        "models",
+        "stitches 1,",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_heap_and_the_models() {
+    let dir = TempDir::new().unwrap();
+    let file = trace(&dir, PIECES);
+    let chart = dir.path().join("heap.svg");
+    heap(&[shown(&file), "--chart", shown(&chart)], 0);
+    let svg = std::fs::read_to_string(&chart).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    for text in [
+        "live",
+        "heap",
+        "native (model)",
+        "expandable (model)",
+        "GiB",
+    ] {
+        assert_eq!(svg.matches(&format!(">\n{text}\n<")).count(), 1, "{text}");
+    }
+    assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+    let nowhere = dir.path().join("none/heap.svg");
+    wrong(
+        &[shown(&file), "--chart", shown(&nowhere)],
+        "none/heap.svg: ",
+    );
+}
+
+#[test]
+fn with_work_in_flight_streams_wait_for_each_other() {
+    let dir = TempDir::new().unwrap();
+    let text = "a 0 134217728 0\nf 0\na 1 134217728 1\n";
+    let file = trace(&dir, text);
+    let none = heap(&[shown(&file)], 0);
+    assert_eq!(
+        (&none["stream_waits"], &none["stitches"]),
+        (&0.into(), &0.into())
+    );
+    let ahead = heap(&[shown(&file), "--ahead", "100"], 0);
+    assert_eq!(ahead["stream_waits"], 1);
+    assert_eq!(ahead["peak_held_bytes"], 128 << 20);
+    let arguments = [shown(&file), "--ahead", "1", "--driver", "host"];
+    wrong(&arguments, "--ahead is for the model");
+}
+
+/// A snapshot as PyTorch 2.11 writes it. Memory from before: 2 MiB that are live at the end and 1 MiB
+/// that is freed.
+const SNAPSHOT: &str = r#"
+import json, pickle, sys
+A, M = 0x7f0000000000, 1 << 20
+frames = [{"filename": "a.py", "line": 3, "name": "f"}]
+def entry(action, addr, size, stream=0):
+    return {"action": action, "addr": addr, "size": size, "stream": stream,
+            "time_us": 1764000000000000, "frames": frames, "compile_context": "N/A"}
+def block(address, size, requested, state):
+    return {"address": address, "size": size, "requested_size": requested, "state": state,
+            "frames": frames}
+trace = [entry("segment_alloc", A, 20 * M), entry("alloc", A, 3 * M),
+         entry("alloc", A + 3 * M, 5 * M, 94000000000000),
+         {"action": "oom", "device_free": 5, "size": 1 << 40, "stream": 0, "frames": frames},
+         entry("free_requested", A, 3 * M), entry("free_completed", A, 3 * M),
+         entry("free_completed", A + 10 * M, M), entry("snapshot", 0, 0)]
+segment = {"device": 0, "address": A, "total_size": 20 * M, "allocated_size": 7 * M, "stream": 0,
+           "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False,
+           "frames": frames, "blocks": [
+               block(A, 3 * M, 0, "inactive"),
+               block(A + 3 * M, 5 * M, 5 * M, "active_allocated"),
+               block(A + 12 * M, 2 * M, 2 * M - 5, "active_pending_free")]}
+snapshot = {"segments": [segment], "device_traces": [trace, []], "external_annotations": [],
+            "allocator_settings": {"max_split_size": -1, "garbage_collection_threshold": 0.5,
+                                   "expandable_segments": False, "last": None, "big": 1 << 200}}
+folder = sys.argv[1]
+for protocol in (2, 3, 4, 5):
+    with open(f"{folder}/{protocol}.pickle", "wb") as file:
+        pickle.dump(snapshot, file, protocol=protocol)
+with open(f"{folder}/snapshot.json", "w") as file:
+    json.dump(snapshot, file)
+class Evil:
+    def __reduce__(self):
+        return print, ("called",)
+with open(f"{folder}/evil.pickle", "wb") as file:
+    pickle.dump({"device_traces": [[Evil()]]}, file)
+snapshot["device_traces"][1] = trace
+with open(f"{folder}/two.pickle", "wb") as file:
+    pickle.dump(snapshot, file)
+"#;
+
+#[test]
+fn snapshots_of_pytorch_are_traces() {
+    let dir = TempDir::new().unwrap();
+    let mut python = std::process::Command::new("python3");
+    let python = python.args(["-c", SNAPSHOT, shown(dir.path())]).status();
+    if python.is_err() {
+        println!("DID NOT RUN: there is no python3");
+        return;
+    }
+    assert!(python.unwrap().success());
+    let path = |name: &str| dir.path().join(name);
+    for name in [
+        "2.pickle",
+        "3.pickle",
+        "4.pickle",
+        "5.pickle",
+        "snapshot.json",
+    ] {
+        let seen = heap(&[shown(&path(name))], 0);
+        assert_eq!(seen["operations"], 6, "{name}");
+        assert_eq!(seen["peak_live_bytes"], (11 << 20) - 5, "{name}");
+    }
+    wrong(&[shown(&path("evil.pickle"))], "only plain data is read");
+    wrong(
+        &[shown(&path("two.pickle"))],
+        "devices [0, 1]: --device chooses one",
+    );
+    let seen = heap(&[shown(&path("two.pickle")), "--device", "1"], 0);
+    assert_eq!(seen["operations"], 5);
+    let lines = trace(&dir, PIECES);
+    wrong(
+        &[shown(&lines), "--device", "1"],
+        "--device is for snapshots",
+    );
+}
+
+/// Runs the command, which refuses its arguments with one line.
+fn wrong(arguments: &[&str], what: &str) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.arg("heap").args(arguments).assert().code(2);
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(error.contains(what), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
 fn laws_are_repeatable() {
     let law = ["--churn", "small", "--seed", "3"];
     let (first, again) = (heap(&law, 0), heap(&law, 0));
@@ -84,12 +246,21 @@ fn laws_are_repeatable() {
 #[test]
 fn a_file_that_is_no_trace_is_wrong_usage() {
     let dir = TempDir::new().unwrap();
-    for text in ["", "a 1 2", "f 1", "\u{1f}\u{8b}"] {
+    for text in [
+        "",
+        "a 1 2",
+        "f 1",
+        "\u{1f}\u{8b}",
+        "{}",
+        "{\"device_traces\": 5}",
+    ] {
         let file = trace(&dir, text);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
-        let assert = command.args(["heap", shown(&file)]).assert().code(2);
-        let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-        assert!(error.contains("trace"), "{error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
+        wrong(&[shown(&file)], "trace");
     }
+    let file = dir.path().join("trace");
+    std::fs::write(&file, b"\x80\x04}").unwrap();
+    wrong(
+        &[shown(&file)],
+        "trace: this is no snapshot: byte 3 of the pickle: the file ends",
+    );
 }

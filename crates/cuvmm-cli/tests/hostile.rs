@@ -208,6 +208,8 @@ fn what_is_on_the_command_line_and_in_files_acts_on_no_terminal() {
         ],
         &["replay", &format!("--model={EVIL}={evil}")],
         &["replay", "--chart", &evil],
+        &["heap", &evil],
+        &["heap", "--churn", "small", "--chart", &evil],
         &["replay", "--driver", "model", "--gpu", EVIL],
         &["replay", "--driver", "model", "--costs", &evil],
         &["bench", EVIL],
@@ -225,6 +227,15 @@ fn what_is_on_the_command_line_and_in_files_acts_on_no_terminal() {
         let odd = OsStr::from_bytes(b"/nowhere/\xff\x9b\x1b[2J");
         said(folder.path(), &[OsStr::new("plan"), odd]);
     }
+
+    // A snapshot whose entries are text.
+    let snapshot = format!(
+        "{{\"device_traces\": {}}}",
+        serde_json::to_string(EVIL).unwrap()
+    );
+    let snapshot = write(&folder, "snapshot.json", snapshot);
+    let (_, line) = run(folder.path(), &["heap", &snapshot]);
+    assert!(line.contains("this is no snapshot"), "{line}");
 
     let costs = format!("about {}\nreserve 0:1\n", EVIL.replace('\n', " "));
     let costs = write(&folder, "costs", costs);

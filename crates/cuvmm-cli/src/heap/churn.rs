@@ -2,8 +2,11 @@
 //!
 //! All laws have one rule: before an allocation that would exceed the cap of live bytes, live
 //! allocations are freed, each chosen uniformly at random, until it fits. Random numbers are those of
-//! SplitMix64, from the seed. A number below `n` is the remainder of a number by `n`; a number in
+//! SplitMix64, from the seed: first the size, then the stream, then the victims. A number below `n` is the remainder of a number by `n`; a number in
 //! 0..1 has the upper 53 bits. Sizes are cut to multiples of 512 bytes.
+
+use rand::{Rng as _, SeedableRng as _};
+use rand_xoshiro::SplitMix64;
 
 use super::trace::{Operation, Trace};
 
@@ -21,27 +24,22 @@ pub(super) enum Law {
     Small,
     /// Lengths of 128 to 4,096 tokens, times 16, 64 or 128 KiB; 48 GiB live, 4,000 allocations
     Sequences,
+    /// 1 to 512 MiB as in `uniform`, on four streams whose shares move; 32 GiB live, 4,000
+    /// allocations
+    Streams,
 }
 
-/// SplitMix64.
-struct Random(u64);
+/// SplitMix64, and distributions over it.
+struct Random(SplitMix64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.next_u64() % bound
     }
 
     /// Returns a number in 0..1.
     fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Returns a normally distributed number (Box-Muller, the cosine).
@@ -55,7 +53,7 @@ impl Law {
     /// Returns the cap of live bytes and the number of allocations.
     const fn bounds(self) -> (u64, u64) {
         match self {
-            Self::Uniform | Self::Growing => (32 << 30, 4_000),
+            Self::Uniform | Self::Growing | Self::Streams => (32 << 30, 4_000),
             Self::Small => (4 << 30, 40_000),
             Self::Sequences => (48 << 30, 4_000),
         }
@@ -64,7 +62,7 @@ impl Law {
     /// Returns the size of an allocation, which is at `progress` (0 to 1) of the trace.
     fn size(self, random: &mut Random, progress: f64) -> u64 {
         let size = match self {
-            Self::Uniform => MIB + random.below(511 * MIB),
+            Self::Uniform | Self::Streams => MIB + random.below(511 * MIB),
             Self::Growing => {
                 let even = 504.0_f64.mul_add(progress, 8.0);
                 (even * 0.5_f64.mul_add(random.fraction(), 0.75) * MIB as f64) as u64
@@ -82,21 +80,36 @@ impl Law {
         (size / 512 * 512).max(512)
     }
 
+    /// Returns the stream of allocation `at` of `count`. The trace has eight phases of equal length.
+    /// In phase p, three of four allocations are on stream p modulo 4, and the others on one of the
+    /// other three.
+    fn stream(self, random: &mut Random, at: u64, count: u64) -> u64 {
+        if self != Self::Streams {
+            return 0;
+        }
+        let phase = at * 8 / count;
+        let further = match random.below(4) {
+            0..3 => 0,
+            _ => 1 + random.below(3),
+        };
+        (phase + further) % 4
+    }
+
     /// Makes the trace of a seed.
     pub(super) fn trace(self, seed: u64) -> Trace {
-        let mut random = Random(seed);
+        let mut random = Random(SplitMix64::seed_from_u64(seed));
         let (cap, count) = self.bounds();
         let mut trace = Trace::default();
         let (mut live, mut bytes): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
         for id in 0..count {
             let size = self.size(&mut random, id as f64 / count as f64);
+            let stream = self.stream(&mut random, id, count);
             while bytes + size > cap && !live.is_empty() {
                 let victim = random.below(live.len() as u64) as usize;
                 let (id, size) = live.swap_remove(victim);
                 bytes -= size;
                 trace.operations.push(Operation::Free { id });
             }
-            let stream = 0;
             trace
                 .operations
                 .push(Operation::Allocate { id, size, stream });
@@ -109,11 +122,13 @@ impl Law {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
     fn a_seed_makes_one_trace_within_the_cap() {
-        for law in [Law::Uniform, Law::Growing, Law::Small, Law::Sequences] {
+        for law in Law::value_variants() {
             let (first, again) = (law.trace(1), law.trace(1));
             assert_eq!(first.operations, again.operations, "{law:?}");
             assert_ne!(first.operations, law.trace(2).operations, "{law:?}");
@@ -131,6 +146,27 @@ mod tests {
             }
             let cap = law.bounds().0;
             assert!(peak <= cap && peak > cap / 10 * 9, "{law:?}: {peak}");
+        }
+    }
+
+    #[test]
+    fn the_shares_of_streams_move() {
+        let mut counts = [[0_u64; 4]; 8];
+        let mut seen = 0;
+        for operation in Law::Streams.trace(5).operations {
+            if let Operation::Allocate { stream, .. } = operation {
+                counts[seen / 500][stream as usize] += 1;
+                seen += 1;
+            }
+        }
+        for (phase, counts) in counts.iter().enumerate() {
+            for (stream, &count) in counts.iter().enumerate() {
+                let (least, most) = match stream == phase % 4 {
+                    true => (335, 415),
+                    false => (20, 65),
+                };
+                assert!((least..most).contains(&count), "{phase}: {counts:?}");
+            }
         }
     }
 }

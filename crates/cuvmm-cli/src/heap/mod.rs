@@ -1,42 +1,63 @@
 //! `cuvmm heap`: runs a trace of allocations on a heap, and shows what it held for them.
 //!
-//! From the bottom up: `trace` reads a file, `churn` makes a trace by a law, `run` plays it. The
-//! heap is the library's.
+//! From the bottom up: `trace` reads lines, `pickle` and `snapshot` what PyTorch's recorder wrote,
+//! `file` any of them; `churn` makes a trace by a law. `run` plays it on the library's heap, with work in
+//! flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` and `chart` show what each
+//! held, from a `course` of the run.
 
+mod ahead;
+mod chart;
 mod churn;
+mod course;
+mod figures;
+mod file;
+mod pickle;
 mod run;
+mod snapshot;
+mod torch;
 mod trace;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bytesize::ByteSize;
+use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
-use serde::Serialize;
 
 use self::churn::Law;
-use self::run::{Options, Outcome};
+use self::course::Course;
+use self::figures::{Figures, Modelled};
+use self::run::{Options, Peaks};
+use self::torch::Kind;
 use self::trace::Trace;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, StandIn};
+use cuvmm_cli::files;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::{json, print};
 
 /// Run a trace of allocations on a heap: memory held over memory live, mappings, driver time
 ///
-/// The trace has a line for each operation: `a ID BYTES STREAM` allocates, `f ID` frees. It may be
-/// compressed with gzip. On the model each driver call takes as long as it was measured to on a GPU.
-/// Exit code 1 when an allocation fails.
+/// The trace is a snapshot of PyTorch's recorder (`torch.cuda.memory._dump_snapshot`, or
+/// `torch.cuda.memory._snapshot` as JSON), or has a line for each operation: `a ID BYTES STREAM`
+/// allocates, `f ID` frees. It may be compressed with gzip. On the model each driver call takes as long
+/// as it was measured to on a GPU. Beside the heap stand models of PyTorch's native allocator and of its
+/// expandable segments, which never run on a driver. Exit code 1 when an allocation of the heap fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm heap torch-llama.gz
   cuvmm heap torch-llama.gz --preset fast --json
+  cuvmm heap snapshot.pickle --chart heap.svg
   cuvmm heap --churn uniform --seed 7 --smallest-limit")]
 pub(crate) struct Args {
     /// The trace
     #[arg(required_unless_present = "churn", conflicts_with = "churn")]
     file: Option<PathBuf>,
+
+    /// The device of a snapshot with several
+    #[arg(long, value_name = "NUMBER", conflicts_with = "churn")]
+    device: Option<usize>,
 
     /// A trace that is made by a law instead
     #[arg(long, value_enum, value_name = "LAW")]
@@ -62,6 +83,11 @@ pub(crate) struct Args {
     #[arg(long)]
     smallest_limit: bool,
 
+    /// Let each allocation be used by work that is complete only after every N operations
+    /// [default: no work is queued]
+    #[arg(long, value_name = "N")]
+    ahead: Option<NonZero<u64>>,
+
     /// Where to run it
     #[arg(long, value_enum, default_value_t = Choice::Model)]
     driver: Choice,
@@ -77,6 +103,10 @@ pub(crate) struct Args {
     /// Memory of the device if it is no GPU [default: as the table of costs says]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+
+    /// Draw memory live and held over the operations to an SVG file
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -100,28 +130,6 @@ impl Weight {
     }
 }
 
-/// The figures of a run. The keys are a stable interface; further keys may be added.
-#[derive(Debug, Serialize)]
-struct Figures {
-    driver: &'static str,
-    operations: u64,
-    peak_live_bytes: u64,
-    peak_held_bytes: u64,
-    /// Peak held over peak live.
-    ratio: f64,
-    mappings: u64,
-    stitches: u64,
-    stream_waits: u64,
-    driver_calls: u64,
-    /// `None` where the driver's time is not modelled.
-    driver_us_per_operation: Option<f64>,
-    /// The time of the whole run. `None` on the model.
-    us_per_operation: Option<f64>,
-    /// Allocations that failed.
-    failed: u64,
-    smallest_limit_bytes: Option<u64>,
-}
-
 impl Args {
     /// Runs the trace and prints the figures.
     ///
@@ -129,24 +137,43 @@ impl Args {
     /// A trace or options that cannot be used, and a driver that cannot be opened.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let trace = match (&self.file, self.churn) {
-            (Some(file), _) => trace::read(file)?,
+            (Some(file), _) => file::read(file, self.device)?,
             (None, Some(law)) => law.trace(self.seed),
             (None, None) => return Err(usage("a trace or --churn is needed")),
         };
-        let options = Options {
-            preset: self.preset.preset(),
-            aliases: !self.no_aliases,
-            limit: self.limit,
-        };
-        let outcome = self.play(&trace, options)?;
-        let mut smallest = None;
-        if self.smallest_limit {
-            smallest = run::smallest_limit(&outcome, |limit| {
-                let limit = Some(limit);
-                Ok(self.play(&trace, Options { limit, ..options })?.failed)
-            })?;
+        if self.ahead.is_some() && self.driver != Choice::Model {
+            return Err(usage("--ahead is for the model"));
         }
-        let figures = Figures::new(&outcome, smallest);
+        if let Some(file) = &self.chart {
+            files::writable(file)?;
+        }
+        let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
+        let course = || match self.chart {
+            Some(_) => Course::of(trace.operations.len()),
+            None => Course::default(),
+        };
+        let mut courses = [course(), course(), course()];
+        let [course, of_native, of_expandable] = &mut courses;
+        let outcome = self.play(&trace, &costs, self.limit, course)?;
+        let stats = &outcome.stats;
+        let peaks = Peaks {
+            live: stats.peak_live,
+            held: stats.peak_held,
+            failed: outcome.failed,
+        };
+        let smallest = self.smallest(peaks, outcome.granule, |limit| {
+            let limit = Some(limit);
+            let none = &mut Course::default();
+            Ok(self.play(&trace, &costs, limit, none)?.failed)
+        })?;
+        let modelled = [
+            self.model(Kind::Native, &trace, &costs, &outcome, of_native)?,
+            self.model(Kind::Expandable, &trace, &costs, &outcome, of_expandable)?,
+        ];
+        if let Some(file) = &self.chart {
+            chart::draw(file, &courses)?;
+        }
+        let figures = Figures::new(&outcome, smallest, modelled);
         let text = match self.json {
             true => json(&figures)?,
             false => figures.text(),
@@ -158,65 +185,66 @@ impl Args {
         })
     }
 
-    /// Plays a trace on a fresh driver.
-    fn play(&self, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
-        let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
+    /// Plays a trace on a heap on a fresh driver.
+    fn play(
+        &self,
+        trace: &Trace,
+        costs: &Costs,
+        limit: Option<u64>,
+        course: &mut Course,
+    ) -> anyhow::Result<run::Outcome> {
+        let capacity = match (self.memory, self.driver) {
+            (None, Choice::Model) => costs::memory(costs)?,
+            (memory, _) => memory,
+        };
         let stand_in = StandIn {
-            capacity: self.memory,
-            costs: Some(costs),
+            capacity,
+            costs: Some(costs.clone()),
             ..StandIn::default()
         };
-        run::play(&self.driver.open_as(&stand_in)?, trace, options)
+        let options = Options {
+            preset: self.preset.preset(),
+            aliases: !self.no_aliases,
+            limit,
+            ahead: self.ahead,
+        };
+        run::play(&self.driver.open_as(&stand_in)?, trace, options, course)
     }
-}
 
-impl Figures {
-    fn new(outcome: &Outcome, smallest_limit_bytes: Option<u64>) -> Self {
-        let stats = &outcome.stats;
-        let operations = outcome.operations;
-        let per_operation =
-            |time: std::time::Duration| time.as_secs_f64() * 1e6 / operations.max(1) as f64;
-        Self {
-            driver: outcome.driver,
-            operations,
-            peak_live_bytes: stats.peak_live,
-            peak_held_bytes: stats.peak_held,
-            ratio: stats.peak_held as f64 / stats.peak_live.max(1) as f64,
-            mappings: stats.mapped,
-            stitches: stats.stitches,
-            stream_waits: stats.stream_waits,
-            driver_calls: outcome.driver_calls,
-            driver_us_per_operation: outcome.driver_time.map(per_operation),
-            us_per_operation: outcome.time.map(per_operation),
+    /// Plays a trace on a model of an allocator, on a device like that of the heap.
+    fn model(
+        &self,
+        kind: Kind,
+        trace: &Trace,
+        costs: &Costs,
+        heap: &run::Outcome,
+        course: &mut Course,
+    ) -> anyhow::Result<Modelled> {
+        let play = |limit: u64, course: &mut Course| {
+            torch::play(kind, trace, costs, (limit, heap.memory), course)
+        };
+        let outcome = play(self.limit.unwrap_or(heap.memory), course);
+        let peaks = Peaks {
+            live: outcome.peak_live,
+            held: outcome.peak_held,
             failed: outcome.failed,
-            smallest_limit_bytes,
-        }
+        };
+        let smallest = self.smallest(peaks, heap.granule, |limit| {
+            Ok(play(limit, &mut Course::default()).failed)
+        })?;
+        Ok(Modelled::new(&outcome, heap.operations, smallest))
     }
 
-    fn text(&self) -> String {
-        let mut text = String::new();
-        let size = |bytes: u64| ByteSize::b(bytes).display().iec().to_string();
-        let mut row = |name: &str, value: String| text += &format!("{name:<16}{value}\n");
-        row("operations", self.operations.to_string());
-        row("peak live", size(self.peak_live_bytes));
-        row("peak held", size(self.peak_held_bytes));
-        row("held over live", format!("{:.3}", self.ratio));
-        row("mappings", self.mappings.to_string());
-        row("stitches", self.stitches.to_string());
-        if let Some(time) = self.driver_us_per_operation {
-            row("driver time", format!("{time:.2} us an operation"));
+    /// Returns the smallest limit, if it is wanted.
+    fn smallest(
+        &self,
+        peaks: Peaks,
+        granule: u64,
+        failed: impl Fn(u64) -> anyhow::Result<u64>,
+    ) -> anyhow::Result<Option<u64>> {
+        match self.smallest_limit {
+            true => run::smallest_limit(peaks, granule, failed),
+            false => Ok(None),
         }
-        if let Some(time) = self.us_per_operation {
-            row("time", format!("{time:.2} us an operation"));
-        }
-        row("failed", self.failed.to_string());
-        if let Some(limit) = self.smallest_limit_bytes {
-            let over = limit as f64 / self.peak_live_bytes.max(1) as f64;
-            row(
-                "smallest limit",
-                format!("{}, {over:.3} of live", size(limit)),
-            );
-        }
-        text
     }
 }

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::num::NonZero;
 use std::time::{Duration, Instant};
 
 use cuvmm::heap::{HeapStats, Preset};
 use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
+use super::ahead::Ahead;
+use super::course::Course;
 use super::trace::{Operation, Trace};
 use cuvmm_cli::drivers::{Concrete, Opened};
 
@@ -16,6 +19,9 @@ pub(super) struct Options {
     pub(super) preset: Preset,
     pub(super) aliases: bool,
     pub(super) limit: Option<u64>,
+    /// After how many operations the work of all streams is complete, on the model. `None` if no
+    /// work is queued.
+    pub(super) ahead: Option<NonZero<u64>>,
 }
 
 /// The figures of one run.
@@ -23,6 +29,8 @@ pub(super) struct Options {
 pub(super) struct Outcome {
     pub(super) driver: &'static str,
     pub(super) granule: u64,
+    /// Memory of the device in bytes.
+    pub(super) memory: u64,
     pub(super) operations: u64,
     pub(super) stats: HeapStats,
     pub(super) driver_calls: u64,
@@ -37,7 +45,12 @@ pub(super) struct Outcome {
 ///
 /// # Errors
 /// What the device or the pool refuses. An allocation that fails is counted and left out.
-pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
+pub(super) fn play(
+    opened: &Opened,
+    trace: &Trace,
+    options: Options,
+    course: &mut Course,
+) -> anyhow::Result<Outcome> {
     let device = Device::open(opened.driver.clone(), 0)?;
     let granule = device.granularity();
     let limit = options.limit.unwrap_or(device.total_memory());
@@ -49,32 +62,33 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
         .preset(options.preset)
         .aliases(options.aliases)
         .build()?;
-    let mut streams: HashMap<u64, Stream> = HashMap::new();
-    let mut live: HashMap<u64, Allocation> = HashMap::new();
-    let mut failed = 0;
-    let begun = opened.model().map(|model| model.clock());
+    let model = opened.model();
+    let begun = model.as_ref().map(|model| model.clock());
     let calls = device.calls();
     let watch = Instant::now();
+    let both = model.as_deref().zip(options.ahead);
+    let mut run = Run {
+        ahead: both.map(|(model, every)| Ahead::new(model, &device, every.get())),
+        live: HashMap::new(),
+        streams: HashMap::new(),
+        device: &device,
+        heap: &heap,
+        failed: 0,
+    };
     for operation in &trace.operations {
-        match *operation {
-            Operation::Allocate { id, size, stream } => {
-                let stream = match streams.entry(stream) {
-                    Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(new) => new.insert(Stream::new(&device)?),
-                };
-                match heap.allocate(size, 1, stream) {
-                    Ok(memory) => drop(live.insert(id, memory)),
-                    Err(error) if error.is_out_of_memory() => failed += 1,
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            Operation::Free { id } => drop(live.remove(&id)),
-        }
+        run.operate(*operation)?;
+        course.note(|| {
+            let stats = heap.stats();
+            (stats.live, stats.held)
+        });
     }
     let time = watch.elapsed();
     let calls = device.calls().since(&calls);
-    let driver_time = match (opened.model(), begun) {
-        (Some(model), Some(begun)) => Some(model.clock() - begun),
+    let driver_time = match (&model, begun) {
+        (Some(model), Some(begun)) => {
+            let queued = run.ahead.as_ref().map(|ahead| ahead.spent);
+            Some(model.clock() - begun - queued.unwrap_or_default())
+        }
         _ if matches!(opened.concrete, Concrete::Cuda(_)) => {
             Some(calls.iter().map(|(.., time)| time).sum())
         }
@@ -83,13 +97,60 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     Ok(Outcome {
         driver: opened.driver.kind().name(),
         granule,
+        memory: device.total_memory(),
         operations: trace.operations.len() as u64,
         stats: heap.stats(),
         driver_calls: calls.total(),
         driver_time,
         time: begun.is_none().then_some(time),
-        failed,
+        failed: run.failed,
     })
+}
+
+/// A run. Held work runs first when it ends, because all else waits for it.
+struct Run<'a> {
+    ahead: Option<Ahead<'a>>,
+    live: HashMap<u64, Allocation>,
+    streams: HashMap<u64, Stream>,
+    device: &'a Device,
+    heap: &'a Heap,
+    failed: u64,
+}
+
+impl Run<'_> {
+    fn operate(&mut self, operation: Operation) -> anyhow::Result<()> {
+        match operation {
+            Operation::Allocate { id, size, stream } => {
+                let stream = match self.streams.entry(stream) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Stream::new(self.device)?),
+                };
+                match self.heap.allocate(size, 1, stream) {
+                    Ok(memory) => {
+                        self.live.insert(id, memory);
+                        if let Some(ahead) = &mut self.ahead {
+                            ahead.queue(stream)?;
+                        }
+                    }
+                    Err(error) if error.is_out_of_memory() => self.failed += 1,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Operation::Free { id } => drop(self.live.remove(&id)),
+        }
+        if let Some(ahead) = &mut self.ahead {
+            ahead.step();
+        }
+        Ok(())
+    }
+}
+
+/// The peaks of a run without a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peaks {
+    pub(super) live: u64,
+    pub(super) held: u64,
+    pub(super) failed: u64,
 }
 
 /// Returns the smallest limit with which no allocation fails, to 1/512 of the peak of live bytes or
@@ -98,18 +159,16 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
 /// # Errors
 /// Those of `failed`.
 pub(super) fn smallest_limit(
-    outcome: &Outcome,
+    peaks: Peaks,
+    granule: u64,
     failed: impl Fn(u64) -> anyhow::Result<u64>,
 ) -> anyhow::Result<Option<u64>> {
-    if outcome.failed > 0 {
+    if peaks.failed > 0 {
         return Ok(None);
     }
-    let step = (outcome.stats.peak_live / 512).max(outcome.granule);
+    let step = (peaks.live / 512).max(granule);
     // The lower one fails, or holds too little for what is live; the upper one suffices.
-    let (mut low, mut high) = (
-        outcome.stats.peak_live.saturating_sub(1),
-        outcome.stats.peak_held,
-    );
+    let (mut low, mut high) = (peaks.live.saturating_sub(1), peaks.held);
     while high.saturating_sub(low) > step {
         let middle = low + (high - low) / 2;
         match failed(middle)? {

@@ -1,17 +1,10 @@
-//! Traces of allocations.
+//! Traces of allocations, and their form as lines.
 
 use std::collections::HashSet;
-use std::io::{BufRead as _, BufReader, Read};
-use std::path::Path;
+use std::io::BufRead;
 
-use cuvmm_cli::files;
-use flate2::read::MultiGzDecoder;
-
-/// The first bytes of a file that is compressed with gzip.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-
-/// The size limit in bytes of a trace, compressed and decompressed.
-const MOST: (u64, u64) = (256 << 20, 4 << 30);
+/// The most bytes of lines that are read.
+const MOST: u64 = 4 << 30;
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,23 +19,14 @@ pub(super) struct Trace {
     pub(super) operations: Vec<Operation>,
 }
 
-/// Reads a trace.
+/// Reads lines.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read or is no trace, with the line.
-pub(super) fn read(path: &Path) -> anyhow::Result<Trace> {
-    let bytes = files::bytes(path, MOST.0)?;
-    let parsed = match bytes.starts_with(&GZIP) {
-        true => parse(MultiGzDecoder::new(&bytes[..])),
-        false => parse(&bytes[..]),
-    };
-    parsed.map_err(|error| files::wrong(path, error))
-}
-
-fn parse(input: impl Read) -> Result<Trace, String> {
+/// What is wrong, with the line.
+pub(super) fn parse(input: impl BufRead) -> Result<Trace, String> {
     let mut trace = Trace::default();
     let (mut seen, mut live) = (HashSet::new(), HashSet::new());
-    for (index, line) in BufReader::new(input.take(MOST.1)).lines().enumerate() {
+    for (index, line) in input.take(MOST).lines().enumerate() {
         let number = index + 1;
         let line = line.map_err(|error| format!("line {number}: {error}"))?;
         let wrong = |what: &str| format!("line {number}: {what}");

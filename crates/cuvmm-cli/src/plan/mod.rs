@@ -21,7 +21,6 @@ use cuvmm::{Device, Plan};
 
 use self::figures::{Expected, Figures, Whose};
 use self::file::File;
-use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, Opened, StandIn};
 use cuvmm_cli::page::Page;
@@ -96,16 +95,7 @@ impl Args {
         match &real {
             Some(real) => real.mirror(&mut stand_in)?,
             // The model's own is an H200's.
-            None if self.memory.is_none() && costs.memory_mib >= 1.0 => {
-                let bytes = (costs.memory_mib as u64).checked_mul(1 << 20);
-                let bytes = bytes.ok_or_else(|| {
-                    usage(format!(
-                        "the table of costs is of a device with {} MiB, which is more than 16 EiB: --memory says another size",
-                        costs.memory_mib
-                    ))
-                })?;
-                stand_in.capacity = Some(bytes);
-            }
+            None if self.memory.is_none() => stand_in.capacity = costs::memory(&costs)?,
             None => {}
         }
         let about = costs::about(&costs).to_owned();

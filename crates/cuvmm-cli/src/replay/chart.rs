@@ -1,16 +1,14 @@
 //! The chart: for each policy the memory of each model over virtual time with the limits, and below it
 //! the number of requests that wait.
 
-use std::fmt::Display;
 use std::path::Path;
 
-use anyhow::anyhow;
 use plotters::prelude::*;
 
 use super::policy::Policy;
 use super::settings::Nanos;
 use super::timeline::Timeline;
-use cuvmm_cli::files;
+use crate::chart::{self, Area, Failed, GIB, LIMIT, Mark, color};
 use cuvmm_cli::terminal::safe;
 
 /// A policy and its course.
@@ -35,53 +33,26 @@ pub(crate) struct Scale<'a> {
     pub(crate) share: u64,
 }
 
-const WIDTH: u32 = 1_160;
-/// The part of the width that is right of the plots.
-const LEGEND: u32 = 160;
 const MEMORY: u32 = 320;
 const WAITING: u32 = 180;
-const GIB: f64 = (1u64 << 30) as f64;
 const NANOS_A_MINUTE: f64 = 60e9;
-const LIMIT: RGBColor = RGBColor(190, 30, 45);
-
-/// Colors that can be told apart without color vision. Further models begin again.
-const COLORS: [RGBColor; 6] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(213, 94, 0),
-];
 
 /// Draws the panels to an SVG file.
 ///
 /// # Errors
 /// The file cannot be written.
 pub(crate) fn draw(file: &Path, scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<()> {
-    files::write(file, &svg(scale, panels)?)
+    chart::write(file, &svg(scale, panels)?)
 }
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 fn svg(scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<String> {
-    let mut svg = String::new();
-    {
-        let height = (MEMORY + WAITING) * panels.len().max(1) as u32;
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        draw_all(&root, scale, panels).map_err(|error| failed(&error))?;
-        root.present().map_err(|error| failed(&error))?;
-    }
-    Ok(svg)
-}
-
-fn failed(error: &dyn Display) -> anyhow::Error {
-    anyhow!("the chart cannot be drawn: {error}")
+    let height = (MEMORY + WAITING) * panels.len().max(1) as u32;
+    chart::svg(height, |root| {
+        draw_all(root, scale, panels).map_err(|error| error.to_string())
+    })
 }
 
 fn draw_all<'a>(root: &Area<'a>, scale: &Scale<'_>, panels: &[Panel]) -> Result<(), Failed<'a>> {
-    root.fill(&WHITE)?;
     // All panels have the same scales, so that they can be compared.
     let ends = panels.iter().map(|panel| panel.memory.end());
     let end = ends.max().unwrap_or(0).max(1);
@@ -95,7 +66,7 @@ fn draw_all<'a>(root: &Area<'a>, scale: &Scale<'_>, panels: &[Panel]) -> Result<
         .iter()
         .zip(panels)
     {
-        let (plots, legend) = area.split_horizontally(WIDTH - LEGEND);
+        let (plots, legend) = chart::parts(area);
         let (memory, waiting) = plots.split_vertically(MEMORY);
         draw_memory(&memory, scale, end, panel)?;
         draw_waiting(&waiting, scale, end, longest, &panel.waiting)?;
@@ -112,10 +83,6 @@ fn minutes(time: Nanos) -> f64 {
 fn minutes_label(end: Nanos) -> impl Fn(&f64) -> String {
     let digits = if minutes(end) > 10.0 { 0 } else { 1 };
     move |minutes| format!("{minutes:.digits$}")
-}
-
-fn color(model: usize) -> RGBColor {
-    COLORS.get(model % COLORS.len()).copied().unwrap_or(LIMIT)
 }
 
 /// Draws the memory of each model as an area. Under the static policy each begins where its model's
@@ -219,24 +186,19 @@ fn steps(points: &[(Nanos, Vec<f64>)], height: impl Fn(&[f64]) -> f64) -> Vec<(f
 
 /// Draws the names of models and limits, right of the plots.
 fn draw_legend<'a>(area: &Area<'a>, scale: &Scale<'_>, policy: Policy) -> Result<(), Failed<'a>> {
-    let line = |at: usize| 50 + 22 * at as i32;
-    let font = ("sans-serif", 14).into_font();
-    for (model, name) in scale.models.iter().enumerate() {
-        let y = line(model);
-        let corners = [(4, y - 5), (18, y + 5)];
-        area.draw(&Rectangle::new(corners, color(model).filled()))?;
-        // XML has no control characters.
-        let name = safe(name).into_owned();
-        area.draw(&Text::new(name, (24, y - 7), font.clone()))?;
-    }
-    let y = line(scale.models.len());
-    area.draw(&PathElement::new([(4, y), (18, y)], LIMIT.stroke_width(2)))?;
+    // XML has no control characters.
+    let names: Vec<_> = scale.models.iter().map(|name| safe(name)).collect();
+    let names = names.iter().enumerate();
+    let mut entries: Vec<_> = names
+        .map(|(model, name)| (Mark::Filled(color(model)), name.as_ref()))
+        .collect();
     let said = match policy {
         Policy::Static => "limit of each model",
         Policy::Elastic => "limit of the pool",
         Policy::Ledger => "limit of the ledger",
     };
-    area.draw(&Text::new(said, (24, y - 7), font))
+    entries.push((Mark::Line(LIMIT), said));
+    chart::legend(area, &entries)
 }
 
 #[cfg(test)]

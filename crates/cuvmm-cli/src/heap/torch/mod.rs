@@ -1,0 +1,165 @@
+//! Models of PyTorch's allocators, as far as the memory that they hold and their driver calls go.
+//!
+//! `blocks` has what both do alike, `meter` counts. What neither models: garbage collection and other
+//! options, private pools of captured graphs, events of other streams (a trace has none), and what
+//! the context and libraries hold.
+
+mod blocks;
+mod expandable;
+mod meter;
+mod native;
+
+use std::collections::HashMap;
+
+use cuvmm::driver::model::Costs;
+
+use self::blocks::{Id, Pool};
+use self::expandable::Expandable;
+use self::meter::Meter;
+use self::native::Native;
+use super::course::Course;
+use super::trace::{Operation, Trace};
+
+const MIB: u64 = 1 << 20;
+/// The size of segments and pages of small blocks.
+const SMALL: u64 = 2 * MIB;
+/// The size of segments of requests of 1 to 10 MiB, and of pages of large blocks.
+const LARGE: u64 = 20 * MIB;
+
+/// An allocator of PyTorch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Native,
+    Expandable,
+}
+
+/// The figures of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub(super) peak_live: u64,
+    pub(super) peak_held: u64,
+    pub(super) driver_calls: u64,
+    pub(super) driver_us: f64,
+    pub(super) failed: u64,
+}
+
+/// An allocator with one stream order for each stream, and no memory in common.
+trait Caching {
+    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id>;
+
+    fn free(&mut self, id: Id);
+
+    fn meter(&self) -> &Meter<'_>;
+
+    #[cfg(test)]
+    fn blocks(&self) -> &blocks::Blocks;
+}
+
+/// Returns the pool of a request.
+const fn pool(size: u64, stream: u64) -> Pool {
+    let small = size <= MIB;
+    Pool { small, stream }
+}
+
+/// Returns the size of the block for a request.
+const fn rounded(size: u64) -> Option<u64> {
+    size.checked_next_multiple_of(512)
+}
+
+/// Plays a trace on a device with `memory` bytes, of which `limit` can be held.
+pub(super) fn play(
+    kind: Kind,
+    trace: &Trace,
+    costs: &Costs,
+    (limit, memory): (u64, u64),
+    course: &mut Course,
+) -> Outcome {
+    let meter = Meter::new(costs, limit, memory);
+    match kind {
+        Kind::Native => play_on(Native::new(meter), trace, course),
+        Kind::Expandable => play_on(Expandable::new(meter), trace, course),
+    }
+}
+
+fn play_on(mut allocator: impl Caching, trace: &Trace, course: &mut Course) -> Outcome {
+    let mut blocks: HashMap<u64, (Id, u64)> = HashMap::new();
+    let (mut live, mut peak_live, mut failed) = (0_u64, 0, 0);
+    for operation in &trace.operations {
+        match *operation {
+            Operation::Allocate { id, size, stream } => match allocator.allocate(size, stream) {
+                Some(block) => {
+                    blocks.insert(id, (block, size));
+                    live += size;
+                }
+                None => failed += 1,
+            },
+            Operation::Free { id } => {
+                if let Some((block, size)) = blocks.remove(&id) {
+                    allocator.free(block);
+                    live -= size;
+                }
+            }
+        }
+        peak_live = peak_live.max(live);
+        course.note(|| (live, allocator.meter().held));
+    }
+    let meter = allocator.meter();
+    Outcome {
+        peak_live,
+        peak_held: meter.peak_held,
+        driver_calls: meter.calls,
+        driver_us: meter.microseconds,
+        failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Allocates and frees at random, and checks the blocks after each operation. Each step has a size
+    /// in units of 100,000 bytes, a stream, and whether it frees the oldest, the newest or nothing.
+    fn operate(mut allocator: impl Caching, steps: &[(u64, u64, u8)]) -> Result<(), TestCaseError> {
+        let (mut live, mut used) = (std::collections::VecDeque::new(), 0);
+        for &(size, stream, free) in steps {
+            let size = size * 100_000;
+            if let Some(id) = allocator.allocate(size, stream) {
+                let block = allocator.blocks().get(id);
+                prop_assert!(block.size >= size && block.pool == pool(size, stream));
+                live.push_back(id);
+                used += block.size;
+            }
+            let freed = match free {
+                0 => live.pop_front(),
+                1 => live.pop_back(),
+                _ => None,
+            };
+            if let Some(id) = freed {
+                used -= allocator.blocks().get(id).size;
+                allocator.free(id);
+            }
+            let (in_use, free) = allocator.blocks().check();
+            let meter = allocator.meter();
+            prop_assert_eq!(in_use, used);
+            prop_assert_eq!(in_use + free, meter.held);
+            prop_assert!(meter.held <= 300 * MIB);
+        }
+        live.into_iter().for_each(|id| allocator.free(id));
+        prop_assert_eq!(allocator.blocks().check(), (0, allocator.meter().held));
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_stay_side_by_side(
+            steps in prop::collection::vec((1_u64..600, 0_u64..3, 0_u8..4), 1..200),
+        ) {
+            let costs = Costs::default();
+            let meter = || Meter::new(&costs, 300 * MIB, 1 << 30);
+            operate(Native::new(meter()), &steps)?;
+            operate(Expandable::new(meter()), &steps)?;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! PyTorch's native allocator: segments of `cudaMalloc`, split into blocks.
+
+use super::blocks::{Blocks, Id, State};
+use super::meter::Meter;
+use super::{Caching, LARGE, MIB, SMALL, pool, rounded};
+
+#[derive(Debug)]
+pub(super) struct Native<'a> {
+    blocks: Blocks,
+    meter: Meter<'a>,
+}
+
+/// Requests of less have segments of `LARGE`.
+const OWN_SEGMENT: u64 = 10 * MIB;
+
+impl<'a> Native<'a> {
+    pub(super) fn new(meter: Meter<'a>) -> Self {
+        let blocks = Blocks::default();
+        Self { blocks, meter }
+    }
+
+    /// Returns the free block of a new segment, after all free segments were given back if the
+    /// driver refused at first.
+    fn segment(&mut self, size: u64, stream: u64) -> Option<Id> {
+        let pool = pool(size, stream);
+        let bytes = match size {
+            _ if pool.small => SMALL,
+            size if size < OWN_SEGMENT => LARGE,
+            size => size.checked_next_multiple_of(SMALL)?,
+        };
+        if !self.meter.allocate(bytes) {
+            self.give_back();
+            if !self.meter.allocate(bytes) {
+                return None;
+            }
+        }
+        self.blocks.segment(pool, bytes, State::Free)
+    }
+
+    /// Frees the segments that are one free block each.
+    fn give_back(&mut self) {
+        self.meter.synchronize();
+        for id in self.blocks.free() {
+            let block = self.blocks.get(id);
+            if block.before.is_none() && block.after.is_none() {
+                self.meter.free(block.size);
+                self.blocks.remove(id);
+            }
+        }
+    }
+}
+
+impl Caching for Native<'_> {
+    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id> {
+        let size = rounded(size)?;
+        let pool = pool(size, stream);
+        let fitting = self.blocks.fitting(pool, size).next();
+        let id = match fitting {
+            Some(id) => id,
+            None => self.segment(size, stream)?,
+        };
+        self.blocks.set(id, State::Used);
+        let rest = self.blocks.get(id).size - size;
+        let is_split = match pool.small {
+            true => rest > 0,
+            false => rest > MIB,
+        };
+        if is_split {
+            let rest = self.blocks.split(id, size);
+            self.blocks.set(rest, State::Free);
+        }
+        Some(id)
+    }
+
+    fn free(&mut self, id: Id) {
+        self.blocks.set(id, State::Free);
+        self.blocks.join(id);
+    }
+
+    fn meter(&self) -> &Meter<'_> {
+        &self.meter
+    }
+
+    #[cfg(test)]
+    fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use cuvmm::driver::model::Costs;
+
+    fn held(native: &Native<'_>) -> u64 {
+        native.meter.held / MIB
+    }
+
+    #[test]
+    fn segments_have_the_sizes_of_the_pools() {
+        let costs = Costs::default();
+        let mut native = Native::new(Meter::new(&costs, u64::MAX, 1 << 40));
+        for (size, total) in [
+            (1, 2),
+            (MIB, 2),
+            // 512 bytes and 1 MiB are used, so another one fits no more.
+            (MIB, 4),
+            (MIB + 1, 24),
+            (10 * MIB - 512, 24),
+            (10 * MIB, 34),
+            (10 * MIB + 1, 46),
+        ] {
+            native.allocate(size, 0).unwrap();
+            assert_eq!(held(&native), total, "{size}");
+        }
+        assert_eq!(native.meter.calls, 5);
+        native.allocate(1, 7).unwrap();
+        assert_eq!(held(&native), 48, "another stream has segments of its own");
+    }
+
+    #[test]
+    fn a_large_block_is_split_if_more_than_a_mebibyte_is_left() {
+        let costs = Costs::default();
+        let mut native = Native::new(Meter::new(&costs, u64::MAX, 1 << 40));
+        let whole = native.allocate(32 * MIB, 0).unwrap();
+        native.free(whole);
+        let most = native.allocate(31 * MIB, 0).unwrap();
+        assert_eq!(native.blocks.get(most).size, 32 * MIB);
+        native.free(most);
+        let less = native.allocate(31 * MIB - 512, 0).unwrap();
+        assert_eq!(native.blocks.get(less).size, 31 * MIB - 512);
+        native.free(less);
+        assert_eq!(
+            native.blocks.free().len(),
+            1,
+            "blocks side by side are joined"
+        );
+        assert_eq!(held(&native), 32);
+    }
+
+    #[test]
+    fn out_of_memory_gives_back_what_is_wholly_free() {
+        let costs = Costs::default();
+        let mut native = Native::new(Meter::new(&costs, 100 * MIB, 1 << 40));
+        let (a, b) = (
+            native.allocate(40 * MIB, 0).unwrap(),
+            native.allocate(40 * MIB, 0).unwrap(),
+        );
+        native.free(a);
+        native.free(b);
+        let c = native.allocate(20 * MIB, 0).unwrap();
+        assert!(
+            native.allocate(70 * MIB, 0).is_none(),
+            "one segment is partly used"
+        );
+        assert_eq!(held(&native), 40);
+        assert!(native.allocate(60 * MIB, 1).is_some());
+        native.free(c);
+        assert_eq!(held(&native), 100);
+    }
+}

@@ -23,7 +23,7 @@ use super::layout::{SLOTS, Slot, State};
 use super::lock::Lock;
 use super::proc;
 use super::seen::{Seen, What};
-use super::stall::{Lacking, Stalls};
+use super::stall::Stalls;
 use crate::device::WeakDevice;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
@@ -70,6 +70,14 @@ pub(crate) enum Purpose {
     Growth,
 }
 
+/// The place of a request in the line of the requests of all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InLine {
+    /// Requests with lower tickets go first.
+    pub(super) ticket: u64,
+    pub(super) since: Instant,
+}
+
 /// A process's membership in a ledger. Dropping it leaves the ledger.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -104,16 +112,16 @@ pub(super) struct Account {
     obtained: u64,
     /// How often something was granted, for noticing that the process is idle.
     grants: u64,
-    /// The waiting requests: each one's ticket, and the bytes that it lacks.
-    waiting: Vec<(u64, u64)>,
+    /// The waiting requests: each one's place in the line, and the bytes that it lacks.
+    pub(super) waiting: Vec<(InLine, u64)>,
     /// For how long they have waited.
-    stalls: Stalls,
+    pub(super) stalls: Stalls,
 }
 
 impl Account {
-    /// Returns the ticket of the oldest waiting request.
-    fn oldest(&self) -> Option<u64> {
-        self.waiting.iter().map(|&(ticket, _)| ticket).min()
+    /// Returns the place of the oldest waiting request.
+    pub(super) fn oldest(&self) -> Option<InLine> {
+        self.waiting.iter().map(|&(place, _)| place).min()
     }
 
     /// Returns the bytes that pools have and that are lent.
@@ -202,11 +210,6 @@ impl Member {
                 opened_by: self.opened_by.id(),
             }),
         }
-    }
-
-    /// Returns the ticket of the process's oldest waiting request.
-    pub(super) fn oldest_ticket(&self) -> Option<u64> {
-        self.account().oldest()
     }
 
     fn count(&self) -> Count {
@@ -313,7 +316,11 @@ impl Member {
     }
 
     /// Changes the bytes that the process is always charged, for a request at a place in the line.
-    fn set_guarantee_at(&self, bytes: u64, place: Option<InLine>) -> Result<(), LedgerError> {
+    pub(super) fn set_guarantee_at(
+        &self,
+        bytes: u64,
+        place: Option<InLine>,
+    ) -> Result<(), LedgerError> {
         self.own_process()?;
         let guarantee = self.granules(bytes);
         let mut account = self.account();
@@ -326,36 +333,6 @@ impl Member {
         self.slot().guarantee.store(guarantee);
         self.refund(&account, 0);
         Ok(())
-    }
-
-    /// Changes the bytes that the process is always charged, and waits for them until `until` if
-    /// other processes have them.
-    pub(super) fn await_guarantee(
-        self: &Arc<Self>,
-        bytes: u64,
-        until: Option<Instant>,
-    ) -> Result<(), LedgerError> {
-        let given = &self.file.layout().header.given;
-        let mut waiting: Option<Waiting> = None;
-        loop {
-            let rung = given.count();
-            let place = waiting.as_ref().map(Waiting::place);
-            let outcome = self.set_guarantee_at(bytes, place);
-            let left = until.map(|until| until.saturating_duration_since(clock::now()));
-            let left = left.unwrap_or(Duration::MAX);
-            let Err(LedgerError::Short(short)) = outcome else {
-                return outcome;
-            };
-            let is_too_much = bytes > short.limit;
-            if left.is_zero() || is_too_much || !short.reason.is_of_others() {
-                return outcome;
-            }
-            match &mut waiting {
-                Some(waiting) => waiting.renew(short.wanted),
-                none => *none = Some(self.wait(self.line_up(), short.wanted)),
-            }
-            let _ = given.wait(rung, left.min(ROUND));
-        }
     }
 
     /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
@@ -452,7 +429,7 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        let is_behind = self.is_behind(place.map(|it| it.ticket));
+        let is_behind = self.is_behind(place);
         if is_behind && purpose == Purpose::New {
             return Err(refused(LedgerRefusal::OlderRequest, 0));
         }
@@ -541,10 +518,10 @@ impl Member {
         }
     }
 
-    /// Returns `true` if a request of another process waits that is older than one with this ticket,
-    /// or than one that does not wait.
-    fn is_behind(&self, ticket: Option<u64>) -> bool {
-        let own = ticket.unwrap_or(u64::MAX);
+    /// Returns `true` if a request of another process waits that is older than one at this place, or
+    /// than one that has none.
+    pub(super) fn is_behind(&self, place: Option<InLine>) -> bool {
+        let own = place.map_or(u64::MAX, |it| it.ticket);
         let mut seen = self.seen();
         let others = self.file.layout().slots.iter().enumerate();
         let mut others = others.filter(|&(index, _)| index != self.index);
@@ -573,78 +550,6 @@ impl Member {
             held: bytes(self.count().charged()),
             reason,
         }
-    }
-
-    /// Returns `true` if a request of another process waits that is older than one at this place.
-    pub(super) fn is_behind_of(&self, place: Option<InLine>) -> bool {
-        self.is_behind(place.map(|it| it.ticket))
-    }
-
-    /// Returns a place in the line of the requests of all processes, behind those before.
-    pub(crate) fn line_up(&self) -> InLine {
-        let header = &self.file.layout().header;
-        InLine {
-            ticket: header.tickets.add(1).wrapping_add(1).max(1),
-            since: clock::now(),
-        }
-    }
-
-    /// Begins to wait for memory at a place in the [line](Self::line_up): other processes whose
-    /// requests came later are charged only within their guarantees, and are asked to give back
-    /// memory. The request counts while the value lives and is [renewed](Waiting::renew).
-    pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
-        let InLine { ticket, since } = place;
-        let header = &self.file.layout().header;
-        let now = clock::now();
-        let mut account = self.account();
-        self.add_stall(&mut account, now);
-        account.waiting.push((ticket, bytes));
-        account.stalls.begin(ticket, since);
-        self.publish(&mut account, now);
-        // An older request of the process keeps the turns that it has asked for.
-        if account.waiting.len() == 1 {
-            self.slot().round.store(0);
-        }
-        drop(account);
-        header.wanted.ring();
-        Waiting {
-            member: Arc::clone(self),
-            place,
-            rung: now,
-        }
-    }
-
-    /// Shows other processes what the process's requests wait for.
-    fn publish(&self, account: &mut Account, now: Instant) {
-        let slot = self.slot();
-        self.find_stall(account);
-        slot.waited.publish(account.stalls.waited(now));
-        let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
-        let lacking = lacking.fold(0, u64::saturating_add);
-        let oldest = account.oldest();
-        slot.want.publish(self.granules(lacking));
-        slot.renewed.add(1);
-        slot.ticket.publish(oldest.unwrap_or(0));
-    }
-
-    /// Adds the time since the waiting requests last tried to the stall times of the process, and
-    /// of the ledger if no older request of another process waits.
-    fn add_stall(&self, account: &mut Account, now: Instant) {
-        let passed = account.stalls.add(now);
-        if !passed.is_zero() {
-            let of_ledger = !self.is_behind(account.oldest());
-            let of_ledger = of_ledger.then_some(passed);
-            let (layout, mut seen) = (self.file.layout(), self.seen());
-            account
-                .stalls
-                .show(layout, self.index, of_ledger, &mut seen);
-        }
-    }
-
-    /// Finds whether the process is stalled, and shows it.
-    fn find_stall(&self, account: &mut Account) {
-        let state = account.stalls.find(&self.givers.ids());
-        self.slot().stall.publish(state.word());
     }
 }
 
@@ -680,85 +585,6 @@ impl Drop for Member {
         }
         // The thread of this member ends.
         self.file.layout().header.wanted.ring();
-    }
-}
-
-/// The place of a request in the line of the requests of all processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct InLine {
-    /// Requests with lower tickets go first.
-    ticket: u64,
-    since: Instant,
-}
-
-/// A request that waits for memory of other processes.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    member: Arc<Member>,
-    place: InLine,
-    rung: Instant,
-}
-
-/// How long a waiting request gives other processes before it asks again.
-const ROUND: Duration = Duration::from_millis(5);
-
-impl Waiting {
-    pub(crate) const fn place(&self) -> InLine {
-        self.place
-    }
-
-    /// Shows that the request still waits, for `bytes`.
-    pub(crate) fn renew(&mut self, bytes: u64) {
-        let member = &self.member;
-        if member.own_process().is_err() {
-            return;
-        }
-        let now = clock::now();
-        let mut account = member.account();
-        member.add_stall(&mut account, now);
-        let mut waiting = account.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.place.ticket) {
-            *lacking = bytes;
-        }
-        member.publish(&mut account, now);
-        if clock::since(self.rung) >= ROUND {
-            self.rung = now;
-            member.slot().round.add(1);
-            drop(account);
-            member.file.layout().header.wanted.ring();
-        }
-    }
-}
-
-impl Waiting {
-    /// Notes which pool and which of its tenants the request is for.
-    pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
-        let member = &self.member;
-        if member.own_process().is_ok() {
-            let mut account = member.account();
-            account.stalls.note(self.place.ticket, pool, lacking);
-            member.find_stall(&mut account);
-        }
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let member = &self.member;
-        if member.own_process().is_err() {
-            return;
-        }
-        let now = clock::now();
-        let mut account = member.account();
-        member.add_stall(&mut account, now);
-        account
-            .waiting
-            .retain(|&(ticket, _)| ticket != self.place.ticket);
-        account.stalls.end(self.place.ticket);
-        member.publish(&mut account, now);
-        drop(account);
-        // Requests behind this one may go on.
-        member.file.layout().header.given.ring();
     }
 }
 

@@ -118,6 +118,7 @@ mod seen;
 mod stall;
 mod stats;
 mod turns;
+mod waiting;
 mod waits;
 mod word;
 
@@ -156,11 +157,12 @@ use crate::error::{ArgumentError, LedgerError};
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose, Waiting};
+pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
 pub(crate) use stall::Lacking;
 pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages};
+pub(crate) use waiting::Waiting;
 pub use waits::{HolderStats, WaitStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.

@@ -66,7 +66,7 @@ impl Member {
         place: Option<InLine>,
         in_use: impl FnOnce() -> u64,
     ) -> Option<LedgerShortage> {
-        if !self.is_behind_of(place) || self.own_process().is_err() || Unmet::of(self).need == 0 {
+        if !self.is_behind(place) || self.own_process().is_err() || Unmet::of(self).need == 0 {
             return None;
         }
         let account = self.account();

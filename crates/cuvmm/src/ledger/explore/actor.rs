@@ -14,7 +14,8 @@ use crate::ledger::control::PoolReport;
 use crate::ledger::file::Terms;
 use crate::ledger::givers::Giver;
 use crate::ledger::keeper::Keeper;
-use crate::ledger::member::{Member, NamedExport, Purpose, Waiting, Wishes};
+use crate::ledger::member::{Member, NamedExport, Purpose, Wishes};
+use crate::ledger::waiting::Waiting;
 use crate::ledger::{Change, Hook, clock};
 
 /// The bytes of a granule.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, fchmod, fstatfs};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fchmod, fstat, fstatfs, statat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::geteuid;
@@ -98,7 +98,8 @@ impl LedgerFile {
             }
             let found = file.metadata().map_err(broken("fstat", &path))?;
             // It may have been replaced before it was locked.
-            if identity(&path)? != Some(id_of(&found)) {
+            let same = fstat(&file).map_err(failed("fstat", &path))?;
+            if identity(&path)? != Some(id_of(&same)) {
                 continue;
             }
             let fresh = found.size() == 0;
@@ -115,7 +116,7 @@ impl LedgerFile {
             } else {
                 check_size(&path, &found)?;
             }
-            let ledger = Self::map(file, path, &found, true)?;
+            let ledger = Self::map(file, path, true)?;
             ledger.prepare(terms)?;
             return Ok(ledger);
         }
@@ -126,12 +127,12 @@ impl LedgerFile {
         let file = open(&path, None)?;
         let found = file.metadata().map_err(broken("fstat", &path))?;
         check_size(&path, &found)?;
-        let ledger = Self::map(file, path, &found, false)?;
+        let ledger = Self::map(file, path, false)?;
         ledger.check_version()?;
         Ok(ledger)
     }
 
-    fn map(file: File, path: PathBuf, found: &Metadata, writes: bool) -> Result<Self, LedgerError> {
+    fn map(file: File, path: PathBuf, writes: bool) -> Result<Self, LedgerError> {
         let rights = match writes {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
@@ -152,8 +153,9 @@ impl LedgerFile {
             NonNull::new(mapped.cast()).ok_or_else(|| failed("mmap", &path)(Errno::NOMEM))?;
         #[cfg(test)]
         super::probe::ask(|probe| probe.mapped(mapped.addr().get()));
+        let found = fstat(&file).map_err(failed("fstat", &path))?;
         Ok(Self {
-            id: id_of(found),
+            id: id_of(&found),
             file,
             path,
             mapped,
@@ -239,8 +241,9 @@ impl LedgerFile {
     /// the directories of users who have logged out; other processes would then make a new ledger.
     pub(super) fn is_in_place(&self) -> bool {
         // No other file can have the number of one that is open.
-        let found = std::fs::symlink_metadata(&self.path);
-        found.is_ok_and(|found| id_of(&found) == self.id && found.size() == SIZE)
+        let found = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        found
+            .is_ok_and(|found| id_of(&found) == self.id && u64::try_from(found.st_size) == Ok(SIZE))
     }
 
     /// Returns the error for a file that is not a ledger.
@@ -343,16 +346,16 @@ fn check_size(path: &Path, found: &Metadata) -> Result<(), LedgerError> {
     })
 }
 
-fn id_of(found: &Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
+fn id_of(found: &Stat) -> (u64, u64) {
+    (found.st_dev, found.st_ino)
 }
 
 /// Returns the device and inode of the file at a path, if there is one.
 fn identity(path: &Path) -> Result<Option<(u64, u64)>, LedgerError> {
-    match std::fs::symlink_metadata(path) {
+    match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(id_of(&found))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(broken("lstat", path)(error)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(failed("lstat", path)(errno)),
     }
 }
 

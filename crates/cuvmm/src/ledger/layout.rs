@@ -1,5 +1,5 @@
-//! The layout of the ledger's file: a header, one word for each process's charge, and one slot for
-//! each process, and one entry for each exported block.
+//! The layout of the ledger's file: a header, two words for each process that every charge reads
+//! (its charge and its ticket), one slot for each process, and one entry for each exported block.
 //!
 //! The file has a fixed size and consists of words only, so every content is valid to read. Values
 //! are checked where they are used.
@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 4;
+pub(super) const VERSION: u64 = 5;
 
 /// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
@@ -28,6 +28,9 @@ pub(super) struct Layout {
     pub(super) header: Header,
     /// The charge of each process; see [`charge`](super::charge).
     pub(super) charges: [Word; SLOTS],
+    /// The number of each process's oldest waiting request, 0 if none waits. Lower numbers wait
+    /// longer. They lie together because a charge reads all of them.
+    pub(super) tickets: [Word; SLOTS],
     pub(super) slots: [Slot; SLOTS],
     pub(super) exports: [Export; EXPORTS],
 }
@@ -44,8 +47,8 @@ pub(super) struct Header {
     pub(super) device: [Word; 2],
     /// The most granules that all processes together may be charged.
     pub(super) limit: Word,
-    /// The number that the next waiting request gets; see [`Slot::ticket`].
-    pub(super) tickets: Word,
+    /// The number that the last waiting request got; see [`Layout::tickets`].
+    pub(super) last_ticket: Word,
     /// Rung by a process that needs memory.
     pub(super) wanted: Bell,
     /// Rung by a process that gave memory back.
@@ -81,8 +84,6 @@ pub(super) struct Slot {
     pub(super) obtained: Word,
     /// Granules that the process could give back without waiting, as it last found.
     pub(super) idle: Word,
-    /// The number of the process's waiting request, 0 if none waits. Lower numbers wait longer.
-    pub(super) ticket: Word,
     /// The granules that the waiting request lacks.
     pub(super) want: Word,
     /// Advanced while the request waits, so that other processes notice when it stops.
@@ -114,7 +115,7 @@ pub(super) struct Slot {
     pub(super) ledger_averages: [Word; 6],
     /// How often the process has found them.
     pub(super) averaged: Word,
-    pub(super) unused: [Word; 21],
+    pub(super) unused: [Word; 22],
 }
 
 /// The entry of one exported block. See [`exports`](super::exports).
@@ -250,7 +251,6 @@ pub(super) mod tests {
             priority: word(),
             obtained: word(),
             idle: word(),
-            ticket: word(),
             want: word(),
             renewed: word(),
             round: word(),
@@ -300,6 +300,6 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_fits_in_few_pages() {
-        assert_eq!(SIZE, 512 + 8 * 128 + 128 * 512 + 256 * 64);
+        assert_eq!(SIZE, 512 + 2 * 8 * 128 + 128 * 512 + 256 * 64);
     }
 }

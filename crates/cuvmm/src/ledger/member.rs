@@ -456,7 +456,7 @@ impl Member {
         if !self.foreign.is_measured() {
             self.foreign_is_less();
         }
-        let until = clock::now() + LONGEST_CONTENTION;
+        let mut until = None;
         let mut pause = Duration::from_micros(1);
         loop {
             let limit = || self.limit_now();
@@ -473,10 +473,11 @@ impl Member {
                         false => (LedgerRefusal::Full, left),
                     });
                 }
-                Attempt::Contended if clock::now() > until => {
-                    return Err((LedgerRefusal::Contended, 0));
-                }
                 Attempt::Contended => {
+                    let now = clock::now();
+                    if now > *until.get_or_insert(now + LONGEST_CONTENTION) {
+                        return Err((LedgerRefusal::Contended, 0));
+                    }
                     self.discard_stale();
                     // Processes that collided wait for different times.
                     clock::sleep(pause.mul_f64(1.0 + self.index as f64 / SLOTS as f64));
@@ -522,12 +523,12 @@ impl Member {
     /// than one that has none.
     pub(super) fn is_behind(&self, place: Option<InLine>) -> bool {
         let own = place.map_or(u64::MAX, |it| it.ticket);
-        let mut seen = self.seen();
-        let others = self.file.layout().slots.iter().enumerate();
-        let mut others = others.filter(|&(index, _)| index != self.index);
-        others.any(|(index, slot)| {
-            let ticket = slot.ticket.load();
-            ticket != 0 && ticket < own && seen.is_waiting(index, slot)
+        let layout = self.file.layout();
+        let tickets = layout.tickets.iter().enumerate();
+        let mut others = tickets.filter(|&(index, _)| index != self.index);
+        others.any(|(index, ticket)| {
+            let ticket = ticket.load();
+            ticket != 0 && ticket < own && self.seen().is_waiting(layout, index)
         })
     }
 
@@ -640,6 +641,7 @@ fn take_slot(
         // A forked child of an earlier owner may still hold the lock.
         let lock = Lock::Owner(index);
         if lock.take(file.file()).map_err(file.failed("fcntl"))? {
+            layout.tickets[index].store(0);
             return Ok((index, fill(slot, granule, wishes)));
         }
     }
@@ -667,7 +669,6 @@ fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
         &slot.guarantee,
         &slot.obtained,
         &slot.idle,
-        &slot.ticket,
         &slot.want,
         &slot.stalled,
         &slot.foreign,

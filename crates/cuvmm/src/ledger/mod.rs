@@ -3,7 +3,7 @@
 //! Each process opens the same [`Ledger`] and builds its pools with it
 //! ([`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger)). From then on the memory that all
 //! these pools have from the driver never exceeds the ledger's limit. There is no daemon: the
-//! ledger is a file of about 82 KiB that the processes map, and it survives `kill -9` of any of
+//! ledger is a file of about 83 KiB that the processes map, and it survives `kill -9` of any of
 //! them at any instruction.
 //!
 //! A ledger is an agreement between programs that use it. It cannot keep other programs from

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::clock;
-use super::layout::{Slot, State};
+use super::layout::{Layout, State};
 
 /// How long a waiting request of another process counts after its last sign of life.
 pub(super) const TICKET_AGE: Duration = Duration::from_millis(100);
@@ -42,11 +42,25 @@ impl Seen {
     }
 
     /// Returns `true` if a request of a slot's process waits and shows signs of life.
-    pub(super) fn is_waiting(&mut self, index: usize, slot: &Slot) -> bool {
-        if slot.ticket.load() == 0 || slot.state().0 != State::Live {
-            return false;
+    pub(super) fn is_waiting(&mut self, layout: &Layout, index: usize) -> bool {
+        self.waiting_ticket(layout, index) != 0
+    }
+
+    /// Returns the number of the oldest request of a slot's process, or 0 if none waits and shows
+    /// signs of life.
+    pub(super) fn waiting_ticket(&mut self, layout: &Layout, index: usize) -> u64 {
+        let (Some(ticket), Some(slot)) = (layout.tickets.get(index), layout.slots.get(index))
+        else {
+            return 0;
+        };
+        let ticket = ticket.load();
+        if ticket == 0 || slot.state().0 != State::Live {
+            return 0;
         }
-        self.age(What::Ticket, index, slot.renewed.load()) < TICKET_AGE
+        match self.age(What::Ticket, index, slot.renewed.load()) < TICKET_AGE {
+            true => ticket,
+            false => 0,
+        }
     }
 
     /// Forgets a value.

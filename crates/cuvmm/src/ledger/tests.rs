@@ -184,7 +184,9 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     other.grant(G, 0, Purpose::New, None).unwrap();
     drop(behind);
     drop(waiting);
-    assert_eq!((one.slot().ticket.load(), one.slot().want.load()), (0, 0));
+    let layout = one.file().layout();
+    let ticket = &layout.tickets[one.index()];
+    assert_eq!((ticket.load(), one.slot().want.load()), (0, 0));
     one.give(G);
     other.give(G);
 }
@@ -343,13 +345,13 @@ fn any_contents_are_survived() {
         let slot = &layout.slots[random.usize(..4)];
         match random.u8(..12) {
             0 => layout.header.limit.store(value),
-            1 => layout.header.tickets.store(value),
+            1 => layout.header.last_ticket.store(value),
             2 => layout.charges[random.usize(..4)].store(value),
             3 => slot.state.store(value),
             4 => slot.limit.store(value),
             5 => slot.guarantee.store(value),
             6 => slot.pid.store(value),
-            7 => slot.ticket.store(value),
+            7 => layout.tickets[random.usize(..4)].store(value),
             8 => slot.want.store(value),
             9 => slot.pid_namespace.store(value),
             10 => slot.priority.store(value),
@@ -561,7 +563,7 @@ fn a_late_collector_takes_nothing_from_a_new_owner() {
     dead::free(one.file(), index, other.slot(), dying);
     assert_eq!(other.slot().state(), (State::Live, found.1 + 1));
     assert_eq!((charged(&one), other.slot().guarantee.load()), (40, 40));
-    assert!(Seen::default().is_waiting(index, other.slot()));
+    assert!(Seen::default().is_waiting(one.file().layout(), index));
     drop(waiting);
 }
 

@@ -116,7 +116,7 @@ impl Member {
     pub(crate) fn line_up(&self) -> InLine {
         let header = &self.file().layout().header;
         InLine {
-            ticket: header.tickets.add(1).wrapping_add(1).max(1),
+            ticket: header.last_ticket.add(1).wrapping_add(1).max(1),
             since: clock::now(),
         }
     }
@@ -155,7 +155,8 @@ impl Member {
         let oldest = account.oldest();
         slot.want.publish(self.granules(lacking));
         slot.renewed.add(1);
-        slot.ticket.publish(oldest.map_or(0, |place| place.ticket));
+        let ticket = oldest.map_or(0, |place| place.ticket);
+        self.file().layout().tickets[self.index()].publish(ticket);
     }
 
     /// Adds the time since the waiting requests last tried to the stall times of the process, and

@@ -86,6 +86,7 @@ fn is_near(word: usize) -> bool {
     let within = |from: usize, each: usize| (from..from + near * each).contains(&word);
     word < size_of::<Header>()
         || within(offset_of!(Layout, charges), 8)
+        || within(offset_of!(Layout, tickets), 8)
         || within(offset_of!(Layout, slots), size_of::<Slot>())
         || within(offset_of!(Layout, exports), size_of::<Export>())
 }
@@ -661,7 +662,7 @@ impl Probe for Handle {
         inner.threads[self.me].acted = true;
         // A thread that is not interrupted has no point after this.
         if !inner.ended
-            && (offset_of!(Layout, charges)..offset_of!(Layout, slots)).contains(&(8 * word))
+            && (offset_of!(Layout, charges)..offset_of!(Layout, tickets)).contains(&(8 * word))
         {
             inner.check();
         }
@@ -713,8 +714,10 @@ fn place(word: usize) -> String {
     let within = |from: usize, each: usize| ((at - from) / each, (at - from) % each / 8);
     if at < offset_of!(Layout, charges) {
         format!("header word {word}")
-    } else if at < offset_of!(Layout, slots) {
+    } else if at < offset_of!(Layout, tickets) {
         format!("charge {}", within(offset_of!(Layout, charges), 8).0)
+    } else if at < offset_of!(Layout, slots) {
+        format!("ticket {}", within(offset_of!(Layout, tickets), 8).0)
     } else if at < offset_of!(Layout, exports) {
         let (slot, word) = within(offset_of!(Layout, slots), size_of::<Slot>());
         format!("slot {slot} word {word}")

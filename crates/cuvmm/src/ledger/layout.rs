@@ -5,7 +5,7 @@
 //! are checked where they are used.
 
 use super::bell::Bell;
-use super::charge::Count;
+use super::charge::{COUNT_BITS, Count, MOST};
 use super::word::Word;
 
 /// The most processes in one ledger.
@@ -45,8 +45,8 @@ pub(super) struct Header {
     pub(super) granule: Word,
     /// The device's UUID.
     pub(super) device: [Word; 2],
-    /// The most granules that all processes together may be charged.
-    pub(super) limit: Word,
+    /// The limit that the processes have [agreed](Agreed) on.
+    pub(super) agreed: Word,
     /// The number that the last waiting request got; see [`Layout::tickets`].
     pub(super) last_ticket: Word,
     /// Rung by a process that needs memory.
@@ -168,6 +168,44 @@ impl Layout {
     }
 }
 
+/// The word of the limit: the most granules that all processes together may be charged, and above
+/// them how often a process has joined. See [`joining`](super::joining).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreed(u64);
+
+impl Agreed {
+    pub(super) const fn of(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// Returns the granules.
+    pub(super) const fn limit(self) -> u64 {
+        self.0 & MOST
+    }
+}
+
+impl Header {
+    pub(super) fn agreed(&self) -> Agreed {
+        Agreed::of(self.agreed.load())
+    }
+
+    /// Returns the most granules that all processes together may be charged.
+    pub(super) fn limit(&self) -> u64 {
+        self.agreed().limit()
+    }
+
+    /// Replaces the limit; returns `false` if the word was not `found`.
+    pub(super) fn set_limit(&self, found: Agreed, granules: u64) -> bool {
+        let joined = found.0 & !MOST;
+        self.agreed.replace(found.0, joined | granules.min(MOST))
+    }
+
+    /// Counts a process that has joined. Returns the limit.
+    pub(super) fn count_in(&self) -> u64 {
+        Agreed::of(self.agreed.add(1 << COUNT_BITS)).limit()
+    }
+}
+
 impl Slot {
     /// Returns the state, and how often the slot was taken. A value that is none counts as free:
     /// what the process was charged counts in any state.
@@ -225,6 +263,19 @@ const fn state_word((state, generation): (State, u64)) -> u64 {
         State::Lending => 3,
     };
     (generation << 8) | state
+}
+
+/// Returns the first bytes of a new file; the rest is zeros.
+pub(super) fn first_bytes(granule: u64, device: [u8; 16]) -> [u8; 40] {
+    let [high, low] = uuid_words(device);
+    let mut bytes = [0; 40];
+    for (bytes, word) in bytes
+        .chunks_exact_mut(8)
+        .zip([MAGIC, VERSION, granule, high, low])
+    {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
 }
 
 /// Returns the words that hold a device's UUID.

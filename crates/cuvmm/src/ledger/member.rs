@@ -19,12 +19,11 @@ use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::foreign::Foreign;
 use super::givers::Givers;
-use super::layout::{SLOTS, Slot, State};
+use super::joining::{self, Wishes};
+use super::layout::{SLOTS, Slot};
 use super::lock::Lock;
-use super::proc;
 use super::seen::{Seen, What};
 use super::stall::Stalls;
-use crate::device::WeakDevice;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
@@ -42,21 +41,6 @@ const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 
 /// How long tentative granules of another process may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
-
-/// The terms that a process asks for when it joins. Sizes in bytes, in whole granules.
-#[derive(Clone, Debug)]
-pub(super) struct Wishes {
-    /// The limit of all processes together.
-    pub(super) limit: Option<u64>,
-    pub(super) default_limit: u64,
-    pub(super) process_limit: u64,
-    pub(super) priority: i32,
-    pub(super) name: String,
-    /// Asked for its free memory.
-    pub(super) device: WeakDevice,
-    /// How long after the process has ended the driver may still have its memory.
-    pub(super) lingers: Duration,
-}
 
 /// The use of the memory that a pool is to be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,10 +122,8 @@ impl Member {
             value: terms.granule,
         })?;
         let file = LedgerFile::open(path, terms)?;
-        let taken = take_slot(&file, granule, wishes);
-        let released = Lock::Joining.release(file.file());
-        let (index, generation) = taken?;
-        let member = Self {
+        let (index, generation) = joining::take_slot(&file, granule, wishes)?;
+        Ok(Self {
             file: Arc::new(file),
             index,
             generation,
@@ -154,10 +136,7 @@ impl Member {
             named: Mutex::default(),
             giving: Mutex::default(),
             served: OnceLock::new(),
-        };
-        // From here on a failure leaves the ledger again.
-        released.map_err(member.file.failed("fcntl"))?;
-        Ok(member)
+        })
     }
 
     pub(super) const fn file(&self) -> &Arc<LedgerFile> {
@@ -464,9 +443,9 @@ impl Member {
                 Attempt::Charged => return Ok(()),
                 // Where foreign memory leaves the whole limit, less of it would not help.
                 Attempt::Full { .. }
-                    if self.limit_now() < layout.header.limit.load() && self.foreign_is_less() => {}
+                    if self.limit_now() < layout.header.limit() && self.foreign_is_less() => {}
                 Attempt::Full { left } => {
-                    let agreed = layout.header.limit.load();
+                    let agreed = layout.header.limit();
                     let kept = agreed.saturating_sub(self.limit_now());
                     return Err(match left.saturating_add(kept) >= granules && kept > 0 {
                         true => (LedgerRefusal::Foreign, left),
@@ -490,7 +469,7 @@ impl Member {
     /// Returns the granules that all processes may be charged: the limit, or what the device leaves
     /// if that is less.
     pub(super) fn limit_now(&self) -> u64 {
-        let agreed = self.file.layout().header.limit.load();
+        let agreed = self.file.layout().header.limit();
         agreed.min(self.foreign.last() / self.granule.bytes())
     }
 
@@ -547,7 +526,7 @@ impl Member {
         LedgerShortage {
             wanted: bytes(missing),
             left: bytes(left),
-            limit: bytes(self.file.layout().header.limit.load()),
+            limit: bytes(self.file.layout().header.limit()),
             held: bytes(self.count().charged()),
             reason,
         }
@@ -587,104 +566,4 @@ impl Drop for Member {
         // The thread of this member ends.
         self.file.layout().header.wanted.ring();
     }
-}
-
-/// Frees the slots of dead processes. If the limit is to be another one and no process is alive,
-/// waits until all slots are free, as far as that can be expected.
-fn collect_before(file: &LedgerFile, limit: Option<u64>) {
-    let layout = file.layout();
-    let mut seen = Seen::default();
-    let until = clock::now() + dead::UNVERIFIED + Duration::from_secs(1);
-    loop {
-        let dying = dead::collect(file, None, &mut seen);
-        let lives = |slot: &Slot| matches!(slot.state().0, State::Live | State::Lending);
-        let alive = layout.slots.iter().any(lives);
-        let same = limit == Some(layout.header.limit.load());
-        if !dying || alive || same || clock::now() > until {
-            return;
-        }
-        clock::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Sets the limit if this is the first process, and takes a slot. Returns its index, and how often
-/// it was taken before. The joining lock is held.
-fn take_slot(
-    file: &LedgerFile,
-    granule: Granularity,
-    wishes: &Wishes,
-) -> Result<(usize, u64), LedgerError> {
-    let layout = file.layout();
-    collect_before(file, wishes.limit.map(|limit| limit / granule.bytes()));
-    let is_first = layout
-        .slots
-        .iter()
-        .all(|slot| slot.state().0 == State::Free);
-    let limit = &layout.header.limit;
-    let found = limit.load();
-    let granules = |bytes: u64| bytes / granule.bytes();
-    match wishes.limit {
-        Some(wanted) if !is_first && granules(wanted) != found => {
-            return Err(LedgerError::OtherLimit {
-                path: file.path().to_owned(),
-                limit: found.saturating_mul(granule.bytes()),
-                required: wanted,
-            });
-        }
-        _ if is_first => limit.store(granules(wishes.limit.unwrap_or(wishes.default_limit))),
-        _ => {}
-    }
-    for (index, slot) in layout.slots.iter().enumerate() {
-        if slot.state().0 != State::Free {
-            continue;
-        }
-        // A forked child of an earlier owner may still hold the lock.
-        let lock = Lock::Owner(index);
-        if lock.take(file.file()).map_err(file.failed("fcntl"))? {
-            layout.tickets[index].store(0);
-            return Ok((index, fill(slot, granule, wishes)));
-        }
-    }
-    Err(LedgerError::Full {
-        path: file.path().to_owned(),
-        slots: SLOTS,
-    })
-}
-
-/// Fills a free slot whose lock is held. The state is written last: until then the slot is free.
-/// Returns how often the slot was taken before.
-fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
-    let pid = proc::own_id();
-    slot.pid.store(u64::from(pid));
-    slot.started.store(proc::start_time(pid).unwrap_or(0));
-    slot.pid_namespace.store(proc::own_namespace());
-    slot.uid
-        .store(u64::from(rustix::process::geteuid().as_raw()));
-    slot.limit.store(wishes.process_limit / granule.bytes());
-    let lingers = wishes.lingers.as_millis().try_into().unwrap_or(u64::MAX);
-    slot.lingers.store(lingers);
-    slot.priority
-        .store(i64::from(wishes.priority).cast_unsigned());
-    for word in [
-        &slot.guarantee,
-        &slot.obtained,
-        &slot.idle,
-        &slot.want,
-        &slot.stalled,
-        &slot.foreign,
-        &slot.usable,
-        &slot.stall,
-        &slot.stalled_full,
-        &slot.waited,
-        &slot.averaged,
-    ] {
-        word.store(0);
-    }
-    for word in slot.averages.iter().chain(&slot.ledger_averages) {
-        word.store(0);
-    }
-    slot.set_name(&wishes.name);
-    let (_, generation) = slot.state();
-    slot.set_state(State::Live, generation);
-    generation
 }

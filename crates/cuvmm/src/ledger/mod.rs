@@ -39,8 +39,8 @@
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
 //! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
-//! that is stopped just while it joins makes others that join fail after five seconds
-//! ([`LedgerError::Busy`]).
+//! that is stopped while it joins delays none: it holds nothing but the lock of a slot that it is
+//! taking.
 //!
 //! # Processes that die
 //! The memory of a killed process counts until the process is known to have ended, and on a GPU
@@ -107,6 +107,7 @@ mod exports;
 mod file;
 mod foreign;
 mod givers;
+mod joining;
 mod keeper;
 mod layout;
 mod lock;
@@ -149,7 +150,8 @@ use rustix::io::Errno;
 use self::charge::MOST;
 use self::control::Commands;
 use self::file::Terms;
-use self::member::{PROCESS_LIMIT, Wishes};
+use self::joining::Wishes;
+use self::member::PROCESS_LIMIT;
 use self::seen::Seen;
 use crate::device::Device;
 use crate::error::{ArgumentError, LedgerError};

@@ -263,7 +263,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     let usable = running.iter().map(|it| layout.slots[it.slot].usable.load());
     let usable = usable.filter(|&bytes| bytes > 0).min();
     let foreign = running.iter().map(|it| it.foreign).max();
-    let limit = header.limit.load().saturating_mul(granule);
+    let limit = header.limit().saturating_mul(granule);
     let averages = longest_averages(&running, layout);
     let high = u128::from(header.device[0].load()) << 64;
     LedgerStats {

@@ -118,6 +118,18 @@ fn members_join_and_leave() {
 fn two_members_make_the_file() {
     let mut scenario = two((&[], &[Join]), (&[], &[Join]));
     scenario.scripts.iter_mut().for_each(|it| it.before.clear());
+    scenario.faults.interruptions = Some(2);
+    explore(&scenario);
+}
+
+/// No limit changes under a member, and one of two members that require different limits joins.
+#[test]
+fn two_members_require_different_limits() {
+    let part = |limit| (&[] as &[Op], [JoinUnder(limit), Take(limit), Leave]);
+    let (one, other) = (part(9), part(8));
+    let mut scenario = two((one.0, &one.1), (other.0, &other.1));
+    scenario.scripts.iter_mut().for_each(|it| it.before.clear());
+    scenario.faults.interruptions = Some(2);
     explore(&scenario);
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::ghost::Ghost;
 use super::schedule::{Choice, End, Faults, Schedule};
-use crate::ledger::layout::{Export, Header, Layout, SIZE, SLOTS, Slot};
+use crate::ledger::layout::{Agreed, Export, Header, Layout, SIZE, SLOTS, Slot};
 use crate::ledger::probe::Probe;
 
 /// The number of the first thread's process.
@@ -487,7 +487,7 @@ impl Inner {
     fn check(&mut self) {
         let at = offset_of!(Layout, charges) / 8;
         let charges = &self.contents[at..at + SLOTS];
-        let limit = self.contents[offset_of!(Layout, header.limit) / 8];
+        let limit = Agreed::of(self.contents[offset_of!(Layout, header.agreed) / 8]).limit();
         if let Some(fault) = self.ghost.fault(charges, limit, self.now) {
             self.failure.get_or_insert(fault);
         }

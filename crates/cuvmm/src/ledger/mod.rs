@@ -46,8 +46,10 @@
 //! The memory of a killed process counts until the process is known to have ended, and on a GPU
 //! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
 //! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as
-//! containers, cannot be looked up: their memory counts for two seconds after the kernel has released their locks, which a
-//! forked child that outlives them keeps. A process that runs another program in its place (`exec`)
+//! containers, cannot be looked up by their numbers. Each process gets a descriptor (pidfd) of them over
+//! their sockets while they run, and polls that. The memory of a process that had no socket
+//! ([`Remote::Nothing`]), or that ended before another one met it, counts for two seconds after the
+//! kernel has released its locks, which a forked child that outlives it keeps. A process that runs another program in its place (`exec`)
 //! has not ended: drop its pools and ledger first.
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::clock;
+use super::control::Pidfds;
 use super::layout::{Layout, State};
 
 /// How long a waiting request of another process counts after its last sign of life.
@@ -26,15 +27,18 @@ pub(super) enum What {
     Beat,
 }
 
-/// The values that were seen last, by kind and slot.
+/// The values that were seen last, by kind and slot, and the processes that were met.
 #[derive(Debug, Default)]
-pub(super) struct Seen(BTreeMap<(What, usize), (u64, Instant)>);
+pub(super) struct Seen {
+    values: BTreeMap<(What, usize), (u64, Instant)>,
+    pub(super) pidfds: Pidfds,
+}
 
 impl Seen {
     /// Notes a value, and returns for how long it has been seen unchanged.
     pub(super) fn age(&mut self, what: What, slot: usize, value: u64) -> Duration {
         let now = clock::now();
-        let (seen, since) = self.0.entry((what, slot)).or_insert((value, now));
+        let (seen, since) = self.values.entry((what, slot)).or_insert((value, now));
         if *seen != value {
             (*seen, *since) = (value, now);
         }
@@ -65,7 +69,7 @@ impl Seen {
 
     /// Forgets a value.
     pub(super) fn forget(&mut self, what: What, slot: usize) {
-        self.0.remove(&(what, slot));
+        self.values.remove(&(what, slot));
     }
 }
 

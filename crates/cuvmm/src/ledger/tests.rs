@@ -1,24 +1,26 @@
 //! Tests of the ledger between processes of this program: each test that needs other processes runs
 //! this test program again, with the part that the process plays in its environment.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::charge::Count;
-use super::control::socket_path;
+use super::control::{self, socket_path};
 use super::file::{LedgerFile, Terms};
 use super::joining::Wishes;
 use super::layout::{SLOTS, Slot, State};
 use super::member::{Member, Purpose};
+use super::probe::{self, Probe};
 use super::seen::Seen;
 use super::waiting::Waiting;
-use super::{crash, dead};
+use super::{clock, crash, dead};
 use crate::device::WeakDevice;
 use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
 
@@ -379,6 +381,162 @@ const PARTS: &[&str] = &[
     "race",
 ];
 
+/// The time, standing still or set, and no process that has ended as far as its number tells.
+struct Clock(std::cell::Cell<Instant>);
+
+impl Probe for Clock {
+    fn reached(&self, _: usize, _: bool) -> bool {
+        true
+    }
+
+    fn locks(&self) -> bool {
+        true
+    }
+
+    fn found(&self, _: u64) {}
+
+    fn wrote(&self, _: usize, _: u64) {}
+
+    fn mapped(&self, _: usize) {}
+
+    fn now(&self) -> Instant {
+        self.0.get()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.0.set(self.0.get() + duration);
+    }
+
+    fn wait(&self, _: usize, _: u32, _: Duration) {}
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn has_ended(&self, _: u32) -> bool {
+        false
+    }
+}
+
+/// Sets the time of this thread, which stands still.
+fn stop_time() -> Rc<Clock> {
+    let clock = Rc::new(Clock(std::cell::Cell::new(Instant::now())));
+    probe::set(Some(clock.clone()));
+    clock
+}
+
+/// Serves a member's socket as a ledger does.
+fn serve(member: &Arc<Member>) {
+    let served = control::start(member, Arc::default()).unwrap();
+    member.served.get_or_init(|| served);
+}
+
+/// Returns `true` if this kernel, or the process of a slot, gives a pidfd.
+fn meets(own: &Member, other: usize, generation: u64, seen: &mut Seen) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !seen.pidfds.has(other, generation) && Instant::now() < until {
+        clock::sleep(Duration::from_secs(2));
+        assert!(!dead::collect(own.file(), Some(own.index()), seen));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    seen.pidfds.has(other, generation)
+}
+
+/// A process of another namespace that has lost its lock and lives is not taken for one that has
+/// ended, however long that is.
+#[test]
+fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    one.slot().pid_namespace.store(1);
+    serve(&one);
+    let time = stop_time();
+    let mut seen = Seen::default();
+    assert!(meets(&other, one.index(), one.generation(), &mut seen));
+    super::lock::Lock::Owner(one.index())
+        .release(one.file().file())
+        .unwrap();
+    for _ in 0..5 {
+        assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
+        time.sleep(Duration::from_secs(60));
+    }
+    assert_eq!((one.slot().state().0, charged(&other)), (State::Dying, 50));
+    // One that has not met it cannot tell.
+    let mut unmet = Seen::default();
+    let mut collect = || dead::collect(other.file(), Some(other.index()), &mut unmet);
+    assert!(collect());
+    time.sleep(Duration::from_secs(2));
+    assert!(!collect());
+    assert_eq!(charged(&other), 0);
+    probe::set(None);
+    one.give(50 * G);
+}
+
+/// Starts a process in a PID namespace of its own that plays a part; `None` if that is not permitted.
+fn play_apart(part: &str, path: &Path) -> Option<Child> {
+    let own = ["--pid", "--fork", "--kill-child"];
+    let mapped = ["--user", "--map-current-user"];
+    [&[&mapped[..], &own].concat(), &own[..]]
+        .into_iter()
+        .find_map(|arguments| {
+            let mut unshare = Command::new("unshare");
+            unshare.args(arguments).stderr(Stdio::null());
+            let is_permitted = unshare.arg("true").status().is_ok_and(|it| it.success());
+            is_permitted.then(|| {
+                let child = Command::new("unshare")
+                    .args(arguments)
+                    .arg(std::env::current_exe().unwrap())
+                    .args(["--exact", "ledger::tests::child", "--nocapture"])
+                    .env(PART, format!("{part}:0::{}", path.display()))
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn();
+                child.unwrap()
+            })
+        })
+}
+
+/// The clock of the process that collects stands still: no slot is free because time has passed.
+#[test]
+fn a_killed_process_of_another_pid_namespace_is_known_to_have_ended() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let own = join(&path, LIMIT * G);
+    let Some(mut child) = play_apart("serve", &path) else {
+        eprintln!("skipped: this process may not make a PID namespace");
+        return;
+    };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("serves")));
+    let slots = || own.file().layout().slots.iter().enumerate();
+    let other = slots().find(|&(index, it)| index != own.index() && it.state().0 == State::Live);
+    let (index, slot) = other.unwrap();
+    assert_ne!(slot.pid_namespace.load(), own.slot().pid_namespace.load());
+    let generation = slot.state().1;
+    let mut seen = Seen::default();
+    stop_time();
+    assert!(meets(&own, index, generation, &mut seen));
+    stop_time();
+    assert!(!dead::collect(own.file(), Some(own.index()), &mut seen));
+    assert_eq!(
+        (slot.state(), charged(&own)),
+        ((State::Live, generation), 40)
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while slot.state().0 != State::Free && Instant::now() < until {
+        dead::collect(own.file(), Some(own.index()), &mut seen);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    probe::set(None);
+    assert_eq!(slot.state(), (State::Free, generation + 1));
+    assert_eq!(charged(&own), 0);
+    assert!(!socket_path(own.file(), index, generation).exists());
+}
+
 /// Plays the part of a child process. Does nothing when it runs as a test.
 #[test]
 fn child() {
@@ -406,12 +564,20 @@ fn child() {
         crash::after(-1);
     }
     member.grant(40 * G, 0, Purpose::New, None).unwrap();
-    if !joins {
+    if !joins && part != "serve" {
         crash::after(writes);
     }
     match part {
         "join" | "collect" | "leave" => member.give(40 * G),
         "take" => drop(member.grant(100 * G, 0, Purpose::New, None).unwrap()),
+        // Until it is killed.
+        "serve" => {
+            serve(&member);
+            println!("serves");
+            loop {
+                std::thread::park();
+            }
+        }
         "give" => {
             member.give(40 * G);
             member.trim(0);

@@ -1,11 +1,11 @@
 //! The process at the other end of a socket, and the users that are admitted.
 //!
-//! `unsafe` in this file: querying a peer's credentials. A process that is not visible in this PID
-//! namespace, as in another container, has the process id 0, which the safe wrappers cannot
-//! represent.
+//! `unsafe` in this file: querying a peer's credentials and its pidfd. A process that is not visible
+//! in this PID namespace, as in another container, has the process id 0, which the safe wrappers
+//! cannot represent, and they have no query for a pidfd.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -127,4 +127,31 @@ pub(crate) fn peer_of(socket: impl AsFd) -> Result<Peer, Errno> {
         pid: u32::try_from(found.pid).unwrap_or(0),
         uid: found.uid,
     })
+}
+
+/// Returns a pidfd of the process at the other end of a Unix socket, in whichever PID namespace it
+/// is. Fails with [`Errno::NOPROTOOPT`] before Linux 6.5.
+pub(crate) fn peer_pidfd(socket: impl AsFd) -> Result<OwnedFd, Errno> {
+    let mut found: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    // SAFETY: the descriptor is open for the whole call. `found` is an integer, and `length` is its
+    // size, so the system writes within it.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+    }
+    if found < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the call has made this descriptor for the caller, which owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(found) })
 }

@@ -6,14 +6,16 @@ mod ledger_contents_support;
 
 use ledger_contents_support::{Input, folder, survive};
 
-/// The numbers of words of the header, the first charges, the first slots and the first exports.
+/// The numbers of words of the header, of the first charges, tickets, slots and exports.
 fn word(random: &mut fastrand::Rng) -> u16 {
     const CHARGES: u16 = 64;
-    const SLOTS: u16 = CHARGES + 128;
+    const TICKETS: u16 = CHARGES + 128;
+    const SLOTS: u16 = TICKETS + 128;
     const EXPORTS: u16 = SLOTS + 128 * 64;
     match random.u8(..10) {
         0 | 1 => random.u16(..10),
-        2 | 3 => CHARGES + random.u16(..3),
+        2 => CHARGES + random.u16(..3),
+        3 => TICKETS + random.u16(..3),
         4..8 => SLOTS + 64 * random.u16(..3) + random.u16(..27),
         8 => EXPORTS + random.u16(..32),
         _ => random.u16(..),
@@ -40,7 +42,7 @@ fn any_contents_are_an_error_or_used() {
         let mut random = fastrand::Rng::with_seed(seed);
         let bytes = match random.u8(..8) {
             0 => {
-                let length = [0, 1, 512, 84_000][random.usize(..4)];
+                let length = [0, 1, 512, 84_480][random.usize(..4)];
                 let contents = (0..length).map(|_| random.u8(..));
                 std::iter::once(0).chain(contents).collect()
             }

@@ -84,14 +84,8 @@ pub enum LedgerError {
         /// The number of slots.
         slots: usize,
     },
-    /// Another process is joining and does not finish; it may be stopped.
-    #[error("another process has been joining {} for too long", .path.display())]
-    Busy {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file was removed or replaced since this process opened it.
-    #[error("{} was removed or replaced since it was opened", .path.display())]
+    /// The file was removed or replaced each time this process had opened it.
+    #[error("{} was removed or replaced each time it was opened", .path.display())]
     Replaced {
         /// The file's path.
         path: PathBuf,

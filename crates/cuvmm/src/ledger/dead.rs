@@ -6,7 +6,9 @@
 //! [time](LINGERS) to free its memory: on an H200 that was up to 8 ms after the end of a process
 //! with 2 GiB (`docs/measurements.md`). A process in the same PID namespace is looked up by its number and start time, and
 //! `pidfd_open` tells when all of its threads have ended. A process in another namespace cannot be
-//! looked up: its slot is free [two seconds](UNVERIFIED) after its lock.
+//! looked up. Each member gets a [pidfd](super::control) of it over its socket while it runs, and
+//! polls that. A member that has none of it, because it joined later or the process serves no socket,
+//! frees its slot [two seconds](UNVERIFIED) after its lock.
 //!
 //! A forked child of a dead process may hold its lock. Such a slot is collected if the process is
 //! known to have ended; it can be taken again when the child has ended too.
@@ -34,18 +36,19 @@ use super::seen::{Seen, What};
 /// How long after a process has ended the CUDA driver may still have its memory.
 pub(super) const LINGERS: Duration = Duration::from_millis(100);
 
-/// How long the slot of a process that cannot be looked up stays dying.
+/// How long the slot of a process that cannot be looked up, and that was not met, stays dying.
 pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
 
 /// Frees the slots of processes that have ended, except slot `own`. Returns `true` if a slot is
 /// dying.
 pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> bool {
     let mut dying = false;
-    for (index, slot) in file.layout().slots.iter().enumerate() {
+    for index in 0..file.layout().slots.len() {
         if Some(index) == own {
             continue;
         }
-        match collect_one(file, index, slot, seen) {
+        let is_member = own.is_some();
+        match collect_one(file, index, is_member, seen) {
             Ok(is_dying) => dying |= is_dying,
             Err(errno) => tracing::warn!(%errno, "a ledger's slot could not be locked"),
         }
@@ -53,26 +56,34 @@ pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) ->
     dying
 }
 
-/// Frees a slot if its owner has ended. Returns `true` if the slot is dying.
+/// Frees a slot if its owner has ended. A member gets to know processes of other PID namespaces.
+/// Returns `true` if the slot is dying.
 fn collect_one(
     file: &LedgerFile,
     index: usize,
-    slot: &Slot,
+    is_member: bool,
     seen: &mut Seen,
 ) -> Result<bool, Errno> {
+    let slot = &file.layout().slots[index];
     let found = slot.state();
     if found.0 == State::Free {
+        seen.pidfds.forget(index);
         return Ok(false);
     }
     if found.0 == State::Lending {
         free(file, index, slot, found);
         return Ok(false);
     }
-    let is_gone = is_gone(slot);
+    let is_visible = proc::is_visible(slot.pid_namespace.load());
+    if is_member && found.0 == State::Live && !is_visible {
+        let socket = socket_path(file, index, found.1);
+        seen.pidfds.meet(index, found.1, (&socket, slot.uid.load()));
+    }
+    let is_gone = is_gone(slot) || seen.pidfds.has_ended(index, found.1);
     if Lock::Owner(index).is_held_elsewhere(file.file())? && !is_gone {
         return Ok(false);
     }
-    let unverified = !proc::is_visible(slot.pid_namespace.load());
+    let unverified = !is_visible && !seen.pidfds.has(index, found.1);
     // An owner frees its slot before it releases its lock, and the generation changes then. So if
     // this succeeds, what was read before is of this owner, and it has ended or lost its lock.
     let dying = (State::Dying, found.1);
@@ -89,6 +100,7 @@ fn collect_one(
         free(file, index, slot, dying);
         seen.forget(What::Dying, index);
         seen.forget(What::Ended, index);
+        seen.pidfds.forget(index);
     }
     Ok(!ended)
 }

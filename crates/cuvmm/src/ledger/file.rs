@@ -1,7 +1,11 @@
 //! The ledger's file: made, checked, opened and mapped.
 //!
-//! A new file is initialized under a lock, its first word last. So a process that dies while it
-//! makes the file leaves one that the next process makes anew.
+//! A process makes a file without a name, with all that a process needs to join, and then gives it
+//! its name, unless another process has made one meanwhile. So no process finds an unfinished file,
+//! and one that dies or is stopped on the way leaves nothing and delays no other.
+//!
+//! A machine that fails can leave a named file without its contents. Such a file is initialized in
+//! place, its first word last. Several processes may do so at once: they write the same.
 //!
 //! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
 //! atomics, so writes by other processes are allowed, and every content is valid. The file is
@@ -11,24 +15,26 @@
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, fchmod, fstatfs};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Stat, StatFs, fchmod, fstat, fstatfs, linkat, openat, statat,
+    statfs,
+};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::geteuid;
 
 use super::charge::MOST;
-use super::clock;
-use super::layout::{Layout, MAGIC, SIZE, VERSION, uuid_words};
-use super::lock::Lock;
+use super::layout::{Layout, MAGIC, SIZE, VERSION, first_bytes, uuid_words};
+use super::lock;
 use crate::error::LedgerError;
 
-/// How long a process waits for another one that is making the file or taking a slot.
-const LONGEST_JOIN: Duration = Duration::from_secs(5);
+/// How often a process opens the file again because it was removed or replaced meanwhile.
+const MOST_TRIES: u32 = 100;
 
 /// File systems on which locks or shared mappings do not work between all processes, by the type
 /// that `statfs` reports (`linux/magic.h`).
@@ -84,54 +90,42 @@ unsafe impl Send for LedgerFile {}
 unsafe impl Sync for LedgerFile {}
 
 impl LedgerFile {
-    /// Opens the ledger at a path, or makes it. Returns it with the [joining](Lock::Joining) lock
-    /// held.
+    /// Opens the ledger at a path, or makes it.
     pub(super) fn open(path: PathBuf, terms: Terms) -> Result<Self, LedgerError> {
-        let until = clock::now() + LONGEST_JOIN;
-        loop {
-            let file = open(&path, Some(terms.mode()))?;
-            while !Lock::Joining.take(&file).map_err(failed("fcntl", &path))? {
-                if clock::now() > until {
-                    return Err(LedgerError::Busy { path });
-                }
-                clock::sleep(Duration::from_millis(1));
-            }
+        for _ in 0..MOST_TRIES {
+            let Some(file) = open(&path, true)? else {
+                make(&path, terms)?;
+                continue;
+            };
             let found = file.metadata().map_err(broken("fstat", &path))?;
-            // It may have been replaced before it was locked.
-            if identity(&path)? != Some(id_of(&found)) {
-                continue;
-            }
-            let fresh = found.size() == 0;
-            let access = check_access(&path, &found, terms);
-            if fresh && access.is_err() && clock::now() <= until {
-                // Its maker is about to set its mode.
-                drop(file);
-                clock::sleep(Duration::from_millis(1));
-                continue;
-            }
-            access?;
-            if fresh {
+            check_access(&path, &found, terms)?;
+            if found.is_file() && found.size() == 0 {
                 file.set_len(SIZE).map_err(broken("ftruncate", &path))?;
             } else {
                 check_size(&path, &found)?;
             }
-            let ledger = Self::map(file, path, &found, true)?;
+            let ledger = Self::map(file, path.clone(), true)?;
             ledger.prepare(terms)?;
-            return Ok(ledger);
+            if ledger.is_in_place() {
+                return Ok(ledger);
+            }
         }
+        Err(LedgerError::Replaced { path })
     }
 
     /// Opens the ledger at a path to look at it.
     pub(super) fn look(path: PathBuf) -> Result<Self, LedgerError> {
-        let file = open(&path, None)?;
+        let Some(file) = open(&path, false)? else {
+            return Err(failed("open", &path)(Errno::NOENT));
+        };
         let found = file.metadata().map_err(broken("fstat", &path))?;
         check_size(&path, &found)?;
-        let ledger = Self::map(file, path, &found, false)?;
+        let ledger = Self::map(file, path, false)?;
         ledger.check_version()?;
         Ok(ledger)
     }
 
-    fn map(file: File, path: PathBuf, found: &Metadata, writes: bool) -> Result<Self, LedgerError> {
+    fn map(file: File, path: PathBuf, writes: bool) -> Result<Self, LedgerError> {
         let rights = match writes {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
@@ -152,18 +146,20 @@ impl LedgerFile {
             NonNull::new(mapped.cast()).ok_or_else(|| failed("mmap", &path)(Errno::NOMEM))?;
         #[cfg(test)]
         super::probe::ask(|probe| probe.mapped(mapped.addr().get()));
+        let found = fstat(&file).map_err(failed("fstat", &path))?;
         Ok(Self {
-            id: id_of(found),
+            id: id_of(&found),
             file,
             path,
             mapped,
         })
     }
 
-    /// Initializes a new file, or checks that an existing one is a ledger of this device.
+    /// Checks that the file is a ledger of this device. Initializes one that lost its contents.
     fn prepare(&self, terms: Terms) -> Result<(), LedgerError> {
         let header = &self.layout().header;
         let device = uuid_words(terms.device);
+        // Made by a process that the machine's end has kept from writing it.
         if header.magic.load() == 0 && self.is_blank() {
             header.version.store(VERSION);
             header.granule.store(terms.granule);
@@ -187,13 +183,13 @@ impl LedgerFile {
         Ok(())
     }
 
-    /// Returns `true` if the file can be one that a process did not finish making: no limit was set
-    /// yet, and no slot was ever taken.
+    /// Returns `true` if the file can be one that lost its contents: no limit was set yet, and no slot
+    /// was ever taken.
     fn is_blank(&self) -> bool {
         let layout = self.layout();
         let slots = layout.slots.iter().map(|slot| slot.state.load());
         let charges = layout.charges.iter().map(super::word::Word::load);
-        layout.header.limit.load() == 0 && slots.chain(charges).all(|word| word == 0)
+        layout.header.agreed.load() == 0 && slots.chain(charges).all(|word| word == 0)
     }
 
     fn check_version(&self) -> Result<(), LedgerError> {
@@ -239,8 +235,9 @@ impl LedgerFile {
     /// the directories of users who have logged out; other processes would then make a new ledger.
     pub(super) fn is_in_place(&self) -> bool {
         // No other file can have the number of one that is open.
-        let found = std::fs::symlink_metadata(&self.path);
-        found.is_ok_and(|found| id_of(&found) == self.id && found.size() == SIZE)
+        let found = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
+        found
+            .is_ok_and(|found| id_of(&found) == self.id && u64::try_from(found.st_size) == Ok(SIZE))
     }
 
     /// Returns the error for a file that is not a ledger.
@@ -267,42 +264,67 @@ impl Drop for LedgerFile {
     }
 }
 
-/// Opens the file; with a mode, for writing, and creates it if there is none.
-fn open(path: &Path, mode: Option<u32>) -> Result<File, LedgerError> {
+/// Opens the file, if there is one.
+fn open(path: &Path, writes: bool) -> Result<Option<File>, LedgerError> {
     // Does not follow a link or wait for the other end of a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut options = File::options();
-    options.read(true).custom_flags(flags);
-    if mode.is_some() {
-        options.write(true);
-    }
+    options.read(true).write(writes).custom_flags(flags);
     match options.open(path) {
-        Ok(file) => return checked_system(path, file),
-        Err(error) if error.kind() == ErrorKind::NotFound && mode.is_some() => {}
+        Ok(file) => {
+            let found = fstatfs(&file).map_err(failed("fstatfs", path))?;
+            check_system(path, &found)?;
+            Ok(Some(file))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
-            return Err(LedgerError::NotALedger {
+            Err(LedgerError::NotALedger {
                 path: path.to_owned(),
                 reason: "it is a symbolic link".to_owned(),
-            });
+            })
         }
-        Err(error) => return Err(broken("open", path)(error)),
-    }
-    let mode = mode.unwrap_or(0o600);
-    match options.create_new(true).mode(mode).open(path) {
-        Ok(file) => {
-            // The process's umask may have removed too much.
-            fchmod(&file, Mode::from_raw_mode(mode)).map_err(failed("fchmod", path))?;
-            checked_system(path, file)
-        }
-        // Another process has just created it.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => open(path, Some(mode)),
         Err(error) => Err(broken("open", path)(error)),
     }
 }
 
-/// Refuses a file on a file system where the ledger would not work.
-fn checked_system(path: &Path, file: File) -> Result<File, LedgerError> {
-    let found = fstatfs(&file).map_err(failed("fstatfs", path))?;
+/// Makes the file, unless there is one by now.
+fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let found = statfs(directory).map_err(failed("statfs", path))?;
+    check_system(path, &found)?;
+    let mode = Mode::from_raw_mode(terms.mode());
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = openat(CWD, directory, flags, mode).map_err(failed("open(O_TMPFILE)", path))?;
+    let file = File::from(file);
+    step();
+    // The process's umask may have removed too much.
+    fchmod(&file, mode).map_err(failed("fchmod", path))?;
+    step();
+    file.set_len(SIZE).map_err(broken("ftruncate", path))?;
+    step();
+    let written = file.write_all_at(&first_bytes(terms.granule, terms.device), 0);
+    written.map_err(broken("write", path))?;
+    step();
+    if !lock::reached() {
+        return Ok(());
+    }
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW) {
+        Ok(()) => step(),
+        Err(Errno::EXIST) => {}
+        Err(errno) => return Err(failed("linkat", path)(errno)),
+    }
+    Ok(())
+}
+
+/// Called after each step of making the file, where a test can end or stop the process.
+fn step() {
+    #[cfg(test)]
+    super::crash::step();
+}
+
+/// Refuses a file system where the ledger would not work.
+fn check_system(path: &Path, found: &StatFs) -> Result<(), LedgerError> {
     // The type is a signed long on most architectures; its low 32 bits identify it.
     let kind = found.f_type as u32;
     match REFUSED.iter().find(|(refused, _)| *refused == kind) {
@@ -310,7 +332,7 @@ fn checked_system(path: &Path, file: File) -> Result<File, LedgerError> {
             path: path.to_owned(),
             name,
         }),
-        None => Ok(file),
+        None => Ok(()),
     }
 }
 
@@ -343,17 +365,8 @@ fn check_size(path: &Path, found: &Metadata) -> Result<(), LedgerError> {
     })
 }
 
-fn id_of(found: &Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
-}
-
-/// Returns the device and inode of the file at a path, if there is one.
-fn identity(path: &Path) -> Result<Option<(u64, u64)>, LedgerError> {
-    match std::fs::symlink_metadata(path) {
-        Ok(found) => Ok(Some(id_of(&found))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(broken("lstat", path)(error)),
-    }
+fn id_of(found: &Stat) -> (u64, u64) {
+    (found.st_dev, found.st_ino)
 }
 
 /// Converts the error of a system call.

@@ -9,6 +9,7 @@
 //! pools is never taken for foreign.
 
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Slot};
@@ -22,14 +23,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Foreign {
     device: WeakDevice,
-    measured: Mutex<Option<Measured>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Measured {
-    at: Instant,
-    /// Bytes that pools of the ledger can have.
-    usable: u64,
+    /// When it was last measured.
+    measured: Mutex<Option<Instant>>,
+    /// Bytes that pools of the ledger can have; everything before the first measurement. Read by
+    /// each charge, without the lock.
+    usable: AtomicU64,
 }
 
 impl Foreign {
@@ -37,6 +35,7 @@ impl Foreign {
         Self {
             device,
             measured: Mutex::default(),
+            usable: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -46,27 +45,24 @@ impl Foreign {
     /// measurement.
     pub(super) fn measure(&self, layout: &Layout, own: &Slot) -> u64 {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = |it: &Measured| it.at.elapsed() < PAUSE;
-        if !measured.as_ref().is_some_and(is_new)
+        if measured.is_none_or(|at| at.elapsed() >= PAUSE)
             && let Some((usable, foreign)) = self.ask(layout)
         {
-            let at = Instant::now();
-            *measured = Some(Measured { at, usable });
+            *measured = Some(Instant::now());
+            self.usable.store(usable, Ordering::Release);
             own.foreign.publish(foreign);
             own.usable.publish(usable);
         }
-        measured.map_or(u64::MAX, |it| it.usable)
+        self.last()
     }
 
     /// Returns the result of the last measurement.
     pub(super) fn last(&self) -> u64 {
-        let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        measured.map_or(u64::MAX, |it| it.usable)
+        self.usable.load(Ordering::Acquire)
     }
 
     pub(super) fn is_measured(&self) -> bool {
-        let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        measured.is_some()
+        self.last() != u64::MAX
     }
 
     /// Returns the bytes that pools of the ledger can have, and the foreign bytes.

@@ -1,11 +1,11 @@
-//! The layout of the ledger's file: a header, one word for each process's charge, and one slot for
-//! each process, and one entry for each exported block.
+//! The layout of the ledger's file: a header, two words for each process that every charge reads
+//! (its charge and its ticket), one slot for each process, and one entry for each exported block.
 //!
 //! The file has a fixed size and consists of words only, so every content is valid to read. Values
 //! are checked where they are used.
 
 use super::bell::Bell;
-use super::charge::Count;
+use super::charge::{COUNT_BITS, Count, MOST};
 use super::word::Word;
 
 /// The most processes in one ledger.
@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 4;
+pub(super) const VERSION: u64 = 5;
 
 /// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
@@ -28,6 +28,9 @@ pub(super) struct Layout {
     pub(super) header: Header,
     /// The charge of each process; see [`charge`](super::charge).
     pub(super) charges: [Word; SLOTS],
+    /// The number of each process's oldest waiting request, 0 if none waits. Lower numbers wait
+    /// longer. They lie together because a charge reads all of them.
+    pub(super) tickets: [Word; SLOTS],
     pub(super) slots: [Slot; SLOTS],
     pub(super) exports: [Export; EXPORTS],
 }
@@ -42,10 +45,10 @@ pub(super) struct Header {
     pub(super) granule: Word,
     /// The device's UUID.
     pub(super) device: [Word; 2],
-    /// The most granules that all processes together may be charged.
-    pub(super) limit: Word,
-    /// The number that the next waiting request gets; see [`Slot::ticket`].
-    pub(super) tickets: Word,
+    /// The limit that the processes have [agreed](Agreed) on.
+    pub(super) agreed: Word,
+    /// The number that the last waiting request got; see [`Layout::tickets`].
+    pub(super) last_ticket: Word,
     /// Rung by a process that needs memory.
     pub(super) wanted: Bell,
     /// Rung by a process that gave memory back.
@@ -81,8 +84,6 @@ pub(super) struct Slot {
     pub(super) obtained: Word,
     /// Granules that the process could give back without waiting, as it last found.
     pub(super) idle: Word,
-    /// The number of the process's waiting request, 0 if none waits. Lower numbers wait longer.
-    pub(super) ticket: Word,
     /// The granules that the waiting request lacks.
     pub(super) want: Word,
     /// Advanced while the request waits, so that other processes notice when it stops.
@@ -114,7 +115,7 @@ pub(super) struct Slot {
     pub(super) ledger_averages: [Word; 6],
     /// How often the process has found them.
     pub(super) averaged: Word,
-    pub(super) unused: [Word; 21],
+    pub(super) unused: [Word; 22],
 }
 
 /// The entry of one exported block. See [`exports`](super::exports).
@@ -164,6 +165,44 @@ impl Layout {
                 granules.saturating_mul(self.header.granule.load())
             }
         }
+    }
+}
+
+/// The word of the limit: the most granules that all processes together may be charged, and above
+/// them how often a process has joined. See [`joining`](super::joining).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreed(u64);
+
+impl Agreed {
+    pub(super) const fn of(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// Returns the granules.
+    pub(super) const fn limit(self) -> u64 {
+        self.0 & MOST
+    }
+}
+
+impl Header {
+    pub(super) fn agreed(&self) -> Agreed {
+        Agreed::of(self.agreed.load())
+    }
+
+    /// Returns the most granules that all processes together may be charged.
+    pub(super) fn limit(&self) -> u64 {
+        self.agreed().limit()
+    }
+
+    /// Replaces the limit; returns `false` if the word was not `found`.
+    pub(super) fn set_limit(&self, found: Agreed, granules: u64) -> bool {
+        let joined = found.0 & !MOST;
+        self.agreed.replace(found.0, joined | granules.min(MOST))
+    }
+
+    /// Counts a process that has joined. Returns the limit.
+    pub(super) fn count_in(&self) -> u64 {
+        Agreed::of(self.agreed.add(1 << COUNT_BITS)).limit()
     }
 }
 
@@ -226,6 +265,19 @@ const fn state_word((state, generation): (State, u64)) -> u64 {
     (generation << 8) | state
 }
 
+/// Returns the first bytes of a new file; the rest is zeros.
+pub(super) fn first_bytes(granule: u64, device: [u8; 16]) -> [u8; 40] {
+    let [high, low] = uuid_words(device);
+    let mut bytes = [0; 40];
+    for (bytes, word) in bytes
+        .chunks_exact_mut(8)
+        .zip([MAGIC, VERSION, granule, high, low])
+    {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
 /// Returns the words that hold a device's UUID.
 pub(super) const fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
     let both = u128::from_be_bytes(uuid);
@@ -250,7 +302,6 @@ pub(super) mod tests {
             priority: word(),
             obtained: word(),
             idle: word(),
-            ticket: word(),
             want: word(),
             renewed: word(),
             round: word(),
@@ -300,6 +351,6 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_fits_in_few_pages() {
-        assert_eq!(SIZE, 512 + 8 * 128 + 128 * 512 + 256 * 64);
+        assert_eq!(SIZE, 512 + 2 * 8 * 128 + 128 * 512 + 256 * 64);
     }
 }

@@ -17,16 +17,13 @@ use rustix::io::Errno;
 /// The byte that a lock is on. Locked bytes need not exist in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// Held by the owner of a slot.
+    /// Held by the owner of a slot, and by a process that is taking it.
     Owner(usize),
-    /// Held while a process makes the file or takes a slot.
-    Joining,
 }
 
 impl Lock {
     const fn byte(self) -> libc::off_t {
         match self {
-            Self::Joining => 0,
             Self::Owner(slot) => 1_000 + slot as libc::off_t,
         }
     }
@@ -68,8 +65,9 @@ impl Lock {
     }
 }
 
-/// Called before a lock is used. Returns `false` if a test has ended the process.
-fn reached() -> bool {
+/// Called before a lock is used, or a file gets its name. Returns `false` if a test has ended the
+/// process.
+pub(super) fn reached() -> bool {
     #[cfg(test)]
     return super::probe::ask(|probe| probe.locks()).unwrap_or(true);
     #[cfg(not(test))]

@@ -19,12 +19,11 @@ use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::foreign::Foreign;
 use super::givers::Givers;
-use super::layout::{SLOTS, Slot, State};
+use super::joining::{self, Wishes};
+use super::layout::{SLOTS, Slot};
 use super::lock::Lock;
-use super::proc;
 use super::seen::{Seen, What};
-use super::stall::{Lacking, Stalls};
-use crate::device::WeakDevice;
+use super::stall::Stalls;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
@@ -43,21 +42,6 @@ const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 /// How long tentative granules of another process may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
 
-/// The terms that a process asks for when it joins. Sizes in bytes, in whole granules.
-#[derive(Clone, Debug)]
-pub(super) struct Wishes {
-    /// The limit of all processes together.
-    pub(super) limit: Option<u64>,
-    pub(super) default_limit: u64,
-    pub(super) process_limit: u64,
-    pub(super) priority: i32,
-    pub(super) name: String,
-    /// Asked for its free memory.
-    pub(super) device: WeakDevice,
-    /// How long after the process has ended the driver may still have its memory.
-    pub(super) lingers: Duration,
-}
-
 /// The use of the memory that a pool is to be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -68,6 +52,14 @@ pub(crate) enum Purpose {
     /// go on gives up what it has, for other work that cannot go on either. What blocks can grow by
     /// is bounded by their capacities, and no new block passes the waiting request.
     Growth,
+}
+
+/// The place of a request in the line of the requests of all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InLine {
+    /// Requests with lower tickets go first.
+    pub(super) ticket: u64,
+    pub(super) since: Instant,
 }
 
 /// A process's membership in a ledger. Dropping it leaves the ledger.
@@ -104,16 +96,16 @@ pub(super) struct Account {
     obtained: u64,
     /// How often something was granted, for noticing that the process is idle.
     grants: u64,
-    /// The waiting requests: each one's ticket, and the bytes that it lacks.
-    waiting: Vec<(u64, u64)>,
+    /// The waiting requests: each one's place in the line, and the bytes that it lacks.
+    pub(super) waiting: Vec<(InLine, u64)>,
     /// For how long they have waited.
-    stalls: Stalls,
+    pub(super) stalls: Stalls,
 }
 
 impl Account {
-    /// Returns the ticket of the oldest waiting request.
-    fn oldest(&self) -> Option<u64> {
-        self.waiting.iter().map(|&(ticket, _)| ticket).min()
+    /// Returns the place of the oldest waiting request.
+    pub(super) fn oldest(&self) -> Option<InLine> {
+        self.waiting.iter().map(|&(place, _)| place).min()
     }
 
     /// Returns the bytes that pools have and that are lent.
@@ -130,10 +122,8 @@ impl Member {
             value: terms.granule,
         })?;
         let file = LedgerFile::open(path, terms)?;
-        let taken = take_slot(&file, granule, wishes);
-        let released = Lock::Joining.release(file.file());
-        let (index, generation) = taken?;
-        let member = Self {
+        let (index, generation) = joining::take_slot(&file, granule, wishes)?;
+        Ok(Self {
             file: Arc::new(file),
             index,
             generation,
@@ -146,10 +136,7 @@ impl Member {
             named: Mutex::default(),
             giving: Mutex::default(),
             served: OnceLock::new(),
-        };
-        // From here on a failure leaves the ledger again.
-        released.map_err(member.file.failed("fcntl"))?;
-        Ok(member)
+        })
     }
 
     pub(super) const fn file(&self) -> &Arc<LedgerFile> {
@@ -202,11 +189,6 @@ impl Member {
                 opened_by: self.opened_by.id(),
             }),
         }
-    }
-
-    /// Returns the ticket of the process's oldest waiting request.
-    pub(super) fn oldest_ticket(&self) -> Option<u64> {
-        self.account().oldest()
     }
 
     fn count(&self) -> Count {
@@ -313,7 +295,11 @@ impl Member {
     }
 
     /// Changes the bytes that the process is always charged, for a request at a place in the line.
-    fn set_guarantee_at(&self, bytes: u64, place: Option<InLine>) -> Result<(), LedgerError> {
+    pub(super) fn set_guarantee_at(
+        &self,
+        bytes: u64,
+        place: Option<InLine>,
+    ) -> Result<(), LedgerError> {
         self.own_process()?;
         let guarantee = self.granules(bytes);
         let mut account = self.account();
@@ -326,36 +312,6 @@ impl Member {
         self.slot().guarantee.store(guarantee);
         self.refund(&account, 0);
         Ok(())
-    }
-
-    /// Changes the bytes that the process is always charged, and waits for them until `until` if
-    /// other processes have them.
-    pub(super) fn await_guarantee(
-        self: &Arc<Self>,
-        bytes: u64,
-        until: Option<Instant>,
-    ) -> Result<(), LedgerError> {
-        let given = &self.file.layout().header.given;
-        let mut waiting: Option<Waiting> = None;
-        loop {
-            let rung = given.count();
-            let place = waiting.as_ref().map(Waiting::place);
-            let outcome = self.set_guarantee_at(bytes, place);
-            let left = until.map(|until| until.saturating_duration_since(clock::now()));
-            let left = left.unwrap_or(Duration::MAX);
-            let Err(LedgerError::Short(short)) = outcome else {
-                return outcome;
-            };
-            let is_too_much = bytes > short.limit;
-            if left.is_zero() || is_too_much || !short.reason.is_of_others() {
-                return outcome;
-            }
-            match &mut waiting {
-                Some(waiting) => waiting.renew(short.wanted),
-                none => *none = Some(self.wait(self.line_up(), short.wanted)),
-            }
-            let _ = given.wait(rung, left.min(ROUND));
-        }
     }
 
     /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
@@ -452,7 +408,7 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        let is_behind = self.is_behind(place.map(|it| it.ticket));
+        let is_behind = self.is_behind(place);
         if is_behind && purpose == Purpose::New {
             return Err(refused(LedgerRefusal::OlderRequest, 0));
         }
@@ -479,7 +435,7 @@ impl Member {
         if !self.foreign.is_measured() {
             self.foreign_is_less();
         }
-        let until = clock::now() + LONGEST_CONTENTION;
+        let mut until = None;
         let mut pause = Duration::from_micros(1);
         loop {
             let limit = || self.limit_now();
@@ -487,19 +443,20 @@ impl Member {
                 Attempt::Charged => return Ok(()),
                 // Where foreign memory leaves the whole limit, less of it would not help.
                 Attempt::Full { .. }
-                    if self.limit_now() < layout.header.limit.load() && self.foreign_is_less() => {}
+                    if self.limit_now() < layout.header.limit() && self.foreign_is_less() => {}
                 Attempt::Full { left } => {
-                    let agreed = layout.header.limit.load();
+                    let agreed = layout.header.limit();
                     let kept = agreed.saturating_sub(self.limit_now());
                     return Err(match left.saturating_add(kept) >= granules && kept > 0 {
                         true => (LedgerRefusal::Foreign, left),
                         false => (LedgerRefusal::Full, left),
                     });
                 }
-                Attempt::Contended if clock::now() > until => {
-                    return Err((LedgerRefusal::Contended, 0));
-                }
                 Attempt::Contended => {
+                    let now = clock::now();
+                    if now > *until.get_or_insert(now + LONGEST_CONTENTION) {
+                        return Err((LedgerRefusal::Contended, 0));
+                    }
                     self.discard_stale();
                     // Processes that collided wait for different times.
                     clock::sleep(pause.mul_f64(1.0 + self.index as f64 / SLOTS as f64));
@@ -512,7 +469,7 @@ impl Member {
     /// Returns the granules that all processes may be charged: the limit, or what the device leaves
     /// if that is less.
     pub(super) fn limit_now(&self) -> u64 {
-        let agreed = self.file.layout().header.limit.load();
+        let agreed = self.file.layout().header.limit();
         agreed.min(self.foreign.last() / self.granule.bytes())
     }
 
@@ -541,16 +498,16 @@ impl Member {
         }
     }
 
-    /// Returns `true` if a request of another process waits that is older than one with this ticket,
-    /// or than one that does not wait.
-    fn is_behind(&self, ticket: Option<u64>) -> bool {
-        let own = ticket.unwrap_or(u64::MAX);
-        let mut seen = self.seen();
-        let others = self.file.layout().slots.iter().enumerate();
-        let mut others = others.filter(|&(index, _)| index != self.index);
-        others.any(|(index, slot)| {
-            let ticket = slot.ticket.load();
-            ticket != 0 && ticket < own && seen.is_waiting(index, slot)
+    /// Returns `true` if a request of another process waits that is older than one at this place, or
+    /// than one that has none.
+    pub(super) fn is_behind(&self, place: Option<InLine>) -> bool {
+        let own = place.map_or(u64::MAX, |it| it.ticket);
+        let layout = self.file.layout();
+        let tickets = layout.tickets.iter().enumerate();
+        let mut others = tickets.filter(|&(index, _)| index != self.index);
+        others.any(|(index, ticket)| {
+            let ticket = ticket.load();
+            ticket != 0 && ticket < own && self.seen().is_waiting(layout, index)
         })
     }
 
@@ -569,82 +526,10 @@ impl Member {
         LedgerShortage {
             wanted: bytes(missing),
             left: bytes(left),
-            limit: bytes(self.file.layout().header.limit.load()),
+            limit: bytes(self.file.layout().header.limit()),
             held: bytes(self.count().charged()),
             reason,
         }
-    }
-
-    /// Returns `true` if a request of another process waits that is older than one at this place.
-    pub(super) fn is_behind_of(&self, place: Option<InLine>) -> bool {
-        self.is_behind(place.map(|it| it.ticket))
-    }
-
-    /// Returns a place in the line of the requests of all processes, behind those before.
-    pub(crate) fn line_up(&self) -> InLine {
-        let header = &self.file.layout().header;
-        InLine {
-            ticket: header.tickets.add(1).wrapping_add(1).max(1),
-            since: clock::now(),
-        }
-    }
-
-    /// Begins to wait for memory at a place in the [line](Self::line_up): other processes whose
-    /// requests came later are charged only within their guarantees, and are asked to give back
-    /// memory. The request counts while the value lives and is [renewed](Waiting::renew).
-    pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
-        let InLine { ticket, since } = place;
-        let header = &self.file.layout().header;
-        let now = clock::now();
-        let mut account = self.account();
-        self.add_stall(&mut account, now);
-        account.waiting.push((ticket, bytes));
-        account.stalls.begin(ticket, since);
-        self.publish(&mut account, now);
-        // An older request of the process keeps the turns that it has asked for.
-        if account.waiting.len() == 1 {
-            self.slot().round.store(0);
-        }
-        drop(account);
-        header.wanted.ring();
-        Waiting {
-            member: Arc::clone(self),
-            place,
-            rung: now,
-        }
-    }
-
-    /// Shows other processes what the process's requests wait for.
-    fn publish(&self, account: &mut Account, now: Instant) {
-        let slot = self.slot();
-        self.find_stall(account);
-        slot.waited.publish(account.stalls.waited(now));
-        let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
-        let lacking = lacking.fold(0, u64::saturating_add);
-        let oldest = account.oldest();
-        slot.want.publish(self.granules(lacking));
-        slot.renewed.add(1);
-        slot.ticket.publish(oldest.unwrap_or(0));
-    }
-
-    /// Adds the time since the waiting requests last tried to the stall times of the process, and
-    /// of the ledger if no older request of another process waits.
-    fn add_stall(&self, account: &mut Account, now: Instant) {
-        let passed = account.stalls.add(now);
-        if !passed.is_zero() {
-            let of_ledger = !self.is_behind(account.oldest());
-            let of_ledger = of_ledger.then_some(passed);
-            let (layout, mut seen) = (self.file.layout(), self.seen());
-            account
-                .stalls
-                .show(layout, self.index, of_ledger, &mut seen);
-        }
-    }
-
-    /// Finds whether the process is stalled, and shows it.
-    fn find_stall(&self, account: &mut Account) {
-        let state = account.stalls.find(&self.givers.ids());
-        self.slot().stall.publish(state.word());
     }
 }
 
@@ -681,183 +566,4 @@ impl Drop for Member {
         // The thread of this member ends.
         self.file.layout().header.wanted.ring();
     }
-}
-
-/// The place of a request in the line of the requests of all processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct InLine {
-    /// Requests with lower tickets go first.
-    ticket: u64,
-    since: Instant,
-}
-
-/// A request that waits for memory of other processes.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    member: Arc<Member>,
-    place: InLine,
-    rung: Instant,
-}
-
-/// How long a waiting request gives other processes before it asks again.
-const ROUND: Duration = Duration::from_millis(5);
-
-impl Waiting {
-    pub(crate) const fn place(&self) -> InLine {
-        self.place
-    }
-
-    /// Shows that the request still waits, for `bytes`.
-    pub(crate) fn renew(&mut self, bytes: u64) {
-        let member = &self.member;
-        if member.own_process().is_err() {
-            return;
-        }
-        let now = clock::now();
-        let mut account = member.account();
-        member.add_stall(&mut account, now);
-        let mut waiting = account.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(ticket, _)| *ticket == self.place.ticket) {
-            *lacking = bytes;
-        }
-        member.publish(&mut account, now);
-        if clock::since(self.rung) >= ROUND {
-            self.rung = now;
-            member.slot().round.add(1);
-            drop(account);
-            member.file.layout().header.wanted.ring();
-        }
-    }
-}
-
-impl Waiting {
-    /// Notes which pool and which of its tenants the request is for.
-    pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
-        let member = &self.member;
-        if member.own_process().is_ok() {
-            let mut account = member.account();
-            account.stalls.note(self.place.ticket, pool, lacking);
-            member.find_stall(&mut account);
-        }
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let member = &self.member;
-        if member.own_process().is_err() {
-            return;
-        }
-        let now = clock::now();
-        let mut account = member.account();
-        member.add_stall(&mut account, now);
-        account
-            .waiting
-            .retain(|&(ticket, _)| ticket != self.place.ticket);
-        account.stalls.end(self.place.ticket);
-        member.publish(&mut account, now);
-        drop(account);
-        // Requests behind this one may go on.
-        member.file.layout().header.given.ring();
-    }
-}
-
-/// Frees the slots of dead processes. If the limit is to be another one and no process is alive,
-/// waits until all slots are free, as far as that can be expected.
-fn collect_before(file: &LedgerFile, limit: Option<u64>) {
-    let layout = file.layout();
-    let mut seen = Seen::default();
-    let until = clock::now() + dead::UNVERIFIED + Duration::from_secs(1);
-    loop {
-        let dying = dead::collect(file, None, &mut seen);
-        let lives = |slot: &Slot| matches!(slot.state().0, State::Live | State::Lending);
-        let alive = layout.slots.iter().any(lives);
-        let same = limit == Some(layout.header.limit.load());
-        if !dying || alive || same || clock::now() > until {
-            return;
-        }
-        clock::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Sets the limit if this is the first process, and takes a slot. Returns its index, and how often
-/// it was taken before. The joining lock is held.
-fn take_slot(
-    file: &LedgerFile,
-    granule: Granularity,
-    wishes: &Wishes,
-) -> Result<(usize, u64), LedgerError> {
-    let layout = file.layout();
-    collect_before(file, wishes.limit.map(|limit| limit / granule.bytes()));
-    let is_first = layout
-        .slots
-        .iter()
-        .all(|slot| slot.state().0 == State::Free);
-    let limit = &layout.header.limit;
-    let found = limit.load();
-    let granules = |bytes: u64| bytes / granule.bytes();
-    match wishes.limit {
-        Some(wanted) if !is_first && granules(wanted) != found => {
-            return Err(LedgerError::OtherLimit {
-                path: file.path().to_owned(),
-                limit: found.saturating_mul(granule.bytes()),
-                required: wanted,
-            });
-        }
-        _ if is_first => limit.store(granules(wishes.limit.unwrap_or(wishes.default_limit))),
-        _ => {}
-    }
-    for (index, slot) in layout.slots.iter().enumerate() {
-        if slot.state().0 != State::Free {
-            continue;
-        }
-        // A forked child of an earlier owner may still hold the lock.
-        let lock = Lock::Owner(index);
-        if lock.take(file.file()).map_err(file.failed("fcntl"))? {
-            return Ok((index, fill(slot, granule, wishes)));
-        }
-    }
-    Err(LedgerError::Full {
-        path: file.path().to_owned(),
-        slots: SLOTS,
-    })
-}
-
-/// Fills a free slot whose lock is held. The state is written last: until then the slot is free.
-/// Returns how often the slot was taken before.
-fn fill(slot: &Slot, granule: Granularity, wishes: &Wishes) -> u64 {
-    let pid = proc::own_id();
-    slot.pid.store(u64::from(pid));
-    slot.started.store(proc::start_time(pid).unwrap_or(0));
-    slot.pid_namespace.store(proc::own_namespace());
-    slot.uid
-        .store(u64::from(rustix::process::geteuid().as_raw()));
-    slot.limit.store(wishes.process_limit / granule.bytes());
-    let lingers = wishes.lingers.as_millis().try_into().unwrap_or(u64::MAX);
-    slot.lingers.store(lingers);
-    slot.priority
-        .store(i64::from(wishes.priority).cast_unsigned());
-    for word in [
-        &slot.guarantee,
-        &slot.obtained,
-        &slot.idle,
-        &slot.ticket,
-        &slot.want,
-        &slot.stalled,
-        &slot.foreign,
-        &slot.usable,
-        &slot.stall,
-        &slot.stalled_full,
-        &slot.waited,
-        &slot.averaged,
-    ] {
-        word.store(0);
-    }
-    for word in slot.averages.iter().chain(&slot.ledger_averages) {
-        word.store(0);
-    }
-    slot.set_name(&wishes.name);
-    let (_, generation) = slot.state();
-    slot.set_state(State::Live, generation);
-    generation
 }

@@ -3,7 +3,7 @@
 //! Each process opens the same [`Ledger`] and builds its pools with it
 //! ([`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger)). From then on the memory that all
 //! these pools have from the driver never exceeds the ledger's limit. There is no daemon: the
-//! ledger is a file of about 82 KiB that the processes map, and it survives `kill -9` of any of
+//! ledger is a file of about 83 KiB that the processes map, and it survives `kill -9` of any of
 //! them at any instruction.
 //!
 //! A ledger is an agreement between programs that use it. It cannot keep other programs from
@@ -39,15 +39,17 @@
 //!
 //! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
 //! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
-//! that is stopped just while it joins makes others that join fail after five seconds
-//! ([`LedgerError::Busy`]).
+//! that is stopped while it joins delays none: it holds nothing but the lock of a slot that it is
+//! taking.
 //!
 //! # Processes that die
 //! The memory of a killed process counts until the process is known to have ended, and on a GPU
 //! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
 //! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as
-//! containers, cannot be looked up: their memory counts for two seconds after the kernel has released their locks, which a
-//! forked child that outlives them keeps. A process that runs another program in its place (`exec`)
+//! containers, cannot be looked up by their numbers. Each process gets a descriptor (pidfd) of them over
+//! their sockets while they run, and polls that. The memory of a process that had no socket
+//! ([`Remote::Nothing`]), or that ended before another one met it, counts for two seconds after the
+//! kernel has released its locks, which a forked child that outlives it keeps. A process that runs another program in its place (`exec`)
 //! has not ended: drop its pools and ledger first.
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.
@@ -107,6 +109,7 @@ mod exports;
 mod file;
 mod foreign;
 mod givers;
+mod joining;
 mod keeper;
 mod layout;
 mod lock;
@@ -118,6 +121,7 @@ mod seen;
 mod stall;
 mod stats;
 mod turns;
+mod waiting;
 mod waits;
 mod word;
 
@@ -148,7 +152,8 @@ use rustix::io::Errno;
 use self::charge::MOST;
 use self::control::Commands;
 use self::file::Terms;
-use self::member::{PROCESS_LIMIT, Wishes};
+use self::joining::Wishes;
+use self::member::PROCESS_LIMIT;
 use self::seen::Seen;
 use crate::device::Device;
 use crate::error::{ArgumentError, LedgerError};
@@ -156,11 +161,12 @@ use crate::error::{ArgumentError, LedgerError};
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose, Waiting};
+pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
 pub(crate) use stall::Lacking;
 pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages};
+pub(crate) use waiting::Waiting;
 pub use waits::{HolderStats, WaitStats};
 
 /// The end of the name of every ledger's file. The name begins with the device's UUID.

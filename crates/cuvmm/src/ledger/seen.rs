@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::clock;
-use super::layout::{Slot, State};
+use super::control::Pidfds;
+use super::layout::{Layout, State};
 
 /// How long a waiting request of another process counts after its last sign of life.
 pub(super) const TICKET_AGE: Duration = Duration::from_millis(100);
@@ -26,15 +27,18 @@ pub(super) enum What {
     Beat,
 }
 
-/// The values that were seen last, by kind and slot.
+/// The values that were seen last, by kind and slot, and the processes that were met.
 #[derive(Debug, Default)]
-pub(super) struct Seen(BTreeMap<(What, usize), (u64, Instant)>);
+pub(super) struct Seen {
+    values: BTreeMap<(What, usize), (u64, Instant)>,
+    pub(super) pidfds: Pidfds,
+}
 
 impl Seen {
     /// Notes a value, and returns for how long it has been seen unchanged.
     pub(super) fn age(&mut self, what: What, slot: usize, value: u64) -> Duration {
         let now = clock::now();
-        let (seen, since) = self.0.entry((what, slot)).or_insert((value, now));
+        let (seen, since) = self.values.entry((what, slot)).or_insert((value, now));
         if *seen != value {
             (*seen, *since) = (value, now);
         }
@@ -42,16 +46,30 @@ impl Seen {
     }
 
     /// Returns `true` if a request of a slot's process waits and shows signs of life.
-    pub(super) fn is_waiting(&mut self, index: usize, slot: &Slot) -> bool {
-        if slot.ticket.load() == 0 || slot.state().0 != State::Live {
-            return false;
+    pub(super) fn is_waiting(&mut self, layout: &Layout, index: usize) -> bool {
+        self.waiting_ticket(layout, index) != 0
+    }
+
+    /// Returns the number of the oldest request of a slot's process, or 0 if none waits and shows
+    /// signs of life.
+    pub(super) fn waiting_ticket(&mut self, layout: &Layout, index: usize) -> u64 {
+        let (Some(ticket), Some(slot)) = (layout.tickets.get(index), layout.slots.get(index))
+        else {
+            return 0;
+        };
+        let ticket = ticket.load();
+        if ticket == 0 || slot.state().0 != State::Live {
+            return 0;
         }
-        self.age(What::Ticket, index, slot.renewed.load()) < TICKET_AGE
+        match self.age(What::Ticket, index, slot.renewed.load()) < TICKET_AGE {
+            true => ticket,
+            false => 0,
+        }
     }
 
     /// Forgets a value.
     pub(super) fn forget(&mut self, what: What, slot: usize) {
-        self.0.remove(&(what, slot));
+        self.values.remove(&(what, slot));
     }
 }
 

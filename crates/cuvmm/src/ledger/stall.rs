@@ -195,7 +195,7 @@ fn others_are_full(layout: &Layout, own: usize, seen: &mut Seen) -> bool {
         index != own && has_memory
     });
     let full = Stall::Full.word();
-    others.all(|(index, slot)| slot.stall.load() == full && seen.is_waiting(index, slot))
+    others.all(|(index, slot)| slot.stall.load() == full && seen.is_waiting(layout, index))
 }
 
 /// Returns a time in nanoseconds.

@@ -10,7 +10,7 @@ use super::control::{Control, socket_path};
 use super::dead;
 use super::exports;
 use super::file::LedgerFile;
-use super::layout::{Layout, Slot, State};
+use super::layout::{Layout, State};
 use super::seen::{Seen, What};
 use super::stall;
 use super::waits::{self, WaitStats};
@@ -250,7 +250,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
             (_, true) => ProcessState::NotAnswering,
             _ => ProcessState::Running,
         };
-        let shown = process(index, slot, state, charged, granule);
+        let shown = process(layout, index, state, charged);
         Some(ProcessStats {
             obtained: layout.obtained(index),
             ..shown
@@ -263,7 +263,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     let usable = running.iter().map(|it| layout.slots[it.slot].usable.load());
     let usable = usable.filter(|&bytes| bytes > 0).min();
     let foreign = running.iter().map(|it| it.foreign).max();
-    let limit = header.limit.load().saturating_mul(granule);
+    let limit = header.limit().saturating_mul(granule);
     let averages = longest_averages(&running, layout);
     let high = u128::from(header.device[0].load()) << 64;
     LedgerStats {
@@ -321,17 +321,12 @@ fn averages(words: &[Word; 6]) -> [StallAverages; 2] {
     [of([a, b, c]), of([d, e, f])]
 }
 
-fn process(
-    index: usize,
-    slot: &Slot,
-    state: ProcessState,
-    charged: u64,
-    granule: u64,
-) -> ProcessStats {
+fn process(layout: &Layout, index: usize, state: ProcessState, charged: u64) -> ProcessStats {
+    let (slot, granule) = (&layout.slots[index], layout.header.granule.load());
     let bytes = |granules: u64| granules.saturating_mul(granule);
     let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
     let priority = slot.priority.load().cast_signed();
-    let waits = slot.ticket.load() != 0;
+    let waits = layout.tickets[index].load() != 0;
     let [stalled_average, stalled_full_average] = averages(&slot.averages);
     ProcessStats {
         slot: index,

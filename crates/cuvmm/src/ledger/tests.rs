@@ -1,26 +1,33 @@
 //! Tests of the ledger between processes of this program: each test that needs other processes runs
 //! this test program again, with the part that the process plays in its environment.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
 use super::charge::Count;
-use super::control::socket_path;
+use super::control::{self, socket_path};
 use super::file::{LedgerFile, Terms};
+use super::joining::Wishes;
 use super::layout::{SLOTS, Slot, State};
-use super::member::{Member, Purpose, Waiting, Wishes};
+use super::member::{Member, Purpose};
+use super::probe::{self, Probe};
 use super::seen::Seen;
-use super::{crash, dead};
+use super::waiting::Waiting;
+use super::{clock, crash, dead};
 use crate::device::WeakDevice;
 use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
 
 const G: u64 = 2 << 20;
 
-/// The environment variable with what a child process does, after how many writes it dies, and the
-/// ledger's path.
+/// The environment variable with what a child process does, after how many writes it ends or stops
+/// itself, which of both, and the ledger's path.
 const PART: &str = "CUVMM_LEDGER_TEST_PART";
 
 /// The limit that a child process and its parent use, in granules.
@@ -183,7 +190,9 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     other.grant(G, 0, Purpose::New, None).unwrap();
     drop(behind);
     drop(waiting);
-    assert_eq!((one.slot().ticket.load(), one.slot().want.load()), (0, 0));
+    let layout = one.file().layout();
+    let ticket = &layout.tickets[one.index()];
+    assert_eq!((ticket.load(), one.slot().want.load()), (0, 0));
     one.give(G);
     other.give(G);
 }
@@ -257,40 +266,35 @@ fn opening_checks_the_file() {
     );
 }
 
-/// The process that makes a file sets its mode in a second step, because of its umask.
+/// Files that a machine's end has left without contents.
 #[test]
-fn a_file_that_is_just_being_made_is_waited_for() {
+fn a_file_that_lost_its_contents_is_made_anew() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    drop(join(&path, 100 * G));
+    let zeros = vec![0; usize::try_from(super::layout::SIZE).unwrap()];
+    for contents in [&zeros[..], &[]] {
+        std::fs::write(&path, contents).unwrap();
+        let member = join(&path, 50 * G);
+        member.grant(50 * G, 0, Purpose::New, None).unwrap();
+        member.give(50 * G);
+    }
+}
+
+#[test]
+fn a_new_file_has_its_mode_and_no_other_file_is_left() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = directory();
     let path = dir.path().join("ledger");
-    std::fs::write(&path, []).unwrap();
-    let set = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
-    set(0o640).unwrap();
     let group = Terms {
         group: true,
         ..TERMS
     };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(50));
-            set(0o660).unwrap();
-        });
-        drop(Member::join(path.clone(), group, &wishes(100 * G)).unwrap());
-    });
-}
-
-#[test]
-fn a_file_that_was_not_finished_is_made_anew() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let member = join(&path, 100 * G);
+    let member = Member::join(path.clone(), group, &wishes(100 * G)).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o660);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     drop(member);
-    // The version was written, the first word was not.
-    let zeros = vec![0; usize::try_from(super::layout::SIZE).unwrap()];
-    std::fs::write(&path, zeros).unwrap();
-    let member = join(&path, 50 * G);
-    member.grant(50 * G, 0, Purpose::New, None).unwrap();
-    member.give(50 * G);
 }
 
 #[test]
@@ -341,14 +345,14 @@ fn any_contents_are_survived() {
         };
         let slot = &layout.slots[random.usize(..4)];
         match random.u8(..12) {
-            0 => layout.header.limit.store(value),
-            1 => layout.header.tickets.store(value),
+            0 => layout.header.agreed.store(value),
+            1 => layout.header.last_ticket.store(value),
             2 => layout.charges[random.usize(..4)].store(value),
             3 => slot.state.store(value),
             4 => slot.limit.store(value),
             5 => slot.guarantee.store(value),
             6 => slot.pid.store(value),
-            7 => slot.ticket.store(value),
+            7 => layout.tickets[random.usize(..4)].store(value),
             8 => slot.want.store(value),
             9 => slot.pid_namespace.store(value),
             10 => slot.priority.store(value),
@@ -377,28 +381,203 @@ const PARTS: &[&str] = &[
     "race",
 ];
 
+/// The time, standing still or set, and no process that has ended as far as its number tells.
+struct Clock(std::cell::Cell<Instant>);
+
+impl Probe for Clock {
+    fn reached(&self, _: usize, _: bool) -> bool {
+        true
+    }
+
+    fn locks(&self) -> bool {
+        true
+    }
+
+    fn found(&self, _: u64) {}
+
+    fn wrote(&self, _: usize, _: u64) {}
+
+    fn mapped(&self, _: usize) {}
+
+    fn now(&self) -> Instant {
+        self.0.get()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.0.set(self.0.get() + duration);
+    }
+
+    fn wait(&self, _: usize, _: u32, _: Duration) {}
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn has_ended(&self, _: u32) -> bool {
+        false
+    }
+}
+
+/// Sets the time of this thread, which stands still.
+fn stop_time() -> Rc<Clock> {
+    let clock = Rc::new(Clock(std::cell::Cell::new(Instant::now())));
+    probe::set(Some(clock.clone()));
+    clock
+}
+
+/// Serves a member's socket as a ledger does.
+fn serve(member: &Arc<Member>) {
+    let served = control::start(member, Arc::default()).unwrap();
+    member.served.get_or_init(|| served);
+}
+
+/// Returns `true` if this kernel, or the process of a slot, gives a pidfd.
+fn meets(own: &Member, other: usize, generation: u64, seen: &mut Seen) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !seen.pidfds.has(other, generation) && Instant::now() < until {
+        clock::sleep(Duration::from_secs(2));
+        assert!(!dead::collect(own.file(), Some(own.index()), seen));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    seen.pidfds.has(other, generation)
+}
+
+/// A process of another namespace that has lost its lock and lives is not taken for one that has
+/// ended, however long that is.
+#[test]
+fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    one.slot().pid_namespace.store(1);
+    serve(&one);
+    let time = stop_time();
+    let mut seen = Seen::default();
+    assert!(meets(&other, one.index(), one.generation(), &mut seen));
+    super::lock::Lock::Owner(one.index())
+        .release(one.file().file())
+        .unwrap();
+    for _ in 0..5 {
+        assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
+        time.sleep(Duration::from_secs(60));
+    }
+    assert_eq!((one.slot().state().0, charged(&other)), (State::Dying, 50));
+    // One that has not met it cannot tell.
+    let mut unmet = Seen::default();
+    let mut collect = || dead::collect(other.file(), Some(other.index()), &mut unmet);
+    assert!(collect());
+    time.sleep(Duration::from_secs(2));
+    assert!(!collect());
+    assert_eq!(charged(&other), 0);
+    probe::set(None);
+    one.give(50 * G);
+}
+
+/// Starts a process in a PID namespace of its own that plays a part; `None` if that is not permitted.
+fn play_apart(part: &str, path: &Path) -> Option<Child> {
+    let own = ["--pid", "--fork", "--kill-child"];
+    let mapped = ["--user", "--map-current-user"];
+    [&[&mapped[..], &own].concat(), &own[..]]
+        .into_iter()
+        .find_map(|arguments| {
+            let mut unshare = Command::new("unshare");
+            unshare.args(arguments).stderr(Stdio::null());
+            let is_permitted = unshare.arg("true").status().is_ok_and(|it| it.success());
+            is_permitted.then(|| {
+                let child = Command::new("unshare")
+                    .args(arguments)
+                    .arg(std::env::current_exe().unwrap())
+                    .args(["--exact", "ledger::tests::child", "--nocapture"])
+                    .env(PART, format!("{part}:0::{}", path.display()))
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn();
+                child.unwrap()
+            })
+        })
+}
+
+/// The clock of the process that collects stands still: no slot is free because time has passed.
+#[test]
+fn a_killed_process_of_another_pid_namespace_is_known_to_have_ended() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let own = join(&path, LIMIT * G);
+    let Some(mut child) = play_apart("serve", &path) else {
+        eprintln!("skipped: this process may not make a PID namespace");
+        return;
+    };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("serves")));
+    let slots = || own.file().layout().slots.iter().enumerate();
+    let other = slots().find(|&(index, it)| index != own.index() && it.state().0 == State::Live);
+    let (index, slot) = other.unwrap();
+    assert_ne!(slot.pid_namespace.load(), own.slot().pid_namespace.load());
+    let generation = slot.state().1;
+    let mut seen = Seen::default();
+    stop_time();
+    assert!(meets(&own, index, generation, &mut seen));
+    stop_time();
+    assert!(!dead::collect(own.file(), Some(own.index()), &mut seen));
+    assert_eq!(
+        (slot.state(), charged(&own)),
+        ((State::Live, generation), 40)
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while slot.state().0 != State::Free && Instant::now() < until {
+        dead::collect(own.file(), Some(own.index()), &mut seen);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    probe::set(None);
+    assert_eq!(slot.state(), (State::Free, generation + 1));
+    assert_eq!(charged(&own), 0);
+    assert!(!socket_path(own.file(), index, generation).exists());
+}
+
 /// Plays the part of a child process. Does nothing when it runs as a test.
 #[test]
 fn child() {
     let Ok(part) = std::env::var(PART) else {
         return;
     };
-    let mut words = part.splitn(3, ':');
+    let mut words = part.splitn(4, ':');
     let mut word = || words.next().unwrap();
-    let (part, writes, path) = (word(), word().parse().unwrap(), Path::new(word()));
+    let (part, writes, how, path) = (word(), word().parse().unwrap(), word(), word());
+    let path = Path::new(path);
     // A process that joins collects what dead processes left.
     let joins = ["join", "collect"].contains(&part);
-    if joins {
-        crash::after(writes);
+    match how {
+        "stop" => crash::stop_after(writes),
+        _ if joins => crash::after(writes),
+        _ => {}
     }
-    let member = join(path, LIMIT * G);
+    let joined = Member::join(path.to_owned(), TERMS, &wishes(LIMIT * G));
+    if let Err(LedgerError::OtherLimit { limit, .. }) = joined {
+        println!("left, for the limit is {limit}");
+        std::process::exit(0);
+    }
+    let member = Arc::new(joined.unwrap());
+    if how == "stop" {
+        crash::after(-1);
+    }
     member.grant(40 * G, 0, Purpose::New, None).unwrap();
-    if !joins {
+    if !joins && part != "serve" {
         crash::after(writes);
     }
     match part {
         "join" | "collect" | "leave" => member.give(40 * G),
         "take" => drop(member.grant(100 * G, 0, Purpose::New, None).unwrap()),
+        // Until it is killed.
+        "serve" => {
+            serve(&member);
+            println!("serves");
+            loop {
+                std::thread::park();
+            }
+        }
         "give" => {
             member.give(40 * G);
             member.trim(0);
@@ -434,15 +613,22 @@ fn child() {
     std::process::exit(0);
 }
 
-/// Runs a child process. Returns `false` if it did all of its writes.
-fn dies(part: &str, writes: u32, path: &Path) -> bool {
-    let child = Command::new(std::env::current_exe().unwrap())
+/// Starts a child process.
+fn play(part: &str, writes: u32, how: &str, path: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "ledger::tests::child", "--nocapture"])
-        .env(PART, format!("{part}:{writes}:{}", path.display()))
+        .env(PART, format!("{part}:{writes}:{how}:{}", path.display()))
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
+        .spawn()
+        .unwrap()
+}
+
+/// Runs a child process. Returns `false` if it did all of its writes.
+fn dies(part: &str, writes: u32, path: &Path) -> bool {
+    let child = play(part, writes, "end", path);
+    let child = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&child.stdout).contains("left");
     let killed = child.status.signal() == Some(9);
     assert!(
@@ -516,6 +702,99 @@ fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
     }
 }
 
+/// Waits until a child process has stopped itself. Returns `false` if it ended.
+fn stops(child: &Child) -> bool {
+    let which = WaitId::Pid(Pid::from_child(child));
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    waitid(which, options).unwrap().unwrap().stopped()
+}
+
+/// Lets a child process go on that has stopped itself. Returns what it said until it ended.
+fn resume(mut child: Child) -> String {
+    child.stdin.take().unwrap().write_all(&[1]).unwrap();
+    kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
+    let child = child.wait_with_output().unwrap();
+    assert!(child.status.success(), "{child:?}");
+    String::from_utf8(child.stdout).unwrap()
+}
+
+/// Stops a process at each step of joining, and does something while it is stopped. Returns at how
+/// many steps it was stopped.
+fn at_each_step(prepare: impl Fn(&Path), during: impl Fn(&Path, Child)) -> u32 {
+    let mut step = 0;
+    loop {
+        let dir = directory();
+        let path = dir.path().join("ledger");
+        prepare(&path);
+        let child = play("join", step, "stop", &path);
+        if !stops(&child) {
+            let ended = child.wait_with_output().unwrap();
+            assert!(ended.status.success(), "{ended:?}");
+            return step;
+        }
+        during(&path, child);
+        let last = join(&path, LIMIT * G);
+        assert!(collected(&last), "{step}");
+        assert_eq!(charged(&last), 0, "{step}");
+        step += 1;
+    }
+}
+
+#[test]
+fn a_process_that_stops_while_it_joins_delays_no_other() {
+    let during = |path: &Path, child| {
+        let member = join(path, LIMIT * G);
+        let mut seen = Seen::default();
+        while dead::collect(member.file(), Some(member.index()), &mut seen) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        member.grant(LIMIT * G, 0, Purpose::New, None).unwrap();
+        assert_eq!(charged(&member), LIMIT);
+        member.give(LIMIT * G);
+        member.trim(0);
+        assert!(resume(child).contains("left"));
+    };
+    let first = at_each_step(|_| {}, during);
+    // What a dead process left is collected by both.
+    let later = at_each_step(|path| assert!(dies("take", 1, path)), during);
+    assert!(first > 40 && later > first - 6, "{first}, {later}");
+}
+
+/// While no process has joined, the limit is that of the first that does.
+#[test]
+fn a_process_that_stops_while_it_joins_has_the_limit_of_the_others_or_they_have_its_own() {
+    let other = LIMIT * G / 2;
+    let outcomes = std::cell::Cell::new((0, 0));
+    let steps = at_each_step(
+        |_| {},
+        |path, child| {
+            let joined = Member::join(path.to_owned(), TERMS, &wishes(other));
+            let (first, later) = outcomes.get();
+            match joined {
+                Ok(member) => {
+                    assert_eq!(member.file().layout().header.limit(), other / G);
+                    let said = resume(child);
+                    assert!(said.contains(&format!("the limit is {other}")), "{said}");
+                    drop(member);
+                    outcomes.set((first + 1, later));
+                }
+                Err(LedgerError::OtherLimit { limit, .. }) => {
+                    assert_eq!(limit, LIMIT * G);
+                    let said = resume(child);
+                    assert!(!said.contains("the limit is"), "{said}");
+                    outcomes.set((first, later + 1));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        },
+    );
+    let (first, later) = outcomes.get();
+    assert!(
+        first > 40 && later > 0 && first + later == steps,
+        "{first}, {later}"
+    );
+}
+
 /// A killed process's memory counts until the process has ended, although its lock is free.
 #[test]
 fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
@@ -560,7 +839,7 @@ fn a_late_collector_takes_nothing_from_a_new_owner() {
     dead::free(one.file(), index, other.slot(), dying);
     assert_eq!(other.slot().state(), (State::Live, found.1 + 1));
     assert_eq!((charged(&one), other.slot().guarantee.load()), (40, 40));
-    assert!(Seen::default().is_waiting(index, other.slot()));
+    assert!(Seen::default().is_waiting(one.file().layout(), index));
     drop(waiting);
 }
 

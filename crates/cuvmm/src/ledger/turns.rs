@@ -27,13 +27,13 @@ impl Unmet {
         let mut unmet = Self::default();
         let mut seen = member.seen();
         for (index, slot) in layout.slots.iter().enumerate() {
-            let (ticket, is_own) = (slot.ticket.load(), index == member.index());
+            let (ticket, is_own) = (layout.tickets[index].load(), index == member.index());
             let is_older = match is_own {
                 // Another pool of this process may have idle what one of them waits for.
                 true => member.givers().are_several(),
                 false => ticket < own,
             };
-            if !is_older || !seen.is_waiting(index, slot) {
+            if ticket == 0 || !is_older || !seen.is_waiting(layout, index) {
                 continue;
             }
             unmet.need = unmet.need.saturating_add(slot.want.load());
@@ -66,7 +66,7 @@ impl Member {
         place: Option<InLine>,
         in_use: impl FnOnce() -> u64,
     ) -> Option<LedgerShortage> {
-        if !self.is_behind_of(place) || self.own_process().is_err() || Unmet::of(self).need == 0 {
+        if !self.is_behind(place) || self.own_process().is_err() || Unmet::of(self).need == 0 {
             return None;
         }
         let account = self.account();

@@ -45,14 +45,10 @@ pub(super) fn all(layout: &Layout, alive: &[usize], seen: &mut Seen) -> BTreeMap
         Some((index, layout.slots.get(index)?, Count::of(charge.load())))
     });
     let slots: Vec<_> = slots.collect();
-    let waiting = slots
-        .iter()
-        .filter(|(index, slot, _)| seen.is_waiting(*index, slot));
-    let mut waiting: Vec<(u64, usize, &Slot)> = waiting
-        .map(|(index, slot, _)| (slot.ticket.load(), *index, *slot))
-        // A request may have ended since.
-        .filter(|&(ticket, ..)| ticket != 0)
-        .collect();
+    let mut ticket = |index| seen.waiting_ticket(layout, index);
+    let waiting = slots.iter();
+    let waiting = waiting.map(|(index, slot, _)| (ticket(*index), *index, *slot));
+    let mut waiting: Vec<(u64, usize, &Slot)> = waiting.filter(|it| it.0 != 0).collect();
     waiting.sort_by_key(|&(ticket, index, _)| (ticket, index));
     let offers = slots.iter().map(|(index, slot, count)| {
         let above = count.charged().saturating_sub(slot.guarantee.load());

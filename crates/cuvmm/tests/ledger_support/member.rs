@@ -174,7 +174,6 @@ struct Member<'a> {
 impl<'a> Member<'a> {
     /// Opens the ledger, with a guarantee if there is as much, and makes a pool of it.
     fn join(setting: &'a Setting, guarantee: u64) -> Self {
-        let begun = Instant::now();
         let mut guarantee = guarantee * G;
         let ledger = loop {
             let ledger = Ledger::builder(&setting.device, &setting.dir);
@@ -182,8 +181,6 @@ impl<'a> Member<'a> {
             match ledger.guarantee(guarantee).open() {
                 Ok(ledger) => break ledger,
                 Err(LedgerError::Short(_)) => guarantee = 0,
-                // A process is stopped that was opening it.
-                Err(LedgerError::Busy { .. }) if begun.elapsed() < LONG => {}
                 Err(error) => panic!("{error}"),
             }
         };

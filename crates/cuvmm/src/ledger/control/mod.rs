@@ -5,12 +5,16 @@
 //! own answers, one connection after the other, and gives a client one second to send its request
 //! and another to receive the answer.
 //!
+//! Processes of the ledger in other PID namespaces get a [pidfd](pidfds) here, to know when this
+//! process has ended.
+//!
 //! Only processes of the same user are answered, or of any user if the ledger is a
 //! [group's](super::LedgerBuilder::group): the socket's mode then admits the group. The system's
 //! overflow user is never answered. [`LedgerBuilder::remote`](super::LedgerBuilder::remote) sets
 //! which requests are allowed.
 
 mod client;
+mod pidfds;
 mod served;
 mod server;
 mod timed;
@@ -18,6 +22,7 @@ mod timed;
 use serde::{Deserialize, Serialize};
 
 pub use client::Control;
+pub(super) use pidfds::Pidfds;
 pub(super) use served::{Served, socket_path};
 pub(super) use server::{Commands, start};
 
@@ -48,6 +53,8 @@ pub(crate) enum Change {
 #[serde(rename_all = "snake_case")]
 enum Request {
     Report,
+    /// A pidfd of the process, sent beside the answer. For [`pidfds`].
+    Pidfd,
     Change {
         tenant: Option<String>,
         change: Change,

@@ -16,7 +16,7 @@ use super::super::member::Member;
 use super::client::address;
 use super::served::{Served, socket_path};
 use super::timed::{Until, receive, send};
-use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request};
+use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
 use crate::error::LedgerError;
 use crate::peer::{Users, overflow_uid, peer_of};
 
@@ -141,6 +141,12 @@ impl Serving {
 
     fn serve(&self, client: &UnixStream) {
         let reply = match self.request(client) {
+            Ok(Request::Pidfd) => {
+                if let Err(error) = pidfds::give_own(client) {
+                    tracing::debug!(%error, "a process did not receive a pidfd of this one");
+                }
+                return;
+            }
             Ok(request) => self.answer(request).unwrap_or_else(Reply::Refused),
             Err(reason) => Reply::Refused(reason),
         };
@@ -178,6 +184,7 @@ impl Serving {
         }
         match request {
             Request::Report => Ok(Reply::Report(report(&member))),
+            Request::Pidfd => Err("a pidfd is sent beside an answer".to_owned()),
             Request::Change {
                 tenant: None,
                 change,

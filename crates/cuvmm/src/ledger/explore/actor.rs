@@ -13,8 +13,10 @@ use crate::ledger::charge::Count;
 use crate::ledger::control::PoolReport;
 use crate::ledger::file::Terms;
 use crate::ledger::givers::Giver;
+use crate::ledger::joining::Wishes;
 use crate::ledger::keeper::Keeper;
-use crate::ledger::member::{Member, NamedExport, Purpose, Waiting, Wishes};
+use crate::ledger::member::{Member, NamedExport, Purpose};
+use crate::ledger::waiting::Waiting;
 use crate::ledger::{Change, Hook, clock};
 
 /// The bytes of a granule.
@@ -28,6 +30,8 @@ const POLL: Duration = Duration::from_millis(15);
 pub(super) enum Op {
     /// Opens the ledger.
     Join,
+    /// Opens the ledger with a limit, which may be refused.
+    JoinUnder(u64),
     /// Allocates.
     Take(u64),
     /// Allocates, which must succeed.
@@ -179,11 +183,12 @@ impl Actor {
     pub(super) fn act(&mut self, op: Op) {
         let me = self.handle.me;
         self.world().note(format!("{me}: {op:?}"));
-        if op != Op::Join && self.joined.is_none() {
+        if !matches!(op, Op::Join | Op::JoinUnder(_)) && self.joined.is_none() {
             return;
         }
         match op {
-            Op::Join => self.join(),
+            Op::Join => self.join(self.limit),
+            Op::JoinUnder(limit) => self.join(limit),
             Op::Take(granules) => drop(self.take(granules)),
             Op::MustTake(granules) => {
                 if let Err(refused) = self.take(granules) {
@@ -216,16 +221,20 @@ impl Actor {
         }
     }
 
-    fn join(&mut self) {
+    fn join(&mut self, limit: u64) {
         if self.joined.is_some() {
             return;
         }
-        let member = match Member::join(self.path.clone(), TERMS, &wishes(self.limit)) {
+        let member = match Member::join(self.path.clone(), TERMS, &wishes(limit)) {
             Ok(member) => Arc::new(member),
-            Err(LedgerError::Busy { .. }) => return,
+            Err(LedgerError::OtherLimit { limit: found, .. })
+                if limit != self.limit && found != limit * G =>
+            {
+                return;
+            }
             Err(error) => return self.fail(format!("it cannot join: {error}")),
         };
-        self.ghost(|it| it.slot = Some(member.index()));
+        self.ghost(|it| (it.slot, it.limit) = (Some(member.index()), Some(limit)));
         let cache = Arc::new(Cache {
             member: Arc::downgrade(&member),
             granules: Mutex::new(0),
@@ -283,7 +292,7 @@ impl Actor {
     fn take_unchecked(&self, granules: u64) {
         let layout = self.member().file().layout();
         let counts = layout.charges.iter().map(|it| Count::of(it.load()));
-        if counts.map(Count::charged).sum::<u64>() + granules <= layout.header.limit.load() {
+        if counts.map(Count::charged).sum::<u64>() + granules <= layout.header.limit() {
             let own = &layout.charges[self.member().index()];
             let after = Count::of(own.load()).next(granules, 0);
             own.store(after.unwrap_or_default());
@@ -438,7 +447,7 @@ impl Actor {
             joined.waiting = None;
             joined.giver.1.take(u64::MAX);
             self.give(u64::MAX);
-            self.ghost(|it| (it.slot, it.guarantee) = (None, 0));
+            self.ghost(|it| (it.slot, it.limit, it.guarantee) = (None, None, 0));
             self.joined = None;
         }
     }

@@ -24,6 +24,8 @@ pub(super) struct Member {
     /// Memory that it has created and not exported.
     pub(super) has: u64,
     pub(super) guarantee: u64,
+    /// The limit under which it has joined, while it is a member.
+    pub(super) limit: Option<u64>,
     /// When its memory is free again, if it was killed.
     gone: Option<Duration>,
 }
@@ -107,6 +109,11 @@ impl Ghost {
             exports.map(|it| it.granules).sum::<u64>()
         };
         for (index, member) in alive() {
+            if let Some(joined) = member.limit.filter(|&joined| joined != limit) {
+                return Some(format!(
+                    "{index} joined under a limit of {joined}, which is {limit}"
+                ));
+            }
             let Some(slot) = member.slot else { continue };
             let needs = (member.has + of_slot(slot)).max(member.guarantee);
             let found = Count::of(charges[slot]).charged();

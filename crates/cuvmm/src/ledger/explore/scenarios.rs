@@ -110,6 +110,7 @@ fn two_requests_wait() {
 #[test]
 fn members_join_and_leave() {
     let mut scenario = two((&[Leave], &[Join, Take(3)]), (&[Take(4)], &[Leave, Join]));
+    scenario.faults.interruptions = Some(2);
     scenario.faults.ends = &[End::AtOnce];
     explore(&scenario);
 }
@@ -118,6 +119,19 @@ fn members_join_and_leave() {
 fn two_members_make_the_file() {
     let mut scenario = two((&[], &[Join]), (&[], &[Join]));
     scenario.scripts.iter_mut().for_each(|it| it.before.clear());
+    scenario.faults.interruptions = Some(2);
+    scenario.faults.ends = &[End::AtOnce];
+    explore(&scenario);
+}
+
+/// No limit changes under a member, and one of two members that require different limits joins.
+#[test]
+fn two_members_require_different_limits() {
+    let part = |limit| (&[] as &[Op], [JoinUnder(limit), Take(limit)]);
+    let (one, other) = (part(9), part(8));
+    let mut scenario = two((one.0, &one.1), (other.0, &other.1));
+    scenario.scripts.iter_mut().for_each(|it| it.before.clear());
+    (scenario.faults.most, scenario.faults.interruptions) = (0, Some(3));
     explore(&scenario);
 }
 

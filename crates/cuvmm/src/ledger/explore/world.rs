@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::ghost::Ghost;
 use super::schedule::{Choice, End, Faults, Schedule};
-use crate::ledger::layout::{Export, Header, Layout, SIZE, SLOTS, Slot};
+use crate::ledger::layout::{Agreed, Export, Header, Layout, SIZE, SLOTS, Slot};
 use crate::ledger::probe::Probe;
 
 /// The number of the first thread's process.
@@ -86,6 +86,7 @@ fn is_near(word: usize) -> bool {
     let within = |from: usize, each: usize| (from..from + near * each).contains(&word);
     word < size_of::<Header>()
         || within(offset_of!(Layout, charges), 8)
+        || within(offset_of!(Layout, tickets), 8)
         || within(offset_of!(Layout, slots), size_of::<Slot>())
         || within(offset_of!(Layout, exports), size_of::<Export>())
 }
@@ -486,7 +487,7 @@ impl Inner {
     fn check(&mut self) {
         let at = offset_of!(Layout, charges) / 8;
         let charges = &self.contents[at..at + SLOTS];
-        let limit = self.contents[offset_of!(Layout, header.limit) / 8];
+        let limit = Agreed::of(self.contents[offset_of!(Layout, header.agreed) / 8]).limit();
         if let Some(fault) = self.ghost.fault(charges, limit, self.now) {
             self.failure.get_or_insert(fault);
         }
@@ -661,7 +662,7 @@ impl Probe for Handle {
         inner.threads[self.me].acted = true;
         // A thread that is not interrupted has no point after this.
         if !inner.ended
-            && (offset_of!(Layout, charges)..offset_of!(Layout, slots)).contains(&(8 * word))
+            && (offset_of!(Layout, charges)..offset_of!(Layout, tickets)).contains(&(8 * word))
         {
             inner.check();
         }
@@ -713,8 +714,10 @@ fn place(word: usize) -> String {
     let within = |from: usize, each: usize| ((at - from) / each, (at - from) % each / 8);
     if at < offset_of!(Layout, charges) {
         format!("header word {word}")
-    } else if at < offset_of!(Layout, slots) {
+    } else if at < offset_of!(Layout, tickets) {
         format!("charge {}", within(offset_of!(Layout, charges), 8).0)
+    } else if at < offset_of!(Layout, slots) {
+        format!("ticket {}", within(offset_of!(Layout, tickets), 8).0)
     } else if at < offset_of!(Layout, exports) {
         let (slot, word) = within(offset_of!(Layout, slots), size_of::<Slot>());
         format!("slot {slot} word {word}")

@@ -1,0 +1,320 @@
+//! Descriptors of other processes (pidfds), got over their sockets.
+//!
+//! A process number means nothing in another PID namespace. A pidfd does: it becomes readable when
+//! its process has ended, in whichever namespace it is polled. So a process connects to the socket of
+//! each process of another namespace while that runs, and keeps one pidfd of it.
+//!
+//! The kernel says which process listens (`SO_PEERPIDFD`, Linux 6.5). An older kernel does not, and
+//! the process is asked for a pidfd of its own (`SCM_RIGHTS`). Where the two processes can see each
+//! other's numbers, the one of that pidfd has to be the one that listens (`SO_PEERCRED`). Where they
+//! cannot, the answer is believed: a pidfd counts for the slot alone whose socket it came from, and
+//! only if its process runs as the slot's user. Such a process could as well write into the file
+//! that it has ended.
+//!
+//! Nothing here waits for another process: what does not come at once is looked for at the next
+//! pass.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with,
+};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::super::clock;
+use super::Request;
+use super::client::address;
+use crate::peer::{overflow_uid, peer_of, peer_pidfd};
+
+/// How long a process is not asked again that has not given a pidfd, and how long an answer may take.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The most descriptors that are received with one answer. More than one is refused.
+const MOST: usize = 4;
+
+/// The pidfds of processes of other PID namespaces, by slot.
+#[derive(Debug, Default)]
+pub(in crate::ledger) struct Pidfds(BTreeMap<usize, Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    /// How often the slot was taken before.
+    generation: u64,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Held(OwnedFd),
+    /// The process was asked over this connection.
+    Asked(UnixStream, Instant),
+    Refused(Instant),
+}
+
+impl Pidfds {
+    /// Gets a pidfd of the process of a slot from its socket, unless there is one already or the
+    /// process was asked a moment ago.
+    pub(in crate::ledger) fn meet(
+        &mut self,
+        slot: usize,
+        generation: u64,
+        (socket, uid): (&Path, u64),
+    ) {
+        let known = self.0.remove(&slot);
+        let known = known.filter(|entry| entry.generation == generation);
+        let state = match known.map(|entry| entry.state) {
+            Some(State::Held(pidfd)) => State::Held(pidfd),
+            Some(State::Refused(at)) if clock::since(at) < PAUSE => State::Refused(at),
+            Some(State::Asked(stream, at)) => match receive(&stream) {
+                Ok(Some(pidfd)) => State::Held(pidfd),
+                Ok(None) if clock::since(at) < PAUSE => State::Asked(stream, at),
+                Ok(None) | Err(_) => State::Refused(clock::now()),
+            },
+            Some(State::Refused(_)) | None => match connect_to(socket, uid) {
+                Ok(stream) => match peer_pidfd(&stream) {
+                    Ok(pidfd) => State::Held(pidfd),
+                    Err(Errno::NOPROTOOPT) => ask(stream),
+                    Err(_) => State::Refused(clock::now()),
+                },
+                Err(_) => State::Refused(clock::now()),
+            },
+        };
+        self.0.insert(slot, Entry { generation, state });
+    }
+
+    /// Returns `true` if there is a pidfd of the process that took a slot.
+    pub(in crate::ledger) fn has(&self, slot: usize, generation: u64) -> bool {
+        self.held(slot, generation).is_some()
+    }
+
+    /// Returns `true` if the process that took a slot is known to have ended.
+    pub(in crate::ledger) fn has_ended(&self, slot: usize, generation: u64) -> bool {
+        self.held(slot, generation).is_some_and(has_ended)
+    }
+
+    /// Forgets the process of a slot.
+    pub(in crate::ledger) fn forget(&mut self, slot: usize) {
+        self.0.remove(&slot);
+    }
+
+    fn held(&self, slot: usize, generation: u64) -> Option<&OwnedFd> {
+        let entry = self.0.get(&slot);
+        match &entry.filter(|entry| entry.generation == generation)?.state {
+            State::Held(pidfd) => Some(pidfd),
+            State::Asked(..) | State::Refused(_) => None,
+        }
+    }
+}
+
+/// Returns `true` if all threads of the process of a pidfd have ended.
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+}
+
+/// Connects to the socket of a process of a user, without waiting for a place in its queue.
+fn connect_to(path: &Path, uid: u64) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None)?;
+    address(path, |path| {
+        let address = SocketAddrUnix::new(path)?;
+        Ok(retry_on_intr(|| connect(&socket, &address))?)
+    })?;
+    let found = peer_of(&socket)?.uid;
+    match u64::from(found) == uid && found != overflow_uid() {
+        true => Ok(socket.into()),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
+}
+
+/// Asks the process at the other end for a pidfd of its own.
+fn ask(stream: UnixStream) -> State {
+    let line = serde_json::to_vec(&Request::Pidfd).map_err(io::Error::from);
+    let sent = line.and_then(|mut line| {
+        line.push(b'\n');
+        send(&stream, &line, None)
+    });
+    match sent {
+        Ok(()) => State::Asked(stream, clock::now()),
+        Err(_) => State::Refused(clock::now()),
+    }
+}
+
+/// Sends a line that fits into the socket's buffer, with a descriptor if there is one.
+fn send(stream: &UnixStream, line: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.map(|it| [it.as_fd()]);
+    if let Some(descriptors) = &descriptors
+        && !beside.push(SendAncillaryMessage::ScmRights(descriptors))
+    {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let parts = [IoSlice::new(line)];
+    match retry_on_intr(|| sendmsg(stream, &parts, &mut beside, flags))? {
+        sent if sent == line.len() => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Answers a request for a pidfd with one of this process.
+pub(super) fn give_own(stream: &UnixStream) -> io::Result<()> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    send(stream, b"{\"done\":0}\n", Some(&own))
+}
+
+/// Receives the pidfd of the process at the other end; `None` if it has not answered yet.
+fn receive(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let mut line = [0; 64];
+    let mut parts = [IoSliceMut::new(&mut line)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = match retry_on_intr(|| recvmsg(stream, &mut parts, &mut beside, flags)) {
+        Ok(got) => got,
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    // Owned first, so that no descriptor leaks whatever check fails.
+    let mut received: Vec<OwnedFd> = Vec::new();
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            received.extend(descriptors);
+        }
+    }
+    let only = received.pop();
+    match only.filter(|_| received.is_empty() && !got.flags.contains(ReturnFlags::CTRUNC)) {
+        Some(pidfd) if number_of(&pidfd)? == i64::from(peer_of(stream)?.pid) => Ok(Some(pidfd)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Returns the number of the process of a pidfd, or 0 if this process cannot see it. Fails for any
+/// other descriptor.
+fn number_of(pidfd: &OwnedFd) -> io::Result<i64> {
+    let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let number = facts.lines().find_map(|line| line.strip_prefix("Pid:"));
+    let number = number.and_then(|number| number.trim().parse().ok());
+    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the two ends of a connection of this process.
+    fn pair() -> (UnixStream, UnixStream) {
+        UnixStream::pair().unwrap()
+    }
+
+    fn pidfd_of(child: &std::process::Child) -> OwnedFd {
+        let number = rustix::process::Pid::from_child(child);
+        pidfd_open(number, PidfdFlags::empty()).unwrap()
+    }
+
+    #[test]
+    fn a_process_gives_its_own_pidfd_and_no_other_descriptor_is_taken() {
+        let (one, other) = pair();
+        assert!(receive(&other).unwrap().is_none(), "no answer yet");
+        give_own(&one).unwrap();
+        let own = receive(&other).unwrap().unwrap();
+        assert_eq!(number_of(&own).unwrap(), i64::from(std::process::id()));
+        assert!(!has_ended(&own));
+        // Another process than the one at the other end.
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        send(&one, b"{}\n", Some(&pidfd_of(&child))).unwrap();
+        assert!(receive(&other).is_err());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A file, and no descriptor.
+        send(
+            &one,
+            b"{}\n",
+            Some(&fs::File::open("/dev/null").unwrap().into()),
+        )
+        .unwrap();
+        assert!(receive(&other).is_err());
+        send(&one, b"{}\n", None).unwrap();
+        assert!(receive(&other).is_err());
+        drop(one);
+        assert!(receive(&other).is_err(), "the end of the connection");
+    }
+
+    #[test]
+    fn a_pidfd_counts_for_one_owner_of_a_slot_alone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pidfd = pidfd_of(&child);
+        child.wait().unwrap();
+        let mut pidfds = Pidfds::default();
+        let entry = Entry {
+            generation: 7,
+            state: State::Held(pidfd),
+        };
+        pidfds.0.insert(3, entry);
+        assert!(pidfds.has(3, 7) && pidfds.has_ended(3, 7));
+        assert!(!pidfds.has(3, 8) && !pidfds.has_ended(3, 8) && !pidfds.has(4, 7));
+        // The next owner has no socket.
+        pidfds.meet(3, 8, (Path::new("/nowhere"), 0));
+        assert!(!pidfds.has(3, 7) && !pidfds.has(3, 8));
+        pidfds.forget(3);
+        assert!(pidfds.0.is_empty());
+    }
+
+    #[test]
+    fn only_a_process_of_the_user_of_the_slot_is_met() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let uid = u64::from(rustix::process::geteuid().as_raw());
+        let mut pidfds = Pidfds::default();
+        pidfds.meet(3, 0, (&path, uid + 1));
+        assert!(!pidfds.has(3, 0));
+        pidfds.forget(3);
+        pidfds.meet(3, 0, (&path, uid));
+        let peer = peer_pidfd(UnixStream::connect(&path).unwrap());
+        if peer.is_err_and(|errno| errno == Errno::NOPROTOOPT) {
+            println!("this kernel gives no pidfd of a peer: nothing more is tested");
+            return;
+        }
+        assert!(pidfds.has(3, 0) && !pidfds.has_ended(3, 0));
+        drop(listener);
+    }
+
+    /// The exchange of kernels before Linux 6.5.
+    #[test]
+    fn a_process_is_asked_and_answers_later() {
+        let (one, other) = pair();
+        let mut pidfds = Pidfds::default();
+        let entry = Entry {
+            generation: 0,
+            state: ask(other),
+        };
+        pidfds.0.insert(3, entry);
+        let nowhere = (Path::new("/nowhere"), 0);
+        pidfds.meet(3, 0, nowhere);
+        assert!(!pidfds.has(3, 0), "no answer yet");
+        let mut request = [0; 64];
+        let length = io::Read::read(&mut &one, &mut request).unwrap();
+        let request: Request = serde_json::from_slice(&request[..length]).unwrap();
+        assert_eq!(request, Request::Pidfd);
+        give_own(&one).unwrap();
+        pidfds.meet(3, 0, nowhere);
+        assert!(pidfds.has(3, 0) && !pidfds.has_ended(3, 0));
+    }
+}

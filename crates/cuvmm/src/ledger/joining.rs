@@ -1,0 +1,207 @@
+//! How a process joins a ledger: it takes a slot, and agrees on the limit with the processes that
+//! have joined before.
+//!
+//! No process waits for another one that joins. A process locks the byte of a free slot, which only
+//! a process that takes this slot needs, and fills the slot, which counts as free meanwhile. Then it
+//!
+//! 1. reads the word of the limit, which also counts how often a process has joined;
+//! 2. looks whether any other slot is taken. If one is, the limit stays, and a process that requires
+//!    another one is refused. If none is, it replaces the limit by the one that it requires, unless
+//!    the word has changed since it was read: then it begins again;
+//! 3. writes the state of its slot, which is taken from here on;
+//! 4. counts itself in the word of the limit. If that has another limit than in step 2, it frees its
+//!    slot and begins again.
+//!
+//! So the limit does not change while a process has joined. Suppose that A replaces the limit, in
+//! step 2, after B has counted itself, in step 4, and while B stays. If A had read the word before B
+//! counted itself, the word has changed and A does not replace it. If A read it afterwards, it found
+//! B's slot taken, because B had written its state before. And if A replaces the limit before B
+//! counts itself, B finds that.
+//!
+//! A process that is stopped or ends before the third step has a slot that counts as free, and that
+//! others pass over while it is locked. After that it is a process like any other: it has no memory,
+//! and the limit stays while it has its slot.
+
+use std::time::Duration;
+
+use super::clock;
+use super::dead;
+use super::file::LedgerFile;
+use super::layout::{SLOTS, State};
+use super::lock::Lock;
+use super::proc;
+use super::seen::Seen;
+use crate::device::WeakDevice;
+use crate::error::LedgerError;
+use crate::size::Granularity;
+
+/// How often a process begins again because others have changed the limit while it joined.
+const MOST_TRIES: u32 = 1000;
+
+/// The terms that a process asks for when it joins. Sizes in bytes, in whole granules.
+#[derive(Clone, Debug)]
+pub(super) struct Wishes {
+    /// The limit of all processes together.
+    pub(super) limit: Option<u64>,
+    pub(super) default_limit: u64,
+    pub(super) process_limit: u64,
+    pub(super) priority: i32,
+    pub(super) name: String,
+    /// Asked for its free memory.
+    pub(super) device: WeakDevice,
+    /// How long after the process has ended the driver may still have its memory.
+    pub(super) lingers: Duration,
+}
+
+/// Takes a slot, and sets the limit if no other process has one. Returns the slot's index, and how
+/// often it was taken before.
+pub(super) fn take_slot(
+    file: &LedgerFile,
+    granule: Granularity,
+    wishes: &Wishes,
+) -> Result<(usize, u64), LedgerError> {
+    let mut seen = Seen::default();
+    dead::collect(file, None, &mut seen);
+    let index = lock_slot(file)?;
+    let entered = enter(file, index, granule, wishes, &mut seen);
+    if entered.is_err() {
+        // Closing the file releases the lock too, unless a forked child has the file.
+        let _ = Lock::Owner(index).release(file.file());
+    }
+    Ok((index, entered?))
+}
+
+/// Locks a free slot. Returns its index.
+fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
+    for (index, slot) in file.layout().slots.iter().enumerate() {
+        if slot.state().0 != State::Free {
+            continue;
+        }
+        // A process that joins, or a forked child of an earlier owner, may hold the lock.
+        let lock = Lock::Owner(index);
+        if !lock.take(file.file()).map_err(file.failed("fcntl"))? {
+            continue;
+        }
+        // Another process may have taken the slot, and have ended, before the lock was taken.
+        if slot.state().0 == State::Free {
+            return Ok(index);
+        }
+        lock.release(file.file()).map_err(file.failed("fcntl"))?;
+    }
+    Err(LedgerError::Full {
+        path: file.path().to_owned(),
+        slots: SLOTS,
+    })
+}
+
+/// The slots of other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    None,
+    /// Only processes that have ended, whose memory the driver may still have.
+    Dying,
+    Some,
+}
+
+/// Makes a process that has locked a free slot a member. Returns how often the slot was taken
+/// before.
+fn enter(
+    file: &LedgerFile,
+    index: usize,
+    granule: Granularity,
+    wishes: &Wishes,
+    seen: &mut Seen,
+) -> Result<u64, LedgerError> {
+    let layout = file.layout();
+    let (header, slot) = (&layout.header, &layout.slots[index]);
+    let granules = |bytes: u64| bytes / granule.bytes();
+    let required = wishes.limit.map(granules);
+    let until = clock::now() + dead::UNVERIFIED + Duration::from_secs(1);
+    fill(file, index, granule, wishes);
+    for _ in 0..MOST_TRIES {
+        let found = header.agreed();
+        let is_other = required.is_some_and(|limit| limit != found.limit());
+        let limit = match others(file, index) {
+            Others::None => {
+                let limit = required.unwrap_or_else(|| granules(wishes.default_limit));
+                if limit != found.limit() && !header.set_limit(found, limit) {
+                    continue;
+                }
+                limit
+            }
+            // Their slots are free soon.
+            Others::Dying if is_other && clock::now() <= until => {
+                dead::collect(file, Some(index), seen);
+                clock::sleep(Duration::from_millis(10));
+                continue;
+            }
+            // A process that has joined since may have set the limit that is required.
+            Others::Dying | Others::Some if is_other && header.agreed() != found => continue,
+            Others::Dying | Others::Some if is_other => break,
+            Others::Dying | Others::Some => found.limit(),
+        };
+        let (_, generation) = slot.state();
+        slot.set_state(State::Live, generation);
+        if header.count_in() == limit {
+            return Ok(generation);
+        }
+        let free = (State::Free, generation.wrapping_add(1));
+        slot.replace_state((State::Live, generation), free);
+    }
+    Err(LedgerError::OtherLimit {
+        path: file.path().to_owned(),
+        limit: header.limit().saturating_mul(granule.bytes()),
+        required: wishes.limit.unwrap_or(wishes.default_limit),
+    })
+}
+
+/// Returns what the slots other than `own` are.
+fn others(file: &LedgerFile, own: usize) -> Others {
+    let mut found = Others::None;
+    let slots = file.layout().slots.iter().enumerate();
+    for (_, slot) in slots.filter(|&(index, _)| index != own) {
+        match slot.state().0 {
+            State::Free => {}
+            State::Dying => found = Others::Dying,
+            State::Live | State::Lending => return Others::Some,
+        }
+    }
+    found
+}
+
+/// Fills a free slot whose lock is held, except for its state.
+fn fill(file: &LedgerFile, index: usize, granule: Granularity, wishes: &Wishes) {
+    let layout = file.layout();
+    let slot = &layout.slots[index];
+    let pid = proc::own_id();
+    slot.pid.store(u64::from(pid));
+    slot.started.store(proc::start_time(pid).unwrap_or(0));
+    slot.pid_namespace.store(proc::own_namespace());
+    slot.uid
+        .store(u64::from(rustix::process::geteuid().as_raw()));
+    slot.limit.store(wishes.process_limit / granule.bytes());
+    let lingers = wishes.lingers.as_millis().try_into().unwrap_or(u64::MAX);
+    slot.lingers.store(lingers);
+    slot.priority
+        .store(i64::from(wishes.priority).cast_unsigned());
+    for word in [
+        &layout.tickets[index],
+        &slot.guarantee,
+        &slot.obtained,
+        &slot.idle,
+        &slot.want,
+        &slot.stalled,
+        &slot.foreign,
+        &slot.usable,
+        &slot.stall,
+        &slot.stalled_full,
+        &slot.waited,
+        &slot.averaged,
+    ] {
+        word.store(0);
+    }
+    for word in slot.averages.iter().chain(&slot.ledger_averages) {
+        word.store(0);
+    }
+    slot.set_name(&wishes.name);
+}

@@ -1,0 +1,181 @@
+//! Requests that wait for memory of other processes: what they show in the process's slot, and the
+//! times for which they have waited.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::clock;
+use super::member::{Account, InLine, Member};
+use super::stall::Lacking;
+use crate::error::LedgerError;
+
+/// How long a waiting request gives other processes before it asks again.
+const ROUND: Duration = Duration::from_millis(5);
+
+/// A request that waits for memory of other processes.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    member: Arc<Member>,
+    place: InLine,
+    rung: Instant,
+}
+
+impl Waiting {
+    pub(crate) const fn place(&self) -> InLine {
+        self.place
+    }
+
+    /// Shows that the request still waits, for `bytes`.
+    pub(crate) fn renew(&mut self, bytes: u64) {
+        let member = &self.member;
+        if member.own_process().is_err() {
+            return;
+        }
+        let now = clock::now();
+        let mut account = member.account();
+        member.add_stall(&mut account, now);
+        let mut waiting = account.waiting.iter_mut();
+        if let Some((_, lacking)) = waiting.find(|(place, _)| *place == self.place) {
+            *lacking = bytes;
+        }
+        member.publish(&mut account, now);
+        if clock::since(self.rung) >= ROUND {
+            self.rung = now;
+            member.slot().round.add(1);
+            drop(account);
+            member.file().layout().header.wanted.ring();
+        }
+    }
+
+    /// Notes which pool and which of its tenants the request is for.
+    pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
+        let member = &self.member;
+        if member.own_process().is_ok() {
+            let mut account = member.account();
+            account.stalls.note(self.place.ticket, pool, lacking);
+            member.find_stall(&mut account);
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let member = &self.member;
+        if member.own_process().is_err() {
+            return;
+        }
+        let now = clock::now();
+        let mut account = member.account();
+        member.add_stall(&mut account, now);
+        account.waiting.retain(|&(place, _)| place != self.place);
+        account.stalls.end(self.place.ticket);
+        member.publish(&mut account, now);
+        drop(account);
+        // Requests behind this one may go on.
+        member.file().layout().header.given.ring();
+    }
+}
+
+impl Member {
+    /// Returns the ticket of the process's oldest waiting request.
+    pub(super) fn oldest_ticket(&self) -> Option<u64> {
+        self.account().oldest().map(|place| place.ticket)
+    }
+
+    /// Changes the bytes that the process is always charged, and waits for them until `until` if
+    /// other processes have them.
+    pub(super) fn await_guarantee(
+        self: &Arc<Self>,
+        bytes: u64,
+        until: Option<Instant>,
+    ) -> Result<(), LedgerError> {
+        let given = &self.file().layout().header.given;
+        let mut waiting: Option<Waiting> = None;
+        loop {
+            let rung = given.count();
+            let place = waiting.as_ref().map(Waiting::place);
+            let outcome = self.set_guarantee_at(bytes, place);
+            let left = until.map(|until| until.saturating_duration_since(clock::now()));
+            let left = left.unwrap_or(Duration::MAX);
+            let Err(LedgerError::Short(short)) = outcome else {
+                return outcome;
+            };
+            let is_too_much = bytes > short.limit;
+            if left.is_zero() || is_too_much || !short.reason.is_of_others() {
+                return outcome;
+            }
+            match &mut waiting {
+                Some(waiting) => waiting.renew(short.wanted),
+                none => *none = Some(self.wait(self.line_up(), short.wanted)),
+            }
+            let _ = given.wait(rung, left.min(ROUND));
+        }
+    }
+
+    /// Returns a place in the line of the requests of all processes, behind those before.
+    pub(crate) fn line_up(&self) -> InLine {
+        let header = &self.file().layout().header;
+        InLine {
+            ticket: header.last_ticket.add(1).wrapping_add(1).max(1),
+            since: clock::now(),
+        }
+    }
+
+    /// Begins to wait for memory at a place in the [line](Self::line_up): other processes whose
+    /// requests came later are charged only within their guarantees, and are asked to give back
+    /// memory. The request counts while the value lives and is [renewed](Waiting::renew).
+    pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
+        let header = &self.file().layout().header;
+        let now = clock::now();
+        let mut account = self.account();
+        self.add_stall(&mut account, now);
+        account.waiting.push((place, bytes));
+        account.stalls.begin(place.ticket, place.since);
+        self.publish(&mut account, now);
+        // An older request of the process keeps the turns that it has asked for.
+        if account.waiting.len() == 1 {
+            self.slot().round.store(0);
+        }
+        drop(account);
+        header.wanted.ring();
+        Waiting {
+            member: Arc::clone(self),
+            place,
+            rung: now,
+        }
+    }
+
+    /// Shows other processes what the process's requests wait for.
+    fn publish(&self, account: &mut Account, now: Instant) {
+        let slot = self.slot();
+        self.find_stall(account);
+        slot.waited.publish(account.stalls.waited(now));
+        let lacking = account.waiting.iter().map(|&(_, bytes)| bytes);
+        let lacking = lacking.fold(0, u64::saturating_add);
+        let oldest = account.oldest();
+        slot.want.publish(self.granules(lacking));
+        slot.renewed.add(1);
+        let ticket = oldest.map_or(0, |place| place.ticket);
+        self.file().layout().tickets[self.index()].publish(ticket);
+    }
+
+    /// Adds the time since the waiting requests last tried to the stall times of the process, and
+    /// of the ledger if no older request of another process waits.
+    fn add_stall(&self, account: &mut Account, now: Instant) {
+        let passed = account.stalls.add(now);
+        if !passed.is_zero() {
+            let of_ledger = !self.is_behind(account.oldest());
+            let of_ledger = of_ledger.then_some(passed);
+            let (layout, mut seen) = (self.file().layout(), self.seen());
+            account
+                .stalls
+                .show(layout, self.index(), of_ledger, &mut seen);
+        }
+    }
+
+    /// Finds whether the process is stalled, and shows it.
+    fn find_stall(&self, account: &mut Account) {
+        let state = account.stalls.find(&self.givers().ids());
+        self.slot().stall.publish(state.word());
+    }
+}

@@ -52,6 +52,16 @@ fn is_all(seen: &[u8], byte: u8) -> bool {
     seen.iter().all(|&it| it == byte)
 }
 
+/// The owner of a stream, which takes a capture guard when it is dropped, and reports that.
+struct TakesGuard(Pool, std::sync::mpsc::Sender<()>);
+
+impl Drop for TakesGuard {
+    fn drop(&mut self) {
+        drop(self.0.capture_guard());
+        let _ = self.1.send(());
+    }
+}
+
 /// Captures a stream into a graph.
 fn capture<B: Backing + 'static>(
     rig: &Rig<B>,
@@ -589,6 +599,38 @@ on_both! {
         drop(b.try_allocate(8 * G).unwrap());
         drop((a, b));
         pool.close().unwrap();
+    }
+
+    fn the_peak_is_never_below_what_is_live(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        drop(heap.allocate(8 * G, 1, &two).unwrap());
+        drop(heap.allocate(4 * G, 1, &one).unwrap());
+        let runs = [3 * G, 5 * G].map(|size| heap.allocate(size, 1, &two).unwrap());
+        let cached = heap.allocate(4 * G, 1, &one).unwrap();
+        let stats = heap.stats();
+        assert_eq!((stats.live, stats.peak_live), (12 * G, 12 * G));
+        drop((runs, cached));
+    }
+
+    fn a_stream_whose_owner_takes_a_capture_guard_when_a_heap_drops_it(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let (own, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        let (said, heard) = std::sync::mpsc::channel();
+        let owner = Arc::new(TakesGuard(pool.clone(), said));
+        // SAFETY: `own` outlives it.
+        #[allow(unsafe_code)]
+        let one = unsafe { Stream::from_raw(&rig.device, own.as_raw(), owner) }.unwrap();
+        drop(heap.allocate(4 * G, 1, &one).unwrap());
+        one.synchronize().unwrap();
+        drop(one);
+        let others = [2 * G, 4 * G].map(|size| heap.allocate(size, 1, &two).unwrap());
+        assert_eq!(heard.try_recv(), Ok(()));
+        drop((others, own));
     }
 
     fn mappings_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {

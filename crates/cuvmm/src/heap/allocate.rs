@@ -1,6 +1,8 @@
 //! How a request is served: from a free run, from memory that other streams used, from several
 //! places, or from new memory.
 
+use std::sync::atomic::Ordering;
+
 use super::build::Build;
 use super::core::{Core, Locked, State};
 use super::extents::work_of;
@@ -303,6 +305,9 @@ impl Core {
     /// Sees to it that a few mappings are unmapped if very many are retired: by the mapper, or here
     /// if there is none or it is far behind.
     fn tidy_some(&self, owner: Owner<'_>) {
+        if self.pinned.load(Ordering::SeqCst) {
+            return;
+        }
         let (retired, most) = {
             let state = self.lock();
             (state.retired.len(), state.most_retired())

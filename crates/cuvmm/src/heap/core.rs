@@ -127,6 +127,11 @@ impl Counts {
         self.making -= size;
         self.allocations += 1;
         self.live += size;
+        self.note_peak(cached);
+    }
+
+    /// Notes how much is live while `cached` bytes are in stream caches.
+    fn note_peak(&mut self, cached: u64) {
         self.peak_live = self.peak_live.max(self.live - cached);
     }
 
@@ -267,7 +272,7 @@ impl State {
         let most = RETIRED + RETIRED_EACH * self.large.extents().count();
         let addresses = self.space.as_ref().map_or(0, Space::size);
         match self.gaps.bytes() < addresses / 4 {
-            true => most.min(self.retired.len() / 2),
+            true => most.min(self.retired.len().div_ceil(2)),
             false => most,
         }
     }
@@ -336,11 +341,17 @@ impl Core {
     pub(super) fn lock_drained(&self) -> Locked<'_> {
         let mut state = self.lock();
         self.caches.drain(|place| state.end(place));
+        // Memory from stream caches is not counted when it is allocated.
+        state.counts.note_peak(self.caches.bytes());
         state
     }
 
     /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
+    /// Unmaps none of a heap for graphs: a graph may use each of them.
     pub(super) fn unmap_retired(&self, most: usize) -> u64 {
+        if self.pinned.load(Ordering::SeqCst) {
+            return 0;
+        }
         let taken = self.lock().take_retired(most);
         let mut unmapped = 0;
         for (id, at, placed) in taken {

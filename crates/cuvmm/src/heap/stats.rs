@@ -8,7 +8,8 @@ use super::core::State;
 pub struct HeapStats {
     /// The sizes of all live allocations, as requested.
     pub live: u64,
-    /// The highest value that `live` ever had.
+    /// The highest value that `live` had when it was asked for, or when memory was allocated that no
+    /// stream cache had.
     pub peak_live: u64,
     /// Memory of all extents.
     pub held: u64,

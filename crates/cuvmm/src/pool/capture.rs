@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::core::Core;
+use crate::deferred::{Section, Unlocked};
 
 /// A guard that keeps the pool from breaking graph captures. While it lives, no thread of the pool
 /// queries, synchronizes or records on the context, since each of these can break a capture.
@@ -48,21 +49,29 @@ impl Drop for CaptureGuard {
 }
 
 /// Leave to query, synchronize and record on the context. No capture guard begins while it lives.
+/// The code of users that its thread defers runs after it, since that may take a capture guard.
 pub(crate) struct Polling<'a> {
     core: &'a Core,
+    _unlocked: Unlocked,
+    _section: Section,
 }
 
 impl Core {
     /// Returns the leave to poll, or `None` while a capture guard lives. It must not be dropped under
     /// the pool's lock.
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
+        let section = Section::enter();
         let mut state = self.lock();
         if state.capturing > 0 {
             return None;
         }
         state.synchronising += 1;
         drop(state);
-        Some(Polling { core: self })
+        Some(Polling {
+            core: self,
+            _unlocked: section.unlocked(),
+            _section: section,
+        })
     }
 }
 

@@ -100,6 +100,8 @@ pub(crate) struct Held {
     pub(crate) addresses: u64,
     /// Set when its owner is gone: what it still has goes to the pool as its work is complete.
     pub(crate) ended: bool,
+    /// Set while mappings of it are unmapped that it is still charged for. It stays until then.
+    pub(crate) tidied: bool,
 }
 
 impl Held {

@@ -17,6 +17,10 @@ impl State {
         self.tenants.get(&tenant)?.held(id)
     }
 
+    fn held_mut(&mut self, tenant: TenantId, id: HolderId) -> Option<&mut Held> {
+        self.tenants.get_mut(&tenant)?.held_mut(id)
+    }
+
     /// Returns the holders of all tenants.
     fn holders(&self) -> Vec<(TenantId, HolderId)> {
         let mut all = Vec::new();
@@ -56,8 +60,7 @@ impl Locked<'_> {
             mappings: given.mappings,
             ..Amount::bytes(given.bytes())
         };
-        let tenancy = self.tenants.get_mut(&tenant);
-        let Some(held) = tenancy.and_then(|tenancy| tenancy.held_mut(id)) else {
+        let Some(held) = self.held_mut(tenant, id) else {
             debug_assert!(false, "extents come from a holder that is gone");
             return;
         };
@@ -74,9 +77,10 @@ impl Locked<'_> {
             return;
         }
         for (tenant, id) in std::mem::take(&mut self.untidy) {
-            let Some(held) = self.held(tenant, id) else {
+            let Some(held) = self.held_mut(tenant, id) else {
                 continue;
             };
+            held.tidied = true;
             let holder = Arc::clone(&held.holder);
             // Polls.
             holder.reclaimable(true);
@@ -86,6 +90,10 @@ impl Locked<'_> {
                 ..Given::default()
             };
             self.receive(tenant, id, given);
+            if let Some(held) = self.held_mut(tenant, id) {
+                held.tidied = false;
+            }
+            self.forget_holder(tenant, id);
         }
     }
 
@@ -139,7 +147,7 @@ impl Locked<'_> {
 
     /// Removes a holder whose owner is gone and that has nothing left.
     fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
-        let done = |held: &Held| held.ended && held.bytes == 0;
+        let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
         if !self.held(tenant, id).is_some_and(done) {
             return;
         }
@@ -165,5 +173,85 @@ impl Locked<'_> {
         }
         self.unlocked(move || drop(held));
         self.forget_if_drained(tenant);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::pool::holder::{Holder, HolderFigures};
+    use crate::pool::{Lending, Limit, Pool, Tenant};
+    use crate::region::Space;
+    use crate::region::rig::{G, rig};
+
+    /// A holder whose owner ends while a mapping of it is unmapped.
+    #[derive(Default)]
+    struct Ends {
+        space: Mutex<Option<Space>>,
+        owner: Mutex<Option<(Tenant, HolderId)>>,
+    }
+
+    impl Holder for Ends {
+        fn figures(&self) -> HolderFigures {
+            HolderFigures::default()
+        }
+
+        fn reclaimable(&self, _: bool) -> Vec<u64> {
+            Vec::new()
+        }
+
+        fn give(&self, _: u64) -> Given {
+            Given::default()
+        }
+
+        fn tidy(&self) -> u64 {
+            if let Some((tenant, id)) = self.owner.lock().unwrap().take() {
+                tenant.detach(id);
+            }
+            1
+        }
+
+        fn settle(&self) -> Result<(), CallError> {
+            Ok(())
+        }
+
+        fn report_freed(&self, _: bool) {}
+
+        fn close(&self) {}
+
+        fn take_space(&self) -> Option<Space> {
+            self.space.lock().unwrap().take()
+        }
+    }
+
+    #[test]
+    fn a_holder_that_ends_while_it_is_tidied_stays_until_its_mappings_are_counted() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let ends = Arc::new(Ends::default());
+        let attached = tenant.attach(4 * G, |space, _| {
+            *ends.space.lock().unwrap() = Some(space);
+            Arc::clone(&ends) as Arc<dyn Holder>
+        });
+        let holder = attached.unwrap();
+        *ends.owner.lock().unwrap() = Some((tenant.clone(), holder));
+        let lent = tenant.lend(Lending {
+            holder,
+            sizes: &[],
+            mappings: 1,
+        });
+        assert!(lent.unwrap().is_empty());
+        let core = tenant.core();
+        let mut state = core.lock();
+        state.untidy.push((tenant.id(), holder));
+        state.tidy_holders();
+        assert!(state.held(tenant.id(), holder).is_none());
+        drop(state);
+        assert_eq!(pool.stats().quarantined, 0);
     }
 }

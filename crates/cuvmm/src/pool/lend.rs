@@ -73,6 +73,7 @@ impl Tenant {
                 mappings: 0,
                 addresses,
                 ended: false,
+                tidied: false,
             });
         }
         state.update_bypass(tenant);

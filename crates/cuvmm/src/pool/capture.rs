@@ -61,6 +61,7 @@ impl Core {
     /// the pool's lock.
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
         let section = Section::enter();
+        let unlocked = section.unlocked();
         let mut state = self.lock();
         if state.capturing > 0 {
             return None;
@@ -69,7 +70,7 @@ impl Core {
         drop(state);
         Some(Polling {
             core: self,
-            _unlocked: section.unlocked(),
+            _unlocked: unlocked,
             _section: section,
         })
     }

@@ -109,6 +109,7 @@ impl Core {
             id,
             ..
         } = request;
+        // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();
@@ -209,6 +210,7 @@ impl Core {
     /// just completed; a plan without much new memory; runs and plans behind the work of other
     /// streams; new memory.
     fn step(&self, tenant: &Tenant, request: Request<'_>, grows: bool) -> Result<Step, BlockError> {
+        // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();

@@ -274,7 +274,9 @@ impl Core {
         (stream, id): (&Stream, StreamId),
     ) -> Result<(u64, Tag), BlockError> {
         let stale = self.stale(build.from, &pieces).filter(|_| tenant.scrubs());
-        let scrubbed = stale.as_ref().map_or(Ok(()), |_| may_scrub(tenant, stream));
+        let scrubbed = stale
+            .as_ref()
+            .map_or(Ok(()), |_| may_scrub(tenant, stream, &build));
         let mut state = self.lock();
         if let Some(space) = &mut state.space {
             placed.into_iter().for_each(|one| space.adopt(one));
@@ -382,9 +384,9 @@ impl Core {
 
 /// Refuses to zero memory on a stream that captures, where the fill would become part of the graph,
 /// and while a capture guard lives.
-fn may_scrub(tenant: &Tenant, stream: &Stream) -> Result<(), BlockError> {
+fn may_scrub(tenant: &Tenant, stream: &Stream, build: &Build) -> Result<(), BlockError> {
     match stream.is_capturing()? || tenant.is_capturing() {
-        true => Err(tenant.capturing(0)),
+        true => Err(tenant.capturing(build.new.iter().sum())),
         false => Ok(()),
     }
 }

@@ -63,7 +63,8 @@ impl StreamCache {
     /// `refuses` returns `true`.
     ///
     /// `refuses` is called once the place is in the cache. So a thread that changes its answer to
-    /// `true` and then drains the cache gets the place, or the place is handed back.
+    /// `true` and then drains the cache gets the place, or the place is handed back. `refuses`
+    /// must take no lock.
     #[inline]
     pub(super) fn put(&self, place: Place, refuses: impl FnOnce() -> bool) -> Result<(), Place> {
         let mut places = self.lock();

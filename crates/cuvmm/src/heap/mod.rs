@@ -185,7 +185,8 @@ impl HeapBuilder<'_> {
 
     /// Sets whether the heap is for allocations in graph captures; `false` by default. Such a heap
     /// keeps all memory that it ever had until it ends, so that its graphs can be launched until
-    /// then, whether the allocations of the capture are alive or not. All of it counts as in use. See
+    /// then, whether the allocations of the capture are alive or not. All of it counts as in use, and
+    /// no address that was mapped is free again before. See
     /// [Graph captures](self#graph-captures).
     pub const fn for_graphs(mut self, yes: bool) -> Self {
         self.for_graphs = yes;

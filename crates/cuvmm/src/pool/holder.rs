@@ -72,8 +72,7 @@ pub(crate) trait Holder: Send + Sync {
     fn give(&self, wanted: u64) -> Given;
 
     /// Unmaps mappings that nothing uses (`cuMemUnmap`), down to a number that is worth keeping.
-    /// Returns how many it unmapped. Polls nothing. Called without the
-    /// pool's lock, by the mapper.
+    /// Returns how many it unmapped. Polls nothing. Called without the pool's lock, by the mapper.
     fn tidy(&self) -> u64;
 
     /// Waits until the work on all free bytes is complete. Called without the pool's lock.

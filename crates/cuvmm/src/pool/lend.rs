@@ -131,8 +131,8 @@ impl Tenant {
         core.announce();
     }
 
-    /// Asks the mapper to unmap what a holder does not use. Returns `false` if the pool has no
-    /// mapper.
+    /// Asks the mapper to unmap what a holder does not use, once no capture guard lives. Returns
+    /// `false` if the pool has no mapper that runs.
     pub(crate) fn tidy_later(&self, holder: HolderId) -> bool {
         let core = self.core();
         if !core.has_mapper() {

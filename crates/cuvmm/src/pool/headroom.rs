@@ -124,11 +124,14 @@ impl Tenant {
 }
 
 impl Slot {
+    #[inline]
     fn footprint(&self, bytes: u64) -> Footprint {
         let (shared, taken) = (self.shared, self.taken());
-        let (kept, precommitted) = (taken + self.stranded(), self.precommitted());
+        let (kept, precommitted) = (taken + self.stranded_by(taken), self.precommitted());
         // Stranded memory may be precommitted.
-        let reach = (taken + self.idle()).min(kept);
+        let reach = (self.charged().saturating_sub(precommitted))
+            .max(taken)
+            .min(kept);
         let replaced = (shared > bytes).then(|| self.space.bounds_around(bytes));
         Footprint {
             used: taken - shared,

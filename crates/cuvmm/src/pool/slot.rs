@@ -241,7 +241,7 @@ impl Slot {
     }
 
     /// Returns the bytes of memory in the slot, or on their way into it or out of it.
-    fn charged(&self) -> u64 {
+    pub(crate) fn charged(&self) -> u64 {
         self.space.bytes() + self.coming + self.sleep_state.beside()
     }
 

@@ -272,6 +272,7 @@ impl Core {
         state: &'s State,
         request: Request<'_>,
         grows: bool,
+            mean: state.counts.mean_large(),
         own: bool,
     ) -> Planner<'s> {
         let used = state.large.held() - state.large.free();

@@ -39,6 +39,9 @@ const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
 
+/// Allocations with at most these bytes say nothing about the sizes of extents.
+const LARGE: u64 = 1 << 20;
+
 /// The settings of a heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
@@ -110,6 +113,9 @@ pub(super) struct Counts {
     pub(super) waits: u64,
 }
 
+    /// The number of those that have more than [`LARGE`] bytes, and their sizes.
+    large: u64,
+    large_bytes: u64,
 impl Counts {
     /// Counts an allocation that is about to be made.
     pub(super) const fn begin(&mut self, size: u64) {
@@ -136,6 +142,10 @@ impl Counts {
     }
 
     /// Counts an allocation that was freed, and is in no stream cache.
+        if size > LARGE {
+            self.large += 1;
+            self.large_bytes += size;
+        }
     const fn end(&mut self, size: u64) {
         self.allocations -= 1;
         self.live -= size;
@@ -151,6 +161,15 @@ pub(super) struct Locked<'a> {
 impl std::ops::Deref for Locked<'_> {
     type Target = State;
 
+        if size > LARGE {
+            self.large -= 1;
+            self.large_bytes -= size;
+        }
+    }
+
+    /// Returns the mean size of live allocations that have more than [`LARGE`] bytes.
+    pub(super) fn mean_large(&self) -> u64 {
+        self.large_bytes / self.large.max(1)
     fn deref(&self) -> &State {
         &self.state
     }

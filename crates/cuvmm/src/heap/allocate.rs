@@ -15,12 +15,6 @@ use crate::pool::{HolderId, Polling, Tenant};
 /// The largest small allocation in bytes, and its largest alignment.
 const SMALL: (u64, u64) = (1 << 20, 4096);
 
-/// The largest chunk for small allocations in bytes.
-const LARGEST_CHUNK: u64 = 32 << 20;
-
-/// The part of all small bytes that a new chunk has.
-const CHUNK_PART: u64 = 32;
-
 /// The most mappings that are not searched and that an allocation unmaps.
 const TIDIED: usize = 16;
 
@@ -74,7 +68,7 @@ impl Core {
     ) -> Result<u64, BlockError> {
         let served = self.serve_slowly(owner, request);
         if served.is_ok() {
-            self.lock().counts.made(size, self.caches.bytes());
+            self.lock().counts.made(size, || self.caches.bytes());
         }
         served
     }
@@ -278,6 +272,7 @@ impl Core {
         let levels = Levels {
             held: state.large.held(),
             peak: state.counts.peak_live.max(used + request.size),
+            mean: state.counts.mean_large(),
             grows,
         };
         let wanted = Wanted {
@@ -351,11 +346,10 @@ impl State {
     /// Returns the request for a chunk that a small request needs.
     fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
         let granule = request.stream.device().granule();
-        let part = granule.round_down(self.counts.small / CHUNK_PART);
         // A granule may be smaller than the request.
         let least = granule.round_up(request.size).unwrap_or(request.size);
         Request {
-            size: part.clamp(least, LARGEST_CHUNK.max(least)),
+            size: self.chunk_size().max(least),
             ..request
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuvmm_driver::DeviceAddress;
 
 use super::cache::{Place, StreamCache, StreamCaches};
-use super::extents::{ExtentId, Extents};
+use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
 use super::stitch::Policy;
 use super::streams::Streams;
@@ -38,6 +38,15 @@ const MANY_BYTES: u64 = 1 << 20;
 const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
+
+/// The largest chunk for small allocations in bytes, unless a granule is larger.
+const LARGEST_CHUNK: u64 = 32 << 20;
+
+/// The part of all small bytes that a new chunk has.
+const CHUNK_PART: u64 = 32;
+
+/// Allocations with at most these bytes say nothing about the sizes of extents.
+const LARGE: u64 = 1 << 20;
 
 /// The settings of a heap.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +87,9 @@ pub(super) struct State {
     pub(super) large: Extents,
     /// Chunks for small allocations. Each is an allocation of `large`.
     pub(super) small: Extents,
+    /// A chunk that may be empty.
+    kept_chunk: Option<ExtentId>,
+    granule: u64,
     pub(super) gaps: Gaps,
     pub(super) streams: Streams,
     /// The physicals of the extents in `large`.
@@ -101,6 +113,9 @@ pub(super) struct Counts {
     making: u64,
     /// The sizes of all live allocations, as requested, and of those in stream caches.
     pub(super) live: u64,
+    /// The number of those that have more than [`LARGE`] bytes, and their sizes.
+    large: u64,
+    large_bytes: u64,
     pub(super) peak_live: u64,
     pub(super) peak_held: u64,
     pub(super) allocations: u64,
@@ -121,24 +136,40 @@ impl Counts {
         self.making -= size;
     }
 
-    /// Counts an allocation that was about to be made and was made, while `cached` bytes are in
-    /// stream caches.
-    pub(super) fn made(&mut self, size: u64, cached: u64) {
+    /// Counts an allocation that was about to be made and was made, while `cached` returns how many
+    /// bytes are in stream caches.
+    pub(super) fn made(&mut self, size: u64, cached: impl FnOnce() -> u64) {
         self.making -= size;
         self.allocations += 1;
         self.live += size;
+        if size > LARGE {
+            self.large += 1;
+            self.large_bytes += size;
+        }
         self.note_peak(cached);
     }
 
-    /// Notes how much is live while `cached` bytes are in stream caches.
-    fn note_peak(&mut self, cached: u64) {
-        self.peak_live = self.peak_live.max(self.live - cached);
+    /// Notes how much is live while `cached` returns how many bytes are in stream caches. To ask all
+    /// of them takes longer than the rest of a request.
+    fn note_peak(&mut self, cached: impl FnOnce() -> u64) {
+        if self.live > self.peak_live {
+            self.peak_live = self.peak_live.max(self.live - cached());
+        }
     }
 
     /// Counts an allocation that was freed, and is in no stream cache.
     const fn end(&mut self, size: u64) {
         self.allocations -= 1;
         self.live -= size;
+        if size > LARGE {
+            self.large -= 1;
+            self.large_bytes -= size;
+        }
+    }
+
+    /// Returns the mean size of live allocations that have more than [`LARGE`] bytes.
+    pub(super) fn mean_large(&self) -> u64 {
+        self.large_bytes / self.large.max(1)
     }
 }
 
@@ -178,12 +209,14 @@ impl Drop for Locked<'_> {
 
 impl State {
     /// Makes the state of a heap over an empty space.
-    pub(super) fn new(space: Space) -> Self {
+    pub(super) fn new(space: Space, granule: u64) -> Self {
         let mut gaps = Gaps::default();
         gaps.give(0, space.size());
         Self {
             large: Extents::default(),
             small: Extents::default(),
+            kept_chunk: None,
+            granule,
             gaps,
             streams: Streams::default(),
             physicals: Vec::new(),
@@ -228,7 +261,11 @@ impl State {
     /// Frees an allocation behind the work that its streams have queued.
     pub(super) fn end(&mut self, place: Place) {
         let mut work = self.streams.now(place.home);
-        for id in self.uses.remove(&place.at).unwrap_or_default() {
+        let uses = match self.uses.is_empty() {
+            true => None,
+            false => self.uses.remove(&place.at),
+        };
+        for id in uses.into_iter().flatten() {
             let other: Tag = self.streams.now(id);
             work.merge(&other);
             self.streams.count(id, false);
@@ -244,26 +281,60 @@ impl State {
     }
 
     /// Frees small or large bytes behind some work. Chunks that are wholly free become large free
-    /// bytes.
+    /// bytes, except for one.
     fn free(&mut self, at: u64, size: u64, small: bool, tag: &Tag) {
         if !small {
-            self.large.free_at(at, size, tag);
+            self.large.free_at(at, size, tag, |_| {});
             return;
         }
         self.counts.small -= size;
-        for id in self.small.free_at(at, size, tag) {
-            let work = self.small.all_work_of(id);
-            let Some(chunk) = self.small.extent(id) else {
-                continue;
-            };
-            let bytes = chunk.size;
-            let Some(mapping) = chunk.mappings.first().map(|mapping| mapping.at) else {
-                continue;
-            };
-            self.small.remove_mapping(id, mapping);
-            self.small.remove_extent(id);
-            self.large.free_at(mapping, bytes, &work);
+        let mut empty = Vec::new();
+        self.small.free_at(at, size, tag, |id| empty.push(id));
+        for id in empty {
+            if !self.keeps_chunk(id) {
+                self.free_chunk(id);
+            }
         }
+    }
+
+    /// Keeps an empty chunk for the next small allocation, if no other one is kept and it is no larger
+    /// than a new one would be. Otherwise a lone small allocation would cost a chunk each time.
+    fn keeps_chunk(&mut self, id: ExtentId) -> bool {
+        let is_empty = |id: &ExtentId| self.small.extent(*id).is_some_and(Extent::is_free);
+        let size = self.small.extent(id).map_or(0, |chunk| chunk.size);
+        if self.kept_chunk.filter(is_empty).is_some() || size > self.chunk_size() {
+            return false;
+        }
+        self.kept_chunk = Some(id);
+        true
+    }
+
+    /// Makes the empty chunk that is kept large free bytes.
+    fn give_kept_chunk(&mut self) {
+        let is_empty = |id: &ExtentId| self.small.extent(*id).is_some_and(Extent::is_free);
+        if let Some(id) = self.kept_chunk.take().filter(is_empty) {
+            self.free_chunk(id);
+        }
+    }
+
+    fn free_chunk(&mut self, id: ExtentId) {
+        let work = self.small.all_work_of(id);
+        let Some(chunk) = self.small.extent(id) else {
+            return;
+        };
+        let bytes = chunk.size;
+        let Some(mapping) = chunk.mappings.first().map(|mapping| mapping.at) else {
+            return;
+        };
+        self.small.remove_mapping(id, mapping);
+        self.small.remove_extent(id);
+        self.large.free_at(mapping, bytes, &work, |_| {});
+    }
+
+    /// Returns the size of a new chunk.
+    pub(super) fn chunk_size(&self) -> u64 {
+        let part = self.counts.small / CHUNK_PART / self.granule * self.granule;
+        part.min(LARGEST_CHUNK).max(self.granule)
     }
 
     /// Returns the number of mappings that are not searched and are worth keeping: half of them if
@@ -313,6 +384,7 @@ impl State {
 
 impl Core {
     pub(super) fn new(device: Device, options: Options, writer: u64, space: Space) -> Self {
+        let granule = device.granularity();
         Self {
             device,
             policy: options.policy,
@@ -321,7 +393,7 @@ impl Core {
             addresses: space.size(),
             base: space.address(),
             caches: StreamCaches::new(),
-            state: Mutex::new(State::new(space)),
+            state: Mutex::new(State::new(space, granule)),
             reports: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             pinned: AtomicBool::new(options.for_graphs),
@@ -337,12 +409,13 @@ impl Core {
         }
     }
 
-    /// Takes the lock, and frees all allocations in stream caches.
+    /// Takes the lock, and frees all allocations in stream caches, and the chunk that is kept.
     pub(super) fn lock_drained(&self) -> Locked<'_> {
         let mut state = self.lock();
         self.caches.drain(|place| state.end(place));
+        state.give_kept_chunk();
         // Memory from stream caches is not counted when it is allocated.
-        state.counts.note_peak(self.caches.bytes());
+        state.counts.note_peak(|| self.caches.bytes());
         state
     }
 

@@ -400,7 +400,7 @@ impl Heap {
         state.counts.begin(size);
         let found = state.fit_any(request);
         if found.is_some() {
-            state.counts.made(size, core.caches.bytes());
+            state.counts.made(size, || core.caches.bytes());
         }
         drop(state);
         let served = match found {

@@ -53,14 +53,14 @@ impl Runs {
     /// Adds a range that became free, and joins it with the runs on either side.
     pub(super) fn join(&mut self, start: u64, end: u64, class: Class) {
         let (mut from, mut to, mut class) = (start, end, class);
-        if let Some((first, run)) = self.ending_at(start) {
-            self.remove(first, run);
-            from = first;
+        if let Some(run) = self.by_start.remove(&end) {
+            self.unlist(end, run);
+            to = run.end;
             class = class.with(run.class);
         }
-        if let Some(&run) = self.by_start.get(&end) {
-            self.remove(end, run);
-            to = run.end;
+        if let Some((first, run)) = self.ending_at(start) {
+            self.unlist(first, run);
+            from = first;
             class = class.with(run.class);
         }
         self.insert(from, Run { end: to, class });
@@ -73,16 +73,20 @@ impl Runs {
             return;
         };
         debug_assert!(end <= run.end, "{start}..{end} is in several runs");
-        self.remove(first, run);
+        self.unlist(first, run);
         let class = run.class;
-        self.insert(first, Run { end: start, class });
+        if first < start {
+            self.insert(first, Run { end: start, class });
+        } else {
+            self.by_start.remove(&first);
+        }
         self.insert(end, run);
     }
 
     /// Sets the class of a run.
     pub(super) fn set_class(&mut self, start: u64, class: Class) {
         if let Some(&run) = self.by_start.get(&start) {
-            self.remove(start, run);
+            self.unlist(start, run);
             self.insert(start, Run { class, ..run });
         }
     }
@@ -95,8 +99,8 @@ impl Runs {
         }
     }
 
-    fn remove(&mut self, start: u64, run: Run) {
-        self.by_start.remove(&start);
+    /// Removes a run from the lengths. It is removed by its address too, or inserted anew.
+    fn unlist(&mut self, start: u64, run: Run) {
         if let Some(set) = self.by_length.get_mut(&run.class) {
             set.remove(&(run.end - start, start));
             if set.is_empty() {

@@ -36,10 +36,10 @@ pub(super) struct Policy {
     pub(super) largest: u64,
     /// How much more than the peak of live bytes is held before memory is stitched, in 1/1024.
     pub(super) slack: u64,
-    /// The least number of extents that a large request is made of, as far as `least` allows, so
-    /// that memory which it leaves can be used in pieces.
+    /// The least number of extents that a request is made of which is much larger than others, as far
+    /// as `least` allows, so that memory which it leaves can be used in pieces.
     pub(super) parts: u64,
-    /// The size up to which a request is one extent, in whole granules.
+    /// The size up to which a request is always one extent, in whole granules.
     pub(super) least: u64,
     /// The most bytes by which new memory is larger than requested.
     pub(super) extra: u64,
@@ -54,6 +54,8 @@ pub(super) struct Levels {
     pub(super) held: u64,
     /// The peak of live bytes, with the request.
     pub(super) peak: u64,
+    /// The mean size of live allocations, without the small ones.
+    pub(super) mean: u64,
     /// `false` if the pool has refused more memory.
     pub(super) grows: bool,
 }
@@ -215,9 +217,8 @@ impl Planner<'_> {
             least,
             ..
         } = *self.policy;
-        let part = self
-            .granule
-            .extent_within(self.wanted.size / parts, largest);
+        let within = |bytes| self.granule.extent_within(bytes, largest);
+        let part = within(self.wanted.size / parts).max(within(self.levels.mean));
         let largest = part.max(least.min(largest));
         let (count, rest) = (whole / largest, whole % largest);
         plan.new = vec![largest; usize::try_from(count).ok()?];

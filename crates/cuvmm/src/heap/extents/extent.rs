@@ -97,6 +97,26 @@ impl Extent {
         }
     }
 
+    /// Removes `taken` from the free part that begins at `start`, in which it lies.
+    pub(super) fn cut(&mut self, start: u64, taken: Range<u64>) {
+        let Some(free) = self.free.get_mut(&start) else {
+            return;
+        };
+        let (end, left) = (free.end, start < taken.start);
+        let right = taken.end < end;
+        if left {
+            free.end = taken.start;
+            if right {
+                let tag = free.tag.clone();
+                self.free.insert(taken.end, Free { end, tag });
+            }
+        } else if let Some(free) = self.free.remove(&start)
+            && right
+        {
+            self.free.insert(taken.end, free);
+        }
+    }
+
     /// Returns the class of a range that is free.
     pub(super) fn class(&self, range: &Range<u64>) -> Class {
         let first = self.free.range(..=range.start).next_back();
@@ -124,13 +144,12 @@ impl Extent {
 /// Adds a free range, joined with the parts on either side that may be one with it.
 pub(super) fn insert(free: &mut BTreeMap<u64, Free>, range: Range<u64>, mut tag: Tag) {
     let (mut start, mut end) = (range.start, range.end);
-    if let Some((&first, left)) = free.range(..start).next_back()
+    if let Some((&first, left)) = free.range_mut(..start).next_back()
         && left.end == start
         && left.tag.joins(&tag)
     {
-        tag.merge(&left.tag);
-        free.remove(&first);
         start = first;
+        tag.merge(&left.tag);
     }
     if let Some(right) = free.get(&end)
         && right.tag.joins(&tag)

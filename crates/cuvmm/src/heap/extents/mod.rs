@@ -18,7 +18,7 @@ mod extent;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use self::extent::{Ends, Free, insert};
+use self::extent::{Ends, insert};
 use super::runs::Runs;
 use super::tag::{Class, Point, StreamId, Tag};
 
@@ -249,32 +249,30 @@ impl Extents {
     /// Marks free bytes of an extent as used. Returns the work that they wait for, in pieces.
     pub(super) fn take(&mut self, id: ExtentId, range: Range<u64>) -> Vec<(Range<u64>, Tag)> {
         let mut pieces = Vec::new();
-        self.unlist(id);
+        self.take_each(id, range, |piece, tag| pieces.push((piece, tag)));
+        pieces
+    }
+
+    /// Marks free bytes of an extent as used. Calls `see` with the work that each piece of them waits
+    /// for.
+    fn take_each(&mut self, id: ExtentId, range: Range<u64>, mut see: impl FnMut(Range<u64>, Tag)) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
-            return pieces;
+            return;
         };
         let first = extent.free.range(..=range.start).next_back();
         let mut from = first.map_or(range.start, |(&start, _)| start);
+        let mut taken = 0;
         while let Some((&start, free)) = extent.free.range(from..range.end).next() {
             let (end, tag) = (free.end, free.tag.clone());
-            extent.free.remove(&start);
             let (left, right) = (start.max(range.start), end.min(range.end));
-            for (start, end) in [(start, left), (right, end)] {
-                if start < end {
-                    let tag = tag.clone();
-                    extent.free.insert(start, Free { end, tag });
-                }
-            }
+            extent.cut(start, left..right);
             if tag == Tag::Ready {
                 self.ready -= right - left;
             }
-            pieces.push((left..right, tag));
+            taken += right - left;
+            see(left..right, tag);
             from = right;
         }
-        let taken: u64 = pieces
-            .iter()
-            .map(|(range, _)| range.end - range.start)
-            .sum();
         debug_assert!(taken == range.end - range.start, "bytes in use are taken");
         extent.free_bytes -= taken;
         self.free -= taken;
@@ -283,12 +281,10 @@ impl Extents {
                 .cut(mapping.at + range.start, mapping.at + range.end);
         }
         self.relist(id);
-        pieces
     }
 
     /// Marks bytes of an extent as free behind some work.
     pub(super) fn give(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
-        self.unlist(id);
         self.clock += 1;
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -311,34 +307,48 @@ impl Extents {
         self.relist(id);
     }
 
-    /// Returns the parts of extents that a range of addresses shows.
-    pub(super) fn parts(&self, at: u64, size: u64) -> Vec<(Part, u64)> {
-        let end = at + size;
-        let first = self.line.range(..=at).next_back();
-        let from = first.map_or(at, |(&start, _)| start);
-        let mappings = self.line.range(from..end);
-        let part = |(&start, &id): (&u64, &ExtentId)| {
-            let length = self.extent(id)?.size;
-            let range = at.max(start) - start..end.min(start + length) - start;
-            (range.start < range.end).then_some(((id, range), start))
-        };
-        mappings.filter_map(part).collect()
+    /// Returns the part of an extent at an address, up to `end`, and the address of its mapping.
+    fn part(&self, at: u64, end: u64) -> Option<(Part, u64)> {
+        let (&start, &id) = self.line.range(..=at).next_back()?;
+        let length = self.extent(id)?.size;
+        let range = at - start..end.min(start + length) - start;
+        (range.start < range.end).then_some(((id, range), start))
+    }
+
+    /// Returns the part of an extent at the beginning of a range of addresses that are mapped, and the
+    /// address of its mapping. Moves the beginning behind the part.
+    fn next_part(&self, rest: &mut Range<u64>) -> Option<(Part, u64)> {
+        if rest.is_empty() {
+            return None;
+        }
+        let (part, mapping) = self.part(rest.start, rest.end)?;
+        rest.start = mapping + part.1.end;
+        Some((part, mapping))
+    }
+
+    /// Returns the parts of extents that a range of addresses shows, which are all mapped, each with
+    /// the address of its mapping.
+    fn parts(&self, at: u64, size: u64) -> impl Iterator<Item = (Part, u64)> {
+        let mut rest = at..at + size;
+        std::iter::from_fn(move || self.next_part(&mut rest))
     }
 
     /// Marks free bytes at an address as used, by an allocation that may still fail. Returns the
     /// work that they wait for, in pieces.
     pub(super) fn take_run(&mut self, at: u64, size: u64) -> Vec<Taken> {
-        let parts = self.parts(at, size).into_iter();
-        let take = |((id, range), mapping)| {
+        let mut rest = at..at + size;
+        let mut taken = Vec::new();
+        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
             self.count(id, mapping, None);
-            (id, self.take(id, range))
-        };
-        parts.map(take).collect()
+            taken.push((id, self.take(id, range)));
+        }
+        taken
     }
 
     /// Undoes [`take_run`](Self::take_run).
     pub(super) fn give_run_back(&mut self, at: u64, size: u64, taken: Vec<Taken>) {
-        for ((id, _), mapping) in self.parts(at, size) {
+        let mut rest = at..at + size;
+        while let Some(((id, _), mapping)) = self.next_part(&mut rest) {
             self.count(id, mapping, Some(&Tag::Ready));
         }
         self.give_back(taken);
@@ -371,8 +381,7 @@ impl Extents {
 
     /// Returns how many bytes of wholly free extents a range of addresses cuts.
     fn cuts(&self, at: u64, size: u64) -> u64 {
-        let parts = self.parts(at, size).into_iter();
-        let cut = parts.filter_map(|((id, range), _)| {
+        let cut = self.parts(at, size).filter_map(|((id, range), _)| {
             let extent = self.extent(id).filter(|extent| extent.is_free())?;
             Some(extent.size - (range.end - range.start))
         });
@@ -394,20 +403,31 @@ impl Extents {
 
     /// Allocates free bytes at an address. Returns the work that they wait for.
     pub(super) fn allocate(&mut self, at: u64, size: u64) -> Tag {
-        work_of(&self.take_run(at, size))
+        let mut rest = at..at + size;
+        let mut work = Tag::Ready;
+        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
+            self.count(id, mapping, None);
+            self.take_each(id, range, |_, tag| work.merge(&tag));
+        }
+        work
     }
 
-    /// Frees allocated bytes behind some work. Returns the extents that are wholly free now.
-    pub(super) fn free_at(&mut self, at: u64, size: u64, tag: &Tag) -> Vec<ExtentId> {
-        let mut whole = Vec::new();
-        for ((id, range), mapping) in self.parts(at, size) {
+    /// Frees allocated bytes behind some work. Calls `whole` with the extents that are wholly free now.
+    pub(super) fn free_at(
+        &mut self,
+        at: u64,
+        size: u64,
+        tag: &Tag,
+        mut whole: impl FnMut(ExtentId),
+    ) {
+        let mut rest = at..at + size;
+        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
             self.count(id, mapping, Some(tag));
             self.give(id, range, tag.clone());
             if self.extent(id).is_some_and(Extent::is_free) {
-                whole.push(id);
+                whole(id);
             }
         }
-        whole
     }
 
     /// Returns the work that the free bytes of an extent wait for.
@@ -501,9 +521,9 @@ impl Extents {
     /// Returns the class of a free range of addresses.
     fn class_at(&self, range: &Range<u64>) -> Class {
         let parts = self.parts(range.start, range.end - range.start);
-        let classes = parts.iter().map(|((id, range), _)| {
-            let extent = self.extent(*id);
-            extent.map_or(Class::Ready, |extent| extent.class(range))
+        let classes = parts.map(|((id, range), _)| {
+            let extent = self.extent(id);
+            extent.map_or(Class::Ready, |extent| extent.class(&range))
         });
         classes.fold(Class::Ready, Class::with)
     }
@@ -519,43 +539,38 @@ impl Extents {
         }
     }
 
+    /// Removes an extent from all lists.
     fn unlist(&mut self, id: ExtentId) {
-        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
-            return;
-        };
-        let Ends {
-            whole,
-            prefix,
-            suffix,
-        } = std::mem::take(&mut extent.listed);
-        if whole > 0 {
-            self.whole.remove(&(whole, id));
-            self.idle -= whole;
-        }
-        if prefix > 0 {
-            self.prefixes.remove(&(prefix, id));
-        }
-        if suffix > 0 {
-            self.suffixes.remove(&(suffix, id));
-        }
+        self.list(id, Ends::default());
     }
 
+    /// Lists an extent with what is free of it.
     fn relist(&mut self, id: ExtentId) {
-        self.unlist(id);
+        let ends = self.extent(id).map_or(Ends::default(), Extent::ends);
+        self.list(id, ends);
+    }
+
+    fn list(&mut self, id: ExtentId, ends: Ends) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
-        let ends = extent.ends();
-        extent.listed = ends;
-        if ends.whole > 0 {
-            self.whole.insert((ends.whole, id));
-            self.idle += ends.whole;
-        }
-        if ends.prefix > 0 {
-            self.prefixes.insert((ends.prefix, id));
-        }
-        if ends.suffix > 0 {
-            self.suffixes.insert((ends.suffix, id));
+        let old = std::mem::replace(&mut extent.listed, ends);
+        self.idle = self.idle - old.whole + ends.whole;
+        let lists = [
+            (&mut self.whole, old.whole, ends.whole),
+            (&mut self.prefixes, old.prefix, ends.prefix),
+            (&mut self.suffixes, old.suffix, ends.suffix),
+        ];
+        for (list, old, new) in lists {
+            if old == new {
+                continue;
+            }
+            if old > 0 {
+                list.remove(&(old, id));
+            }
+            if new > 0 {
+                list.insert((new, id));
+            }
         }
     }
 }

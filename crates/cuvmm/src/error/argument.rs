@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use cuvmm_driver::Location;
+
 /// An argument that cannot be used. Nothing has been done, and nothing has changed.
 ///
 /// `what` names the argument, with its unit where it has one.
@@ -57,6 +59,13 @@ pub enum ArgumentError {
     /// A heap was to be built over a hardened pool, whose guarantees it cannot keep.
     #[error("a heap cannot be built over a hardened pool")]
     HardenedPool,
+    /// A device that was to be given access to memory has it already: it is the memory's own device,
+    /// or was named before.
+    #[error("{device} has access already: it is the memory's own device, or is named twice")]
+    HasAccess {
+        /// The device.
+        device: Location,
+    },
     /// The value is not a power of two.
     #[error("{what}: {value} is not a power of two")]
     NotPowerOfTwo {

@@ -107,14 +107,15 @@ impl Allocation {
     /// that both streams have queued at its drop is complete, or behind it.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] for a stream of another device.
+    /// [`CallError::WrongDriver`] for a stream of a device that has
+    /// [no access](super::HeapBuilder::open_to).
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let core = self.core();
         core.device.own_process()?;
-        if !stream.device().is_same(&core.device) {
+        let mut state = core.lock();
+        if !state.is_open_to(stream.device()) {
             return Err(CallError::WrongDriver);
         }
-        let mut state = core.lock();
         let id = state.streams.id(stream);
         let uses = state.uses.get(&self.place.at);
         let known = uses.is_some_and(|uses| uses.contains(&id));

@@ -212,6 +212,12 @@ impl State {
         idle
     }
 
+    /// Returns `true` if a device has access to the heap's memory.
+    pub(super) fn is_open_to(&self, device: &Device) -> bool {
+        let mut users = self.space.iter().flat_map(Space::users);
+        users.any(|user| user.is_same(device))
+    }
+
     /// Takes a mapping out of the space, to be unmapped without the lock.
     pub(super) fn remove_placed(&mut self, at: u64) -> Option<Placed> {
         self.space.as_mut()?.remove(at)

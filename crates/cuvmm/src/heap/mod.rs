@@ -63,6 +63,14 @@
 //! # }
 //! ```
 //!
+//! # Other devices
+//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory. Each mapping
+//! grants them access when it is made, in the same call (`cuMemSetAccess`). On an H200 that call
+//! takes about twenty times as long with a second device, so give access only to those that need it.
+//! Requests that map nothing cost no more. An allocation still belongs to a stream of the heap's own
+//! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
+//! the allocation is dropped.
+//!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
 //! blocks, when another request needs memory; [`Heap::trim`] gives them up at once. The rest of the
@@ -100,9 +108,10 @@ use self::cache::Place;
 use self::core::{Core, Options};
 use self::stitch::Policy;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError};
-use crate::own::Stream;
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::own::{Access, AccessGrant, Stream};
 use crate::pool::{Holder, Tenant};
+use crate::region::reachable;
 use crate::size::aligned;
 
 pub use allocation::Allocation;
@@ -160,6 +169,7 @@ pub struct HeapBuilder<'a> {
     waits: bool,
     for_graphs: bool,
     addresses: Option<u64>,
+    guests: Vec<AccessGrant>,
 }
 
 impl HeapBuilder<'_> {
@@ -200,12 +210,51 @@ impl HeapBuilder<'_> {
         self
     }
 
+    /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
+    /// that gives the heap's own device access (`cuMemSetAccess`). That makes the call many times as
+    /// dear: see [Other devices](self#other-devices).
+    #[doc(alias = "peers")]
+    #[doc(alias = "cuCtxEnablePeerAccess")]
+    pub fn open_to(mut self, device: &Device, access: Access) -> Self {
+        self.guests.push(AccessGrant::new(device, access));
+        self
+    }
+
+    /// Checks that each device that is to be given access is another device of the driver, is named
+    /// once, and can access the memory (`cuDeviceCanAccessPeer`).
+    fn check_guests(&self) -> Result<(), MemoryError> {
+        let home = self.tenant.device();
+        let mut known = vec![home];
+        for guest in &self.guests {
+            let Some(device) = guest.named() else {
+                continue;
+            };
+            if !device.same_driver(home) {
+                return Err(ArgumentError::OTHER_DRIVER.into());
+            }
+            if known.iter().any(|it| it.is_same(device)) {
+                let device = device.location();
+                return Err(ArgumentError::HasAccess { device }.into());
+            }
+            if guest.access() == Access::None {
+                let what = "the access of a device";
+                return Err(ArgumentError::Zero { what }.into());
+            }
+            reachable(device, &home.into())?;
+            known.push(device);
+        }
+        Ok(())
+    }
+
     /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet.
     ///
     /// # Errors
     /// [`BlockError`] when the tenant is unregistered, the pool is
-    /// [hardened](crate::pool::PoolBuilder::hardened), or addresses are short.
+    /// [hardened](crate::pool::PoolBuilder::hardened), a device that is to be given access belongs to
+    /// another driver, is the heap's own, was named before or cannot access the memory, or addresses
+    /// are short.
     pub fn build(self) -> Result<Heap, BlockError> {
+        self.check_guests()?;
         let Self {
             tenant,
             preset,
@@ -213,6 +262,7 @@ impl HeapBuilder<'_> {
             waits,
             for_graphs,
             addresses,
+            guests,
         } = self;
         let device = tenant.device();
         let granule = device.granule();
@@ -237,7 +287,7 @@ impl HeapBuilder<'_> {
                 waits,
                 for_graphs,
             };
-            let core = Core::new(device.clone(), options, writer, space);
+            let core = Core::new(device.clone(), options, writer, space.open_to(guests));
             let core = Arc::new(core);
             made = Some(Arc::clone(&core));
             core as Arc<dyn Holder>
@@ -318,6 +368,7 @@ impl Heap {
             waits: true,
             for_graphs: false,
             addresses: None,
+            guests: Vec::new(),
         }
     }
 

@@ -56,8 +56,8 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
-    /// A heap was to be built over a hardened pool, whose guarantees it cannot keep.
-    #[error("a heap cannot be built over a hardened pool")]
+    /// Memory of a hardened pool was to be opened to other devices.
+    #[error("the memory of a hardened pool cannot be opened to other devices")]
     HardenedPool,
     /// A device that was to be given access to memory has it already: it is the memory's own device,
     /// or was named before.

@@ -14,6 +14,7 @@ use cuvmm_driver::DeviceAddress;
 use super::cache::{Place, StreamCache, StreamCaches};
 use super::extents::{ExtentId, Extents};
 use super::gaps::Gaps;
+use super::guarded::Guarded;
 use super::stitch::Policy;
 use super::streams::Streams;
 use super::tag::{StreamId, Tag};
@@ -70,6 +71,8 @@ pub(super) struct Core {
     pub(super) closed: AtomicBool,
     /// Set while graphs may use all memory that the heap has.
     pub(super) pinned: AtomicBool,
+    /// The allocations of a heap over a hardened pool, which has no space and no extents.
+    pub(super) guarded: Option<Guarded>,
 }
 
 /// The memory of a heap.
@@ -177,17 +180,17 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
-    /// Makes the state of a heap over an empty space.
-    pub(super) fn new(space: Space) -> Self {
+    /// Makes the state of a heap over an empty space, or over none.
+    pub(super) fn new(space: Option<Space>) -> Self {
         let mut gaps = Gaps::default();
-        gaps.give(0, space.size());
+        gaps.give(0, space.as_ref().map_or(0, Space::size));
         Self {
             large: Extents::default(),
             small: Extents::default(),
             gaps,
             streams: Streams::default(),
             physicals: Vec::new(),
-            space: Some(space),
+            space,
             uses: HashMap::new(),
             retired: VecDeque::new(),
             counts: Counts::default(),
@@ -327,10 +330,30 @@ impl Core {
             addresses: space.size(),
             base: space.address(),
             caches: StreamCaches::new(),
-            state: Mutex::new(State::new(space)),
+            state: Mutex::new(State::new(Some(space))),
             reports: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             pinned: AtomicBool::new(options.for_graphs),
+            guarded: None,
+        }
+    }
+
+    /// Makes the core of a heap whose allocations are blocks. The offset of each is its address.
+    pub(super) fn over_blocks(device: Device, options: Options) -> Self {
+        Self {
+            device,
+            policy: options.policy,
+            waits: options.waits,
+            writer: LastWriter::SEVERAL,
+            addresses: u64::MAX,
+            base: DeviceAddress(0),
+            caches: StreamCaches::new(),
+            state: Mutex::new(State::new(None)),
+            // So that no allocation goes to a stream cache.
+            reports: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+            pinned: AtomicBool::new(false),
+            guarded: Some(Guarded::new(options.for_graphs)),
         }
     }
 

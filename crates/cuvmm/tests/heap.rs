@@ -12,7 +12,6 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, Driver, GraphExecHandle};
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::heap::{ALIGNMENT, Preset};
-use cuvmm::pool::Hardened;
 use cuvmm::{Allocation, CallError, Heap, Limit, Pool, Stream};
 
 /// Queues a kernel that writes to all of an allocation.
@@ -698,11 +697,6 @@ on_both! {
         drop(memory);
         let tiny = Heap::builder(&a).addresses(G).build().unwrap_err();
         assert!(matches!(tiny, BlockError::Argument(ArgumentError::TooSmall { .. })));
-        let hardened = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let hardened = hardened.hardened(Hardened::new()).build().unwrap();
-        let tenant = hardened.tenant("a").register().unwrap();
-        let refused = Heap::builder(&tenant).build().unwrap_err();
-        assert!(matches!(refused, BlockError::Argument(ArgumentError::HardenedPool)));
         drop((second, theirs));
     }
 

@@ -212,14 +212,14 @@ impl Events {
         Ok(())
     }
 
-    /// Makes later work of `waiting` wait for the work before `stamp` (`cuStreamWaitEvent`).
-    /// Returns `false` if no event can be recorded behind that work now.
+    /// Makes later work of a stream, which may be another device's, wait for the work before `stamp`
+    /// (`cuStreamWaitEvent`). Returns `false` if no event can be recorded behind that work now.
     pub(crate) fn make_wait(
         &self,
         device: &Device,
         work: Work,
         stamp: Stamp,
-        waiting: StreamHandle,
+        (waiter, waiting): (&Device, StreamHandle),
     ) -> Result<bool, CallError> {
         if self.is_complete(stamp) {
             return Ok(true);
@@ -244,8 +244,8 @@ impl Events {
             return Ok(false);
         };
         // SAFETY: the event is owned here and alive, and the caller's stream is alive.
-        device.call(Call::StreamWaitEvent, |driver, device| unsafe {
-            driver.stream_wait_event(device, waiting, event)
+        waiter.call(Call::StreamWaitEvent, |driver, waiter| unsafe {
+            driver.stream_wait_event(waiter, waiting, event)
         })?;
         Ok(true)
     }

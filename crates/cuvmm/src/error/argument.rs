@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use cuvmm_driver::Location;
+
 /// An argument that cannot be used. Nothing has been done, and nothing has changed.
 ///
 /// `what` names the argument, with its unit where it has one.
@@ -54,9 +56,16 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
-    /// A heap was to be built over a hardened pool, whose guarantees it cannot keep.
-    #[error("a heap cannot be built over a hardened pool")]
+    /// Memory of a hardened pool was to be opened to other devices.
+    #[error("the memory of a hardened pool cannot be opened to other devices")]
     HardenedPool,
+    /// A device that was to be given access to memory has it already: it is the memory's own device,
+    /// or was named before.
+    #[error("{device} has access already: it is the memory's own device, or is named twice")]
+    HasAccess {
+        /// The device.
+        device: Location,
+    },
     /// The value is not a power of two.
     #[error("{what}: {value} is not a power of two")]
     NotPowerOfTwo {

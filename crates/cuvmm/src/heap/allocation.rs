@@ -68,7 +68,8 @@ impl Lanes {
 /// Memory that a [`Heap`](super::Heap) allocated. Its address is fixed for life.
 ///
 /// Dropping it frees the memory in the order of its stream, without waiting and without a driver
-/// call.
+/// call. In a heap over a [hardened pool](super#hardened-pools) the drop fills the memory, and unmaps
+/// it if its work is complete.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Allocation {
     lane: Arc<Lane>,
@@ -107,14 +108,18 @@ impl Allocation {
     /// that both streams have queued at its drop is complete, or behind it.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] for a stream of another device.
+    /// [`CallError::WrongDriver`] for a stream of a device that has
+    /// [no access](super::HeapBuilder::open_to).
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let core = self.core();
         core.device.own_process()?;
-        if !stream.device().is_same(&core.device) {
-            return Err(CallError::WrongDriver);
+        if let Some(guarded) = &core.guarded {
+            return guarded.record_use(self.place.at, stream);
         }
         let mut state = core.lock();
+        if !state.is_open_to(stream.device()) {
+            return Err(CallError::WrongDriver);
+        }
         let id = state.streams.id(stream);
         let uses = state.uses.get(&self.place.at);
         let known = uses.is_some_and(|uses| uses.contains(&id));
@@ -130,6 +135,9 @@ impl Allocation {
     #[cold]
     fn free(&self) {
         let Shared { core, tenant, .. } = &*self.lane.shared;
+        if let Some(guarded) = &core.guarded {
+            return guarded.free(self.place.at, self.place.size);
+        }
         let mut state = core.lock();
         // The cache may be full.
         state.drain(core.caches.at(self.lane.index));

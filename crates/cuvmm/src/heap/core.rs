@@ -14,6 +14,7 @@ use cuvmm_driver::DeviceAddress;
 use super::cache::{Place, StreamCache, StreamCaches};
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
+use super::guarded::Guarded;
 use super::stitch::Policy;
 use super::streams::Streams;
 use super::tag::{StreamId, Tag};
@@ -79,6 +80,8 @@ pub(super) struct Core {
     pub(super) closed: AtomicBool,
     /// Set while graphs may use all memory that the heap has.
     pub(super) pinned: AtomicBool,
+    /// The allocations of a heap over a hardened pool, which has no space and no extents.
+    pub(super) guarded: Option<Guarded>,
 }
 
 /// The memory of a heap.
@@ -208,10 +211,10 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
-    /// Makes the state of a heap over an empty space.
-    pub(super) fn new(space: Space, granule: u64) -> Self {
+    /// Makes the state of a heap over an empty space, or over none.
+    pub(super) fn new(space: Option<Space>, granule: u64) -> Self {
         let mut gaps = Gaps::default();
-        gaps.give(0, space.size());
+        gaps.give(0, space.as_ref().map_or(0, Space::size));
         Self {
             large: Extents::default(),
             small: Extents::default(),
@@ -220,7 +223,7 @@ impl State {
             gaps,
             streams: Streams::default(),
             physicals: Vec::new(),
-            space: Some(space),
+            space,
             uses: HashMap::new(),
             retired: VecDeque::new(),
             counts: Counts::default(),
@@ -243,6 +246,12 @@ impl State {
         let age = |id| self.large.extent(id).map_or(0, |extent| extent.freed_at);
         idle.sort_by_key(|&(id, _)| age(id));
         idle
+    }
+
+    /// Returns `true` if a device has access to the heap's memory.
+    pub(super) fn is_open_to(&self, device: &Device) -> bool {
+        let mut users = self.space.iter().flat_map(Space::users);
+        users.any(|user| user.is_same(device))
     }
 
     /// Takes a mapping out of the space, to be unmapped without the lock.
@@ -393,10 +402,31 @@ impl Core {
             addresses: space.size(),
             base: space.address(),
             caches: StreamCaches::new(),
-            state: Mutex::new(State::new(space, granule)),
+            state: Mutex::new(State::new(Some(space), granule)),
             reports: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             pinned: AtomicBool::new(options.for_graphs),
+            guarded: None,
+        }
+    }
+
+    /// Makes the core of a heap whose allocations are blocks. The offset of each is its address.
+    pub(super) fn over_blocks(device: Device, options: Options) -> Self {
+        let granule = device.granularity();
+        Self {
+            device,
+            policy: options.policy,
+            waits: options.waits,
+            writer: LastWriter::SEVERAL,
+            addresses: u64::MAX,
+            base: DeviceAddress(0),
+            caches: StreamCaches::new(),
+            state: Mutex::new(State::new(None, granule)),
+            // So that no allocation goes to a stream cache.
+            reports: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+            pinned: AtomicBool::new(false),
+            guarded: Some(Guarded::new(options.for_graphs)),
         }
     }
 

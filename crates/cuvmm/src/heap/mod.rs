@@ -63,6 +63,29 @@
 //! # }
 //! ```
 //!
+//! # Other devices
+//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory. Each mapping
+//! grants them access when it is made, in the same call (`cuMemSetAccess`). On an H200 that call
+//! takes about twenty times as long with a second device, so give access only to those that need it.
+//! Requests that map nothing cost no more. An allocation still belongs to a stream of the heap's own
+//! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
+//! the allocation is dropped.
+//!
+//! # Hardened pools
+//! In a heap over a [hardened pool](crate::pool#hardened-pools), a mode for finding faults, each
+//! allocation is a block of the pool: it has a mapping of its own with unmapped guards on either side.
+//! It ends where its last granule ends, so that an access more than an alignment (at least
+//! [`ALIGNMENT`] bytes) past its end faults; what lies before it in its first granule is mapped, and
+//! no other allocation's. When it is dropped, its memory is filled behind the work of its stream,
+//! unmapped when its work is complete, and its addresses rest. So a late use finds the pattern or
+//! faults. Nothing is mapped twice, cached or stitched, sizes take whole granules, and each allocation
+//! and each drop make driver calls. Freed memory cannot be reused before its work is complete, even on
+//! its own stream: a request that finds too little memory waits once for the work of its stream
+//! (`cuStreamSynchronize`), unless a capture prevents that. A heap
+//! [for graphs](HeapBuilder::for_graphs) keeps all allocations until it ends; the other options of
+//! [`HeapBuilder`] have no effect, except that such a heap cannot be
+//! [opened to other devices](HeapBuilder::open_to).
+//!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
 //! blocks, when another request needs memory; [`Heap::trim`] gives them up at once. The rest of the
@@ -70,6 +93,13 @@
 //! [`pending_free`] in the tenant's statistics; a guarantee for another tenant can only be given
 //! over it once it was given up. What the heap holds when it ends goes to the pool as its work
 //! completes.
+//!
+//! An allocation cannot be exported, and no [registration](crate::Registration) names it: its bytes
+//! share extents with other allocations, and free bytes beside them are mapped elsewhere and used
+//! again. Memory for another process or for a network adapter belongs in a
+//! [block](crate::Block::export). What a block exported never comes to a heap. A library that registers
+//! memory by its address registers whole extents with all that is in them, and has to end that before
+//! the allocation is dropped.
 //!
 //! Contents of new allocations are undefined, but never another tenant's, unless the pool's tenants
 //! [trust each other](crate::Scrub::Never).
@@ -84,6 +114,7 @@ mod cache;
 mod core;
 mod extents;
 mod gaps;
+mod guarded;
 mod runs;
 mod stats;
 mod stitch;
@@ -99,10 +130,12 @@ use self::allocation::{Lanes, Shared};
 use self::cache::Place;
 use self::core::{Core, Options};
 use self::stitch::Policy;
+use self::tag::StreamId;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError};
-use crate::own::Stream;
-use crate::pool::{Holder, Tenant};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::own::{Access, AccessGrant, Stream};
+use crate::pool::{Holder, HolderId, Tenant};
+use crate::region::reachable;
 use crate::size::aligned;
 
 pub use allocation::Allocation;
@@ -160,6 +193,7 @@ pub struct HeapBuilder<'a> {
     waits: bool,
     for_graphs: bool,
     addresses: Option<u64>,
+    guests: Vec<AccessGrant>,
 }
 
 impl HeapBuilder<'_> {
@@ -200,12 +234,52 @@ impl HeapBuilder<'_> {
         self
     }
 
-    /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet.
+    /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
+    /// that gives the heap's own device access (`cuMemSetAccess`). That makes the call many times as
+    /// dear: see [Other devices](self#other-devices).
+    #[doc(alias = "peers")]
+    #[doc(alias = "cuCtxEnablePeerAccess")]
+    pub fn open_to(mut self, device: &Device, access: Access) -> Self {
+        self.guests.push(AccessGrant::new(device, access));
+        self
+    }
+
+    /// Checks that each device that is to be given access is another device of the driver, is named
+    /// once, and can access the memory (`cuDeviceCanAccessPeer`).
+    fn check_guests(&self) -> Result<(), MemoryError> {
+        let home = self.tenant.device();
+        let mut known = vec![home];
+        for guest in &self.guests {
+            let Some(device) = guest.named() else {
+                continue;
+            };
+            if !device.same_driver(home) {
+                return Err(ArgumentError::OTHER_DRIVER.into());
+            }
+            if known.iter().any(|it| it.is_same(device)) {
+                let device = device.location();
+                return Err(ArgumentError::HasAccess { device }.into());
+            }
+            if guest.access() == Access::None {
+                let what = "the access of a device";
+                return Err(ArgumentError::Zero { what }.into());
+            }
+            reachable(device, &home.into())?;
+            known.push(device);
+        }
+        Ok(())
+    }
+
+    /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet, and in a
+    /// [hardened pool](self#hardened-pools) no addresses.
     ///
     /// # Errors
-    /// [`BlockError`] when the tenant is unregistered, the pool is
-    /// [hardened](crate::pool::PoolBuilder::hardened), or addresses are short.
+    /// [`BlockError`] when the tenant is unregistered, or addresses are short; when a device that is to
+    /// be given access belongs to another driver, is the heap's own, was named before or cannot access
+    /// the memory; and when another device is to be given access to memory of a
+    /// [hardened pool](self#hardened-pools).
     pub fn build(self) -> Result<Heap, BlockError> {
+        self.check_guests()?;
         let Self {
             tenant,
             preset,
@@ -213,6 +287,7 @@ impl HeapBuilder<'_> {
             waits,
             for_graphs,
             addresses,
+            guests,
         } = self;
         let device = tenant.device();
         let granule = device.granule();
@@ -230,29 +305,30 @@ impl HeapBuilder<'_> {
         };
         policy.largest = policy.largest.max(granule.bytes());
         policy.least = policy.least.max(granule.bytes());
+        let options = Options {
+            policy,
+            waits,
+            for_graphs,
+        };
+        if tenant.is_hardened() {
+            if !guests.is_empty() {
+                return Err(ArgumentError::HardenedPool.into());
+            }
+            tenant.check_usable()?;
+            let core = Arc::new(Core::over_blocks(device.clone(), options));
+            return Ok(Heap::new(core, tenant, HolderId::NONE));
+        }
         let mut made = None;
         let holder = tenant.attach(addresses, |space, writer| {
-            let options = Options {
-                policy,
-                waits,
-                for_graphs,
-            };
-            let core = Core::new(device.clone(), options, writer, space);
+            let core = Core::new(device.clone(), options, writer, space.open_to(guests));
             let core = Arc::new(core);
             made = Some(Arc::clone(&core));
             core as Arc<dyn Holder>
         })?;
-        let Some(core) = made else {
-            return Err(CallError::InUse.into());
-        };
-        let lanes = Lanes::new(Shared {
-            core,
-            tenant: tenant.clone(),
-            holder,
-        });
-        Ok(Heap {
-            lanes: Arc::new(lanes),
-        })
+        match made {
+            Some(core) => Ok(Heap::new(core, tenant, holder)),
+            None => Err(CallError::InUse.into()),
+        }
     }
 }
 
@@ -318,6 +394,18 @@ impl Heap {
             waits: true,
             for_graphs: false,
             addresses: None,
+            guests: Vec::new(),
+        }
+    }
+
+    fn new(core: Arc<Core>, tenant: &Tenant, holder: HolderId) -> Self {
+        let shared = Shared {
+            core,
+            tenant: tenant.clone(),
+            holder,
+        };
+        Self {
+            lanes: Arc::new(Lanes::new(shared)),
         }
     }
 
@@ -386,6 +474,18 @@ impl Heap {
         if let Some(place) = cache.take(stream, size, alignment) {
             return Ok(Allocation::new(lane, place));
         }
+        if let Some(guarded) = &core.guarded {
+            let at = guarded.allocate(&shared.tenant, (size, alignment), stream)?;
+            let place = Place {
+                at,
+                size,
+                rounded,
+                home: StreamId(0),
+                handle: stream.as_raw(),
+                small: false,
+            };
+            return Ok(Allocation::new(lane, place));
+        }
         let mut state = core.lock();
         state.drain(cache);
         let id = state.streams.id(stream);
@@ -429,8 +529,8 @@ impl Heap {
     }
 
     /// Gives all extents that are wholly free and whose work is complete to the pool
-    /// (`cuMemUnmap`), and unmaps addresses that are not needed. Returns the bytes given. Never
-    /// waits for the GPU.
+    /// (`cuMemUnmap`), and unmaps addresses that are not needed. Returns the bytes given: none in a
+    /// [hardened pool](self#hardened-pools), where the heap keeps none. Never waits for the GPU.
     ///
     /// # Errors
     /// [`CallError`] from the driver; what was given before stays given.
@@ -454,9 +554,10 @@ impl Heap {
     #[must_use]
     pub fn stats(&self) -> HeapStats {
         let core = &self.lanes.shared.core;
-        match core.device.is_forked() {
-            true => HeapStats::default(),
-            false => HeapStats::of(&core.lock_drained()),
+        match &core.guarded {
+            _ if core.device.is_forked() => HeapStats::default(),
+            Some(guarded) => HeapStats::of_blocks(guarded.counts()),
+            None => HeapStats::of(&core.lock_drained()),
         }
     }
 }

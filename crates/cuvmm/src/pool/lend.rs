@@ -10,7 +10,7 @@ use super::holder::{Given, Held, Holder, HolderId};
 use super::state::Scrub;
 use super::tenant::Tenant;
 use super::wait::Wait;
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::ledger::Purpose;
 use crate::region::{Space, Unmapped, Urgency};
 
@@ -35,9 +35,7 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         state.check_usable(tenant)?;
-        if state.hardening.is_some() {
-            return Err(ArgumentError::HardenedPool.into());
-        }
+        debug_assert!(state.hardening.is_none(), "a holder keeps no rule of these");
         state.make_address_room(addresses);
         let left = state.budget.addresses_left();
         if left < addresses {
@@ -199,6 +197,11 @@ impl Tenant {
         state.has_deferred = true;
         Core::unlock(state);
         core.announce();
+    }
+
+    /// Returns `true` if the pool is hardened.
+    pub(crate) fn is_hardened(&self) -> bool {
+        self.core().look(|state| state.hardening.is_some())
     }
 
     /// Returns `true` if memory is zeroed on its way from one tenant to another.

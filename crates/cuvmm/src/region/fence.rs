@@ -436,7 +436,7 @@ impl Point {
     }
 
     fn make_wait(&self, waiting: &Stream) -> Result<bool, CallError> {
-        let waiter = waiting.as_raw();
+        let waiter = (waiting.device(), waiting.as_raw());
         match &self.line {
             Line::Stream(stream) if stream == waiting => Ok(true),
             _ if self.is_complete() => Ok(true),
@@ -683,6 +683,27 @@ mod tests {
         rig.fail_from(Call::StreamWaitEvent, 1);
         assert!(refused.order_before(&home).is_err());
         assert!(!refused.precedes(&home));
+    }
+
+    #[test]
+    fn a_stream_waits_for_a_stream_of_another_device() {
+        let machine = Arc::new(ModelDriver::new(ModelOptions::new().devices(2)));
+        let driver: Arc<dyn Driver> = machine.clone();
+        let [one, other] = [0, 1].map(|number| Device::open(driver.clone(), number).unwrap());
+        let [home, busy] = [&one, &other].map(|device| Stream::new(device).unwrap());
+        let queue = |stream: &Stream| {
+            let (device, stream) = (stream.device().ordinal(), stream.as_raw());
+            machine.queue_kernel(device, stream, vec![], vec![])
+        };
+        machine.hold(other.ordinal(), busy.as_raw());
+        queue(&busy).unwrap();
+        let mut fence = Fence::streams(vec![busy.clone()]);
+        fence.merge(Fence::device(other.clone()));
+        assert!(fence.order_before(&home).unwrap() && fence.precedes(&home));
+        queue(&home).unwrap();
+        assert!(!is_complete(&mut fence), "the other device is at work");
+        machine.release_stream(other.ordinal(), busy.as_raw());
+        assert!(is_complete(&mut fence));
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Layout {
 }
 
 /// Checks that a device can be given access to memory at a place.
-pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryError> {
+pub(crate) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryError> {
     let Place::Device(owner) = place else {
         return Ok(());
     };

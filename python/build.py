@@ -31,7 +31,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.insert(0, HERE)
 
-import elf  # noqa: E402
+import elf
 
 #: The oldest glibc that the wheel is for: RHEL 8, Debian 10, Ubuntu 18.10.
 GLIBC = (2, 28)

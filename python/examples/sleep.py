@@ -35,7 +35,10 @@ def main() -> None:
     count = max(1, int(options.gib * 32))
     with cuvmm.torch.pool("weights"):
         # Each is 32 MiB.
-        weights = [torch.full((4096, 4096), float(it), device="cuda", dtype=torch.bfloat16) for it in range(count)]
+        weights = [
+            torch.full((4096, 4096), float(it), device="cuda", dtype=torch.bfloat16)
+            for it in range(count)
+        ]
     addresses = [tensor.data_ptr() for tensor in weights]
     sums = [float(tensor[0].float().sum()) for tensor in weights]
 
@@ -46,7 +49,8 @@ def main() -> None:
             freed = torch.cuda.cudart().cudaMemGetInfo(0)[0] - free
             awake = timed(lambda: cuvmm.wake("weights"))
             what = "kept" if keep else "discarded"
-            print(f"{what}, turn {turn}: asleep in {asleep:.2f} ms, awake in {awake:.2f} ms, {freed / 2**30:.2f} GiB freed")
+            print(f"{what}, turn {turn}: {freed / 2**30:.2f} GiB given up", end=", ")
+            print(f"asleep in {asleep:.2f} ms, awake in {awake:.2f} ms")
             assert [tensor.data_ptr() for tensor in weights] == addresses
             if keep:
                 assert [float(tensor[0].float().sum()) for tensor in weights] == sums

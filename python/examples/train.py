@@ -28,9 +28,7 @@ class Model(nn.Module):
         self.head = nn.Linear(width, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(
-            tokens.shape[1], device=tokens.device
-        )
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         return self.head(self.layers(self.embedding(tokens), mask=mask, is_causal=True))
 
 

@@ -69,20 +69,19 @@ def main() -> None:
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     answers, until = context.Queue(), time.time() + options.seconds
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
         ledger = os.path.join(folder, "gpu0")
         processes = [
-            context.Process(
-                target=work, args=(name, ledger, options.limit, until, step, answers)
-            )
+            context.Process(target=work, args=(name, ledger, options.limit, until, step, answers))
             for name, step in (("serve", serve), ("train", train))
         ]
         for process in processes:
             process.start()
         for _ in processes:
             name, done, waits, peak, table = answers.get(timeout=options.seconds + 120)
-            print(f"{name}: {done} steps, waited {waits} times, held {peak / 2**20:.0f} MiB at most")
-            print(table)
+            print(f"{name}: {done} steps, {waits} of them again after a moment,", end=" ")
+            print(f"held {peak / 2**20:.0f} MiB at most\n{table}")
             assert done > 0, f"{name} did nothing"
         for process in processes:
             process.join()

@@ -136,7 +136,12 @@ def report(done: list[tuple[str, str, dict, float]], modes: list[str]) -> int:
         cells = [rows[test].get(mode, ["-"])[0].ljust(7) for mode in modes]
         print("| " + test.ljust(width) + " | " + " | ".join(cells) + " |")
     reasons = sorted(
-        {(test, mode, it[1]) for test, row in rows.items() for mode, it in row.items() if it[0] == "skipped"}
+        {
+            (test, mode, it[1])
+            for test, row in rows.items()
+            for mode, it in row.items()
+            if it[0] == "skipped"
+        }
     )
     if reasons:
         print("\nSkipped:")

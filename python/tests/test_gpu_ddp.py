@@ -4,14 +4,14 @@ import os
 import tempfile
 import unittest
 
-from modes import MIB, MODE, GpuTest, memory, torch
+from modes import MIB, GpuTest, memory, torch
 
 two = unittest.skipUnless(torch.cuda.device_count() >= 2, "needs two GPUs")
 
 
 def train(rank: int, store: str) -> None:
     """Trains a model on one of two ranks, and checks that both have the same weights."""
-    import torch.distributed as distributed
+    from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
     torch.cuda.set_device(rank)

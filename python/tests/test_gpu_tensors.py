@@ -129,7 +129,9 @@ class Threads(GpuTest):
         self.assertEqual(found, [0] * len(found))
 
     def test_freed_by_another_thread(self):
-        made = [torch.full((MIB,), number, dtype=torch.uint8, device="cuda") for number in range(50)]
+        made = [
+            torch.full((MIB,), number, dtype=torch.uint8, device="cuda") for number in range(50)
+        ]
         thread = threading.Thread(target=made.clear)
         thread.start()
         thread.join()

@@ -55,7 +55,11 @@ class Training(GpuTest):
         """Workers are forked before and after the first allocation; batches come by pinned memory."""
         for workers in (0, 2):
             loader = torch.utils.data.DataLoader(
-                Numbers(), batch_size=32, num_workers=workers, pin_memory=True, timeout=60 * (workers > 0)
+                Numbers(),
+                batch_size=32,
+                num_workers=workers,
+                pin_memory=True,
+                timeout=60 * (workers > 0),
             )
             seen = 0
             for batch, indexes in loader:
@@ -106,9 +110,7 @@ class Training(GpuTest):
             inputs = torch.randn(4, 16, size, size, device="cuda")
             made = model(inputs)
             made.mean().backward()
-            torch.testing.assert_close(
-                made.cpu(), model.cpu()(inputs.cpu()), rtol=1e-2, atol=1e-2
-            )
+            torch.testing.assert_close(made.cpu(), model.cpu()(inputs.cpu()), rtol=1e-2, atol=1e-2)
             model.cuda()
 
     @unittest.skipUnless(importlib.util.find_spec("triton"), "Triton is not installed")

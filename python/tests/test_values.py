@@ -28,7 +28,12 @@ class Sizes(unittest.TestCase):
                 bytes_of(other)
 
     def test_for_people(self):
-        for size, text in [(0, "0 B"), (1023, "1023 B"), (1 << 10, "1.00 KiB"), (3 << 39, "1.50 TiB")]:
+        for size, text in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1 << 10, "1.00 KiB"),
+            (3 << 39, "1.50 TiB"),
+        ]:
             self.assertEqual(text_of(size), text)
 
 

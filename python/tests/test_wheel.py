@@ -13,8 +13,8 @@ import cuvmm
 
 sys.path.insert(0, os.path.dirname(HERE))
 
-import build  # noqa: E402
-import elf  # noqa: E402
+import build
+import elf
 
 
 def installed():
@@ -56,7 +56,9 @@ class Wheel(unittest.TestCase):
         complaints = elf.complaints(elf.read(gcc), build.GLIBC)
         self.assertIn("it defines _Unwind_Resume", complaints)
         self.assertIn("it does not use libgcc_s to unwind", complaints)
-        newer = elf.Library(["libgcc_s.so.1"], {"GLIBC_2.4", "GLIBC_2.34"}, set(), {"_Unwind_Resume"})
+        newer = elf.Library(
+            ["libgcc_s.so.1"], {"GLIBC_2.4", "GLIBC_2.34"}, set(), {"_Unwind_Resume"}
+        )
         self.assertEqual(elf.complaints(newer, (2, 28)), ["it needs GLIBC_2.34"])
 
 

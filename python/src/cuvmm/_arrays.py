@@ -111,9 +111,7 @@ class DeviceArray:
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
         kept = [memory]
         codes = (self._dtype.code, self._dtype.bits)
-        return _dlpack.export(
-            self.address, self.device, self.shape, codes, versioned, kept.clear
-        )
+        return _dlpack.export(self.address, self.device, self.shape, codes, versioned, kept.clear)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -21,7 +21,9 @@ def tag(name: str) -> Iterator[None]:
     `cuvmm.torch.pool` enters it.
     """
     if name in _asleep:
-        raise _library.Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
+        raise _library.Error(
+            f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first"
+        )
     library = _library.get()
     library.check(library.tag_enter(name.encode()))
     _known.add(name)

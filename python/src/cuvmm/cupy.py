@@ -3,6 +3,8 @@
     import cuvmm.cupy
 
     cuvmm.cupy.install(limit="20GiB")
+
+Arrays are then allocated for work of CuPy's current stream.
 """
 
 from __future__ import annotations

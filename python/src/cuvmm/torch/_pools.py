@@ -35,7 +35,8 @@ class _Entered:
     """A pool of PyTorch that a thread has entered. Only the innermost is in use."""
 
     def __init__(self, mem_pool: Any, device: int) -> None:
-        self._mem_pool, self._device, self._context = mem_pool, device, None
+        self._mem_pool, self._device = mem_pool, device
+        self._context: Any = None
 
     def resume(self) -> None:
         self._context = torch.cuda.use_mem_pool(self._mem_pool, self._device)

@@ -104,9 +104,9 @@ def _refused(value: bool) -> bool:
 
 def _guard_benchmark() -> None:
     module = type(torch.backends.cudnn)
-    original = module.__dict__.get("benchmark")
+    original = vars(module).get("benchmark")
     if hasattr(original, "__set__"):
-        module.benchmark = _Guarded(original)  # type: ignore[attr-defined]
+        setattr(module, "benchmark", _Guarded(original))  # noqa: B010
     set_benchmark = torch._C._set_cudnn_benchmark
     if torch._C._get_cudnn_benchmark():
         set_benchmark(_refused(True))

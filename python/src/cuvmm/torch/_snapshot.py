@@ -42,10 +42,11 @@ def make(devices: list[Figures], pool: tuple[int, int] | None = None) -> dict[st
 
 
 def _block(found: Figures) -> dict[str, Any]:
-    requested = int(found.get("requested", found["size"]))
+    size = int(found["size"])
+    requested = int(found.get("requested") or size)
     return {
         "address": int(found["address"]),
-        "size": max(int(found["size"]), requested),
+        "size": max(size, requested),
         "requested_size": requested,
         "stream": int(found.get("stream") or 0),
         "pool": _pool_of(found.get("pool")),

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 
 from .. import _C
-from . import _utils, memory
+from . import _utils, memory  # noqa: F401
 
 _device = 0
 #: The handle of the current stream.

@@ -140,7 +140,7 @@ class Threads(GpuTest):
 
 
 class Figures(GpuTest):
-    """PyTorch's figures, whoever counts them, agree with what a program knows."""
+    """PyTorch's figures agree with what a program knows, in every mode."""
 
     def setUp(self):
         super().setUp()
@@ -210,14 +210,13 @@ class Figures(GpuTest):
     def test_mem_get_info(self):
         free, total = torch.cuda.mem_get_info()
         self.assertTrue(0 < free <= total)
-        made = torch.empty(GIB, dtype=torch.uint8, device="cuda")
-        after = torch.cuda.mem_get_info()[0]
-        # Memory that was cached served a part of it.
-        self.assertLessEqual(after, free)
-        del made
         if MODE == "install":
+            # Other processes on the device do not change it.
+            made = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+            after = torch.cuda.mem_get_info()[0]
             self.assertEqual(total, LIMIT)
-            self.assertLessEqual(free - after, GIB + 256 * MIB)
+            self.assertTrue(GIB <= free - after <= GIB + 256 * MIB, (free, after))
+            del made
 
     @only_installed
     def test_accelerator(self):

@@ -13,6 +13,38 @@ def receive(queue, answers):
 
 
 class Refusals(GpuTest):
+    @unittest.skipIf(MODE == "install", "the functions are replaced")
+    def test_the_stand_in_has_pytorch_s_names(self):
+        """The package replaces what is there, and the stand-in for PyTorch in the tests has it."""
+        for name in (
+            "_cuda_memoryStats",
+            "_cuda_memorySnapshot",
+            "_cuda_resetPeakMemoryStats",
+            "_cuda_resetAccumulatedMemoryStats",
+            "_cuda_getMemoryFraction",
+            "_cuda_getCheckpointState",
+            "_cuda_setCheckpointPoolState",
+            "_cuda_record_memory_history",
+            "_cuda_record_memory_history_legacy",
+            "_cuda_attach_out_of_memory_observer",
+            "_set_cudnn_benchmark",
+        ):
+            self.assertTrue(hasattr(torch._C, name), name)
+        for name in ("_share_cuda_", "_new_shared_cuda"):
+            self.assertTrue(hasattr(torch.UntypedStorage, name), name)
+        allocator = torch._C._CUDAPluggableAllocator
+        for name in (
+            "set_reset_fn",
+            "set_memory_fraction_fn",
+            "set_base_alloc_fn",
+            "set_record_stream_fn",
+            "set_begin_allocate_to_pool",
+            "set_end_allocate_to_pool_fn",
+            "set_release_pool",
+        ):
+            self.assertTrue(hasattr(allocator, name), name)
+        self.assertTrue(hasattr(vars(type(torch.backends.cudnn))["benchmark"], "__set__"))
+
     @only_installed
     def test_memory_history(self):
         with self.assertRaisesRegex(RuntimeError, "cuvmm"):

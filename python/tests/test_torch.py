@@ -140,6 +140,39 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_nested_and_in_threads(self):
+        case(
+            """
+            import threading
+            entered = torch.cuda.memory.entered
+
+            def inner(outer):
+                with cuvmm.torch.pool("a"):
+                    assert len(entered) == outer + 1
+                    with cuvmm.torch.pool("b"), cuvmm.torch.pool("a"):
+                        assert len(entered) == outer + 1
+                        try:
+                            with cuvmm.torch.pool("c"):
+                                raise KeyError
+                        except KeyError:
+                            pass
+                        assert len(entered) == outer + 1
+                    assert len(entered) == outer + 1
+                assert len(entered) == outer
+
+            inner(0)
+            made = torch.cuda.MemPool.made
+            inner(0)
+            assert torch.cuda.MemPool.made == made, "pools are used again"
+            with cuvmm.torch.pool("a"):
+                thread = threading.Thread(target=inner, args=(1,))
+                thread.start()
+                thread.join()
+                assert len(entered) == 1
+            assert torch.cuda.MemPool.made == made + 1
+            """
+        )
+
     def test_contents_are_kept(self):
         case(
             """

@@ -43,17 +43,6 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_wake": (_int, [_text]),
 }
 
-# Functions whose addresses are given to PyTorch, beside those of the table.
-_ADDRESSES = (
-    "cuvmm_malloc",
-    "cuvmm_base_alloc",
-    "cuvmm_begin_allocate_to_pool",
-    "cuvmm_end_allocate_to_pool",
-    "cuvmm_release_pool",
-    "cuvmm_tag_malloc",
-    "cuvmm_tag_free",
-)
-
 
 def path() -> str:
     """Returns the path of the shared library.
@@ -75,19 +64,27 @@ class Library:
             self._loaded = ctypes.CDLL(file)
         except OSError as error:
             raise Error(f"cannot load {file}: {error}") from error
-        lacking = [name for name in (*_TYPES, *_ADDRESSES) if not hasattr(self._loaded, name)]
-        if lacking:
-            raise Error(f"{file} is of another version: it lacks {', '.join(lacking)}")
-        for name, (result, arguments) in _TYPES.items():
-            function = getattr(self._loaded, name)
-            function.restype, function.argtypes = result, arguments
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loaded, "cuvmm_" + name)
+        """Returns a function by its name without the prefix."""
+        full = "cuvmm_" + name
+        if full not in _TYPES:
+            raise AttributeError(name)
+        result, arguments = _TYPES[full]
+        function = self._found(full)
+        function.restype, function.argtypes = result, arguments
+        setattr(self, name, function)
+        return function
+
+    def _found(self, name: str) -> Any:
+        try:
+            return getattr(self._loaded, name)
+        except AttributeError:
+            raise Error(f"{self.file} has no {name}: it is of another version") from None
 
     def address(self, name: str) -> int:
         """Returns the address of a function, for PyTorch."""
-        return ctypes.cast(getattr(self._loaded, name), ctypes.c_void_p).value or 0
+        return ctypes.cast(self._found(name), ctypes.c_void_p).value or 0
 
     def text(self, name: str, *arguments: Any) -> str:
         """Returns the text that a function writes. Asks again if the text has grown meanwhile."""

@@ -57,7 +57,7 @@ class Tensor:
 
     def __init__(self, size):
         init()
-        self.allocator = memory.entered[-1].allocator if memory.entered else _C.current
+        self.allocator = memory.entered[0].allocator if memory.entered else _C.current
         self.size, self.stream, self.device = size, stream, _device
         self.address = self.allocator.malloc(size, _device, stream)
 

@@ -81,14 +81,16 @@ class MemPool:
         MemPool.made += 1
 
 
-#: Pools that are entered, the innermost last.
-entered = []
+#: Pools that are entered. Some versions of PyTorch use the outermost, and each refuses one twice.
+entered: list[MemPool] = []
 
 
 @contextlib.contextmanager
 def use_mem_pool(pool, device=None):
+    if pool in entered:
+        raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
     entered.append(pool)
     try:
         yield
     finally:
-        entered.pop()
+        entered.remove(pool)

@@ -29,12 +29,12 @@ def configure(
         "60GiB". By default, all memory but what libraries need.
     preset: "tight" holds little more than what is live; "fast" maps seldom and holds more.
     tenant: the name in messages and in the ledger.
-    ledger: the file of a ledger, which all processes that share the device name.
+    ledger: the directory of a ledger. Processes that name the same one share the device's memory.
     peers: the ordinals of devices that may read and write the memory.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
 
-    >>> cuvmm.configure(limit="60GiB", ledger="/run/gpu0.ledger", tenant="chat")  # doctest: +SKIP
+    >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
     Raises ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated before.
     """

@@ -19,7 +19,7 @@ def work(name, ledger, limit, until, step, answers):
     """Runs steps until a time, in a process of its own, and reports."""
     import cuvmm.torch
 
-    cuvmm.torch.install(limit=limit, tenant=name, ledger=ledger)
+    cuvmm.torch.install(tenant=name, ledger=ledger, ledger_limit=limit)
     import torch
 
     chosen, done, waits, peak = random.Random(name), 0, 0, 0

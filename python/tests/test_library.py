@@ -44,7 +44,7 @@ class Interface(unittest.TestCase):
             from cuvmm import _library
             library = _library.get()
             assert library.configure(b'{"lmit": 5}') < 0
-            assert "lmit" in library.last_error(), library.last_error()
+            assert "lmit" in library.reason(), library.reason()
             cuvmm.configure(limit="64MiB", tenant="mine")
             array = cuvmm.empty(8 << 20)
             assert cuvmm.stats().limit == 64 << 20

@@ -23,7 +23,7 @@ class _Memory:
         address = library.try_malloc(max(1, nbytes), device, stream)
         if not address:
             raise OutOfMemoryError(
-                f"cannot allocate {text_of(nbytes)} on device {device}: {library.last_error()}"
+                f"cannot allocate {text_of(nbytes)} on device {device}: {library.reason()}"
             )
         self.address, self.device, self.stream = address, device, stream
         weakref.finalize(self, library.free, address, nbytes, device, stream).atexit = False

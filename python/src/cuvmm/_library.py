@@ -102,14 +102,14 @@ class Library:
         text = self.text(name, device)
         return json.loads(text) if text else {}
 
-    def last_error(self) -> str:
-        """Returns the text of this thread's last error."""
+    def reason(self) -> str:
+        """Returns why the last call of this thread failed."""
         return self.text("last_error") or "the library gave no reason"
 
     def check(self, code: int) -> None:
         """Raises the library's last error if a function failed."""
         if code < 0:
-            raise Error(self.last_error())
+            raise Error(self.reason())
 
 
 _loading = threading.Lock()

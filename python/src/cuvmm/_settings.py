@@ -16,6 +16,7 @@ def configure(
     preset: str = "tight",
     tenant: str | None = None,
     ledger: str | os.PathLike[str] | None = None,
+    ledger_limit: int | str | None = None,
     peers: Iterable[int] = (),
     aliases: bool | None = None,
     stream_waits: bool | None = None,
@@ -30,6 +31,8 @@ def configure(
     preset: "tight" holds little more than what is live; "fast" maps seldom and holds more.
     tenant: the name in messages and in the ledger.
     ledger: the directory of a ledger. Processes that name the same one share the device's memory.
+    ledger_limit: the most that all processes of the ledger may have together. The first process
+        sets it, and others name the same or none.
     peers: the ordinals of devices that may read and write the memory.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
@@ -47,6 +50,8 @@ def configure(
         settings["tenant"] = str(tenant)
     if ledger is not None:
         settings["ledger"] = os.fspath(ledger)
+    if ledger_limit is not None:
+        settings["ledger_limit"] = bytes_of(ledger_limit)
     ordinals = [int(peer) for peer in peers]
     if ordinals:
         settings["peers"] = ordinals

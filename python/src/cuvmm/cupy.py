@@ -24,6 +24,7 @@ def install(
     preset: str = "tight",
     tenant: str | None = None,
     ledger: str | PathLike[str] | None = None,
+    ledger_limit: int | str | None = None,
     peers: Iterable[int] = (),
 ) -> None:
     """Makes CuPy allocate from the heap, for work of the current stream.
@@ -45,7 +46,7 @@ def install(
 
     library, peers, current_stream = _library.get(), list(peers), cupy.cuda.get_current_stream
     if limit is not None or tenant or ledger or peers or preset != "tight":
-        configure(limit, preset, tenant, ledger, peers)
+        configure(limit, preset, tenant, ledger, ledger_limit, peers)
 
     def malloc(size: int, device: int) -> int:
         address = library.try_malloc(size, device, current_stream().ptr)

@@ -40,6 +40,7 @@ def install(
     preset: str = "tight",
     tenant: str | None = None,
     ledger: str | PathLike[str] | None = None,
+    ledger_limit: int | str | None = None,
     peers: Iterable[int] = (),
     aliases: bool | None = None,
     stream_waits: bool | None = None,
@@ -63,7 +64,7 @@ def install(
     with _lock:
         _refuse_late()
         library = _library.get()
-        configure(limit, preset, tenant, ledger, peers, aliases, stream_waits)
+        configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits)
         allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
         for setter, function in _HOOKS.items():
             # A PyTorch that lacks a setter does not call such a function.

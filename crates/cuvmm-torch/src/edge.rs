@@ -1,10 +1,23 @@
-//! The boundary between C and Rust: panics end here, and messages go to standard error.
+//! The boundary between C and Rust: panics end here, messages go to standard error, the last error of
+//! each thread is kept, and texts are written into the buffers of C.
+//!
+//! `unsafe` is used to read and write the texts of C.
+#![allow(unsafe_code)]
 
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
 use std::os::fd::AsFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use crate::error::Error;
+
 static HOOK: Once = Once::new();
+
+thread_local! {
+    /// The text of this thread's last error.
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 /// Runs the body of a C function. A panic in it is reported in one line, and the function returns
 /// `otherwise`.
@@ -18,6 +31,48 @@ pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
+/// Runs the body of a C function that returns 0, or a negative number and keeps the error for
+/// [`last`].
+pub(crate) fn status(body: impl FnOnce() -> Result<(), Error>) -> i32 {
+    guard(-2, || match body() {
+        Ok(()) => 0,
+        Err(error) => {
+            keep(&error);
+            -1
+        }
+    })
+}
+
+/// Prints one line on standard error, and keeps it as the thread's last error.
+pub(crate) fn complain(text: &str) {
+    set(text);
+    message(text);
+}
+
+/// Keeps an error as the thread's last one.
+pub(crate) fn keep(error: &Error) {
+    set(&error.to_string());
+}
+
+fn set(text: &str) {
+    // A thread that ends has no last error any more.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            text.clone_into(&mut last);
+        }
+    });
+}
+
+/// Returns the text of the thread's last error; an empty text if there was none.
+pub(crate) fn last() -> String {
+    LAST.try_with(|last| {
+        last.try_borrow()
+            .map(|last| last.clone())
+            .unwrap_or_default()
+    })
+    .unwrap_or_default()
+}
+
 /// Prints one line on standard error.
 ///
 /// `eprintln!` panics if standard error is closed, and takes a lock that a thread may have held when
@@ -27,9 +82,39 @@ pub(crate) fn message(text: &str) {
     let _ = rustix::io::write(std::io::stderr().as_fd(), line.as_bytes());
 }
 
+/// Writes a text and a zero byte into a buffer if it has the space. Returns the bytes needed.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+pub(crate) unsafe fn write(mut text: Vec<u8>, buffer: *mut c_char, length: usize) -> usize {
+    text.push(0);
+    if !buffer.is_null() && text.len() <= length {
+        // SAFETY: the caller passes at least this number of writable bytes, or null.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), text.len()) };
+    }
+    text.len()
+}
+
+/// Reads a text of C; `None` for null.
+///
+/// # Errors
+/// A text that is not UTF-8.
+///
+/// # Safety
+/// `text` is null or ends with a zero byte, and is not changed while the result is used.
+pub(crate) unsafe fn read<'a>(text: *const c_char) -> Result<Option<&'a str>, Error> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller passes a text that ends with a zero byte.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| Error::NotText)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::guard;
+    use super::{guard, last, status, write};
+    use crate::error::Error;
 
     #[test]
     fn a_panic_becomes_the_other_value() {
@@ -37,5 +122,32 @@ mod tests {
         let panics = || -> i32 { panic!("on purpose, in a test") };
         assert_eq!(guard(3, panics), 3);
         assert_eq!(guard(4, || 5), 5);
+    }
+
+    #[test]
+    fn the_last_error_is_the_threads() {
+        assert_eq!(last(), "");
+        assert_eq!(status(|| Ok(())), 0);
+        assert_eq!(status(|| Err(Error::NegativeSize)), -1);
+        assert_eq!(last(), Error::NegativeSize.to_string());
+        assert_eq!(std::thread::spawn(last).join().expect("ends"), "");
+        assert_eq!(status(|| panic!("on purpose, in a test")), -2);
+    }
+
+    #[test]
+    fn a_text_is_written_whole_or_not_at_all() {
+        let mut buffer = [9; 4];
+        let (place, text) = (buffer.as_mut_ptr(), b"abc".to_vec());
+        // SAFETY: the buffer has at least the lengths that are passed.
+        let needed = unsafe {
+            (
+                write(text.clone(), place, 3),
+                write(text.clone(), std::ptr::null_mut(), 0),
+            )
+        };
+        assert_eq!((needed, buffer), ((4, 4), [9; 4]));
+        // SAFETY: the buffer has this length.
+        let needed = unsafe { write(text, place, 4) };
+        assert_eq!((needed, buffer.map(|byte| byte as u8)), (4, *b"abc\0"));
     }
 }

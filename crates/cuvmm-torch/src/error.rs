@@ -2,7 +2,7 @@
 
 use bytesize::ByteSize;
 use cuvmm::driver::cuda::OpenError;
-use cuvmm::{BlockError, CallError, DeviceError, PoolError};
+use cuvmm::{BlockError, CallError, DeviceError, LedgerError, MemoryError, PoolError, SleepError};
 
 /// The number of devices that can have a heap.
 pub(crate) const DEVICES: usize = 64;
@@ -16,8 +16,8 @@ pub(crate) enum Error {
         expected: &'static str,
     },
     #[error(
-        "the environment variable {name} is {}: the device allows {} to {}",
-        Self::size(*value), Self::size(*least), Self::size(*most)
+        "{name} is {}: the device allows {} to {}",
+        size(*value), size(*least), size(*most)
     )]
     Limit {
         name: &'static str,
@@ -25,6 +25,20 @@ pub(crate) enum Error {
         least: u64,
         most: u64,
     },
+    #[error("the JSON is not understood: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("the setting {name} is {value}: it must be {expected}")]
+    Configured {
+        name: &'static str,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("memory was allocated before: settings come first")]
+    TooLate,
+    #[error("a text is missing, or is not UTF-8")]
+    NotText,
+    #[error("a fraction of a device's memory lies between 0 and 1, and {0} does not")]
+    Fraction(f64),
     #[error("this process was forked from one that uses CUDA: start it another way (spawn)")]
     Forked,
     #[error("a size is not negative")]
@@ -35,6 +49,26 @@ pub(crate) enum Error {
     OtherContext(i32),
     #[error("it is not allocated here, or was freed before")]
     NotAllocated,
+    #[error("the memory pool ({0}, {1}) is not open")]
+    NotOpen(u64, u64),
+    #[error("no memory was allocated under the tag {0:?}")]
+    UnknownTag(String),
+    #[error("the tag {0:?} is asleep")]
+    Asleep(String),
+    #[error("the tag {0:?} is awake")]
+    Awake(String),
+    #[error("the tag {tag:?} of device {device}: {cause}")]
+    Sleep {
+        tag: String,
+        device: i32,
+        cause: SleepError,
+    },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("there is no memory pool ({0}, {1})")]
+    NoSuchPool(u64, u64),
+    #[error("a null address was passed where a result is to be written")]
+    Null,
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -45,10 +79,23 @@ pub(crate) enum Error {
     Block(#[from] BlockError),
     #[error(transparent)]
     Call(#[from] CallError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
 }
 
 impl Error {
-    fn size(bytes: u64) -> impl std::fmt::Display {
-        ByteSize::b(bytes).display().iec()
+    /// Returns `true` if memory was short.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Block(error) => error.is_out_of_memory(),
+            Self::Pool(error) => error.is_out_of_memory(),
+            Self::Call(error) => error.is_out_of_memory(),
+            _ => false,
+        }
     }
+}
+
+/// Shows a number of bytes.
+pub(crate) fn size(bytes: u64) -> impl std::fmt::Display {
+    ByteSize::b(bytes).display().iec()
 }

@@ -4,79 +4,130 @@
 //! to ask the driver for their contexts.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::{CUresult, StreamHandle};
-use cuvmm::{CallError, Device, Heap, Limit, Pool, Stream};
+use cuvmm::heap::HeapBuilder;
+use cuvmm::{CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
+use crate::edge::message;
 use crate::error::{DEVICES, Error};
-use crate::fork;
-use crate::settings::{LIMIT, Settings};
+use crate::figures::Figures;
+use crate::settings::{Configuration, Settings};
+use crate::{exit, fork};
 
-/// The name of the tenant in messages.
-const TENANT: &str = "torch";
+/// The addresses of a graph's heap, for each byte that its pool may hold. They are fewer than those
+/// of a heap by default, since a program may have very many.
+const GRAPH_ADDRESSES: u64 = 8;
 
 /// The heaps, by the device's number. They are never dropped: when the process exits, the driver may
 /// be gone before the statics of this library would be, and the driver gives all memory back then.
 static HEAPS: [OnceLock<DeviceHeap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
-/// The driver, which is opened for the first heap. Held while a heap is made.
-static DRIVER: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
+/// What all heaps have in common. Held while a heap is made.
+static COMMON: Mutex<Common> = Mutex::new(Common {
+    driver: None,
+    configuration: None,
+});
+
+struct Common {
+    /// Opened for the first heap.
+    driver: Option<Arc<CudaDriver>>,
+    /// The settings that the program has made.
+    configuration: Option<Configuration>,
+}
+
+thread_local! {
+    /// The stream of this thread's last operation.
+    static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct Last {
+    of: &'static DeviceHeap,
+    handle: u64,
+    stream: &'static Stream,
+}
 
 /// A device's heap.
 pub(crate) struct DeviceHeap {
     driver: Arc<CudaDriver>,
+    pub(crate) device: Device,
     pub(crate) heap: Heap,
     pub(crate) pool: Pool,
-    /// Streams by their handles. One that is used for two allocations has one table of events.
-    streams: RwLock<HashMap<u64, Stream>>,
-    /// Allocations that returned null since the heap was made.
+    tenant: Tenant,
+    pub(crate) has_ledger: bool,
+    settings: Settings,
+    /// Streams by their handles, which are kept for ever. One that is used for two allocations has one
+    /// table of events.
+    streams: RwLock<HashMap<u64, &'static Stream>>,
+    figures: Mutex<Figures>,
+    /// Allocations that failed since the heap was made.
     pub(crate) failed: AtomicU64,
 }
 
 /// Returns a device's heap, if there is one already.
+#[inline]
 pub(crate) fn known(device: i32) -> Option<&'static DeviceHeap> {
     HEAPS.get(usize::try_from(device).ok()?)?.get()
 }
 
 /// Returns a device's heap, which is made now if there is none. A failure is not remembered: the
 /// next allocation tries again.
+#[inline]
 pub(crate) fn of(device: i32) -> Result<&'static DeviceHeap, Error> {
+    match known(device) {
+        Some(heap) => Ok(heap),
+        None => make(device),
+    }
+}
+
+#[cold]
+fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     let index = usize::try_from(device).map_err(|_| Error::NoSuchDevice)?;
     let place = HEAPS.get(index).ok_or(Error::NoSuchDevice)?;
-    if let Some(heap) = place.get() {
-        return Ok(heap);
-    }
     fork::watch();
-    let settings = Settings::read()?;
-    let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heap) = place.get() {
         return Ok(heap);
     }
-    let driver = match &*driver {
+    let settings = match &common.configuration {
+        Some(configuration) => Settings::read(configuration),
+        None => Settings::read(&Configuration::default()),
+    }?;
+    let driver = match &common.driver {
         Some(driver) => Arc::clone(driver),
-        None => Arc::clone(driver.insert(Arc::new(CudaDriver::open()?))),
+        None => Arc::clone(common.driver.insert(Arc::new(CudaDriver::open()?))),
     };
     let heap = DeviceHeap::new(driver, index, settings)?;
     Ok(place.get_or_init(|| heap))
 }
 
-/// Trims all heaps. Returns the devices whose trim failed.
-pub(crate) fn trim() -> Vec<(usize, CallError)> {
+/// Sets how the heaps are made.
+///
+/// # Errors
+/// A heap was made already.
+pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     if fork::is_child() {
-        return Vec::new();
+        return Err(Error::Forked);
     }
+    let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+    if all().next().is_some() {
+        return Err(Error::TooLate);
+    }
+    common.configuration = Some(configuration);
+    Ok(())
+}
+
+/// Returns all heaps with their devices' numbers.
+pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
-    let failed = |(device, place): (usize, &OnceLock<DeviceHeap>)| {
-        let DeviceHeap { heap, pool, .. } = place.get()?;
-        // The first gives extents to the pool, the second what the pool has to the driver.
-        let trimmed = heap.trim().and_then(|_| pool.trim(0));
-        Some((device, trimmed.err()?))
-    };
-    heaps.filter_map(failed).collect()
+    heaps.filter_map(|(device, place)| Some((device, place.get()?)))
 }
 
 /// Counts an allocation that failed.
@@ -90,33 +141,86 @@ impl DeviceHeap {
     /// Builds a heap in the device's primary context. Takes no memory yet.
     fn new(driver: Arc<CudaDriver>, index: usize, settings: Settings) -> Result<Self, Error> {
         let device = Device::open(driver.clone(), u32::try_from(index).unwrap_or(u32::MAX))?;
-        let mut pool = Pool::builder(&device);
+        let mut builder = Pool::builder(&device);
         if let Some(value) = settings.limit {
             let (least, most) = (device.granularity(), device.total_memory());
             if !(least..=most).contains(&value) {
                 return Err(Error::Limit {
-                    name: LIMIT,
+                    name: settings.limit_name,
                     value,
                     least,
                     most,
                 });
             }
-            pool = pool.limit(Limit::Bytes(value));
+            builder = builder.limit(Limit::Bytes(value));
         }
-        let pool = pool.build()?;
-        let tenant = pool.tenant(TENANT).register()?;
-        let heap = Heap::builder(&tenant)
-            .preset(settings.preset)
-            .aliases(settings.aliases)
-            .stream_waits(settings.waits)
-            .build()?;
+        let ledger = match &settings.ledger {
+            Some(directory) => Some(Ledger::builder(&device, directory).open()?),
+            None => None,
+        };
+        if let Some(ledger) = &ledger {
+            builder = builder.ledger(ledger);
+        }
+        let mapper = match settings.mapper && exit::watch() {
+            true => mapper(&device),
+            false => None,
+        };
+        if let Some(mapper) = &mapper {
+            builder = builder.mapper(mapper);
+        }
+        let pool = builder.build()?;
+        let tenant = pool.tenant(settings.tenant.as_str()).register()?;
+        let heap = settings.apply(Heap::builder(&tenant)).build()?;
+        if let Some(mapper) = mapper {
+            exit::keep(mapper);
+        }
         Ok(Self {
             driver,
+            device,
             heap,
             pool,
+            tenant,
+            has_ledger: ledger.is_some(),
+            settings,
             streams: RwLock::default(),
+            figures: Mutex::default(),
             failed: AtomicU64::new(0),
         })
+    }
+
+    /// Builds a heap for the captures of one pool of graphs.
+    pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
+        let limit = self.pool.stats().limit;
+        let builder = self.settings.apply(Heap::builder(&self.tenant));
+        let addresses = limit.saturating_mul(GRAPH_ADDRESSES).max(1 << 30);
+        Ok(builder.for_graphs(true).addresses(addresses).build()?)
+    }
+
+    /// Returns the tenant that PyTorch's allocations are charged to.
+    pub(crate) const fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// Returns the counters of the device's allocations.
+    #[inline]
+    pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the bytes that the device's pool has from the driver.
+    pub(crate) fn held(&self) -> u64 {
+        let stats = self.pool.stats();
+        stats.committed + stats.free + stats.quarantined
+    }
+
+    /// Gives free memory back to the driver, where its work is complete.
+    pub(crate) fn trim(&self) -> Result<(), CallError> {
+        let held = self.held();
+        self.figures().look(held);
+        // The first gives extents to the pool, the second what the pool has to the driver.
+        self.heap.trim()?;
+        self.pool.trim(0)?;
+        Ok(())
     }
 
     /// Returns the stream of a handle.
@@ -124,13 +228,30 @@ impl DeviceHeap {
     /// # Errors
     /// The per-thread default stream: another thread could not wait for its work. A stream of another
     /// device or context, whose work the heap cannot wait for.
-    pub(crate) fn stream(&self, handle: u64) -> Result<Stream, Error> {
+    #[inline]
+    pub(crate) fn stream(&'static self, handle: u64) -> Result<&'static Stream, Error> {
+        if let Some(last) = LAST.get()
+            && last.handle == handle
+            && ptr::eq(last.of, self)
+        {
+            return Ok(last.stream);
+        }
+        let stream = self.other_stream(handle)?;
+        LAST.set(Some(Last {
+            of: self,
+            handle,
+            stream,
+        }));
+        Ok(stream)
+    }
+
+    fn other_stream(&self, handle: u64) -> Result<&'static Stream, Error> {
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = streams.get(&handle) {
-            return Ok(stream.clone());
+            return Ok(stream);
         }
         drop(streams);
-        let device = self.heap.device();
+        let device = &self.device;
         // SAFETY: the caller of the library's functions vouches that the stream is one and stays
         // one. The driver says below that it belongs to the context in which the heap works.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) }?;
@@ -138,8 +259,10 @@ impl DeviceHeap {
             return Err(Error::OtherContext(device.ordinal().0));
         }
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(streams.entry(handle).or_insert(stream).clone())
+        let place = streams.entry(handle);
+        Ok(place.or_insert_with(|| Box::leak(Box::new(stream))))
     }
+
     /// Returns `true` if a stream belongs to the context in which the heap works. A default stream
     /// belongs to each context, and a driver older than CUDA 9.2 does not say.
     fn has(&self, handle: u64) -> bool {
@@ -149,12 +272,32 @@ impl DeviceHeap {
         if handle == StreamHandle::NULL.0 {
             return true;
         }
-        let stream = std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0));
-        let mut found = std::ptr::null_mut();
+        let stream = ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0));
+        let mut found = ptr::null_mut();
         // SAFETY: the result is written to a local, and the caller of the library's functions
         // vouches for the stream.
         let code = unsafe { ask(stream, &mut found) };
-        let ours = self.driver.context(self.heap.device().ordinal());
+        let ours = self.driver.context(self.device.ordinal());
         code == CUresult::CUDA_SUCCESS && ours == Ok(found)
+    }
+}
+
+impl Settings {
+    fn apply<'a>(&self, builder: HeapBuilder<'a>) -> HeapBuilder<'a> {
+        builder
+            .preset(self.preset)
+            .aliases(self.aliases)
+            .stream_waits(self.waits)
+    }
+}
+
+/// Starts a device's mapper. The heap works without it too.
+fn mapper(device: &Device) -> Option<Mapper> {
+    match Mapper::start(device) {
+        Ok(mapper) => Some(mapper),
+        Err(error) => {
+            message(&format!("no thread unmaps memory ahead: {error}"));
+            None
+        }
     }
 }

@@ -7,61 +7,105 @@
 //! There is one [heap](cuvmm::Heap) for each device, in the device's primary context, which is
 //! PyTorch's too. It is made by the first allocation on the device and is never dropped.
 //!
-//! Modules, from the bottom up: `edge` catches panics and prints messages, `fork` detects forked
-//! children, `error` has what can go wrong, `settings` reads the environment, `heaps` makes heaps and
-//! knows their streams, `live` finds allocations by address, `stats` writes figures.
+//! Modules, from the bottom up: `error` has what can go wrong, `edge` catches panics and exchanges
+//! texts with C, `fork` detects forked children, `exit` stops threads before the driver goes,
+//! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
+//! calls its functions, `heaps` makes heaps and knows their streams, `graphs` has the heaps of
+//! graphs, `live` finds allocations by address, `tags` has memory that can sleep, `limits` and `stats`
+//! have the figures, `api` and this file the functions of C.
 //!
-//! `unsafe` is allowed here to export functions under their C names, and to write into the buffer
-//! that C passes to one of them.
+//! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
 
+mod api;
+mod cxx;
 mod edge;
 mod error;
+mod exit;
+mod figures;
 mod fork;
+mod graphs;
 mod heaps;
+mod limits;
 mod live;
 mod settings;
 mod stats;
+mod tags;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use bytesize::ByteSize;
-
-use self::edge::{guard, message};
+use self::cxx::Exception;
+use self::edge::{complain, guard};
 use self::error::Error;
+use self::graphs::PoolId;
+
+pub use self::api::*;
+
+/// The outcome of an allocation. It has nothing to drop, so that an exception can pass.
+#[derive(Clone, Copy)]
+enum Outcome {
+    Address(*mut c_void),
+    Throw(Exception),
+}
 
 /// Allocates `size` bytes on a device for work on a stream (`alloc_fn`).
 ///
-/// The address is a multiple of 512. Returns null for a size of 0. Returns null and prints one line
-/// on standard error if the allocation fails, in a forked child of a process that has used this
-/// library, and for the per-thread default stream.
+/// The address is a multiple of 512. Returns null for a size of 0.
+///
+/// If memory is short, throws PyTorch's `c10::OutOfMemoryError`. If another thing fails (in a forked
+/// child of a process that has used this library, or for the per-thread default stream), prints one
+/// line on standard error and returns null. Without PyTorch in the process, does so in any case.
 ///
 /// # Safety
 /// `stream` is a stream of the device's primary context, and stays one as long as this library
 /// knows memory that was used on it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuvmm_malloc(
+pub unsafe extern "C-unwind" fn cuvmm_malloc(
     size: isize,
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    guard(ptr::null_mut(), || {
-        match live::allocate(size, device, handle(stream)) {
-            Ok(address) => ptr::with_exposed_provenance_mut(address),
-            Err(error) => {
-                heaps::note_failure(device);
-                let size = match u64::try_from(size) {
-                    Ok(bytes) => ByteSize::b(bytes).display().iec().to_string(),
-                    Err(_) => format!("{size} bytes"),
-                };
-                message(&format!(
-                    "allocation of {size} on device {device} failed: {error}"
-                ));
-                ptr::null_mut()
-            }
+    // A function of PyTorch that is called there may throw, so it is not within `guard`.
+    let pool = graphs::route(device, stream);
+    let outcome = guard(Outcome::Address(ptr::null_mut()), || {
+        allocated(size, device, stream, pool)
+    });
+    match outcome {
+        Outcome::Address(address) => address,
+        // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
+        Outcome::Throw(exception) => unsafe { exception.throw() },
+    }
+}
+
+fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
+    match live::allocate(size, device, handle(stream), pool) {
+        Ok(address) => Outcome::Address(ptr::with_exposed_provenance_mut(address)),
+        Err(error) => failed(size, device, &error),
+    }
+}
+
+/// Reports an allocation that failed.
+#[cold]
+fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
+    heaps::note_failure(device);
+    let size = match u64::try_from(size) {
+        Ok(bytes) => error::size(bytes).to_string(),
+        Err(_) => format!("{size} bytes"),
+    };
+    if error.is_out_of_memory() {
+        let table = stats::table(device).unwrap_or_default();
+        let text =
+            format!("CUDA out of memory. Tried to allocate {size}. GPU {device}: {error}\n{table}");
+        if let Some(exception) = Exception::new(&text) {
+            edge::keep(error);
+            return Outcome::Throw(exception);
         }
-    })
+    }
+    complain(&format!(
+        "allocation of {size} on device {device} failed: {error}"
+    ));
+    Outcome::Address(ptr::null_mut())
 }
 
 /// Frees an allocation in the order of the stream that it was made for, and of the streams that use
@@ -84,8 +128,8 @@ pub unsafe extern "C" fn cuvmm_free(
         let address = address.addr();
         match live::free(address, handle(stream)) {
             Ok(()) => {}
-            Err(error @ Error::NotAllocated) => message(&format!("free of {address:#x}: {error}")),
-            Err(error) => message(&format!(
+            Err(error @ Error::NotAllocated) => complain(&format!("free of {address:#x}: {error}")),
+            Err(error) => complain(&format!(
                 "free of {address:#x}: {error}; the memory is not reused"
             )),
         }
@@ -105,7 +149,7 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     guard((), || {
         if let Err(error) = live::record(address.addr(), handle(stream)) {
             let address = address.addr();
-            message(&format!(
+            complain(&format!(
                 "use of {address:#x} by another stream: {error}; the memory is not reused"
             ));
         }
@@ -113,35 +157,21 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
 }
 
 /// Gives the free memory of all heaps back to the driver, where its work is complete
-/// (`set_reset_fn`; PyTorch's `empty_cache`). Never waits for the GPU.
+/// (`set_reset_fn`; PyTorch's `empty_cache`). Waits for the GPU only if a pool of graphs was released
+/// during a capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_reset() {
     guard((), || {
-        for (device, error) in heaps::trim() {
-            message(&format!("trim of device {device}: {error}"));
+        if fork::is_child() {
+            return;
+        }
+        graphs::collect();
+        for (device, heap) in heaps::all() {
+            if let Err(error) = heap.trim() {
+                complain(&format!("trim of device {device}: {error}"));
+            }
         }
     });
-}
-
-/// Writes a device's figures as one JSON object, terminated by a zero byte, if they fit in `length`
-/// bytes. Returns the bytes needed, the zero byte included; 0 if the device has no heap yet, and in
-/// a forked child. Makes no driver call.
-///
-/// # Safety
-/// `buffer` is null or valid for writing `length` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuvmm_stats(device: c_int, buffer: *mut c_char, length: usize) -> usize {
-    guard(0, || {
-        let Some(mut text) = stats::json(device) else {
-            return 0;
-        };
-        text.push(0);
-        if !buffer.is_null() && text.len() <= length {
-            // SAFETY: the caller passes at least this number of writable bytes, or null.
-            unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), text.len()) };
-        }
-        text.len()
-    })
 }
 
 /// Returns a stream's handle as a number.

@@ -1,23 +1,31 @@
 //! Live allocations by address: allocating, freeing, recording uses.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cuvmm::Allocation;
 use cuvmm::driver::StreamHandle;
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::fork;
+use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
 
 /// Locks that share the table, so that threads seldom wait for each other.
-const SHARDS: usize = 16;
+const SHARDS: usize = 64;
 
-type Shard = BTreeMap<usize, Live>;
+/// How long a request waits for other processes of a ledger to give memory back.
+const NEIGHBOURS: Duration = Duration::from_secs(2);
+
+type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
 
 /// The table. An address is removed before its memory is freed, so the next allocation there finds
 /// its place empty.
-static TABLE: [Mutex<Shard>; SHARDS] = [const { Mutex::new(BTreeMap::new()) }; SHARDS];
+static TABLE: [Mutex<Shard>; SHARDS] =
+    [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
 
 /// A live allocation.
 struct Live {
@@ -25,12 +33,30 @@ struct Live {
     heap: &'static DeviceHeap,
     /// The handle of the stream that it was made for.
     home: u64,
+    /// The pool of graphs that it was made for.
+    pool: Option<PoolId>,
     /// `true` if a use could not be recorded: the memory is never reused.
     is_kept: bool,
 }
 
+/// What is known of a live allocation.
+#[derive(Debug, Serialize)]
+pub(crate) struct Entry {
+    address: usize,
+    /// The bytes, rounded up.
+    size: u64,
+    requested: u64,
+    stream: u64,
+    pool: Option<PoolId>,
+}
+
 /// Allocates memory and returns its address; 0 for a size of 0.
-pub(crate) fn allocate(size: isize, device: i32, stream: u64) -> Result<usize, Error> {
+pub(crate) fn allocate(
+    size: isize,
+    device: i32,
+    stream: u64,
+    pool: Option<PoolId>,
+) -> Result<usize, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
@@ -41,16 +67,64 @@ pub(crate) fn allocate(size: isize, device: i32, stream: u64) -> Result<usize, E
     };
     let heap = heaps::of(device)?;
     let home = one_name(stream);
-    let allocation = heap.heap.allocate(size, 1, &heap.stream(home)?)?;
+    let stream = heap.stream(home)?;
+    let allocation = match pool {
+        None => match heap.heap.allocate(size, 1, stream) {
+            Ok(allocation) => allocation,
+            Err(error) => again(heap, &heap.heap, size, stream, error.into())?,
+        },
+        Some(pool) => {
+            let graphs = graphs::heap(device, pool)?;
+            match graphs.allocate(size, 1, stream) {
+                Ok(allocation) => allocation,
+                Err(error) => again(heap, &graphs, size, stream, error.into())?,
+            }
+        }
+    };
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {
         allocation,
         heap,
         home,
+        pool,
         is_kept: false,
     };
     shard(address).insert(address, live);
+    heap.figures().made(size);
     Ok(address)
+}
+
+/// Tries an allocation again that failed for lack of memory, after free memory has gone back to the
+/// driver, and after other processes were asked for theirs.
+#[cold]
+fn again(
+    of: &DeviceHeap,
+    heap: &cuvmm::Heap,
+    size: u64,
+    stream: &cuvmm::Stream,
+    error: Error,
+) -> Result<Allocation, Error> {
+    if !error.is_out_of_memory() {
+        return Err(error);
+    }
+    of.figures().retries += 1;
+    graphs::collect();
+    // If the driver refuses, the second attempt says more.
+    let _ = of.trim();
+    let mut outcome = heap.allocate(size, 1, stream);
+    let captures = || stream.is_capturing().unwrap_or(true);
+    if outcome.is_err() && of.has_ledger && !captures() {
+        // A heap does not wait for other processes, and a block does. What it gets stays with the
+        // pool.
+        let block = of.tenant().block(size).home_stream(stream);
+        if block.timeout(NEIGHBOURS).allocate().is_ok() {
+            outcome = heap.allocate(size, 1, stream);
+        }
+    }
+    if outcome.is_err() {
+        of.figures().ooms += 1;
+    }
+    Ok(outcome?)
 }
 
 /// Frees the allocation at an address, behind what its streams have queued. `stream` is one of them.
@@ -67,7 +141,9 @@ pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
     let recorded = live.record(stream);
     if live.is_kept {
         std::mem::forget(live.allocation);
+        return recorded;
     }
+    live.heap.figures().ended(live.allocation.size());
     recorded
 }
 
@@ -85,16 +161,57 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     }
 }
 
+/// Returns the first address and the bytes of the allocation that contains an address. Looks at all
+/// allocations, unless the address is the first.
+pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
+    if fork::is_child() {
+        return None;
+    }
+    let bytes = |live: &Live| usize::try_from(live.allocation.size()).unwrap_or(usize::MAX);
+    if let Some(live) = shard(address).get(&address) {
+        return Some((address, bytes(live)));
+    }
+    TABLE.iter().find_map(|shard| {
+        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = shard.iter().map(|(&first, live)| (first, bytes(live)));
+        all.find(|&(first, bytes)| address.checked_sub(first).is_some_and(|at| at < bytes))
+    })
+}
+
+/// Returns all live allocations of a device, by address.
+pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for shard in &TABLE {
+        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = shard.iter().filter(|(_, live)| std::ptr::eq(live.heap, of));
+        entries.extend(live.map(|(&address, live)| live.entry(address)));
+    }
+    entries.sort_unstable_by_key(|entry| entry.address);
+    entries
+}
+
 impl Live {
+    #[inline]
     fn record(&mut self, stream: u64) -> Result<(), Error> {
         let stream = one_name(stream);
         if stream == self.home {
             return Ok(());
         }
         let other = self.heap.stream(stream);
-        let recorded = other.and_then(|other| Ok(self.allocation.record_use(&other)?));
+        let recorded = other.and_then(|other| Ok(self.allocation.record_use(other)?));
         self.is_kept |= recorded.is_err();
         recorded
+    }
+
+    fn entry(&self, address: usize) -> Entry {
+        let requested = self.allocation.size();
+        Entry {
+            address,
+            size: requested.next_multiple_of(cuvmm::heap::ALIGNMENT),
+            requested,
+            stream: self.home,
+            pool: self.pool,
+        }
     }
 }
 
@@ -107,22 +224,74 @@ const fn one_name(stream: u64) -> u64 {
     }
 }
 
+/// Returns a number whose bits depend on all bits of an address.
+const fn mixed(address: usize) -> u64 {
+    // Addresses are multiples of 512, and large ones of 2 MiB.
+    let product = (address as u64 >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}
+
+/// Returns the number of an address's shard.
+const fn shard_of(address: usize) -> usize {
+    // Other bits than those by which the shard's map finds a place.
+    (mixed(address) >> 8) as usize % SHARDS
+}
+
+#[inline]
 fn shard(address: usize) -> MutexGuard<'static, Shard> {
-    // Addresses are multiples of 512, and large ones of 2 MiB: their upper bits are mixed in.
-    let mixed = (address >> 9) ^ (address >> 21) ^ (address >> 27);
-    TABLE[mixed % SHARDS]
+    TABLE[shard_of(address)]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A hasher of one address.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    #[inline]
+    fn write_usize(&mut self, address: usize) {
+        // The map takes the low bits for the place, and the uppermost for a tag.
+        self.0 = mixed(address).rotate_left(18);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::one_name;
+    use std::collections::HashSet;
+    use std::hash::Hasher as _;
+
+    use super::{AddressHasher, one_name, shard_of};
 
     #[test]
     fn the_legacy_stream_has_one_name() {
         assert_eq!(one_name(0), one_name(1));
         assert_ne!(one_name(2), one_name(0));
         assert_eq!(one_name(0x1000), 0x1000);
+    }
+
+    #[test]
+    fn addresses_spread_over_shards_and_places() {
+        for step in [512, 2 << 20, 20 << 20, 1 << 30] {
+            let addresses = (0..1024).map(|number| 0x7f00_0000_0000 + number * step);
+            let places = addresses.map(|address: usize| {
+                let mut hasher = AddressHasher::default();
+                hasher.write_usize(address);
+                (shard_of(address), hasher.finish() % 64)
+            });
+            let different: HashSet<(usize, u64)> = places.collect();
+            // Of 4096 pairs, 1024 at random have about 900.
+            assert!(different.len() > 600, "{step}: {}", different.len());
+        }
     }
 }

@@ -1,36 +1,78 @@
-//! The settings, which are environment variables: the allocator's functions take none.
+//! The settings. The allocator's functions take none, so they come from environment variables, and
+//! from the JSON that `cuvmm_configure` takes, which goes before.
 
 use std::env;
+use std::path::PathBuf;
 use std::str::FromStr as _;
 
 use bytesize::ByteSize;
 use cuvmm::heap::Preset;
+use serde::Deserialize;
 
 use crate::error::Error;
 
-pub(crate) const LIMIT: &str = "CUVMM_TORCH_LIMIT";
+const LIMIT: &str = "CUVMM_TORCH_LIMIT";
 const PRESET: &str = "CUVMM_TORCH_PRESET";
 const ALIASES: &str = "CUVMM_TORCH_ALIASES";
 const STREAM_WAITS: &str = "CUVMM_TORCH_STREAM_WAITS";
+const MAPPER: &str = "CUVMM_TORCH_MAPPER";
+
+/// The default name of the tenant, in messages and figures.
+const TENANT: &str = "torch";
 
 /// How the heaps are built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// The most bytes that the heap of a device may hold. `None` for all but what the pool leaves
     /// free by default.
     pub(crate) limit: Option<u64>,
+    /// The name of the limit in errors.
+    pub(crate) limit_name: &'static str,
+    pub(crate) tenant: String,
+    /// The directory of the ledger that all processes share.
+    pub(crate) ledger: Option<PathBuf>,
+    /// Whether a thread unmaps and maps ahead.
+    pub(crate) mapper: bool,
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,
     pub(crate) waits: bool,
 }
 
 impl Settings {
-    /// Reads the environment. A variable that is empty counts as not set.
-    pub(crate) fn read() -> Result<Self, Error> {
-        Self::from(|name| {
+    /// Reads the environment, and puts what was configured over it. A variable that is empty counts
+    /// as not set.
+    pub(crate) fn read(configured: &Configuration) -> Result<Self, Error> {
+        let settings = Self::from(|name| {
             let value = env::var_os(name)?;
             (!value.is_empty()).then(|| value.to_string_lossy().into_owned())
-        })
+        })?;
+        Ok(settings.with(configured))
+    }
+
+    fn with(mut self, configured: &Configuration) -> Self {
+        let Configuration {
+            limit,
+            preset,
+            tenant,
+            ledger,
+            peers: _,
+            aliases,
+            stream_waits,
+        } = configured.clone();
+        if let Some(limit) = limit {
+            self.limit = Some(limit);
+            self.limit_name = "the setting limit";
+        }
+        self.preset = match preset {
+            Some(Choice::Tight) => Preset::Tight,
+            Some(Choice::Fast) => Preset::Fast,
+            None => self.preset,
+        };
+        self.tenant = tenant.unwrap_or(self.tenant);
+        self.ledger = ledger.or(self.ledger);
+        self.aliases = aliases.unwrap_or(self.aliases);
+        self.waits = stream_waits.unwrap_or(self.waits);
+        self
     }
 
     fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
@@ -61,10 +103,65 @@ impl Settings {
         };
         Ok(Self {
             limit: variable(LIMIT).map(limit).transpose()?,
+            limit_name: "the environment variable CUVMM_TORCH_LIMIT",
+            tenant: TENANT.to_owned(),
+            ledger: None,
+            mapper: choice(MAPPER, "on or off", on_off)?.unwrap_or(true),
             preset,
             aliases: choice(ALIASES, "on or off", on_off)?.unwrap_or(true),
             waits: choice(STREAM_WAITS, "on or off", on_off)?.unwrap_or(true),
         })
+    }
+}
+
+/// The settings that a program makes. One that is missing is as the environment says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Configuration {
+    limit: Option<u64>,
+    preset: Option<Choice>,
+    tenant: Option<String>,
+    ledger: Option<PathBuf>,
+    peers: Option<Vec<i32>>,
+    aliases: Option<bool>,
+    stream_waits: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Choice {
+    Tight,
+    Fast,
+}
+
+impl Configuration {
+    /// Reads the JSON of a program.
+    ///
+    /// # Errors
+    /// JSON that is none, an unknown name, and a value that is not allowed.
+    pub(crate) fn parse(json: &str) -> Result<Self, Error> {
+        let read: Self = serde_json::from_str(json)?;
+        let refused = |name, value, expected| {
+            Err(Error::Configured {
+                name,
+                value,
+                expected,
+            })
+        };
+        match &read {
+            Self { limit: Some(0), .. } => refused("limit", "0".to_owned(), "at least a byte"),
+            Self {
+                tenant: Some(name), ..
+            } if name.is_empty() => refused("tenant", "empty".to_owned(), "a name"),
+            Self {
+                peers: Some(peers), ..
+            } if !peers.is_empty() => refused(
+                "peers",
+                format!("{peers:?}"),
+                "empty: a heap's memory has no access from other devices",
+            ),
+            _ => Ok(read),
+        }
     }
 }
 
@@ -93,6 +190,10 @@ mod tests {
         let settings = Settings::from(|_| None).expect("the default");
         let expected = Settings {
             limit: None,
+            limit_name: "the environment variable CUVMM_TORCH_LIMIT",
+            tenant: "torch".to_owned(),
+            ledger: None,
+            mapper: true,
             preset: Preset::Tight,
             aliases: true,
             waits: true,
@@ -117,6 +218,46 @@ mod tests {
         assert!(!with(ALIASES, "off").expect("one").aliases);
         assert!(!with(STREAM_WAITS, "off").expect("one").waits);
         assert!(with(STREAM_WAITS, "on").expect("one").waits);
+        assert!(!with(MAPPER, "off").expect("one").mapper);
+    }
+
+    #[test]
+    fn what_is_configured_goes_before_the_environment() {
+        let environment = with(ALIASES, "off").expect("a setting");
+        let nothing = Configuration::parse("{}").expect("no settings");
+        assert_eq!(environment.clone().with(&nothing), environment);
+        let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
+            "peers": [], "aliases": true, "stream_waits": false}"#;
+        let all = Configuration::parse(all).expect("settings");
+        let expected = Settings {
+            limit: Some(4096),
+            limit_name: "the setting limit",
+            tenant: "a".to_owned(),
+            ledger: Some("/b".into()),
+            mapper: true,
+            preset: Preset::Fast,
+            aliases: true,
+            waits: false,
+        };
+        assert_eq!(environment.with(&all), expected);
+    }
+
+    #[test]
+    fn other_settings_are_refused_by_name() {
+        for (json, text) in [
+            ("", "not understood"),
+            ("[]", "not understood"),
+            (r#"{"limits": 1}"#, "unknown field `limits`"),
+            (r#"{"limit": -1}"#, "-1"),
+            (r#"{"limit": 0}"#, "the setting limit is 0"),
+            (r#"{"preset": "slow"}"#, "slow"),
+            (r#"{"tenant": ""}"#, "the setting tenant is empty"),
+            (r#"{"peers": [1]}"#, "the setting peers is [1]"),
+            (r#"{"aliases": "on"}"#, "on"),
+        ] {
+            let error = Configuration::parse(json).expect_err(json).to_string();
+            assert!(error.contains(text), "{json}: {error}");
+        }
     }
 
     #[test]
@@ -126,6 +267,7 @@ mod tests {
             (PRESET, &["Tight", "slow", " fast"]),
             (ALIASES, &["1", "yes", "ON"]),
             (STREAM_WAITS, &["0", "no"]),
+            (MAPPER, &["1"]),
         ] {
             for value in values {
                 let error = with(name, value).expect_err(value).to_string();

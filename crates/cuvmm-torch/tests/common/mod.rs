@@ -25,7 +25,7 @@ mod built;
 pub(crate) const MIB: usize = 1 << 20;
 
 /// Printed by the process when its case has completed.
-const ENDED: &str = "the case has completed";
+pub(crate) const ENDED: &str = "the case has completed";
 
 /// How long a case may take.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -46,7 +46,7 @@ pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
             .env("LD_LIBRARY_PATH", folder.path())
             .env("FAKECUDA_DEVICES", "2")
             .env("FAKECUDA_CAPACITY", (256 * MIB).to_string());
-        for name in ["LIMIT", "PRESET", "ALIASES", "STREAM_WAITS"] {
+        for name in ["LIMIT", "PRESET", "ALIASES", "STREAM_WAITS", "MAPPER"] {
             command.env_remove(format!("CUVMM_TORCH_{name}"));
         }
         command.envs(variables.iter().copied()).output().unwrap()
@@ -132,8 +132,12 @@ pub(crate) struct Torch {
     free: unsafe extern "C" fn(*mut c_void, isize, c_int, Handle),
     record: unsafe extern "C" fn(*mut c_void, Handle),
     reset: unsafe extern "C" fn(),
-    stats: unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize,
+    stats: Text,
+    library: &'static Library,
 }
+
+/// A function that writes a text about a device.
+pub(crate) type Text = unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize;
 
 impl Torch {
     /// Loads the shared library, which cargo puts beside this program.
@@ -146,7 +150,36 @@ impl Torch {
             record: function(library, "cuvmm_record_stream"),
             reset: function(library, "cuvmm_reset"),
             stats: function(library, "cuvmm_stats"),
+            library,
         }
+    }
+
+    /// Returns a function of the library, whose type the caller names.
+    pub(crate) fn function<F: Copy>(&self, name: &str) -> F {
+        function(self.library, name)
+    }
+
+    /// Returns the thread's last error.
+    pub(crate) fn last_error(&self) -> String {
+        let ask: unsafe extern "C" fn(*mut c_char, usize) -> usize =
+            self.function("cuvmm_last_error");
+        let mut text = vec![0_u8; 4096];
+        // SAFETY: the buffer has the length that is passed.
+        let length = unsafe { ask(text.as_mut_ptr().cast(), text.len()) };
+        text.truncate(length - 1);
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Returns what a function writes about device 0.
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.written(self.function(name), 0)
+    }
+
+    /// Returns a number of the JSON that a function writes about device 0, at a path with dots.
+    pub(crate) fn number(&self, name: &str, path: &str) -> u64 {
+        let json: serde_json::Value = serde_json::from_str(&self.text(name)).unwrap();
+        let found = path.split('.').fold(&json, |json, key| &json[key]);
+        found.as_u64().expect(path)
     }
 
     /// Allocates on device 0. Returns 0 for null.
@@ -177,17 +210,21 @@ impl Torch {
 
     /// Returns the JSON of a device's figures; nothing if it has no heap.
     pub(crate) fn json(&self, device: c_int) -> String {
+        self.written(self.stats, device)
+    }
+
+    fn written(&self, write: Text, device: c_int) -> String {
         // SAFETY: nothing is written to a null buffer.
-        let needed = unsafe { (self.stats)(device, null_mut(), 0) };
+        let needed = unsafe { write(device, null_mut(), 0) };
         let mut buffer = vec![b'?'; needed];
         // SAFETY: the buffer has the length that is passed.
-        let again = unsafe { (self.stats)(device, buffer.as_mut_ptr().cast(), needed) };
+        let again = unsafe { write(device, buffer.as_mut_ptr().cast(), needed) };
         assert_eq!(again, needed);
         if needed > 0 {
             assert_eq!(buffer.pop(), Some(0));
             let mut short = vec![b'?'; needed - 1];
             // SAFETY: the buffer has the length that is passed.
-            let asked = unsafe { (self.stats)(device, short.as_mut_ptr().cast(), needed - 1) };
+            let asked = unsafe { write(device, short.as_mut_ptr().cast(), needed - 1) };
             assert_eq!(asked, needed);
             assert!(short.iter().all(|&byte| byte == b'?'), "written in part");
         }
@@ -204,6 +241,50 @@ impl Torch {
         let value = json.get(name).or_else(|| json["heap"].get(name));
         value.and_then(serde_json::Value::as_u64).expect(name)
     }
+}
+
+/// Compiles a C++ file of the tests into a shared library that is linked with others. Returns its
+/// path; `None`, after saying so, where there is no compiler.
+pub(crate) fn compiled(
+    folder: &std::path::Path,
+    source: &str,
+    name: &str,
+    options: &[&str],
+) -> Option<PathBuf> {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/cxx")
+        .join(source);
+    let library = folder.join(name);
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]);
+    compiler.arg(&library).arg(source).args(options);
+    match compiler.output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            Some(library)
+        }
+        Err(error) => {
+            println!("exceptions of C++ were not tried: g++ cannot be started: {error}");
+            None
+        }
+    }
+}
+
+/// Makes the two complaints of the case of filters where there is no compiler.
+pub(crate) fn complain_twice(torch: &Torch) {
+    let end: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_end_allocate_to_pool");
+    let release: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_release_pool");
+    // SAFETY: they may be called at any time.
+    unsafe {
+        end(0, [4, 5]);
+        release(0, [6, 0]);
+    }
+}
+
+/// Loads a shared library and never unloads it.
+pub(crate) fn loaded(path: PathBuf) -> &'static Library {
+    load(path)
 }
 
 /// The functions of the driver that a program with kernels would use.

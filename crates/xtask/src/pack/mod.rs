@@ -1,6 +1,7 @@
 //! Packing the files that a machine with a GPU and without cargo needs: the release commands, the
 //! tests that need a GPU, the conformance programs, the recorded answers, the DLPack test for
-//! Python, PyTorch's allocator and its comparison, and a script that runs them.
+//! Python, PyTorch's allocator and its comparison, the Python package with its tests and examples, and
+//! a script that runs them.
 //!
 //! A test file needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
 //! test starts neither command, because the path that cargo compiles in is that of the machine that
@@ -58,6 +59,7 @@ impl Pack {
         for file in files_in(&cargo::workspace().join("crates/cuvmm-torch/bench"))? {
             copy(&file, &bench.join(file.file_name().unwrap_or_default()))?;
         }
+        python(&folder.join("python"))?;
         let script = folder.join("run.sh");
         std::fs::write(&script, include_str!("run.sh"))?;
         succeed(Command::new("chmod").arg("+x").arg(&script))?;
@@ -68,6 +70,26 @@ impl Pack {
         );
         Ok(())
     }
+}
+
+/// Builds the wheel of the Python package into a folder, with the tests and examples beside it.
+fn python(folder: &Path) -> Result<()> {
+    let package = cargo::workspace().join("python");
+    succeed(
+        Command::new("python3")
+            .arg("-B")
+            .arg(package.join("build.py"))
+            .arg("--out")
+            .arg(folder),
+    )?;
+    for part in ["tests", "examples"] {
+        let to = folder.join(part);
+        std::fs::create_dir_all(&to)?;
+        for file in files_in(&package.join(part))? {
+            copy(&file, &to.join(file.file_name().unwrap_or_default()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the arguments for cargo, one list for each build.
@@ -130,7 +152,7 @@ fn clear(folder: &Path) -> Result<()> {
         "{} holds something that is not a pack",
         folder.display()
     );
-    for name in ["bin", "lib", "tests", "answers", "bench"] {
+    for name in ["bin", "lib", "tests", "answers", "bench", "python"] {
         let part = folder.join(name);
         if part.exists() {
             std::fs::remove_dir_all(&part).with_context(|| part.display().to_string())?;

@@ -11,6 +11,9 @@
 #   run.sh torch            checks PyTorch over cuvmm's heap, and compares it with PyTorch's own
 #                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
 #                           or python3
+#   run.sh python [NAME...] runs the GPU tests of the Python package with $PYTHON or python3, natively,
+#                           under install and in a pool, and its examples. NAMEs are parts of names
+#                           of test files; the examples are left out then
 #   run.sh info             runs `cuvmm info`
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay if FOLDER is given
 #
@@ -103,6 +106,28 @@ torch() {
         --library "$here/lib/libcuvmm_torch.so" --json "$out/torch.json"
 }
 
+# The package is unpacked beside the wheel, which a machine without a package registry can do.
+python() {
+    local site=$here/python/site
+    rm -rf "$site"
+    "${PYTHON:-python3}" -m zipfile -e "$here"/python/cuvmm-*.whl "$site"
+    export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+    step python "${PYTHON:-python3}" "$here/python/tests/gpu.py" --log "$out/python" "$@"
+    local line
+    if line=$(grep -E '^[0-9]+ passed, ' "$out/python.log" | tail -n 1) && [ -n "$line" ]; then
+        passed=$((passed + $(cut -d' ' -f1 <<<"$line")))
+        failed=$((failed + $(cut -d' ' -f3 <<<"$line")))
+        skipped=$((skipped + $(cut -d' ' -f5 <<<"$line")))
+    fi
+    [ $# -eq 0 ] || return 0
+    local example=$here/python/examples
+    step python-train-native "${PYTHON:-python3}" "$example/train.py" --native
+    step python-train "${PYTHON:-python3}" "$example/train.py" --limit 8GiB
+    step python-sleep "${PYTHON:-python3}" "$example/sleep.py"
+    step python-sleep-installed "${PYTHON:-python3}" "$example/sleep.py" --install
+    step python-two-models "${PYTHON:-python3}" "$example/two_models.py"
+}
+
 usage() {
     sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
     exit 2
@@ -115,6 +140,7 @@ stand-in) stand_in ;;
 replay) [ $# -eq 2 ] || usage; replay "$2" ;;
 dlpack) [ $# -eq 2 ] || usage; dlpack "$2" ;;
 torch) torch ;;
+python) shift; python "$@" ;;
 info) step info "$CUVMM_BIN" info ;;
 all)
     step info "$CUVMM_BIN" info

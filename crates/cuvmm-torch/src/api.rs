@@ -1,0 +1,327 @@
+//! The functions of C beyond those that allocate: settings, figures, limits, pools of graphs.
+//!
+//! Functions that return an `int` return 0, or a negative number and keep the error for
+//! [`cuvmm_last_error`]. Functions that write a text terminate it by a zero byte, write it only if it
+//! fits in `length` bytes, and return the bytes needed, the zero byte included.
+//!
+//! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_double, c_int, c_void};
+use std::ptr;
+
+use crate::cxx::{Filter, StreamFilter};
+use crate::edge::{self, complain, guard, status};
+use crate::error::Error;
+use crate::graphs::{self, PoolId};
+use crate::settings::Configuration;
+use crate::{heaps, limits, live, stats, tags};
+
+/// Sets how the heaps are made, before the first allocation on any device. The README names the keys
+/// of the JSON object. An unknown one is an error.
+///
+/// # Safety
+/// `json` is null or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_configure(json: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
+        heaps::configure(Configuration::parse(json)?)
+    })
+}
+
+/// Writes the text of the calling thread's last error; an empty text if there was none.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_last_error(buffer: *mut c_char, length: usize) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { text(Some(edge::last().into_bytes()), buffer, length) }
+}
+
+/// Returns the library's version, a text that lives for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Sets the limit of a device to a fraction of its memory (`set_memory_fraction_fn`). Prints one line
+/// on standard error if that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_memory_fraction(fraction: c_double, device: c_int) {
+    guard((), || {
+        if let Err(error) = limits::set_fraction(fraction, device) {
+            complain(&format!("limit of device {device}: {error}"));
+        }
+    });
+}
+
+/// Returns the limit of a device as a fraction of its memory; a negative number if that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_get_memory_fraction(device: c_int) -> c_double {
+    guard(-1.0, || match limits::fraction(device) {
+        Ok(fraction) => fraction,
+        Err(error) => {
+            edge::keep(&error);
+            -1.0
+        }
+    })
+}
+
+/// Writes the bytes that can still be allocated on a device, and its limit.
+///
+/// # Safety
+/// The addresses are null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_mem_get_info(
+    device: c_int,
+    free: *mut u64,
+    total: *mut u64,
+) -> c_int {
+    status(|| {
+        if free.is_null() || total.is_null() {
+            return Err(Error::Null);
+        }
+        let (bytes, limit) = limits::info(device)?;
+        // SAFETY: the caller passes addresses that are valid for writing, or null.
+        unsafe {
+            free.write(bytes);
+            total.write(limit);
+        }
+        Ok(())
+    })
+}
+
+/// Returns the first address of the allocation that contains an address, and writes its bytes
+/// (`set_base_alloc_fn`). Returns the address as it is if it is not allocated here, with 0 bytes.
+///
+/// # Safety
+/// `size` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_base_alloc(address: *mut c_void, size: *mut usize) -> *mut c_void {
+    guard(address, || {
+        let (first, bytes) = match live::containing(address.addr()) {
+            Some((first, bytes)) => (ptr::with_exposed_provenance_mut(first), bytes),
+            None => (address, 0),
+        };
+        if !size.is_null() {
+            // SAFETY: the caller passes an address that is valid for writing, or null.
+            unsafe { size.write(bytes) };
+        }
+        first
+    })
+}
+
+/// Serves allocations for the streams that a function accepts from a heap of the pool's own
+/// (`set_begin_allocate_to_pool`). The pool gets one more user.
+///
+/// # Safety
+/// `filter` is null or a `std::function<bool(cudaStream_t)>`, as C++ passes it by value. It is
+/// copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_begin_allocate_to_pool(
+    device: c_int,
+    pool: PoolId,
+    filter: *const StreamFilter,
+) {
+    guard((), || {
+        // SAFETY: the caller says so.
+        let filter = unsafe { Filter::of(filter) };
+        report(device, pool, graphs::begin(device, pool, filter));
+    });
+}
+
+/// Ends what the last [`cuvmm_begin_allocate_to_pool`] of a pool began
+/// (`set_end_allocate_to_pool_fn`).
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_end_allocate_to_pool(device: c_int, pool: PoolId) {
+    guard((), || report(device, pool, graphs::end(device, pool)));
+}
+
+/// Takes a user from a pool (`set_release_pool`). With the last one its memory becomes free, when the
+/// work of the device is complete, which is waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
+    guard((), || report(device, pool, graphs::release(device, pool)));
+}
+
+fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        let PoolId(first, second) = pool;
+        complain(&format!(
+            "memory pool ({first}, {second}) of device {device}: {error}"
+        ));
+    }
+}
+
+/// Writes a device's figures as one JSON object. Returns 0 if the device has no heap yet, and in a
+/// forked child. Makes no driver call.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_stats(device: c_int, buffer: *mut c_char, length: usize) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { text(guard(None, || stats::json(device)), buffer, length) }
+}
+
+/// Writes a device's figures under the names of `torch.cuda.memory_stats_as_nested_dict`, as one JSON
+/// object. Returns 0 if the device has no heap yet, and in a forked child.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_memory_stats(
+    device: c_int,
+    buffer: *mut c_char,
+    length: usize,
+) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { text(guard(None, || stats::memory(device)), buffer, length) }
+}
+
+/// Makes the current figures of a device its peaks.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_reset_peak_stats(device: c_int) {
+    guard((), || stats::reset_peaks(device));
+}
+
+/// Sets a device's sums and counts to 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_reset_accumulated_stats(device: c_int) {
+    guard((), || stats::reset_accumulated(device));
+}
+
+/// Writes all live allocations of a device and the bytes that it holds as one JSON object. Returns 0
+/// if the device has no heap yet, and in a forked child.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_snapshot(
+    device: c_int,
+    buffer: *mut c_char,
+    length: usize,
+) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { text(guard(None, || stats::snapshot(device)), buffer, length) }
+}
+
+/// Writes a device's figures as a table for people. Returns 0 if the device has no heap yet, and in a
+/// forked child.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_table(device: c_int, buffer: *mut c_char, length: usize) -> usize {
+    let table = guard(None, || stats::table(device)).map(String::into_bytes);
+    // SAFETY: the caller says so.
+    unsafe { text(table, buffer, length) }
+}
+
+/// Makes a tag the calling thread's, until [`cuvmm_tag_leave`].
+///
+/// # Safety
+/// `name` is null or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let name = unsafe { edge::read(name) }?.ok_or(Error::NotText)?;
+        tags::enter(name);
+        Ok(())
+    })
+}
+
+/// Returns to the tag that the calling thread had before. Does nothing if it had none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_tag_leave() {
+    guard((), tags::leave);
+}
+
+/// Allocates a block of the tenant that is named after the calling thread's tag, for
+/// `torch.cuda.MemPool`. The tag is `default` on a thread that has entered none. Returns null for a
+/// size of 0. Prints one line on standard error and returns null if the allocation fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_tag_malloc(
+    size: isize,
+    device: c_int,
+    _stream: *mut c_void,
+) -> *mut c_void {
+    guard(ptr::null_mut(), || match tags::allocate(size, device) {
+        Ok(address) => ptr::with_exposed_provenance_mut(address),
+        Err(error) => {
+            complain(&format!(
+                "allocation of {size} bytes under a tag on device {device} failed: {error}"
+            ));
+            ptr::null_mut()
+        }
+    })
+}
+
+/// Frees what [`cuvmm_tag_malloc`] has allocated, awake or asleep. The memory is reused when all work
+/// of the device is complete that is queued now. Prints one line on standard error for an address
+/// that is not allocated.
+///
+/// # Safety
+/// Work that is queued later does not use the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_tag_free(
+    address: *mut c_void,
+    _size: isize,
+    _device: c_int,
+    _stream: *mut c_void,
+) {
+    guard((), || {
+        if let Err(error) = tags::free(address.addr()) {
+            complain(&format!("free of {:#x}: {error}", address.addr()));
+        }
+    });
+}
+
+/// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake: their memory
+/// goes back to the driver, and their addresses stay. Waits for all work of the device. With `keep`
+/// other than 0 the contents are copied to host memory, else they are lost.
+///
+/// A tag that is asleep or unknown is an error, and nothing has changed then. After another error the
+/// tags before that one in the list sleep.
+///
+/// # Safety
+/// `tags` is null or ends with a zero byte. No work that is queued later uses the memory before it is
+/// woken.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
+        tags::sleep(tags, keep != 0)
+    })
+}
+
+/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep: they have memory at
+/// the same addresses again, with the contents if they were kept.
+///
+/// A tag that is awake or unknown is an error, and nothing has changed then. After another error the
+/// tags before that one in the list are awake.
+///
+/// # Safety
+/// `tags` is null or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_wake(tags: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
+        tags::wake(tags)
+    })
+}
+
+/// Writes a text if there is one. Returns the bytes needed, or 0.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+unsafe fn text(text: Option<Vec<u8>>, buffer: *mut c_char, length: usize) -> usize {
+    // SAFETY: the caller says so.
+    text.map_or(0, |text| unsafe { edge::write(text, buffer, length) })
+}

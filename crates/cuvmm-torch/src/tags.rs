@@ -1,0 +1,253 @@
+//! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in the pool of each device, and
+//! can be put to sleep and woken.
+//!
+//! The functions are those of an allocator under PyTorch's own, which asks for whole segments and
+//! expects a free to wait for the work of the device, as `cudaFree` does. So the blocks have no home
+//! stream: what is freed is reused, and what sleeps is unmapped, only when all work of the device is
+//! complete.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cuvmm::{Block, Contents, HostStore, MemoryError, Tenant};
+
+use crate::error::Error;
+use crate::fork;
+use crate::heaps::{self, DeviceHeap};
+
+/// The tag of allocations on threads that have entered none.
+const NO_TAG: &str = "default";
+
+/// How long sleeping waits for work that may use the memory, and waking for memory.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The parts of a store of contents in bytes.
+const PART: u64 = 2 << 20;
+
+thread_local! {
+    /// The tags that this thread has entered.
+    static ENTERED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A tag on one device.
+struct Tag {
+    device: i32,
+    name: String,
+    tenant: Tenant,
+    of: &'static DeviceHeap,
+    is_asleep: bool,
+    /// Host memory for the contents, which is kept for the next time.
+    store: Option<HostStore>,
+}
+
+struct State {
+    tags: Vec<Tag>,
+    /// By the address: the block, and the index of its tag.
+    blocks: Option<HashMap<usize, (Block, usize)>>,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    tags: Vec::new(),
+    blocks: None,
+});
+
+/// Held while tags are put to sleep or woken.
+static MOVING: Mutex<()> = Mutex::new(());
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a tag this thread's.
+pub(crate) fn enter(name: &str) {
+    ENTERED.with_borrow_mut(|entered| entered.push(name.to_owned()));
+}
+
+/// Returns to the tag that this thread had before.
+pub(crate) fn leave() {
+    ENTERED.with_borrow_mut(|entered| drop(entered.pop()));
+}
+
+/// Allocates a block under this thread's tag. Returns its address; 0 for a size of 0.
+pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let size = match u64::try_from(size) {
+        Ok(0) => return Ok(0),
+        Ok(size) => size,
+        Err(_) => return Err(Error::NegativeSize),
+    };
+    let name = ENTERED.with_borrow(|entered| entered.last().cloned());
+    let name = name.unwrap_or_else(|| NO_TAG.to_owned());
+    let (index, tenant) = tag(device, &name)?;
+    let block = tenant.allocate(size)?;
+    let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
+    let mut state = lock();
+    let blocks = state.blocks.get_or_insert_default();
+    blocks.insert(address, (block, index));
+    Ok(address)
+}
+
+/// Returns the index and the tenant of a tag, which is made if there is none.
+fn tag(device: i32, name: &str) -> Result<(usize, Tenant), Error> {
+    let of = heaps::of(device)?;
+    let mut state = lock();
+    let is = |tag: &Tag| tag.device == device && tag.name == name;
+    if let Some(index) = state.tags.iter().position(is) {
+        let tag = &state.tags[index];
+        return match tag.is_asleep {
+            true => Err(Error::Asleep(name.to_owned())),
+            false => Ok((index, tag.tenant.clone())),
+        };
+    }
+    let tenant = match of.tenant().name() == name {
+        true => of.tenant().clone(),
+        false => of.pool.tenant(name).register()?,
+    };
+    state.tags.push(Tag {
+        device,
+        name: name.to_owned(),
+        tenant: tenant.clone(),
+        of,
+        is_asleep: false,
+        store: None,
+    });
+    Ok((state.tags.len() - 1, tenant))
+}
+
+/// Frees the block at an address, awake or asleep.
+pub(crate) fn free(address: usize) -> Result<(), Error> {
+    if address == 0 || fork::is_child() {
+        return Ok(());
+    }
+    let mut state = lock();
+    let block = state.blocks.get_or_insert_default().remove(&address);
+    drop(state);
+    block.map(drop).ok_or(Error::NotAllocated)
+}
+
+/// Returns the indices of tags by name, all if there are no names, that are asleep or not.
+///
+/// # Errors
+/// A name that is none, or whose tags are not all as expected.
+fn chosen(names: Option<&[String]>, are_asleep: bool) -> Result<Vec<usize>, Error> {
+    let state = lock();
+    let tags = || state.tags.iter().enumerate();
+    let Some(names) = names else {
+        let found = tags().filter(|(_, tag)| tag.is_asleep == are_asleep);
+        return Ok(found.map(|(index, _)| index).collect());
+    };
+    let mut chosen = Vec::new();
+    for name in names {
+        let mut is_known = false;
+        for (index, tag) in tags().filter(|(_, tag)| &tag.name == name) {
+            is_known = true;
+            match (tag.is_asleep, are_asleep) {
+                (true, false) => return Err(Error::Asleep(name.clone())),
+                (false, true) => return Err(Error::Awake(name.clone())),
+                _ if !chosen.contains(&index) => chosen.push(index),
+                _ => {}
+            }
+        }
+        if !is_known {
+            return Err(Error::UnknownTag(name.clone()));
+        }
+    }
+    Ok(chosen)
+}
+
+/// Reads a JSON list of names, or `null` for all.
+fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
+    Ok(serde_json::from_str(json)?)
+}
+
+/// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake. Waits for all
+/// work of their devices. With `keep` the contents are copied to host memory, else they are lost.
+///
+/// # Errors
+/// JSON that is none, an unknown tag, one that is asleep: nothing has changed. Work that does not
+/// end, too little host memory, a refusal of the driver: the tags before that one in the list sleep.
+pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let names = names(json)?;
+    let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    for index in chosen(names.as_deref(), false)? {
+        let store = match keep {
+            true => Some(store(index)?),
+            false => None,
+        };
+        let contents = store.as_ref().map_or(Contents::Discard, Contents::Keep);
+        change(index, true, |tenant| {
+            let blocks = tenant.blocks().timeout(LONGEST).release(true);
+            blocks.sleep(contents).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep.
+///
+/// # Errors
+/// JSON that is none, an unknown tag, one that is awake: nothing has changed. Too little memory, a
+/// refusal of the driver: the tags before that one in the list are awake.
+pub(crate) fn wake(json: &str) -> Result<(), Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let names = names(json)?;
+    let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    for index in chosen(names.as_deref(), true)? {
+        change(index, false, |tenant| {
+            tenant.blocks().timeout(LONGEST).wake().map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Puts a tag to sleep or wakes it. It counts as asleep meanwhile, so nothing is allocated under it.
+fn change(
+    index: usize,
+    sleeps: bool,
+    act: impl FnOnce(&Tenant) -> Result<(), cuvmm::SleepError>,
+) -> Result<(), Error> {
+    let mut state = lock();
+    let tag = &mut state.tags[index];
+    tag.is_asleep = true;
+    let (tenant, device, name) = (tag.tenant.clone(), tag.device, tag.name.clone());
+    drop(state);
+    let outcome = act(&tenant);
+    lock().tags[index].is_asleep = sleeps == outcome.is_ok();
+    outcome.map_err(|cause| Error::Sleep {
+        tag: name,
+        device,
+        cause,
+    })
+}
+
+/// Returns host memory for the contents of a tag, in pinned memory if that can be had.
+fn store(index: usize) -> Result<HostStore, Error> {
+    let mut state = lock();
+    let blocks = state.blocks.get_or_insert_default().values();
+    let sizes = blocks.filter(|(_, tag)| *tag == index);
+    let bytes = sizes.map(|(block, _)| block.size().next_multiple_of(PART));
+    let bytes = bytes.sum::<u64>().max(PART);
+    let tag = &mut state.tags[index];
+    if let Some(store) = tag.store.take_if(|store| store.free() >= bytes) {
+        tag.store = Some(store.clone());
+        return Ok(store);
+    }
+    // The old one is too small, and may be what leaves too little memory.
+    tag.store = None;
+    let device = tag.of.device.clone();
+    drop(state);
+    let builder = HostStore::builder(&device);
+    let store = builder.pinned(bytes).build();
+    let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;
+    lock().tags[index].store = Some(store.clone());
+    Ok(store)
+}

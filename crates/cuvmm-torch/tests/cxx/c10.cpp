@@ -1,0 +1,80 @@
+// A stand-in for the parts of PyTorch's libc10.so and libc10_cuda.so that throw for a lack of memory.
+// With WITHOUT_CLASSES it has only the function that throws c10::Error.
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+namespace c10 {
+
+struct SourceLocation {
+    const char *function;
+    const char *file;
+    uint32_t line;
+};
+
+class Error : public std::exception {
+    std::string msg_;
+    std::vector<std::string> context_;
+    std::string what_;
+    const void *caller_;
+
+  public:
+    Error(SourceLocation source, std::string msg);
+    const char *what() const noexcept override { return what_.c_str(); }
+    virtual const char *what_without_backtrace() const noexcept { return msg_.c_str(); }
+};
+
+#ifdef WITHOUT_CLASSES
+// Another name, so that the constructor is not found.
+#define CONSTRUCTOR __attribute__((visibility("hidden")))
+#else
+#define CONSTRUCTOR
+#endif
+
+CONSTRUCTOR Error::Error(SourceLocation source, std::string msg)
+    : msg_(std::move(msg)), caller_(this) {
+    what_ = msg_ + "\nraised from " + source.function + " at " + source.file + ":" +
+            std::to_string(source.line);
+}
+
+class OutOfMemoryError : public Error {
+    using Error::Error;
+};
+
+namespace detail {
+
+[[noreturn]] void torchCheckFail(const char *function, const char *file, uint32_t line,
+                                 const char *msg) {
+    throw Error({function, file, line}, msg);
+}
+
+}  // namespace detail
+}  // namespace c10
+
+extern "C" {
+
+typedef void *(*Malloc)(long, int, void *);
+
+// Allocates. Returns 0 for an address, 1 for OutOfMemoryError, 2 for Error, 3 for another exception,
+// and writes the address or the text of the exception.
+int c10_attempt(Malloc allocate, long size, void *stream, void **address, char *text, size_t length) {
+    auto written = [&](const char *what) { std::string(what).append(1, '\0').copy(text, length); };
+    try {
+        *address = allocate(size, 0, stream);
+        return 0;
+    } catch (const c10::OutOfMemoryError &error) {
+        written(error.what());
+        return 1;
+    } catch (const c10::Error &error) {
+        written(error.what());
+        return 2;
+    } catch (...) {
+        return 3;
+    }
+}
+
+// Not called. It makes the compiler emit the class.
+void c10_throws() { throw c10::OutOfMemoryError({"", "", 0}, ""); }
+}

@@ -1,0 +1,274 @@
+//! Settings, figures, limits, and pools of graphs, over the stand-in for libcuda.
+//!
+//! `unsafe` is used to call the library's functions.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod common;
+
+use std::ffi::{CStr, CString, c_char, c_double, c_int, c_void};
+use std::ptr::null;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Cuda, MIB, Torch, over_the_stand_in};
+
+/// Configures the library with a JSON text.
+fn configure(torch: &Torch, json: &str) -> c_int {
+    let configure: unsafe extern "C" fn(*const c_char) -> c_int = torch.function("cuvmm_configure");
+    let json = CString::new(json).unwrap();
+    // SAFETY: the text is terminated.
+    unsafe { configure(json.as_ptr()) }
+}
+
+/// Returns what can still be allocated on device 0, and the limit.
+fn mem_get_info(torch: &Torch) -> (u64, u64) {
+    let ask: unsafe extern "C" fn(c_int, *mut u64, *mut u64) -> c_int =
+        torch.function("cuvmm_mem_get_info");
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the results are written to locals.
+    assert_eq!(unsafe { ask(0, &mut free, &mut total) }, 0);
+    (free, total)
+}
+
+fn size(bytes: usize) -> isize {
+    isize::try_from(bytes).unwrap()
+}
+
+over_the_stand_in! {
+    settings ["CUVMM_TORCH_LIMIT" = "64MiB"] says [] {
+        let torch = Torch::load();
+        let version: unsafe extern "C" fn() -> *const c_char = torch.function("cuvmm_version");
+        // SAFETY: the text is terminated, and lives for ever.
+        let version = unsafe { CStr::from_ptr(version()) };
+        assert_eq!(version.to_str().unwrap(), env!("CARGO_PKG_VERSION"));
+        assert_eq!(torch.last_error(), "");
+        assert_eq!(configure(&torch, r#"{"limits": 1}"#), -1);
+        assert!(torch.last_error().contains("unknown field `limits`"), "{}", torch.last_error());
+        let configure_null: unsafe extern "C" fn(*const c_char) -> c_int =
+            torch.function("cuvmm_configure");
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { configure_null(null()) }, -1);
+        assert_eq!(configure(&torch, r#"{"limit": 33554432, "tenant": "learner"}"#), 0);
+        let cuda = Cuda::load();
+        assert_ne!(torch.malloc(512, cuda.stream()), 0);
+        assert_eq!(torch.figure("limit"), 32 << 20);
+        assert!(torch.text("cuvmm_table").contains("learner"), "{}", torch.text("cuvmm_table"));
+        assert_eq!(configure(&torch, "{}"), -1);
+        assert!(torch.last_error().contains("settings come first"), "{}", torch.last_error());
+    }
+
+    a_wrong_limit [] says [
+        "allocation of 512 B on device 0 failed: the setting limit is 1.0 TiB: the device allows 2.0 MiB to 256.0 MiB",
+    ] {
+        let torch = Torch::load();
+        assert_eq!(configure(&torch, r#"{"limit": 1099511627776}"#), 0);
+        assert_eq!(torch.malloc(512, Cuda::load().stream()), 0);
+        // A heap was not made: the settings can be changed.
+        assert_eq!(configure(&torch, "{}"), 0);
+        assert_ne!(torch.malloc(512, Cuda::load().stream()), 0);
+    }
+
+    a_ledger [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger");
+        let json = serde_json::json!({ "ledger": path, "limit": 100 << 20 }).to_string();
+        assert_eq!(configure(&torch, &json), 0);
+        let stream = cuda.stream();
+        assert_ne!(torch.malloc(size(60 * MIB), stream), 0);
+        let mut files = std::fs::read_dir(&path).unwrap();
+        let is_ledger = |name: &std::path::Path| name.extension() == Some("cuvmm-ledger".as_ref());
+        assert!(files.any(|file| is_ledger(&file.unwrap().path())));
+    }
+
+    figures_under_pytorchs_names ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        assert_eq!(torch.text("cuvmm_memory_stats"), "");
+        let (small, large) = (torch.malloc(1000, stream), torch.malloc(size(3 * MIB), stream));
+        let number = |path| torch.number("cuvmm_memory_stats", path);
+        assert_eq!(number("allocation.all.current"), 2);
+        assert_eq!(number("allocation.small_pool.current"), 1);
+        assert_eq!(number("allocated_bytes.small_pool.current"), 1024);
+        assert_eq!(number("requested_bytes.small_pool.current"), 1000);
+        assert_eq!(number("allocated_bytes.large_pool.current"), 3 << 20);
+        torch.free(large, stream);
+        assert_eq!(number("allocated_bytes.all.current"), 1024);
+        assert_eq!(number("allocated_bytes.all.peak"), 1024 + (3 << 20));
+        assert_eq!(number("allocated_bytes.all.freed"), 3 << 20);
+        assert_eq!(number("active_bytes.all.current"), 1024);
+        let reserved = number("reserved_bytes.all.current");
+        assert!(reserved >= 4 << 20, "{reserved}");
+        assert_eq!(number("reserved_bytes.all.peak"), reserved);
+        assert!(number("num_device_alloc") > 0);
+        torch.reset();
+        let after = number("reserved_bytes.all.current");
+        assert!(after < reserved);
+        assert_eq!(number("reserved_bytes.all.peak"), reserved);
+        let reset: unsafe extern "C" fn(c_int) = torch.function("cuvmm_reset_peak_stats");
+        // SAFETY: it may be called at any time.
+        unsafe { reset(0) };
+        assert_eq!(number("reserved_bytes.all.peak"), after);
+        assert_eq!(number("allocated_bytes.all.peak"), 1024);
+        let reset: unsafe extern "C" fn(c_int) = torch.function("cuvmm_reset_accumulated_stats");
+        // SAFETY: it may be called at any time.
+        unsafe { reset(0) };
+        assert_eq!(number("allocated_bytes.all.freed"), 0);
+        assert_eq!(number("allocated_bytes.all.current"), 1024);
+        let snapshot: serde_json::Value =
+            serde_json::from_str(&torch.text("cuvmm_snapshot")).unwrap();
+        let expected = serde_json::json!([{
+            "address": small, "size": 1024, "requested": 1000,
+            "stream": stream.addr(), "pool": null,
+        }]);
+        assert_eq!(snapshot["allocations"], expected);
+        assert_eq!(snapshot["held"], after);
+        let table = torch.text("cuvmm_table");
+        assert!(table.contains("allocated  1.0 KiB in 1 allocations"), "{table}");
+    }
+
+    limits_and_addresses [] says [
+        "limit of device 0: a fraction of a device's memory lies between 0 and 1, and 1.5 does not",
+        "allocation of 128.0 MiB on device 0 failed: out of memory",
+    ] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let set: unsafe extern "C" fn(c_double, c_int) = torch.function("cuvmm_memory_fraction");
+        let get: unsafe extern "C" fn(c_int) -> c_double =
+            torch.function("cuvmm_get_memory_fraction");
+        // SAFETY: they may be called at any time.
+        unsafe {
+            set(1.5, 0);
+            set(0.25, 0);
+            assert_eq!(get(0).to_bits(), 0.25_f64.to_bits());
+            assert!(get(77) < 0.0);
+        }
+        assert_eq!(mem_get_info(&torch), (64 << 20, 64 << 20));
+        assert_eq!(torch.malloc(size(128 * MIB), stream), 0);
+        let address = torch.malloc(size(40 * MIB), stream);
+        assert_eq!(mem_get_info(&torch), (24 << 20, 64 << 20));
+        let base: unsafe extern "C" fn(*mut c_void, *mut usize) -> *mut c_void =
+            torch.function("cuvmm_base_alloc");
+        let base = |address| {
+            let mut size = 1;
+            // SAFETY: the size is written to a local.
+            let first = unsafe { base(std::ptr::without_provenance_mut(address), &mut size) };
+            (first.addr(), size)
+        };
+        assert_eq!(base(address), (address, 40 * MIB));
+        assert_eq!(base(address + 7 * MIB + 1), (address, 40 * MIB));
+        assert_eq!(base(0x1234), (0x1234, 0));
+        torch.free(address, stream);
+        // SAFETY: it may be called at any time.
+        unsafe { set(1.0, 0) };
+        assert_ne!(torch.malloc(size(128 * MIB), stream), 0);
+    }
+
+    a_pool_keeps_its_memory_until_its_last_user [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void) =
+            torch.function("cuvmm_begin_allocate_to_pool");
+        let end: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_end_allocate_to_pool");
+        let release: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_release_pool");
+        let id = [0, 9];
+        // SAFETY: a null function accepts all streams.
+        unsafe {
+            begin(0, id, null());
+            let graphs = torch.malloc(size(10 * MIB), stream);
+            torch.free(graphs, stream);
+            end(0, id);
+            // Memory that a graph uses is not handed on outside of it.
+            let outside = torch.malloc(size(10 * MIB), stream);
+            assert_ne!(outside, graphs);
+            torch.free(outside, stream);
+            torch.reset();
+            assert!(cuda.physicals_and_mappings().0 > 0);
+            begin(0, id, null());
+            assert_eq!(torch.malloc(size(10 * MIB), stream), graphs);
+            torch.free(graphs, stream);
+            end(0, id);
+            release(0, id);
+            torch.reset();
+            assert!(cuda.physicals_and_mappings().0 > 0, "one user is left");
+            release(0, id);
+            torch.reset();
+            assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        }
+    }
+
+    the_exit_stops_the_mapper_in_the_middle_of_work [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        assert_ne!(torch.malloc(512, stream), 0);
+        await_mapper();
+        assert!(AT_WORK.set(torch).is_ok());
+        for _ in 0..3 {
+            std::thread::spawn(|| {
+                let (torch, cuda) = (AT_WORK.get().unwrap(), Cuda::load());
+                let stream = cuda.stream();
+                for round in 0_usize.. {
+                    let address = torch.malloc(size((1 + round % 7) * MIB), stream);
+                    torch.free(address, stream);
+                    if round % 16 == 0 {
+                        torch.reset();
+                    }
+                    STARTED.store(round > 100, Ordering::Relaxed);
+                }
+            });
+        }
+        while !STARTED.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        println!("{}", common::ENDED);
+        std::process::exit(0);
+    }
+
+    a_forked_child_exits_without_the_mapper [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        assert_ne!(torch.malloc(512, cuda.stream()), 0);
+        // SAFETY: the child only exits, with all that is registered for the exit.
+        match unsafe { libc::fork() } {
+            // SAFETY: it ends the child.
+            0 => unsafe { libc::exit(0) },
+            child => {
+                let mut status = 0;
+                // SAFETY: the status is written to a local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
+        }
+        await_mapper();
+    }
+
+    without_a_mapper ["CUVMM_TORCH_MAPPER" = "off"] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        assert_ne!(torch.malloc(512, cuda.stream()), 0);
+        assert_eq!(threads_named("cuvmm-mapper"), 0);
+    }
+}
+
+/// The library, for threads that work while the process exits.
+static AT_WORK: OnceLock<Torch> = OnceLock::new();
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Waits until the mapper's thread has given itself its name.
+fn await_mapper() {
+    while threads_named("cuvmm-mapper") != 1 {
+        std::thread::yield_now();
+    }
+}
+
+/// Returns the number of this process's threads with a name.
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|found| found.trim() == name).count()
+}

@@ -1,0 +1,202 @@
+//! Memory under tags, which sleeps and wakes, over the stand-in for libcuda.
+//!
+//! `unsafe` is used to call the library's functions.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod common;
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+
+/// The functions of tags.
+struct Tags {
+    torch: Torch,
+    malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, isize, c_int, Handle),
+    enter: unsafe extern "C" fn(*const c_char) -> c_int,
+    leave: unsafe extern "C" fn(),
+    sleep: unsafe extern "C" fn(*const c_char, c_int) -> c_int,
+    wake: unsafe extern "C" fn(*const c_char) -> c_int,
+}
+
+impl Tags {
+    fn load() -> Self {
+        let torch = Torch::load();
+        Self {
+            torch,
+            malloc: torch.function("cuvmm_tag_malloc"),
+            free: torch.function("cuvmm_tag_free"),
+            enter: torch.function("cuvmm_tag_enter"),
+            leave: torch.function("cuvmm_tag_leave"),
+            sleep: torch.function("cuvmm_sleep"),
+            wake: torch.function("cuvmm_wake"),
+        }
+    }
+
+    /// Allocates some MiB under a tag on device 0.
+    fn allocate(&self, tag: &str, mib: usize) -> usize {
+        let tag = CString::new(tag).unwrap();
+        let size = isize::try_from(mib * MIB).unwrap();
+        // SAFETY: the text is terminated.
+        unsafe {
+            assert_eq!((self.enter)(tag.as_ptr()), 0);
+            let address = (self.malloc)(size, 0, null_mut()).addr();
+            (self.leave)();
+            address
+        }
+    }
+
+    fn free(&self, address: usize) {
+        // SAFETY: the tests do not use memory that they have freed.
+        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, 0, null_mut()) };
+    }
+
+    /// Puts tags to sleep. Returns an error's text.
+    fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
+        let tags = CString::new(tags).unwrap();
+        // SAFETY: the text is terminated, and the tests do not use memory that sleeps.
+        self.outcome(unsafe { (self.sleep)(tags.as_ptr(), c_int::from(keep)) })
+    }
+
+    fn wake(&self, tags: &str) -> Result<(), String> {
+        let tags = CString::new(tags).unwrap();
+        // SAFETY: the text is terminated.
+        self.outcome(unsafe { (self.wake)(tags.as_ptr()) })
+    }
+
+    fn outcome(&self, code: c_int) -> Result<(), String> {
+        match code {
+            0 => Ok(()),
+            -1 => Err(self.torch.last_error()),
+            code => panic!("{code}"),
+        }
+    }
+}
+
+over_the_stand_in! {
+    contents_are_kept_or_lost_at_the_same_addresses [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        let (weights, cache) = (tags.allocate("weights", 20), tags.allocate("cache", 30));
+        cuda.fill(weights, 1, 20 * MIB, stream);
+        cuda.fill(cache, 2, 30 * MIB, stream);
+        cuda.synchronize(stream);
+        let before = cuda.physicals_and_mappings();
+        for _ in 0..2 {
+            tags.sleep(r#"["weights"]"#, true).unwrap();
+            tags.sleep("null", false).unwrap();
+            assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+            // The memory is there for others.
+            let other = tags.torch.malloc(isize::try_from(230 * MIB).unwrap(), stream);
+            assert_ne!(other, 0);
+            tags.torch.free(other, stream);
+            tags.torch.reset();
+            tags.wake("null").unwrap();
+            assert_eq!(cuda.physicals_and_mappings(), before);
+            cuda.expect(weights, 1, 20 * MIB);
+            cuda.fill(cache, 3, 30 * MIB, stream);
+            cuda.synchronize(stream);
+            cuda.expect(cache, 3, 30 * MIB);
+        }
+        tags.free(weights);
+        tags.free(cache);
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+    }
+
+    wrong_orders_are_errors_and_change_nothing [] says [
+        "bytes under a tag on device 0 failed: the tag \"a\" is asleep",
+        "free of 0x1234: it is not allocated here",
+    ] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        tags.sleep("null", true).unwrap();
+        tags.wake("null").unwrap();
+        let (first, second) = (tags.allocate("a", 4), tags.allocate("b", 4));
+        let refused = |outcome: Result<(), String>, text: &str| {
+            let error = outcome.unwrap_err();
+            assert!(error.contains(text), "{error}");
+        };
+        refused(tags.sleep(r#"["c"]"#, true), "no memory was allocated under the tag \"c\"");
+        refused(tags.sleep(r#"["a", "c"]"#, true), "\"c\"");
+        refused(tags.sleep("a", true), "the JSON is not understood");
+        refused(tags.wake(r#"["a"]"#), "the tag \"a\" is awake");
+        tags.sleep(r#"["a", "a"]"#, false).unwrap();
+        refused(tags.sleep(r#"["b", "a"]"#, false), "the tag \"a\" is asleep");
+        refused(tags.wake(r#"["a", "b"]"#), "the tag \"b\" is awake");
+        assert_eq!(tags.allocate("a", 4), 0);
+        // Freed asleep, and nothing wakes.
+        tags.free(first);
+        tags.wake(r#"["a"]"#).unwrap();
+        assert_ne!(tags.allocate("a", 4), 0);
+        tags.free(second);
+        tags.free(0x1234);
+        assert_eq!(cuda.physicals_and_mappings().1, 2);
+    }
+
+    work_is_waited_for [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let address = tags.allocate("a", 8);
+        cuda.hold(other, true);
+        // A stream that the library does not know.
+        cuda.fill(address, 5, 8 * MIB, other);
+        let handle = other.expose_provenance();
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| {
+                cuda.enter(0);
+                tags.sleep(r#"["a"]"#, true)
+            });
+            for _ in 0..100 {
+                std::thread::yield_now();
+                assert!(cuda.physicals_and_mappings().1 > 0, "unmapped under a kernel");
+            }
+            cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
+            asleep.join().unwrap().unwrap();
+        });
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        tags.wake("null").unwrap();
+        cuda.synchronize(stream);
+        cuda.expect(address, 5, 8 * MIB);
+    }
+
+    too_little_memory_to_wake ["CUVMM_TORCH_LIMIT" = "64MiB"] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        let address = tags.allocate("a", 40);
+        cuda.fill(address, 9, 40 * MIB, stream);
+        tags.sleep("null", true).unwrap();
+        let other = tags.torch.malloc(isize::try_from(40 * MIB).unwrap(), stream);
+        assert_ne!(other, 0);
+        let handle = stream.expose_provenance();
+        let (waking, torch) = (&tags, tags.torch);
+        std::thread::scope(|scope| {
+            let woken = scope.spawn(move || waking.wake(r#"["a"]"#));
+            // It waits until the memory is free.
+            let stream = std::ptr::with_exposed_provenance_mut(handle);
+            torch.free(other, stream);
+            woken.join().unwrap().unwrap();
+        });
+        cuda.expect(address, 9, 40 * MIB);
+    }
+
+    without_a_tag [] says [] {
+        let (tags, _cuda) = (Tags::load(), Cuda::load());
+        // SAFETY: it has no requirements; null is allowed to be freed.
+        unsafe {
+            (tags.leave)();
+            assert!((tags.malloc)(0, 0, null_mut()).is_null());
+            assert!(!(tags.malloc)(2 << 20, 0, null_mut()).is_null());
+            (tags.free)(null_mut(), 0, 0, null_mut());
+        }
+        tags.sleep(r#"["default"]"#, false).unwrap();
+        assert!(tags.torch.text("cuvmm_table").contains("default"));
+    }
+}

@@ -1,0 +1,39 @@
+"""GPU memory for Python from cuvmm: PyTorch, CuPy and DLPack over one heap with a hard limit.
+
+    import cuvmm.torch
+
+    cuvmm.torch.install(limit="60GiB")  # before PyTorch's first use of CUDA
+
+`cuvmm.torch.install` makes all of PyTorch's tensors use the heap; `cuvmm.torch.pool` only those of
+a block of code, which `cuvmm.sleep` and `cuvmm.wake` move out and in. `cuvmm.cupy.install` does it
+for CuPy. `cuvmm.stats` shows who has what. `cuvmm.empty` and `cuvmm.from_dlpack` exchange memory
+with any library that has DLPack.
+"""
+
+from __future__ import annotations
+
+from ._arrays import DeviceArray, ForeignArray, empty, from_dlpack
+from ._errors import Error, OutOfMemoryError
+from ._library import path as library_path
+from ._settings import configure
+from ._sleeping import asleep, sleep, wake
+from ._stats import Stats, empty_cache, stats
+
+__all__ = [
+    "DeviceArray",
+    "Error",
+    "ForeignArray",
+    "OutOfMemoryError",
+    "Stats",
+    "asleep",
+    "configure",
+    "empty",
+    "empty_cache",
+    "from_dlpack",
+    "library_path",
+    "sleep",
+    "stats",
+    "wake",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,206 @@
+"""Device memory as arrays that other libraries read and write in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from . import _dlpack, _driver, _library
+from ._dtypes import DType, dtype_of, dtype_of_code
+from ._errors import Error, OutOfMemoryError
+from ._sizes import text_of
+
+
+class _Memory:
+    """An allocation. It is freed when the last array and the last tensor over it are gone."""
+
+    def __init__(self, nbytes: int, device: int, stream: int) -> None:
+        library = _library.get()
+        # An array without elements has an address too, which other libraries expect.
+        address = library.try_malloc(max(1, nbytes), device, stream)
+        if not address:
+            raise OutOfMemoryError(
+                f"cannot allocate {text_of(nbytes)} on device {device}: {library.reason()}"
+            )
+        self.address, self.device, self.stream = address, device, stream
+        weakref.finalize(self, library.free, address, nbytes, device, stream).atexit = False
+
+    def record(self, stream: int) -> None:
+        _library.get().record_stream(self.address, stream)
+
+
+def _device_of(device: Any) -> int:
+    """Returns a device's ordinal, of an int, of "cuda:1", or of PyTorch's or CuPy's device."""
+    if isinstance(device, str):
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or not (number or "0").isdigit():
+            raise ValueError(f"{device!r} is not a device such as 'cuda:0'")
+        return int(number or 0)
+    for name in ("index", "id"):
+        found = getattr(device, name, None)
+        if isinstance(found, int):
+            return found
+    return int(device)
+
+
+class DeviceArray:
+    """A dense array in device memory, made by `cuvmm.empty`.
+
+    Libraries take it without a copy by DLPack (`torch.from_dlpack(array)`,
+    `cupy.from_dlpack(array)`) or by the CUDA array interface (`cupy.asarray(array)`). The memory
+    lives as long as the array or a tensor over it. It is freed behind the work of the streams that
+    were named to `__dlpack__` or `record_stream`.
+    """
+
+    def __init__(self, memory: _Memory, shape: tuple[int, ...], dtype: DType) -> None:
+        self._memory, self._dtype, self.shape = memory, dtype, shape
+
+    @property
+    def address(self) -> int:
+        """The address of the first element."""
+        return self._memory.address
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+        return self._memory.device
+
+    @property
+    def dtype(self) -> str:
+        """The name of the element type."""
+        return self._dtype.name
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all elements, in bytes."""
+        return math.prod(self.shape) * self._dtype.itemsize
+
+    def record_stream(self, stream: int) -> None:
+        """Records that work of a stream uses the memory, so that it is freed behind that work.
+
+        stream: a stream's handle, such as `torch.cuda.current_stream().cuda_stream`.
+        """
+        self._memory.record(stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (_dlpack.CUDA, self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("the memory cannot be moved to another device")
+        if copy:
+            raise BufferError("the memory is not copied")
+        memory = self._memory
+        # None, 0 and 1 are the legacy default stream; -1 says that the taker keeps the order.
+        taker = 0 if stream in (None, 0, 1) else stream
+        if taker != -1:
+            memory.record(taker)
+            if taker != memory.stream:
+                # Work that used this memory before may still be queued on its stream.
+                _driver.synchronize_stream(self.device, memory.stream)
+        versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
+        kept = [memory]
+        codes = (self._dtype.code, self._dtype.bits)
+        return _dlpack.export(self.address, self.device, self.shape, codes, versioned, kept.clear)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self._dtype.typestr,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": self._memory.stream or 1,
+            "version": 3,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<cuvmm.DeviceArray {self.dtype}{list(self.shape)} at {self.address:#x}"
+            f" on device {self.device}>"
+        )
+
+
+def empty(
+    shape: int | Sequence[int], dtype: object = "uint8", device: object = 0, stream: int = 0
+) -> DeviceArray:
+    """Allocates an array whose contents are not set, from the heap of a device.
+
+    shape: the number of elements, or the size of each dimension.
+    dtype: a name such as "float16", or a dtype of NumPy, CuPy or PyTorch.
+    device: an ordinal, "cuda:1", or a device of PyTorch or CuPy.
+    stream: the handle of the stream that the memory is allocated for. 0 is the default stream.
+
+    >>> array = cuvmm.empty((1024, 1024), "bfloat16")  # doctest: +SKIP
+    >>> tensor = torch.from_dlpack(array)  # doctest: +SKIP
+
+    Raises `cuvmm.OutOfMemoryError` if there is no memory.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"a size is not negative: {sizes}")
+    kind = dtype_of(dtype)
+    memory = _Memory(math.prod(sizes) * kind.itemsize, _device_of(device), stream)
+    return DeviceArray(memory, sizes, kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignArray:
+    """Where another library's tensor lies. The tensor lives as long as this does."""
+
+    address: int
+    #: The bytes from the first element to the end of the last; for a tensor with holes, with them.
+    nbytes: int
+    shape: tuple[int, ...]
+    #: Elements from one to the next of each dimension.
+    strides: tuple[int, ...]
+    dtype: str
+    #: DLPack's number for the kind of device: 1 is the CPU, 2 is CUDA.
+    device_type: int
+    device: int
+    _keeps: Any = dataclasses.field(repr=False, compare=False)
+
+
+def from_dlpack(tensor: Any) -> ForeignArray:
+    """Returns where a tensor of another library lies. Nothing is copied or waited for.
+
+    >>> there = cuvmm.from_dlpack(torch.ones(8, device="cuda"))  # doctest: +SKIP
+    >>> there.address, there.nbytes, there.device  # doctest: +SKIP
+
+    Raises TypeError for an object without `__dlpack__`.
+    """
+    if not hasattr(tensor, "__dlpack__"):
+        raise TypeError(f"{type(tensor).__name__} has no __dlpack__")
+    device_type = tensor.__dlpack_device__()[0]
+    # -1 asks for no synchronization. Producers of CPU memory take no stream.
+    capsule = tensor.__dlpack__(stream=-1) if device_type == _dlpack.CUDA else tensor.__dlpack__()
+    found = _dlpack.read(capsule)
+    shape = _dlpack.sizes(found.shape, found.ndim)
+    strides = _dlpack.sizes(found.strides, found.ndim)
+    if not strides and shape:
+        strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+    if any(step < 0 for step in strides):
+        raise Error("a tensor with negative strides has no first byte here")
+    dtype = dtype_of_code(found.dtype.code, found.dtype.bits)
+    elements = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    lanes = found.dtype.lanes
+    return ForeignArray(
+        address=(found.data or 0) + found.byte_offset,
+        nbytes=0 if 0 in shape else elements * -(-found.dtype.bits * lanes // 8),
+        shape=shape,
+        strides=strides,
+        dtype=dtype.name,
+        device_type=int(found.device.device_type),
+        device=int(found.device.device_id),
+        _keeps=capsule,
+    )

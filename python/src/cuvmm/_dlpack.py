@@ -1,0 +1,144 @@
+"""DLPack's structures, and capsules of them, through ctypes.
+
+An exported structure is kept here by its address until its deleter is called, by the library that
+took the tensor, or by the capsule if none did. Both may happen in any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+CUDA = 2
+
+_NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
+#: The version that versioned capsules have here.
+VERSION = (1, 0)
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class DLTensor(ctypes.Structure):
+    """A tensor's description."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [
+        ("dl_tensor", DLTensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("dl_tensor", DLTensor),
+    ]
+
+
+# Prototypes of our own: those of `ctypes.pythonapi` are shared with other packages.
+_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_api = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _api)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", _api)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
+
+# Exported structures by their addresses: what must live as long as they do, and what is then done.
+_exported: dict[int, tuple[Any, Callable[[], None]]] = {}
+
+
+@_DELETER
+def _delete(address: int) -> None:
+    kept = _exported.pop(address, None)
+    if kept is not None:
+        kept[1]()
+
+
+@_DESTRUCTOR
+def _destroy(capsule: int) -> None:
+    # A library that took the tensor has renamed the capsule.
+    for name in (_NAME, _NAME_VERSIONED):
+        if _is_valid(capsule, name):
+            _delete(_pointer(capsule, name))
+            return
+
+
+_delete_address = ctypes.cast(_delete, ctypes.c_void_p).value
+_destroy_address = ctypes.cast(_destroy, ctypes.c_void_p).value
+
+
+def export(
+    address: int,
+    device: int,
+    shape: tuple[int, ...],
+    dtype: tuple[int, int],
+    versioned: bool,
+    done: Callable[[], None],
+) -> Any:
+    """Returns a capsule of a dense tensor on a CUDA device. `done` is called once, at its end."""
+    managed = _ManagedVersioned() if versioned else _Managed()
+    if versioned:
+        managed.major, managed.minor = VERSION
+    tensor = managed.dl_tensor
+    tensor.data = address
+    tensor.device = _DLDevice(CUDA, device)
+    tensor.ndim = len(shape)
+    tensor.dtype = _DLDataType(*dtype, 1)
+    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    steps = (ctypes.c_int64 * max(1, len(shape)))(*reversed(strides))
+    tensor.shape, tensor.strides = sizes, steps
+    managed.deleter = _delete_address
+    place = ctypes.addressof(managed)
+    managed.manager_ctx = place
+    _exported[place] = ((managed, sizes, steps), done)
+    try:
+        return _new(place, _NAME_VERSIONED if versioned else _NAME, _destroy_address)
+    except BaseException:
+        del _exported[place]
+        raise
+
+
+def read(capsule: Any) -> DLTensor:
+    """Returns the description in a capsule that no library took. It is valid as long as that."""
+    for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _ManagedVersioned)):
+        if _is_valid(id(capsule), name):
+            return kind.from_address(_pointer(id(capsule), name)).dl_tensor
+    raise ValueError(f"{capsule!r} is not a capsule of a tensor, or its tensor was taken")
+
+
+def sizes(pointer: Any, count: int) -> tuple[int, ...]:
+    """Returns the numbers that a description points to."""
+    return tuple(itertools.islice(pointer, count)) if pointer else ()

@@ -1,0 +1,60 @@
+"""Element types: their names, sizes, and codes in DLPack and in the CUDA array interface."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class DType(NamedTuple):
+    """An element type."""
+
+    name: str
+    #: DLPack's type code: 0 int, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool.
+    code: int
+    bits: int
+    #: The type in an array interface; raw bytes for types that it has no name for.
+    typestr: str
+
+    @property
+    def itemsize(self) -> int:
+        return self.bits // 8
+
+
+def _make() -> dict[str, DType]:
+    found = {}
+    for bits in (8, 16, 32, 64):
+        size, order = bits // 8, "|" if bits == 8 else "<"
+        found[f"int{bits}"] = DType(f"int{bits}", 0, bits, f"{order}i{size}")
+        found[f"uint{bits}"] = DType(f"uint{bits}", 1, bits, f"{order}u{size}")
+    for bits in (16, 32, 64):
+        found[f"float{bits}"] = DType(f"float{bits}", 2, bits, f"<f{bits // 8}")
+    found["bfloat16"] = DType("bfloat16", 4, 16, "<V2")
+    for bits in (64, 128):
+        found[f"complex{bits}"] = DType(f"complex{bits}", 5, bits, f"<c{bits // 8}")
+    found["bool"] = DType("bool", 6, 8, "|b1")
+    return found
+
+
+_BY_NAME = _make()
+_BY_CODE = {(dtype.code, dtype.bits): dtype for dtype in _BY_NAME.values()}
+
+
+def dtype_of(named: object) -> DType:
+    """Returns an element type by its name, or by a dtype of NumPy, CuPy or PyTorch.
+
+    >>> dtype_of("float16").itemsize
+    2
+    """
+    name = getattr(named, "name", None) or getattr(named, "__name__", None) or str(named)
+    name = name.rpartition(".")[2]
+    name = {"bool_": "bool", "float": "float32", "half": "float16"}.get(name, name)
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise ValueError(f"{named!r} is none of {', '.join(_BY_NAME)}") from None
+
+
+def dtype_of_code(code: int, bits: int) -> DType:
+    """Returns an element type by its codes in DLPack."""
+    found = _BY_CODE.get((code, bits))
+    return found or DType(f"dlpack:{code}:{bits}", code, bits, f"|V{-(-bits // 8)}")

@@ -1,0 +1,126 @@
+"""The shared library: finding it, loading it, and the types of its functions.
+
+The library is loaded once for each process, when it is first needed. `CUVMM_LIBRARY` names another
+file than the one in the package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+from typing import Any
+
+from ._errors import Error
+
+_int, _size, _text, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
+
+# The functions that this package calls: the type of the result, and those of the arguments.
+_TYPES: dict[str, tuple[Any, list[Any]]] = {
+    "cuvmm_try_malloc": (_pointer, [ctypes.c_ssize_t, _int, _pointer]),
+    "cuvmm_free": (None, [_pointer, ctypes.c_ssize_t, _int, _pointer]),
+    "cuvmm_record_stream": (None, [_pointer, _pointer]),
+    "cuvmm_reset": (None, []),
+    "cuvmm_stats": (_size, [_int, _text, _size]),
+    "cuvmm_table": (_size, [_int, _text, _size]),
+    "cuvmm_memory_stats": (_size, [_int, _text, _size]),
+    "cuvmm_snapshot": (_size, [_int, _text, _size]),
+    "cuvmm_last_error": (_size, [_text, _size]),
+    "cuvmm_version": (_text, []),
+    "cuvmm_configure": (_int, [_text]),
+    "cuvmm_memory_fraction": (None, [ctypes.c_double, _int]),
+    "cuvmm_get_memory_fraction": (ctypes.c_double, [_int]),
+    "cuvmm_reset_peak_stats": (None, [_int]),
+    "cuvmm_reset_accumulated_stats": (None, [_int]),
+    "cuvmm_mem_get_info": (
+        _int,
+        [_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "cuvmm_tag_enter": (_int, [_text]),
+    "cuvmm_tag_leave": (None, []),
+    "cuvmm_sleep": (_int, [_text, _int]),
+    "cuvmm_wake": (_int, [_text]),
+}
+
+
+def path() -> str:
+    """Returns the path of the shared library.
+
+    PyTorch's `CUDAPluggableAllocator` takes it, for programs that set up the allocator by hand.
+    """
+    chosen = os.environ.get("CUVMM_LIBRARY")
+    if chosen:
+        return os.path.abspath(chosen)
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "libcuvmm_torch.so")
+
+
+class Library:
+    """The loaded library."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        try:
+            self._loaded = ctypes.CDLL(file)
+        except OSError as error:
+            raise Error(f"cannot load {file}: {error}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns a function by its name without the prefix."""
+        full = "cuvmm_" + name
+        if full not in _TYPES:
+            raise AttributeError(name)
+        result, arguments = _TYPES[full]
+        function = self._found(full)
+        function.restype, function.argtypes = result, arguments
+        setattr(self, name, function)
+        return function
+
+    def _found(self, name: str) -> Any:
+        try:
+            return getattr(self._loaded, name)
+        except AttributeError:
+            raise Error(f"{self.file} has no {name}: it is of another version") from None
+
+    def address(self, name: str) -> int:
+        """Returns the address of a function, for PyTorch."""
+        return ctypes.cast(self._found(name), ctypes.c_void_p).value or 0
+
+    def text(self, name: str, *arguments: Any) -> str:
+        """Returns the text that a function writes. Asks again if the text has grown meanwhile."""
+        function, needed = getattr(self, name), 1 << 12
+        while True:
+            buffer = ctypes.create_string_buffer(needed)
+            found = function(*arguments, buffer, needed)
+            if found <= needed:
+                return buffer.value.decode(errors="replace") if found else ""
+            # The figures of a busy process can grow between two calls.
+            needed = found + (found >> 3)
+
+    def figures(self, name: str, device: int) -> dict[str, Any]:
+        """Returns the figures that a function writes as JSON; empty if the device has none yet."""
+        text = self.text(name, device)
+        return json.loads(text) if text else {}
+
+    def reason(self) -> str:
+        """Returns why the last call of this thread failed."""
+        return self.text("last_error") or "the library gave no reason"
+
+    def check(self, code: int) -> None:
+        """Raises the library's last error if a function failed."""
+        if code < 0:
+            raise Error(self.reason())
+
+
+_loading = threading.Lock()
+_library: Library | None = None
+
+
+def get() -> Library:
+    """Returns the library, which is loaded now if it was not."""
+    global _library
+    if _library is None:
+        with _loading:
+            if _library is None:
+                _library = Library(path())
+    return _library

@@ -1,0 +1,63 @@
+"""Settings of the library, before its first allocation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from . import _library
+from ._sizes import bytes_of
+
+
+def configure(
+    limit: int | str | None = None,
+    preset: str = "tight",
+    tenant: str | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    ledger_limit: int | str | None = None,
+    peers: Iterable[int] = (),
+    aliases: bool | None = None,
+    stream_waits: bool | None = None,
+) -> None:
+    """Sets up the library, before it allocates on any device.
+
+    `cuvmm.torch.install` and `cuvmm.cupy.install` take the same settings and call this. Call it
+    yourself before `cuvmm.empty`, and before `cuvmm.torch.pool` without `install`.
+
+    limit: the most that each device's heap and pools may hold, in bytes or as text such as
+        "60GiB". By default, all memory but what libraries need.
+    preset: "tight" holds little more than what is live; "fast" maps seldom and holds more.
+    tenant: the name in messages and in the ledger.
+    ledger: the directory of a ledger. Processes that name the same one share the device's memory.
+    ledger_limit: the most that all processes of the ledger may have together. The first process
+        sets it, and others name the same or none.
+    peers: the ordinals of devices that may read and write the memory.
+    aliases: False if memory must never be mapped at several addresses at once.
+    stream_waits: False if a stream must never wait for another's work to use its memory.
+
+    >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
+
+    Raises ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated before.
+    """
+    if preset not in ("tight", "fast"):
+        raise ValueError(f"preset is 'tight' or 'fast', not {preset!r}")
+    settings: dict[str, Any] = {"preset": preset}
+    if limit is not None:
+        settings["limit"] = bytes_of(limit)
+    if tenant is not None:
+        settings["tenant"] = str(tenant)
+    if ledger is not None:
+        settings["ledger"] = os.fspath(ledger)
+    if ledger_limit is not None:
+        settings["ledger_limit"] = bytes_of(ledger_limit)
+    ordinals = [int(peer) for peer in peers]
+    if ordinals:
+        settings["peers"] = ordinals
+    if aliases is not None:
+        settings["aliases"] = bool(aliases)
+    if stream_waits is not None:
+        settings["stream_waits"] = bool(stream_waits)
+    library = _library.get()
+    library.check(library.configure(json.dumps(settings).encode()))

@@ -1,0 +1,62 @@
+"""Sizes as numbers of bytes and as text."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+_TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def bytes_of(size: int | str) -> int:
+    """Returns a size in bytes.
+
+    >>> bytes_of("60GiB") == 60 << 30
+    True
+    >>> bytes_of("1.5 GiB") == 3 << 29
+    True
+    >>> bytes_of(4096)
+    4096
+
+    Raises ValueError for a size that is not at least one byte, and TypeError for other types.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"a size is an int or text such as '60GiB', not {size!r}")
+    if isinstance(size, int):
+        found = size
+    else:
+        match = _TEXT.fullmatch(size)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None:
+            raise ValueError(f"{size!r} is not a size such as '512MiB' or '60GiB'")
+        found = int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
+    if found < 1:
+        raise ValueError(f"a size is at least one byte, not {size!r}")
+    return found
+
+
+def text_of(size: int) -> str:
+    """Returns a size as text for people.
+
+    >>> text_of(3 << 29)
+    '1.50 GiB'
+    >>> text_of(512)
+    '512 B'
+    """
+    if abs(size) < 1 << 10:
+        return f"{size} B"
+    for unit, shift in (("KiB", 10), ("MiB", 20), ("GiB", 30)):
+        if abs(size) < 1 << (shift + 10):
+            return f"{size / (1 << shift):.2f} {unit}"
+    return f"{size / (1 << 40):.2f} TiB"

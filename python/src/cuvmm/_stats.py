@@ -1,0 +1,84 @@
+"""The figures of a device's heap."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import _library
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What the library has on a device. All sizes are in bytes.
+
+    `print(cuvmm.stats())` prints a table.
+    """
+
+    device: int
+    #: The device's name; empty before the first allocation on it.
+    name: str = ""
+    #: The most that may be held.
+    limit: int = 0
+    #: Live allocations.
+    allocations: int = 0
+    #: The sizes of live allocations, as requested.
+    live: int = 0
+    peak_live: int = 0
+    #: Memory that the driver gave.
+    held: int = 0
+    peak_held: int = 0
+    #: The part of `held` that is free, and the part of it whose work may not be complete.
+    free: int = 0
+    pending_free: int = 0
+    #: Mappings that were ever made, and allocations that joined memory of several places.
+    mapped: int = 0
+    stitches: int = 0
+    #: Allocations that failed.
+    failed: int = 0
+    #: All that the library reports, with further figures.
+    all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    table: str = dataclasses.field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.table or f"device {self.device}: nothing was allocated yet"
+
+
+_HEAP = (
+    "allocations",
+    "live",
+    "peak_live",
+    "held",
+    "peak_held",
+    "free",
+    "pending_free",
+    "mapped",
+    "stitches",
+)
+
+
+def stats(device: int = 0) -> Stats:
+    """Returns the figures of a device. Makes no driver call.
+
+    >>> before = cuvmm.stats()  # doctest: +SKIP
+    >>> print(before)  # doctest: +SKIP
+    """
+    library = _library.get()
+    figures = library.figures("stats", device)
+    if not figures:
+        return Stats(device)
+    heap = figures.get("heap", {})
+    return Stats(
+        device=device,
+        name=figures.get("name", ""),
+        limit=figures.get("limit", 0),
+        failed=figures.get("failed", 0),
+        all=figures,
+        table=library.text("table", device),
+        **{name: heap.get(name, 0) for name in _HEAP},
+    )
+
+
+def empty_cache() -> None:
+    """Gives free memory back to the driver, where its work is complete."""
+    _library.get().reset()

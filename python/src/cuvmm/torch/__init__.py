@@ -1,0 +1,15 @@
+"""PyTorch's memory from the heap.
+
+    import cuvmm.torch
+
+    cuvmm.torch.install(limit="60GiB")  # before PyTorch's first use of CUDA
+
+From then on all CUDA tensors use the heap, and `torch.cuda.memory_stats` and its relatives report
+the heap's figures. Without `install`, `pool` gives the memory of some tensors a name, by which
+`cuvmm.sleep` and `cuvmm.wake` move it out and in.
+"""
+
+from ._install import install, is_installed
+from ._pools import pool
+
+__all__ = ["install", "is_installed", "pool"]

@@ -1,0 +1,108 @@
+"""Figures under PyTorch's names: statistics, snapshots, the memory fraction, free memory.
+
+PyTorch's C functions for them refuse to work with an allocator that is not its own. They are looked
+up when they are called, so replacing them here reaches everything in `torch.cuda`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._library import Library
+from . import _snapshot
+
+_STAT_ARRAYS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+_POOLS = ("all", "small_pool", "large_pool")
+_KINDS = ("current", "peak", "allocated", "freed")
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_device_alloc",
+    "num_device_free",
+    "num_sync_all_streams",
+)
+
+
+def _counts(found: Any) -> dict[str, int]:
+    found = found if isinstance(found, dict) else {}
+    return {kind: int(found.get(kind, 0)) for kind in _KINDS}
+
+
+def nested(figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns the library's figures with all keys that PyTorch has. Those that are absent are 0."""
+    stats: dict[str, Any] = {name: int(figures.get(name, 0)) for name in _COUNTERS}
+    # The heap has no split limit, and so no allocations above it.
+    stats["max_split_size"] = -1
+    for name in ("oversize_allocations", "oversize_segments"):
+        stats[name] = _counts(figures.get(name))
+    for name in _STAT_ARRAYS:
+        found = figures.get(name) or {}
+        stats[name] = {pool: _counts(found.get(pool)) for pool in _POOLS}
+    return stats
+
+
+def headroom(library: Library, device: int) -> tuple[int, int]:
+    """Returns what this process could still allocate on a device, and its limit there."""
+    free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    library.check(library.mem_get_info(device, ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
+
+
+def report(library: Library) -> None:
+    """Makes PyTorch report the library's figures."""
+
+    def memory_stats(device: int) -> dict[str, Any]:
+        return nested(library.figures("memory_stats", device))
+
+    def memory_snapshot(pool: Any = None) -> dict[str, Any]:
+        count = torch.cuda.device_count()
+        figures = [library.figures("snapshot", device) for device in range(count)]
+        wanted = tuple(pool[:2]) if pool is not None else (0, 0)
+        return _snapshot.make(figures, None if wanted == (0, 0) else wanted)
+
+    def memory_info(device: int) -> tuple[int, int]:
+        return headroom(library, device)
+
+    _replace("_cuda_memoryStats", memory_stats)
+    _replace("_cuda_memorySnapshot", memory_snapshot)
+    _replace("_cuda_resetPeakMemoryStats", library.reset_peak_stats)
+    _replace("_cuda_resetAccumulatedMemoryStats", library.reset_accumulated_stats)
+    _replace("_cuda_getMemoryFraction", library.get_memory_fraction)
+    # `torch.accelerator` has functions of its own for the same figures.
+    _replace("_accelerator_getDeviceStats", memory_stats)
+    _replace("_accelerator_resetPeakStats", library.reset_peak_stats)
+    _replace("_accelerator_resetAccumulatedStats", library.reset_accumulated_stats)
+    _replace("_accelerator_getMemoryInfo", memory_info)
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        """Returns what this process could still allocate on a device, and its limit there.
+
+        cuvmm reports its heap's headroom here. `torch.cuda.cudart().cudaMemGetInfo` reports the
+        memory that is free on the device.
+        """
+        torch.cuda.init()
+        if device is None:
+            device = torch.cuda.current_device()
+        return memory_info(torch.cuda._utils._get_device_index(device, optional=True))
+
+    torch.cuda.memory.mem_get_info = mem_get_info
+    torch.cuda.mem_get_info = mem_get_info
+
+
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    if hasattr(torch._C, name):
+        setattr(torch._C, name, function)

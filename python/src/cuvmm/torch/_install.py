@@ -1,0 +1,101 @@
+"""Putting the heap in as PyTorch's allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+import torch
+
+from .. import _library
+from .._settings import configure
+from . import _figures, _refusals
+
+# PyTorch's setters, and the functions that they get.
+_HOOKS = {
+    "set_reset_fn": "cuvmm_reset",
+    "set_memory_fraction_fn": "cuvmm_memory_fraction",
+    "set_base_alloc_fn": "cuvmm_base_alloc",
+    "set_record_stream_fn": "cuvmm_record_stream",
+    "set_begin_allocate_to_pool": "cuvmm_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn": "cuvmm_end_allocate_to_pool",
+    "set_release_pool": "cuvmm_release_pool",
+}
+
+_lock = threading.Lock()
+# Kept, because PyTorch calls its functions until the process ends.
+_installed: Any = None
+
+
+def is_installed() -> bool:
+    """Returns True if PyTorch allocates from the heap."""
+    return _installed is not None
+
+
+def install(
+    limit: int | str | None = None,
+    preset: str = "tight",
+    tenant: str | None = None,
+    ledger: str | PathLike[str] | None = None,
+    ledger_limit: int | str | None = None,
+    peers: Iterable[int] = (),
+    aliases: bool | None = None,
+    stream_waits: bool | None = None,
+) -> None:
+    """Makes PyTorch allocate all CUDA memory from the heap. Call it before CUDA starts.
+
+    The settings are those of `cuvmm.configure`.
+
+    An allocation that finds no memory raises `torch.cuda.OutOfMemoryError`, with a table of what is
+    held. `memory_stats`, `memory_summary`, `max_memory_allocated`, `memory_reserved` and snapshots
+    report the heap's figures, and `torch.cuda.mem_get_info` what this process could still
+    allocate. README lists what does not work with any allocator but PyTorch's own.
+
+    >>> import cuvmm.torch  # doctest: +SKIP
+    >>> cuvmm.torch.install(limit="60GiB")  # doctest: +SKIP
+
+    Raises RuntimeError if CUDA has started, if another allocator is installed, or if this PyTorch
+    has no CUDA; ValueError for a wrong setting. Nothing is changed then.
+    """
+    global _installed
+    with _lock:
+        _refuse_late()
+        library = _library.get()
+        configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits)
+        allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
+        for setter, function in _HOOKS.items():
+            # A PyTorch that lacks a setter does not call such a function.
+            with contextlib.suppress(AttributeError):
+                getattr(allocator.allocator(), setter)(library.address(function))
+        try:
+            torch.cuda.memory.change_current_allocator(allocator)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "cuvmm cannot be installed: CUDA memory was used before. Call"
+                " cuvmm.torch.install() first"
+            ) from error
+        _installed = allocator
+        _figures.report(library)
+        _refusals.explain()
+
+
+def _refuse_late() -> None:
+    if _installed is not None:
+        raise RuntimeError("cuvmm is already PyTorch's allocator")
+    if torch.version.cuda is None:
+        raise RuntimeError("cuvmm cannot be installed: this PyTorch was built without CUDA")
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "cuvmm cannot be installed: PyTorch has started CUDA. Call cuvmm.torch.install()"
+            " before the first tensor on a GPU"
+        )
+    if torch.cuda.memory._get_current_allocator().allocator() is not None:
+        raise RuntimeError("cuvmm cannot be installed: PyTorch has another allocator already")
+
+
+def pluggable(library: _library.Library, malloc: str, free: str) -> Any:
+    """Returns PyTorch's object for two functions of the library."""
+    return torch.cuda.memory.CUDAPluggableAllocator(library.file, malloc, free)

@@ -1,0 +1,114 @@
+"""What PyTorch can do only with its own allocator says so, and names cuvmm.
+
+PyTorch's errors in these places do not say what to do. A function that works in a later PyTorch is
+left to work: only its error is explained.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_IPC = (
+    "CUDA tensors cannot be shared with other processes while cuvmm is PyTorch's allocator: send"
+    " a copy in host memory (tensor.cpu()), or use cuvmm.torch.pool() without install()"
+)
+_TREES = (
+    "CUDA graph trees (torch.compile with mode='reduce-overhead' or 'max-autotune') need PyTorch's"
+    " own allocator, and cuvmm is installed: compile with mode='default' or"
+    " 'max-autotune-no-cudagraphs', or capture with torch.cuda.graph"
+)
+_HISTORY = (
+    "allocations are not recorded over time while cuvmm is PyTorch's allocator:"
+    " torch.cuda.memory_snapshot() shows what is live now"
+)
+_OBSERVER = (
+    "out-of-memory observers need PyTorch's own allocator, and cuvmm is installed: catch"
+    " torch.cuda.OutOfMemoryError, whose text has cuvmm's figures"
+)
+_MEM_POOL = (
+    "torch.cuda.MemPool needs PyTorch's own allocator, and cuvmm is installed: use"
+    " cuvmm.torch.pool(name), and torch.cuda.graph_pool_handle() for graphs"
+)
+_BENCHMARK = (
+    "torch.backends.cudnn.benchmark stays False: it needs PyTorch's own allocator, and cuvmm is"
+    " installed"
+)
+
+# Functions of `torch._C` and what their failure means.
+_FUNCTIONS = {
+    "_cuda_getCheckpointState": _TREES,
+    "_cuda_setCheckpointPoolState": _TREES,
+    "_cuda_record_memory_history": _HISTORY,
+    "_cuda_record_memory_history_legacy": _HISTORY,
+    "_cuda_attach_out_of_memory_observer": _OBSERVER,
+}
+
+
+def _explained(function: Callable[..., Any], meaning: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except RuntimeError as error:
+            raise RuntimeError(meaning) from error
+
+    return call
+
+
+def explain() -> None:
+    """Explains the errors of all these places, and guards cuDNN's benchmark."""
+    for name, meaning in _FUNCTIONS.items():
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, _explained(getattr(torch._C, name), meaning))
+    _explain_method(torch.UntypedStorage, "_share_cuda_", _IPC)
+    _explain_class_method(torch.UntypedStorage, "_new_shared_cuda", _IPC)
+    if hasattr(torch.cuda, "MemPool"):
+        _explain_method(torch.cuda.MemPool, "__init__", _MEM_POOL)
+    _guard_benchmark()
+
+
+def _explain_method(owner: type, name: str, meaning: str) -> None:
+    if hasattr(owner, name):
+        setattr(owner, name, _explained(getattr(owner, name), meaning))
+
+
+def _explain_class_method(owner: type, name: str, meaning: str) -> None:
+    if hasattr(owner, name):
+        setattr(owner, name, staticmethod(_explained(getattr(owner, name), meaning)))
+
+
+class _Guarded:
+    """The property `benchmark` of cuDNN's module, which cannot become True."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._original.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: bool) -> None:
+        self._original.__set__(instance, _refused(value))
+
+
+def _refused(value: bool) -> bool:
+    """Warns if cuDNN is to try algorithms, which asks the allocator for its largest block."""
+    if value:
+        warnings.warn(_BENCHMARK, RuntimeWarning, stacklevel=3)
+    return False
+
+
+def _guard_benchmark() -> None:
+    module = type(torch.backends.cudnn)
+    original = vars(module).get("benchmark")
+    if hasattr(original, "__set__"):
+        setattr(module, "benchmark", _Guarded(original))  # noqa: B010
+    set_benchmark = torch._C._set_cudnn_benchmark
+    if torch._C._get_cudnn_benchmark():
+        set_benchmark(_refused(True))
+    # `torch.backends.cudnn.flags` calls this one.
+    torch._C._set_cudnn_benchmark = lambda value: set_benchmark(_refused(value))

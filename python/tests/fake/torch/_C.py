@@ -1,0 +1,96 @@
+"""PyTorch's C functions for a pluggable allocator: those that it refuses raise what it raises."""
+
+import ctypes
+
+_MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+current = None
+started = False
+benchmark = False
+
+
+def _refuse(name):
+    def refused(*arguments, **named):
+        raise RuntimeError(
+            f"CUDAPluggableAllocator does not yet support {name}. If you need it, please file an"
+            " issue describing your use case."
+        )
+
+    return refused
+
+
+class _CUDAPluggableAllocator:
+    def __init__(self, malloc, free):
+        self.malloc, self.free, self.hooks = _MALLOC(malloc), _FREE(free), {}
+
+
+def _setter(name):
+    def setter(self, address):
+        assert address > 4096, f"{name} got {address}"
+        self.hooks[name] = address
+
+    return setter
+
+
+for _name in (
+    "set_init_fn",
+    "set_reset_fn",
+    "set_memory_fraction_fn",
+    "set_base_alloc_fn",
+    "set_record_stream_fn",
+    "set_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn",
+    "set_release_pool",
+):
+    setattr(_CUDAPluggableAllocator, _name, _setter(_name))
+
+
+def _cuda_customAllocator(malloc, free):
+    return _CUDAPluggableAllocator(malloc, free)
+
+
+def _cuda_getAllocator():
+    return current
+
+
+def _cuda_changeCurrentAllocator(allocator):
+    global current
+    if started:
+        raise RuntimeError("Can't swap an already initialized allocator")
+    current = allocator
+
+
+def _cuda_emptyCache():
+    ctypes.CFUNCTYPE(None)(current.hooks["set_reset_fn"])()
+
+
+def _cuda_setMemoryFraction(fraction, device):
+    function = ctypes.CFUNCTYPE(None, ctypes.c_double, ctypes.c_int)
+    function(current.hooks["set_memory_fraction_fn"])(fraction, device)
+
+
+_cuda_memoryStats = _refuse("getDeviceStats")
+_cuda_memorySnapshot = _refuse("snapshot")
+_cuda_resetPeakMemoryStats = _refuse("resetPeakStats")
+_cuda_resetAccumulatedMemoryStats = _refuse("resetAccumulatedStats")
+_cuda_getMemoryFraction = _refuse("getMemoryFraction")
+_cuda_getCheckpointState = _refuse("getCheckpointState")
+_cuda_setCheckpointPoolState = _refuse("setCheckpointPoolState")
+_cuda_record_memory_history = _refuse("recordHistory")
+_cuda_record_memory_history_legacy = _refuse("recordHistory")
+_cuda_attach_out_of_memory_observer = _refuse("attachOutOfMemoryObserver")
+
+
+class StorageBase:
+    _share_cuda_ = _refuse("shareIPcHandle")
+    _new_shared_cuda = staticmethod(_refuse("getIpcDevPtr"))
+
+
+def _get_cudnn_benchmark():
+    return benchmark
+
+
+def _set_cudnn_benchmark(value):
+    global benchmark
+    benchmark = value

@@ -1,0 +1,76 @@
+"""The parts of `torch.cuda` that the package calls."""
+
+import contextlib
+import ctypes
+
+from .. import _C
+from . import _utils, memory  # noqa: F401
+
+_device = 0
+#: The handle of the current stream.
+stream = 0
+
+
+def is_initialized():
+    return _C.started
+
+
+def init():
+    """Starts the driver, and makes the primary context of device 0 current."""
+    if not _C.started:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        assert libcuda.cuInit(0) == 0
+        assert libcuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert libcuda.cuCtxSetCurrent(context) == 0
+        _C.started = True
+
+
+def device_count():
+    init()
+    count = ctypes.c_int()
+    assert ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value
+
+
+def current_device():
+    init()
+    return _device
+
+
+def synchronize(device=None):
+    assert ctypes.CDLL("libcuda.so.1").cuCtxSynchronize() == 0
+
+
+@contextlib.contextmanager
+def device(ordinal):
+    global _device
+    before, _device = _device, ordinal
+    try:
+        yield
+    finally:
+        _device = before
+
+
+class Tensor:
+    """Bytes on the device, from the current allocator or from the pool that is entered."""
+
+    def __init__(self, size):
+        init()
+        self.allocator = memory.entered[0].allocator if memory.entered else _C.current
+        self.size, self.stream, self.device = size, stream, _device
+        self.address = self.allocator.malloc(size, _device, stream)
+
+    def free(self):
+        self.allocator.free(self.address, self.size, self.device, self.stream)
+
+
+memory_stats = memory.memory_stats
+max_memory_allocated = memory.max_memory_allocated
+memory_reserved = memory.memory_reserved
+memory_snapshot = memory.memory_snapshot
+mem_get_info = memory.mem_get_info
+reset_peak_memory_stats = memory.reset_peak_memory_stats
+empty_cache = memory.empty_cache
+MemPool = memory.MemPool
+use_mem_pool = memory.use_mem_pool

@@ -1,0 +1,57 @@
+"""What the tests need: the stand-in for libcuda, a GPU with PyTorch, and processes of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MIB = 1 << 20
+
+
+def has_stand_in() -> bool:
+    """Returns True if the loader finds the stand-in for libcuda."""
+    try:
+        return hasattr(ctypes.CDLL("libcuda.so.1"), "fakecuda_live")
+    except OSError:
+        return False
+
+
+def has_library() -> bool:
+    import cuvmm
+
+    return os.path.exists(cuvmm.library_path())
+
+
+needs_stand_in = unittest.skipUnless(
+    has_stand_in() and has_library(), "needs the library, and the stand-in for libcuda"
+)
+
+
+def run(code: str, *, fake_torch: bool = False, **variables: str) -> str:
+    """Runs code in a process of its own, and returns what it printed.
+
+    The stand-in has two devices of 256 MiB.
+    """
+    environment = {**os.environ, "FAKECUDA_DEVICES": "2", "FAKECUDA_CAPACITY": str(256 * MIB)}
+    for name in [name for name in environment if name.startswith("CUVMM_TORCH_")]:
+        del environment[name]
+    folders = [folder for folder in sys.path if folder and folder != HERE]
+    if fake_torch:
+        folders.insert(0, os.path.join(HERE, "fake"))
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    environment.update(variables)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if ended.returncode != 0:
+        raise AssertionError(f"exit {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+    return ended.stdout

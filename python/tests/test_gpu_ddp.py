@@ -1,0 +1,65 @@
+"""Two GPUs: copies between them, and data-parallel training over NCCL."""
+
+import os
+import tempfile
+import unittest
+
+from modes import MIB, MODE, GpuTest, memory, torch
+
+two = unittest.skipUnless(torch.cuda.device_count() >= 2, "needs two GPUs")
+
+
+def train(rank: int, store: str) -> None:
+    """Trains a model on one of two ranks, and checks that both have the same weights."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        device_id=torch.device("cuda", rank),
+    )
+    with memory():
+        torch.manual_seed(rank)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
+        ).cuda()
+        parallel = DistributedDataParallel(model, device_ids=[rank])
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+        for step in range(20):
+            optimizer.zero_grad(set_to_none=True)
+            inputs = torch.randn(32 + 16 * (step % 5), 512, device="cuda")
+            parallel(inputs).square().mean().backward()
+            optimizer.step()
+        mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        both = [torch.empty_like(mine) for _ in range(2)]
+        distributed.all_gather(both, mine)
+        assert torch.equal(both[0], both[1]), "the ranks have different weights"
+        total = torch.full((5 * MIB,), float(rank + 1), device="cuda")
+        distributed.all_reduce(total)
+        assert float(total[0]) == float(total[-1]) == 3.0, total
+        torch.cuda.synchronize()
+    distributed.destroy_process_group()
+
+
+@two
+class TwoGpus(GpuTest):
+    @unittest.skipIf(MODE != "native", "memory of cuvmm has no access from other devices")
+    def test_copies(self):
+        for number in range(5):
+            here = torch.full((3_000_001,), number, device="cuda:0")
+            there = here.to("cuda:1", non_blocking=True)
+            back = (there * 2).to("cuda:0")
+            self.assertEqual((float(back.min()), float(back.max())), (2.0 * number, 2.0 * number))
+
+    def test_data_parallel_training(self):
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(train, args=(os.path.join(folder, "store"),), nprocs=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

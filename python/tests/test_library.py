@@ -1,0 +1,127 @@
+"""The library through ctypes, over the stand-in for libcuda."""
+
+import unittest
+
+from support import needs_stand_in, run
+
+
+@needs_stand_in
+class Interface(unittest.TestCase):
+    def test_figures(self):
+        run(
+            """
+            import cuvmm
+            from cuvmm import _library
+            library = _library.get()
+            assert library.version().decode() == cuvmm.__version__
+            assert cuvmm.stats().held == 0 and "nothing" in str(cuvmm.stats())
+            array = cuvmm.empty(3 << 20)
+            found = cuvmm.stats()
+            assert found.live == 3 << 20 and found.allocations == 1, found
+            assert found.held >= found.live and found.limit > 0
+            assert "MiB" in str(found), str(found)
+            stats = library.figures("memory_stats", 0)
+            assert stats["requested_bytes"]["all"]["current"] == 3 << 20, stats
+            assert stats["requested_bytes"]["large_pool"]["current"] == 3 << 20, stats
+            assert stats["reserved_bytes"]["all"]["current"] == found.held, stats
+            snapshot = library.figures("snapshot", 0)
+            (only,) = snapshot["allocations"]
+            assert only["address"] == array.address and only["requested"] == 3 << 20, only
+            del array
+            library.reset_peak_stats(0)
+            stats = library.figures("memory_stats", 0)
+            assert stats["requested_bytes"]["all"]["peak"] == 0, stats
+            assert stats["requested_bytes"]["all"]["freed"] == 3 << 20, stats
+            cuvmm.empty_cache()
+            assert cuvmm.stats().held == 0, cuvmm.stats()
+            """
+        )
+
+    def test_settings(self):
+        run(
+            """
+            import cuvmm
+            from cuvmm import _library
+            library = _library.get()
+            assert library.configure(b'{"lmit": 5}') < 0
+            assert "lmit" in library.reason(), library.reason()
+            cuvmm.configure(limit="64MiB", tenant="mine")
+            array = cuvmm.empty(8 << 20)
+            assert cuvmm.stats().limit == 64 << 20
+            try:
+                cuvmm.configure(limit="32MiB")
+            except cuvmm.Error as error:
+                assert str(error)
+            else:
+                raise AssertionError("settings after the first allocation")
+            try:
+                cuvmm.empty(65 << 20)
+            except cuvmm.OutOfMemoryError as error:
+                assert isinstance(error, MemoryError)
+                assert "out of memory" in str(error) and "64 MiB" in str(error), error
+            else:
+                raise AssertionError("more than the limit")
+            assert cuvmm.stats().failed == 1
+            """
+        )
+
+    def test_two_devices(self):
+        run(
+            """
+            import cuvmm
+            one, two = cuvmm.empty(5000), cuvmm.empty(7000, device="cuda:1")
+            assert (one.device, two.device) == (0, 1)
+            assert (cuvmm.stats(0).live, cuvmm.stats(1).live) == (5000, 7000)
+            """
+        )
+
+
+@needs_stand_in
+class Exchange(unittest.TestCase):
+    def test_a_tensor_keeps_the_memory(self):
+        run(
+            """
+            import cuvmm
+            array = cuvmm.empty((3, 5), "float32")
+            assert array.__dlpack_device__() == (2, 0)
+            there = cuvmm.from_dlpack(array)
+            assert (there.address, there.nbytes) == (array.address, 60), there
+            assert (there.shape, there.strides, there.dtype) == ((3, 5), (5, 1), "float32"), there
+            interface = array.__cuda_array_interface__
+            assert interface["data"] == (array.address, False) and interface["typestr"] == "<f4"
+            del array
+            assert cuvmm.stats().allocations == 1
+            del there
+            assert cuvmm.stats().allocations == 0
+            """
+        )
+
+    def test_versions_and_refusals(self):
+        run(
+            """
+            import cuvmm
+            array = cuvmm.empty(())
+            assert array.shape == () and array.nbytes == 1
+            assert "dltensor_versioned" in repr(array.__dlpack__(max_version=(1, 1)))
+            assert "versioned" not in repr(array.__dlpack__(max_version=(0, 8)))
+            for wrong in ({"copy": True}, {"dl_device": (1, 0)}):
+                try:
+                    array.__dlpack__(**wrong)
+                except BufferError:
+                    pass
+                else:
+                    raise AssertionError(wrong)
+            nothing = cuvmm.empty((0, 4), "int64")
+            assert nothing.nbytes == 0 and cuvmm.from_dlpack(nothing).nbytes == 0
+            try:
+                cuvmm.from_dlpack([1])
+            except TypeError as error:
+                assert "list" in str(error)
+            else:
+                raise AssertionError("a list")
+            """
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,213 @@
+"""`cuvmm.torch` with a stand-in for PyTorch, over the stand-in for libcuda."""
+
+import unittest
+
+from support import needs_stand_in, run
+
+BEGIN = """
+import warnings
+import torch
+import cuvmm
+import cuvmm.torch
+
+def refused(kind, call, *texts):
+    try:
+        call()
+    except kind as error:
+        for text in texts:
+            assert text in str(error), (text, str(error))
+    else:
+        raise AssertionError("not refused")
+"""
+
+
+def case(code: str) -> str:
+    import textwrap
+
+    return run(BEGIN + textwrap.dedent(code), fake_torch=True)
+
+
+@needs_stand_in
+class Install(unittest.TestCase):
+    def test_figures_and_hooks(self):
+        case(
+            """
+            assert not cuvmm.torch.is_installed()
+            cuvmm.torch.install(limit="128MiB", tenant="mine")
+            assert cuvmm.torch.is_installed()
+            assert len(torch._C.current.hooks) == 7, torch._C.current.hooks
+            stats = torch.cuda.memory_stats()
+            assert stats["allocated_bytes.all.peak"] == 0 and stats["max_split_size"] == -1
+            tensor = torch.empty(5 << 20)
+            assert torch.cuda.memory_stats()["requested_bytes.all.current"] == 5 << 20
+            assert torch.cuda.memory_reserved() == cuvmm.stats().held
+            free, total = torch.cuda.mem_get_info()
+            assert total == 128 << 20 and 0 < free < total, (free, total)
+            segments = torch.cuda.memory_snapshot()
+            assert sum(it["total_size"] for it in segments) == cuvmm.stats().held
+            tensor.free()
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.max_memory_allocated() == 0
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() == 0
+            torch._C._cuda_setMemoryFraction(0.25, 0)
+            assert cuvmm.stats().limit == 64 << 20
+            assert torch._C._cuda_getMemoryFraction(0) == 0.25
+            """
+        )
+
+    def test_refused_when_it_is_too_late(self):
+        case(
+            """
+            refused(ValueError, lambda: cuvmm.torch.install(limit="much"), "much")
+            assert not cuvmm.torch.is_installed() and torch._C.current is None
+            torch.cuda.init()
+            refused(RuntimeError, cuvmm.torch.install, "cuvmm", "has started CUDA")
+            """
+        )
+        case(
+            """
+            other = torch.cuda.memory.CUDAPluggableAllocator(
+                cuvmm.library_path(), "cuvmm_malloc", "cuvmm_free")
+            torch.cuda.memory.change_current_allocator(other)
+            refused(RuntimeError, cuvmm.torch.install, "another allocator")
+            """
+        )
+        case(
+            """
+            cuvmm.torch.install()
+            refused(RuntimeError, cuvmm.torch.install, "already")
+            """
+        )
+        case(
+            """
+            torch.version.cuda = None
+            refused(RuntimeError, cuvmm.torch.install, "built without CUDA")
+            """
+        )
+
+    def test_what_cannot_work_says_so(self):
+        case(
+            """
+            cuvmm.torch.install()
+            storage = torch.UntypedStorage()
+            for call, text in [
+                (storage._share_cuda_, "other processes"),
+                (lambda: torch.UntypedStorage._new_shared_cuda(1), "other processes"),
+                (lambda: torch._C._cuda_getCheckpointState(0, (0, 1)), "reduce-overhead"),
+                (lambda: torch._C._cuda_record_memory_history("all"), "memory_snapshot"),
+                (lambda: torch._C._cuda_attach_out_of_memory_observer(print), "OutOfMemoryError"),
+                (lambda: torch.cuda.MemPool(), "cuvmm.torch.pool"),
+            ]:
+                refused(RuntimeError, call, "cuvmm", text)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                torch.backends.cudnn.benchmark = True
+                torch._C._set_cudnn_benchmark(True)
+                torch.backends.cudnn.benchmark = False
+            assert len(found) == 2 and "cuvmm" in str(found[0].message), found
+            assert torch.backends.cudnn.benchmark is False
+            """
+        )
+
+
+@needs_stand_in
+class Pools(unittest.TestCase):
+    def test_without_install(self):
+        case(
+            """
+            with cuvmm.torch.pool("weights"):
+                tensor = torch.empty(4 << 20)
+                with cuvmm.torch.pool("cache"):
+                    other = torch.empty(2 << 20)
+            with cuvmm.torch.pool("weights"):
+                pass
+            assert torch.cuda.MemPool.made == 2
+            held = cuvmm.stats().all
+            cuvmm.sleep("weights")
+            assert cuvmm.asleep() == {"weights"}
+            refused(cuvmm.Error, lambda: cuvmm.sleep("weights"), "weights")
+            refused(cuvmm.Error, lambda: cuvmm.sleep("unknown"), "unknown")
+            refused(cuvmm.Error, lambda: cuvmm.wake("cache"), "cache")
+            refused(cuvmm.Error, lambda: cuvmm.torch.pool("weights").__enter__(), "asleep")
+            cuvmm.wake("weights")
+            cuvmm.sleep(keep=False)
+            assert cuvmm.asleep() == {"weights", "cache"}
+            cuvmm.wake()
+            assert not cuvmm.asleep()
+            tensor.free()
+            other.free()
+            """
+        )
+
+    def test_nested_and_in_threads(self):
+        case(
+            """
+            import threading
+            entered = torch.cuda.memory.entered
+
+            def inner(outer):
+                with cuvmm.torch.pool("a"):
+                    assert len(entered) == outer + 1
+                    with cuvmm.torch.pool("b"), cuvmm.torch.pool("a"):
+                        assert len(entered) == outer + 1
+                        try:
+                            with cuvmm.torch.pool("c"):
+                                raise KeyError
+                        except KeyError:
+                            pass
+                        assert len(entered) == outer + 1
+                    assert len(entered) == outer + 1
+                assert len(entered) == outer
+
+            inner(0)
+            made = torch.cuda.MemPool.made
+            inner(0)
+            assert torch.cuda.MemPool.made == made, "pools are used again"
+            with cuvmm.torch.pool("a"):
+                thread = threading.Thread(target=inner, args=(1,))
+                thread.start()
+                thread.join()
+                assert len(entered) == 1
+            assert torch.cuda.MemPool.made == made + 1
+            """
+        )
+
+    def test_contents_are_kept(self):
+        case(
+            """
+            import ctypes
+            libcuda = ctypes.CDLL("libcuda.so.1")
+            libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
+            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+            with cuvmm.torch.pool("weights"):
+                tensor = torch.empty(4 << 20)
+            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            cuvmm.sleep("weights")
+            buffer = ctypes.create_string_buffer(4 << 20)
+            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) != 0
+            cuvmm.wake("weights")
+            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
+            assert buffer.raw == bytes([7]) * (4 << 20)
+            """
+        )
+
+    def test_under_install(self):
+        case(
+            """
+            cuvmm.torch.install(limit="128MiB")
+            with cuvmm.torch.pool("weights"):
+                tensor = torch.empty(4 << 20)
+            outside = torch.empty(4 << 20)
+            before = torch.cuda.mem_get_info()[0]
+            cuvmm.sleep("weights")
+            assert torch.cuda.mem_get_info()[0] >= before + (4 << 20)
+            cuvmm.wake("weights")
+            tensor.free()
+            outside.free()
+            """
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

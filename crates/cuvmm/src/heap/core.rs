@@ -241,7 +241,9 @@ impl State {
     /// Returns the extents that the pool may take, the least recently used first.
     fn idle(&self) -> Vec<(ExtentId, u64)> {
         let whole = self.large.whole(None);
-        let idle = whole.filter(|&(_, id)| self.large.all_work_of(id) == Tag::Ready);
+        let is_leaving = |id| self.large.extent(id).is_some_and(Extent::is_leaving);
+        let idle =
+            whole.filter(|&(_, id)| !is_leaving(id) && self.large.all_work_of(id) == Tag::Ready);
         let mut idle: Vec<(ExtentId, u64)> = idle.map(|(size, id)| (id, size)).collect();
         let age = |id| self.large.extent(id).map_or(0, |extent| extent.freed_at);
         idle.sort_by_key(|&(id, _)| age(id));
@@ -358,8 +360,7 @@ impl State {
     }
 
     /// Takes up to `most` mappings out of the space that are not searched and that nothing uses.
-    /// Their extents are not wholly free until they are unmapped: the pool must not get a physical that
-    /// is still mapped.
+    /// The pool must not get their extents until they are unmapped.
     fn take_retired(&mut self, most: usize) -> Vec<(ExtentId, u64, Placed)> {
         let mut taken = Vec::new();
         // Most of the oldest are unused.

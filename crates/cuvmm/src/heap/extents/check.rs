@@ -14,7 +14,7 @@ impl Extents {
             held += extent.size;
             free += extent.free_bytes;
             ready += extent.ready();
-            idle += extent.ends().whole;
+            idle += extent.ends().idle;
             mappings += extent.mappings.len() as u64;
             for mapping in &extent.mappings {
                 debug_assert!(

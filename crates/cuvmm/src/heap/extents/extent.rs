@@ -54,6 +54,8 @@ pub(crate) struct Extent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
     pub(super) whole: u64,
+    /// The bytes that the pool may take.
+    pub(super) idle: u64,
     pub(super) prefix: u64,
     pub(super) suffix: u64,
 }
@@ -63,16 +65,21 @@ impl Extent {
         self.free_bytes == self.size
     }
 
-    /// Returns the free bytes from an offset of the start, or up to an offset of the end. There are none
-    /// while a mapping leaves an extent that is wholly free: the pool must not take it then.
+    /// Returns `true` if a mapping was removed and is not unmapped yet. The pool must not take the
+    /// extent then. The heap may map it again.
+    pub(crate) const fn is_leaving(&self) -> bool {
+        self.leaving > 0
+    }
+
+    /// Returns the free bytes from an offset of the start, or up to an offset of the end.
     pub(super) fn ends(&self) -> Ends {
-        if !self.settled || (self.leaving > 0 && self.is_free()) {
+        if !self.settled {
             return Ends::default();
         }
         if self.is_free() {
-            let whole = self.size;
             return Ends {
-                whole,
+                whole: self.size,
+                idle: if self.is_leaving() { 0 } else { self.size },
                 ..Ends::default()
             };
         }
@@ -91,9 +98,9 @@ impl Extent {
         }
         let suffix = self.size - suffix;
         Ends {
-            whole: 0,
             prefix,
             suffix,
+            ..Ends::default()
         }
     }
 

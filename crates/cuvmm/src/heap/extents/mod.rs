@@ -72,7 +72,7 @@ impl Extents {
         self.ready
     }
 
-    /// Returns the bytes of extents that are wholly free.
+    /// Returns the bytes of extents that are wholly free, and that no mapping is leaving.
     pub(super) const fn idle(&self) -> u64 {
         self.idle
     }
@@ -555,7 +555,7 @@ impl Extents {
             return;
         };
         let old = std::mem::replace(&mut extent.listed, ends);
-        self.idle = self.idle - old.whole + ends.whole;
+        self.idle = self.idle - old.idle + ends.idle;
         let lists = [
             (&mut self.whole, old.whole, ends.whole),
             (&mut self.prefixes, old.prefix, ends.prefix),
@@ -581,4 +581,28 @@ pub(super) fn work_of(taken: &[Taken]) -> Tag {
     let pieces = taken.iter().flat_map(|(_, pieces)| pieces);
     pieces.for_each(|(_, piece)| tag.merge(piece));
     tag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Extents, Tag};
+
+    #[test]
+    fn an_extent_whose_mapping_is_being_unmapped_serves_the_heap_and_not_the_pool() {
+        let mut extents = Extents::default();
+        let id = extents.add_extent(64);
+        extents.add_mapping(id, 0, 0);
+        extents.add_mapping(id, 128, 0);
+        extents.give(id, 0..64, Tag::Ready);
+        assert_eq!(extents.idle(), 64);
+        extents.stop_searching(id, 0);
+        extents.remove_mapping(id, 0);
+        extents.leave(id, true);
+        assert_eq!(extents.whole(None).collect::<Vec<_>>(), [(64, id)]);
+        assert_eq!(extents.idle(), 0);
+        extents.check();
+        extents.leave(id, false);
+        assert_eq!(extents.idle(), 64);
+        extents.check();
+    }
 }

@@ -155,7 +155,13 @@ impl DeviceHeap {
             builder = builder.limit(Limit::Bytes(value));
         }
         let ledger = match &settings.ledger {
-            Some(directory) => Some(Ledger::builder(&device, directory).open()?),
+            Some(directory) => {
+                let ledger = Ledger::builder(&device, directory).name(settings.tenant.as_str());
+                Some(match settings.ledger_limit {
+                    Some(bytes) => ledger.limit(bytes).open()?,
+                    None => ledger.open()?,
+                })
+            }
             None => None,
         };
         if let Some(ledger) = &ledger {

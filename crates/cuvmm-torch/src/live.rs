@@ -42,7 +42,7 @@ struct Live {
 /// What is known of a live allocation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
-    address: usize,
+    pub(crate) address: usize,
     /// The bytes, rounded up.
     size: u64,
     requested: u64,
@@ -188,6 +188,19 @@ pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     }
     entries.sort_unstable_by_key(|entry| entry.address);
     entries
+}
+
+impl Entry {
+    /// Describes a block of a tag, which is of no stream and no pool.
+    pub(crate) const fn block(address: usize, requested: u64) -> Self {
+        Self {
+            address,
+            size: requested.next_multiple_of(cuvmm::heap::ALIGNMENT),
+            requested,
+            stream: 0,
+            pool: None,
+        }
+    }
 }
 
 impl Live {

@@ -6,7 +6,7 @@
 //! stream: what is freed is reused, and what sleeps is unmapped, only when all work of the device is
 //! complete.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use cuvmm::{Block, Contents, HostStore, MemoryError, Tenant};
 use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
+use crate::live::Entry;
 
 /// The tag of allocations on threads that have entered none.
 const NO_TAG: &str = "default";
@@ -29,6 +30,8 @@ const PART: u64 = 2 << 20;
 thread_local! {
     /// The tags that this thread has entered.
     static ENTERED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    /// Their number, which is read at each allocation.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A tag on one device.
@@ -62,12 +65,26 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Makes a tag this thread's.
 pub(crate) fn enter(name: &str) {
-    ENTERED.with_borrow_mut(|entered| entered.push(name.to_owned()));
+    let depth = ENTERED.with_borrow_mut(|entered| {
+        entered.push(name.to_owned());
+        entered.len()
+    });
+    DEPTH.set(depth);
 }
 
 /// Returns to the tag that this thread had before.
 pub(crate) fn leave() {
-    ENTERED.with_borrow_mut(|entered| drop(entered.pop()));
+    let depth = ENTERED.with_borrow_mut(|entered| {
+        entered.pop();
+        entered.len()
+    });
+    DEPTH.set(depth);
+}
+
+/// Returns `true` if this thread has entered a tag.
+#[inline]
+pub(crate) fn is_entered() -> bool {
+    DEPTH.get() > 0
 }
 
 /// Allocates a block under this thread's tag. Returns its address; 0 for a size of 0.
@@ -84,6 +101,7 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     let name = name.unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant) = tag(device, &name)?;
     let block = tenant.allocate(size)?;
+    heaps::of(device)?.figures().made(size);
     let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
@@ -125,8 +143,23 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     }
     let mut state = lock();
     let block = state.blocks.get_or_insert_default().remove(&address);
+    let (block, index) = block.ok_or(Error::NotAllocated)?;
+    let of = state.tags[index].of;
     drop(state);
-    block.map(drop).ok_or(Error::NotAllocated)
+    of.figures().ended(block.size());
+    Ok(())
+}
+
+/// Returns all blocks of a device, by address.
+pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
+    let state = lock();
+    let blocks = state.blocks.iter().flatten();
+    let ours = blocks.filter(|(_, (_, index))| std::ptr::eq(state.tags[*index].of, of));
+    let mut entries: Vec<Entry> = ours
+        .map(|(&address, (block, _))| Entry::block(address, block.size()))
+        .collect();
+    entries.sort_unstable_by_key(|entry| entry.address);
+    entries
 }
 
 /// Returns the indices of tags by name, all if there are no names, that are asleep or not.

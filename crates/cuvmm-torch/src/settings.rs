@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) tenant: String,
     /// The directory of the ledger that all processes share.
     pub(crate) ledger: Option<PathBuf>,
-    /// Whether a thread unmaps and maps ahead.
+    /// `true` if a thread for each device unmaps.
     pub(crate) mapper: bool,
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,

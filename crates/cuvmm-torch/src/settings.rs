@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     /// The most bytes that all processes of the ledger may have together. `None` for what the ledger
     /// has, or the device's memory if it is made now.
     pub(crate) ledger_limit: Option<u64>,
-    /// Whether a thread unmaps and maps ahead.
+    /// `true` if a thread for each device unmaps.
     pub(crate) mapper: bool,
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,

@@ -65,6 +65,7 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         large,
         retries,
         ooms,
+        syncs,
         ..
     } = *figures;
     drop(figures);
@@ -101,7 +102,7 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         "num_ooms": ooms,
         "num_device_alloc": created + pool.calls.count(Call::MemMap),
         "num_device_free": released + pool.calls.count(Call::MemUnmap),
-        "num_sync_all_streams": 0,
+        "num_sync_all_streams": syncs,
         "max_split_size": -1,
     });
     serde_json::to_vec(&figures).ok()

@@ -221,6 +221,27 @@ over_the_stand_in! {
         assert!(failed.contains("out of"), "{failed}");
     }
 
+    memory_that_was_freed_under_a_tag_is_waited_for [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let address = tags.allocate("a", 200);
+        cuda.hold(other, true);
+        cuda.fill(address, 5, 200 * MIB, other);
+        tags.free(address);
+        let handle = other.expose_provenance();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cuda.enter(0);
+                cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
+            });
+            let made = tags.torch.malloc(isize::try_from(200 * MIB).unwrap(), stream);
+            assert_ne!(made, 0);
+            cuda.fill(made, 6, 200 * MIB, stream);
+            cuda.synchronize(stream);
+            cuda.expect(made, 6, 200 * MIB);
+        });
+    }
+
     without_a_tag [] says [] {
         let (tags, _cuda) = (Tags::load(), Cuda::load());
         // SAFETY: it has no requirements; null is allowed to be freed.

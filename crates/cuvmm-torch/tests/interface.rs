@@ -290,6 +290,9 @@ over_the_stand_in! {
     }
 
     the_exit_stops_the_mapper_in_the_middle_of_work [] says [] {
+        // Registered before the library's function, so that it is called after it.
+        // SAFETY: the function is part of this program.
+        assert_eq!(unsafe { libc::atexit(without_mapper) }, 0);
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
         assert_ne!(torch.malloc(512, stream), 0);
@@ -343,6 +346,14 @@ over_the_stand_in! {
 /// The library, for threads that work while the process exits.
 static AT_WORK: OnceLock<Torch> = OnceLock::new();
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process with a failure if the mapper's thread is still there.
+extern "C" fn without_mapper() {
+    if threads_named("cuvmm-mapper") != 0 {
+        // SAFETY: it ends the process.
+        unsafe { libc::_exit(3) };
+    }
+}
 
 /// Waits until the mapper's thread has given itself its name.
 fn await_mapper() {

@@ -32,7 +32,7 @@ needs_stand_in = unittest.skipUnless(
 )
 
 
-def run(code: str, *, fake_torch: bool = False, **variables: str) -> str:
+def run(code: str, *, fakes: bool = False, **variables: str) -> str:
     """Runs code in a process of its own, and returns what it printed.
 
     The stand-in has two devices of 256 MiB.
@@ -41,7 +41,7 @@ def run(code: str, *, fake_torch: bool = False, **variables: str) -> str:
     for name in [name for name in environment if name.startswith("CUVMM_TORCH_")]:
         del environment[name]
     folders = [folder for folder in sys.path if folder and folder != HERE]
-    if fake_torch:
+    if fakes:
         folders.insert(0, os.path.join(HERE, "fake"))
     environment["PYTHONPATH"] = os.pathsep.join(folders)
     environment.update(variables)

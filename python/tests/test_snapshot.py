@@ -14,7 +14,7 @@ def made(*devices, pool=None):
         found = _snapshot.make({list(devices)!r}, {pool!r})
         print(pickle.dumps(found).hex())
     """
-    return pickle.loads(bytes.fromhex(run(code, fake_torch=True)))
+    return pickle.loads(bytes.fromhex(run(code, fakes=True)))
 
 
 def live(address, size, requested, stream=0, pool=None):

@@ -24,7 +24,7 @@ def refused(kind, call, *texts):
 def case(code: str) -> str:
     import textwrap
 
-    return run(BEGIN + textwrap.dedent(code), fake_torch=True)
+    return run(BEGIN + textwrap.dedent(code), fakes=True)
 
 
 @needs_stand_in

@@ -2,15 +2,18 @@
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import unittest
 
-from support import HERE
+from support import HERE, needs_stand_in, run
 
 import cuvmm
 
+ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.dirname(HERE))
 
 import build
@@ -26,7 +29,7 @@ def installed():
 
 class Wheel(unittest.TestCase):
     def test_the_version_is_the_workspace_s(self):
-        with open(os.path.join(os.path.dirname(HERE), "..", "Cargo.toml"), "rb") as file:
+        with open(os.path.join(ROOT, "Cargo.toml"), "rb") as file:
             version = tomllib.load(file)["workspace"]["package"]["version"]
         self.assertEqual(cuvmm.__version__, version)
         if installed():
@@ -50,6 +53,33 @@ class Wheel(unittest.TestCase):
         # Nothing of CUDA or PyTorch is linked: both are found when the library runs.
         for name in found.needed:
             self.assertRegex(name, r"^(lib(c|m|dl|rt|pthread|gcc_s)\.so|ld-linux)")
+
+    @needs_stand_in
+    @unittest.skipUnless(shutil.which("c++"), "there is no C++ compiler")
+    def test_an_exception_of_pytorch_passes_through_the_library(self):
+        """A program in C++ catches what the library throws, with a stand-in for libc10."""
+        source = os.path.join(ROOT, "crates", "cuvmm-torch", "tests", "cxx", "c10.cpp")
+        with tempfile.TemporaryDirectory() as folder:
+            library = os.path.join(folder, "libc10.so")
+            options = ["-shared", "-fPIC", "-std=c++17", "-Wl,-soname,libc10.so"]
+            subprocess.run(["c++", *options, "-o", library, source], check=True)
+            said = run(
+                f"""
+                import ctypes
+                import cuvmm
+                c10 = ctypes.CDLL({library!r}, mode=ctypes.RTLD_GLOBAL)
+                malloc = ctypes.CDLL(cuvmm.library_path()).cuvmm_malloc
+                address, text = ctypes.c_void_p(), ctypes.create_string_buffer(8192)
+                attempt = lambda size: c10.c10_attempt(
+                    malloc, ctypes.c_long(size), None, ctypes.byref(address), text, 8192)
+                cuvmm.configure(limit="100MiB")
+                assert attempt(8 << 20) == 0 and address.value
+                print(attempt(200 << 20), text.value.decode())
+                assert attempt(8 << 20) == 0
+                """
+            )
+        self.assertTrue(said.startswith("1 CUDA out of memory. Tried to allocate 200"), said)
+        self.assertIn("limit", said)
 
     def test_other_libraries_are_complained_about(self):
         gcc = subprocess.check_output(["cc", "-print-file-name=libgcc_s.so.1"], text=True).strip()

@@ -9,6 +9,7 @@ With `--native` the same checks run on PyTorch's own allocator. Exits with 1 if 
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -351,17 +352,25 @@ def tags(path):
 
 def ends(path):
     """Ends the process while three threads allocate and kernels run."""
-    put_in(path)
-
-    def run(seed):
-        while True:
-            churn(seed, 200)
-            torch.cuda.empty_cache()
-
-    for seed in range(3):
-        threading.Thread(target=run, args=(seed,), daemon=True).start()
+    library = put_in(path)
+    library.cuvmm_malloc.restype = ctypes.c_void_p
+    library.cuvmm_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    library.cuvmm_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     kept = [torch.full((MIB,), 1, device="cuda") for _ in range(20)]
-    time.sleep(3)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+
+    def run(number):
+        # PyTorch's functions are not made for threads that outlive the interpreter.
+        random, stream = laws.Random(number), streams[number].cuda_stream
+        for step in itertools.count():
+            size = 1 + random.below(64 << 20)
+            library.cuvmm_free(library.cuvmm_malloc(size, 0, stream), size, 0, stream)
+            if step % 20 == 0:
+                library.cuvmm_reset()
+
+    for number in range(3):
+        threading.Thread(target=run, args=(number,), daemon=True).start()
+    time.sleep(2)
     torch.cuda._sleep(1_000_000_000)
     print("ends: passed", len(kept), flush=True)
     sys.exit(0)

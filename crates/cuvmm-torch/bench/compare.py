@@ -14,6 +14,11 @@ output is Markdown; the JSON has all figures.
     device   how much less memory the device had free at the end, by cudaMemGetInfo. It includes
              kernels that were loaded, and other programs on the device
     us       the time of `torch.empty` or of a free, in Python, in microseconds
+    step/native  the time of a step over that of the native allocator in the same repeat
+
+With `--repeats` each scenario is run several times, and the allocators alternate: each repeat runs all
+of them, beginning with another one. The figures are medians of the repeats; `held` is the highest. The
+JSON has all repeats too.
 
 `--dry-run` needs no GPU and no PyTorch: it makes the sequences and prints their figures as JSON.
 """
@@ -26,6 +31,7 @@ import json
 import os
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -186,7 +192,7 @@ def pairs(allocator, name, seed):
     return {**allocator.figures(), **percentiles(times), "by_size": by_size, "live": None}
 
 
-def training(allocator, name, seed):
+def training(allocator, name, seed, count):
     torch = allocator.torch
     import models
 
@@ -195,7 +201,7 @@ def training(allocator, name, seed):
     model, loss_of = models.RUNS[name](laws.Random(seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     times = []
-    for _ in range(WARM_STEPS + STEPS):
+    for _ in range(WARM_STEPS + count):
         torch.cuda.synchronize()
         begun = time.perf_counter_ns()
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -208,7 +214,7 @@ def training(allocator, name, seed):
         del loss
     steps = sorted(times[WARM_STEPS:])
     row = allocator.figures()
-    row.update(steps=STEPS, step_ms=steps[len(steps) // 2] / 1e6, loss=final)
+    row.update(steps=count, step_ms=steps[len(steps) // 2] / 1e6, loss=final)
     return row
 
 
@@ -217,8 +223,9 @@ def perform(request):
     allocator, name = request["allocator"], request["scenario"]
     kind = ALLOCATORS[allocator][1]
     under_test = Allocator(kind, request["library"], request["noop"])
-    run = pairs if name == "pairs" else training if name in TRAININGS else churn
-    return run(under_test, name, request["seed"])
+    if name in TRAININGS:
+        return training(under_test, name, request["seed"], request["steps"])
+    return (pairs if name == "pairs" else churn)(under_test, name, request["seed"])
 
 
 # In the process that has loaded PyTorch and forks one for each scenario. It never uses the GPU.
@@ -385,9 +392,11 @@ def described(row):
     why = row.get("failed") or row.get("skipped")
     size = lambda bytes_: "" if bytes_ is None else "%.2f" % (bytes_ / GIB)
     number = lambda name, form: "" if row.get(name) is None else form % row[name]
-    ratio = ""
+    ratio, against = "", ""
     if row.get("live") and row.get("held"):
         ratio = "%.3f" % (row["held"] / row["live"])
+    if row.get("step_ratio"):
+        against = "%.4f (%.4f to %.4f)" % tuple(row["step_ratio"])
     return [
         row["allocator"],
         size(row.get("live")),
@@ -398,14 +407,52 @@ def described(row):
         number("us_p99", "%.1f"),
         number("us_mean", "%.2f"),
         number("total_s", "%.3f"),
-        number("step_ms", "%.1f"),
-        number("loss", "%.4f"),
+        number("step_ms", "%.2f"),
+        against,
+        number("loss", "%.5f"),
         "" if why is None else ("failed: " if "failed" in row else "skipped: ") + why,
     ]
 
 
 COLUMNS = ["allocator", "live GiB", "held GiB", "held/live", "device GiB"]
-COLUMNS += ["us p50", "us p99", "us mean", "total s", "step ms", "final loss", ""]
+COLUMNS += ["us p50", "us p99", "us mean", "total s", "step ms", "step/native", "final loss", ""]
+
+
+# Of several repeats, the highest counts for these, and the median for other numbers.
+HIGHEST = ["held", "device"]
+
+
+def combined(rows, natives):
+    """One row of an allocator's repeats of a scenario, beside those of the native allocator."""
+    ran = [row for row in rows if "failed" not in row and "skipped" not in row]
+    for row in rows:
+        if "failed" in row:
+            return {**row, "repeats": len(rows)}
+    if not ran:
+        return rows[0]
+    row = dict(ran[0], repeats=len(ran))
+    for name, value in ran[0].items():
+        values = [one[name] for one in ran if isinstance(one.get(name), (int, float))]
+        if isinstance(value, (int, float)) and len(values) == len(ran):
+            row[name] = max(values) if name in HIGHEST else statistics.median(values)
+    ratios = [
+        one["step_ms"] / natives[one["repeat"]]["step_ms"]
+        for one in ran
+        if "step_ms" in one and "step_ms" in natives.get(one["repeat"], {})
+    ]
+    if ratios:
+        row["step_ratio"] = [statistics.median(ratios), min(ratios), max(ratios)]
+    if "loss" in row:
+        row["losses"] = [one["loss"] for one in ran]
+    return row
+
+
+def summary(scenario, allocators, rows):
+    """One row for each allocator of a scenario."""
+    rows = [row for row in rows if row["scenario"] == scenario]
+    natives = {row["repeat"]: row for row in rows if row["allocator"] == "native"}
+    of = lambda allocator: [row for row in rows if row["allocator"] == allocator]
+    return [combined(of(allocator), natives) for allocator in allocators]
 
 
 def table(scenario, rows):
@@ -446,6 +493,8 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=220, help="for the whole [220]")
     parser.add_argument("--timeout", type=float, default=45, help="for one scenario [45 s]")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=1, help="of each scenario [1]")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a training run [%d]" % STEPS)
     parser.add_argument("--allocators", metavar="LIST", help="some of: " + ", ".join(ALLOCATORS))
     parser.add_argument("--scenarios", metavar="LIST", help="some of: " + ", ".join(SCENARIOS))
     parser.add_argument("--dry-run", action="store_true", help="only make the sequences")
@@ -464,27 +513,32 @@ def compare(options, folder):
     allocators = chosen(options.allocators, ALLOCATORS)
     scenarios = chosen(options.scenarios, SCENARIOS)
     begun = time.monotonic()
-    report = {"version": 1, "seed": options.seed, "torch": None, "rows": []}
+    report = {"version": 2, "seed": options.seed, "torch": None, "rows": [], "repeats": []}
     noop = compiled(folder) if "noop" in allocators else None
     # PyTorch is loaded by all of them at the same time.
     servers = {settings: Server(settings) for settings in {ALLOCATORS[name][0] for name in allocators}}
     try:
         for scenario in scenarios:
-            for allocator in allocators:
-                request = {
-                    "allocator": allocator,
-                    "scenario": scenario,
-                    "seed": options.seed,
-                    "library": os.path.abspath(options.library),
-                    "noop": noop,
-                    "timeout": options.timeout,
-                }
-                started = time.monotonic()
-                row = row_of(servers, request, options.seconds - (started - begun))
-                row.update(allocator=allocator, scenario=scenario)
-                row["seconds"] = time.monotonic() - started
-                report["rows"].append(row)
-                written(options.json, report)
+            for repeat in range(options.repeats):
+                # Each is first as often as any other.
+                first = repeat % len(allocators)
+                for allocator in allocators[first:] + allocators[:first]:
+                    request = {
+                        "allocator": allocator,
+                        "scenario": scenario,
+                        "seed": options.seed,
+                        "steps": options.steps,
+                        "library": os.path.abspath(options.library),
+                        "noop": noop,
+                        "timeout": options.timeout,
+                    }
+                    started = time.monotonic()
+                    row = row_of(servers, request, options.seconds - (started - begun))
+                    row.update(allocator=allocator, scenario=scenario, repeat=repeat)
+                    row["seconds"] = time.monotonic() - started
+                    report["repeats"].append(row)
+                    written(options.json, report)
+            report["rows"] += summary(scenario, allocators, report["repeats"])
             print(table(scenario, report["rows"]), flush=True)
         report["torch"] = next((it.torch for it in servers.values() if it.torch), None)
         report["seconds"] = time.monotonic() - begun
@@ -492,7 +546,7 @@ def compare(options, folder):
     finally:
         for server in servers.values():
             server.end()
-    failed = sum("failed" in row for row in report["rows"])
+    failed = sum("failed" in row for row in report["repeats"])
     print("\nPyTorch %s, %.0f s, %d failed" % (report["torch"], report["seconds"], failed))
 
 

@@ -11,7 +11,7 @@
 //! `unsafe` is used to find these functions, to call them, and to build their arguments.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::{offset_of, transmute_copy};
 use std::ptr;
 
@@ -55,16 +55,19 @@ pub(crate) enum Exception {
 }
 
 impl Exception {
-    /// Makes an exception with a text. Returns `None` without PyTorch.
-    pub(crate) fn new(text: &str) -> Option<Self> {
-        let text = text.replace('\0', " ");
-        Parts::find()
-            .map(|parts| parts.exception(&text))
-            .or_else(|| {
-                let fail: CheckFail = function(CHECK_FAIL)?;
-                let text = std::ffi::CString::new(text).ok()?.into_raw();
-                Some(Self::Error { fail, text })
-            })
+    /// Makes an exception for a lack of memory. Returns `None` without PyTorch.
+    pub(crate) fn out_of_memory(text: &str) -> Option<Self> {
+        match Parts::find() {
+            Some(parts) => Some(parts.exception(&text.replace('\0', " "))),
+            None => Self::error(text),
+        }
+    }
+
+    /// Makes an exception for another failure. Returns `None` without PyTorch.
+    pub(crate) fn error(text: &str) -> Option<Self> {
+        let fail: CheckFail = function(CHECK_FAIL)?;
+        let text = CString::new(text.replace('\0', " ")).ok()?.into_raw();
+        Some(Self::Error { fail, text })
     }
 
     /// Throws the exception.

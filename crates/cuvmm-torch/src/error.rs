@@ -99,3 +99,31 @@ impl Error {
 pub(crate) fn size(bytes: u64) -> impl std::fmt::Display {
     ByteSize::b(bytes).display().iec()
 }
+
+/// Shows a number of bytes as PyTorch does, with two digits after the point: programs read it.
+pub(crate) fn as_pytorch(bytes: u64) -> String {
+    for (unit, name) in [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+        if bytes > unit {
+            return format!("{:.2} {name}", bytes as f64 / unit as f64);
+        }
+    }
+    format!("{bytes} bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_pytorch;
+
+    #[test]
+    fn sizes_have_two_digits() {
+        for (bytes, text) in [
+            (1024, "1024 bytes"),
+            (1536, "1.50 KiB"),
+            (20 << 20, "20.00 MiB"),
+            (5 << 29, "2.50 GiB"),
+            (1 << 50, "1048576.00 GiB"),
+        ] {
+            assert_eq!(as_pytorch(bytes), text);
+        }
+    }
+}

@@ -97,6 +97,8 @@ pub(crate) struct Figures {
     pub(crate) retries: u64,
     /// Allocations that failed for lack of memory.
     pub(crate) ooms: u64,
+    /// Allocations that waited for all work of the device.
+    pub(crate) syncs: u64,
     /// The most bytes that were held, where that was looked at: see [`Self::look`].
     peak_held: u64,
 }
@@ -142,6 +144,7 @@ impl Figures {
         }
         self.retries = 0;
         self.ooms = 0;
+        self.syncs = 0;
     }
 
     const fn class(&mut self, size: u64) -> &mut Class {

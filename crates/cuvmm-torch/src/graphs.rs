@@ -50,6 +50,12 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns `false` while a pool is open: a capture may be running, which waiting for the device
+/// breaks.
+pub(crate) fn may_wait() -> bool {
+    OPEN.load(Ordering::Relaxed) == 0
+}
+
 /// Returns the pool that was opened last of those that are open for a stream of a device.
 ///
 /// It calls functions of C++, which may throw: nothing in the callers must catch that.
@@ -144,9 +150,11 @@ pub(crate) fn release(device: i32, id: PoolId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends the heaps of released pools, if the work of their devices can be waited for now. During a
-/// capture it cannot.
+/// Ends the heaps of released pools, if the work of their devices can be waited for now.
 pub(crate) fn collect() {
+    if !may_wait() {
+        return;
+    }
     let released = std::mem::take(&mut lock().released);
     if released.is_empty() {
         return;

@@ -29,7 +29,7 @@ const GRAPH_ADDRESSES: u64 = 8;
 /// be gone before the statics of this library would be, and the driver gives all memory back then.
 static HEAPS: [OnceLock<DeviceHeap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
-/// What all heaps have in common. Held while a heap is made.
+/// The parts that all heaps share. Held while a heap is made.
 static COMMON: Mutex<Common> = Mutex::new(Common {
     driver: None,
     configuration: None,
@@ -155,7 +155,13 @@ impl DeviceHeap {
             builder = builder.limit(Limit::Bytes(value));
         }
         let ledger = match &settings.ledger {
-            Some(directory) => Some(Ledger::builder(&device, directory).open()?),
+            Some(directory) => {
+                let ledger = Ledger::builder(&device, directory).name(settings.tenant.as_str());
+                Some(match settings.ledger_limit {
+                    Some(bytes) => ledger.limit(bytes).open()?,
+                    None => ledger.open()?,
+                })
+            }
             None => None,
         };
         if let Some(ledger) = &ledger {
@@ -199,6 +205,11 @@ impl DeviceHeap {
     /// Returns the tenant that PyTorch's allocations are charged to.
     pub(crate) const fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    /// Returns `true` if streams may be made to wait for each other's work.
+    pub(crate) const fn waits(&self) -> bool {
+        self.settings.waits
     }
 
     /// Returns the counters of the device's allocations.

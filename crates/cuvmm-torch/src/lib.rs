@@ -51,11 +51,12 @@ enum Outcome {
 
 /// Allocates `size` bytes on a device for work on a stream (`alloc_fn`).
 ///
-/// The address is a multiple of 512. Returns null for a size of 0.
+/// The address is a multiple of 512. Returns null for a size of 0. On a thread that has entered a tag
+/// the memory is a block of the tag, which can be put to sleep, unless a pool of graphs takes it.
 ///
-/// If memory is short, throws PyTorch's `c10::OutOfMemoryError`. If another thing fails (in a forked
-/// child of a process that has used this library, or for the per-thread default stream), prints one
-/// line on standard error and returns null. Without PyTorch in the process, does so in any case.
+/// If memory is short, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
+/// fails, such as for the per-thread default stream. Without PyTorch in the process, and in a forked
+/// child of a process that has used this library, prints one line on standard error and returns null.
 ///
 /// # Safety
 /// `stream` is a stream of the device's primary context, and stays one as long as this library
@@ -79,32 +80,68 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
-    match live::allocate(size, device, handle(stream), pool) {
+    let outcome = match pool.is_none() && tags::is_entered() {
+        true => tags::allocate(size, device),
+        false => live::allocate(size, device, handle(stream), pool),
+    };
+    match outcome {
         Ok(address) => Outcome::Address(ptr::with_exposed_provenance_mut(address)),
         Err(error) => failed(size, device, &error),
     }
+}
+
+/// Allocates memory as [`cuvmm_malloc`] does outside of pools and tags, and never throws: on every
+/// failure it returns null and keeps the error for [`cuvmm_last_error`]. For callers that are not C++.
+///
+/// # Safety
+/// The requirements of [`cuvmm_malloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_try_malloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    guard(ptr::null_mut(), || {
+        match live::allocate(size, device, handle(stream), None) {
+            Ok(address) => ptr::with_exposed_provenance_mut(address),
+            Err(error) => {
+                heaps::note_failure(device);
+                edge::keep(&error);
+                ptr::null_mut()
+            }
+        }
+    })
 }
 
 /// Reports an allocation that failed.
 #[cold]
 fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     heaps::note_failure(device);
-    let size = match u64::try_from(size) {
+    edge::keep(error);
+    let bytes = u64::try_from(size);
+    let exception = if error.is_out_of_memory() {
+        let tried = error::as_pytorch(bytes.unwrap_or_default());
+        let table = stats::table(device).unwrap_or_default();
+        Exception::out_of_memory(&format!(
+            "CUDA out of memory. Tried to allocate {tried}. GPU {device}: {error}\n{table}"
+        ))
+    } else {
+        None
+    };
+    let size = match bytes {
         Ok(bytes) => error::size(bytes).to_string(),
         Err(_) => format!("{size} bytes"),
     };
-    if error.is_out_of_memory() {
-        let table = stats::table(device).unwrap_or_default();
-        let text =
-            format!("CUDA out of memory. Tried to allocate {size}. GPU {device}: {error}\n{table}");
-        if let Some(exception) = Exception::new(&text) {
-            edge::keep(error);
-            return Outcome::Throw(exception);
-        }
+    let text = format!("allocation of {size} on device {device} failed: {error}");
+    // A forked child does as little as it can.
+    let exception = exception.or_else(|| match error {
+        Error::Forked => None,
+        _ => Exception::error(&text),
+    });
+    if let Some(exception) = exception {
+        return Outcome::Throw(exception);
     }
-    complain(&format!(
-        "allocation of {size} on device {device} failed: {error}"
-    ));
+    complain(&text);
     Outcome::Address(ptr::null_mut())
 }
 
@@ -126,7 +163,11 @@ pub unsafe extern "C" fn cuvmm_free(
 ) {
     guard((), || {
         let address = address.addr();
-        match live::free(address, handle(stream)) {
+        let freed = live::free(address, handle(stream)).or_else(|error| match error {
+            Error::NotAllocated => tags::free(address),
+            error => Err(error),
+        });
+        match freed {
             Ok(()) => {}
             Err(error @ Error::NotAllocated) => complain(&format!("free of {address:#x}: {error}")),
             Err(error) => complain(&format!(

@@ -5,8 +5,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cuvmm::Allocation;
 use cuvmm::driver::StreamHandle;
+use cuvmm::{Allocation, BlockError};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -39,10 +39,10 @@ struct Live {
     is_kept: bool,
 }
 
-/// What is known of a live allocation.
+/// A description of a live allocation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
-    address: usize,
+    pub(crate) address: usize,
     /// The bytes, rounded up.
     size: u64,
     requested: u64,
@@ -94,8 +94,9 @@ pub(crate) fn allocate(
     Ok(address)
 }
 
-/// Tries an allocation again that failed for lack of memory, after free memory has gone back to the
-/// driver, and after other processes were asked for theirs.
+/// Tries an allocation again that failed for lack of memory: after free memory has gone back to the
+/// driver, after the device's work if memory waits for it, and after other processes were asked for
+/// theirs.
 #[cold]
 fn again(
     of: &DeviceHeap,
@@ -112,12 +113,21 @@ fn again(
     // If the driver refuses, the second attempt says more.
     let _ = of.trim();
     let mut outcome = heap.allocate(size, 1, stream);
-    let captures = || stream.is_capturing().unwrap_or(true);
-    if outcome.is_err() && of.has_ledger && !captures() {
+    let may_wait = || graphs::may_wait() && stream.is_capturing().is_ok_and(|it| !it);
+    let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
+    // Memory that was freed under a tag waits for all work of the device. What a heap has waits for
+    // streams, which a stream can do itself unless that was turned off.
+    if outcome.as_ref().is_err_and(pending) && of.waits() && may_wait() {
+        of.figures().syncs += 1;
+        if of.device.synchronize().is_ok() {
+            outcome = heap.allocate(size, 1, stream);
+        }
+    }
+    if outcome.is_err() && of.has_ledger && may_wait() {
         // A heap does not wait for other processes, and a block does. What it gets stays with the
-        // pool.
+        // pool, which can hand it on when the stream's work is complete.
         let block = of.tenant().block(size).home_stream(stream);
-        if block.timeout(NEIGHBOURS).allocate().is_ok() {
+        if block.timeout(NEIGHBOURS).allocate().is_ok() && stream.synchronize().is_ok() {
             outcome = heap.allocate(size, 1, stream);
         }
     }
@@ -188,6 +198,19 @@ pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     }
     entries.sort_unstable_by_key(|entry| entry.address);
     entries
+}
+
+impl Entry {
+    /// Describes a block of a tag, which is of no stream and no pool.
+    pub(crate) const fn block(address: usize, requested: u64) -> Self {
+        Self {
+            address,
+            size: requested.next_multiple_of(cuvmm::heap::ALIGNMENT),
+            requested,
+            stream: 0,
+            pool: None,
+        }
+    }
 }
 
 impl Live {

@@ -31,7 +31,10 @@ pub(crate) struct Settings {
     pub(crate) tenant: String,
     /// The directory of the ledger that all processes share.
     pub(crate) ledger: Option<PathBuf>,
-    /// Whether a thread unmaps and maps ahead.
+    /// The most bytes that all processes of the ledger may have together. `None` for what the ledger
+    /// has, or the device's memory if it is made now.
+    pub(crate) ledger_limit: Option<u64>,
+    /// `true` if a thread for each device unmaps.
     pub(crate) mapper: bool,
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,
@@ -55,6 +58,7 @@ impl Settings {
             preset,
             tenant,
             ledger,
+            ledger_limit,
             peers: _,
             aliases,
             stream_waits,
@@ -70,6 +74,7 @@ impl Settings {
         };
         self.tenant = tenant.unwrap_or(self.tenant);
         self.ledger = ledger.or(self.ledger);
+        self.ledger_limit = ledger_limit.or(self.ledger_limit);
         self.aliases = aliases.unwrap_or(self.aliases);
         self.waits = stream_waits.unwrap_or(self.waits);
         self
@@ -106,6 +111,7 @@ impl Settings {
             limit_name: "the environment variable CUVMM_TORCH_LIMIT",
             tenant: TENANT.to_owned(),
             ledger: None,
+            ledger_limit: None,
             mapper: choice(MAPPER, "on or off", on_off)?.unwrap_or(true),
             preset,
             aliases: choice(ALIASES, "on or off", on_off)?.unwrap_or(true),
@@ -122,6 +128,7 @@ pub(crate) struct Configuration {
     preset: Option<Choice>,
     tenant: Option<String>,
     ledger: Option<PathBuf>,
+    ledger_limit: Option<u64>,
     peers: Option<Vec<i32>>,
     aliases: Option<bool>,
     stream_waits: Option<bool>,
@@ -193,6 +200,7 @@ mod tests {
             limit_name: "the environment variable CUVMM_TORCH_LIMIT",
             tenant: "torch".to_owned(),
             ledger: None,
+            ledger_limit: None,
             mapper: true,
             preset: Preset::Tight,
             aliases: true,
@@ -227,13 +235,14 @@ mod tests {
         let nothing = Configuration::parse("{}").expect("no settings");
         assert_eq!(environment.clone().with(&nothing), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
-            "peers": [], "aliases": true, "stream_waits": false}"#;
+            "ledger_limit": 1073741824, "peers": [], "aliases": true, "stream_waits": false}"#;
         let all = Configuration::parse(all).expect("settings");
         let expected = Settings {
             limit: Some(4096),
             limit_name: "the setting limit",
             tenant: "a".to_owned(),
             ledger: Some("/b".into()),
+            ledger_limit: Some(1 << 30),
             mapper: true,
             preset: Preset::Fast,
             aliases: true,

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::error::size;
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
-use crate::{fork, heaps, live};
+use crate::{fork, heaps, live, tags};
 
 /// The figures. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
@@ -65,6 +65,7 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         large,
         retries,
         ooms,
+        syncs,
         ..
     } = *figures;
     drop(figures);
@@ -101,7 +102,7 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         "num_ooms": ooms,
         "num_device_alloc": created + pool.calls.count(Call::MemMap),
         "num_device_free": released + pool.calls.count(Call::MemUnmap),
-        "num_sync_all_streams": 0,
+        "num_sync_all_streams": syncs,
         "max_split_size": -1,
     });
     serde_json::to_vec(&figures).ok()
@@ -125,11 +126,13 @@ pub(crate) fn reset_accumulated(device: i32) {
 /// Returns all live allocations of a device, and what it holds.
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
+    let mut entries = live::entries(known);
+    entries.extend(tags::entries(known));
     let snapshot = json!({
         "version": 1,
         "device": device,
         "held": known.held(),
-        "allocations": live::entries(known),
+        "allocations": entries,
     });
     serde_json::to_vec(&snapshot).ok()
 }

@@ -6,16 +6,17 @@
 //! stream: what is freed is reused, and what sleeps is unmapped, only when all work of the device is
 //! complete.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cuvmm::{Block, Contents, HostStore, MemoryError, Tenant};
+use cuvmm::{Block, Contents, HostStore, MemoryError, SleepError, Tenant};
 
 use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
+use crate::live::Entry;
 
 /// The tag of allocations on threads that have entered none.
 const NO_TAG: &str = "default";
@@ -29,6 +30,8 @@ const PART: u64 = 2 << 20;
 thread_local! {
     /// The tags that this thread has entered.
     static ENTERED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    /// Their number, which is read at each allocation.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A tag on one device.
@@ -62,12 +65,26 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Makes a tag this thread's.
 pub(crate) fn enter(name: &str) {
-    ENTERED.with_borrow_mut(|entered| entered.push(name.to_owned()));
+    let depth = ENTERED.with_borrow_mut(|entered| {
+        entered.push(name.to_owned());
+        entered.len()
+    });
+    DEPTH.set(depth);
 }
 
 /// Returns to the tag that this thread had before.
 pub(crate) fn leave() {
-    ENTERED.with_borrow_mut(|entered| drop(entered.pop()));
+    let depth = ENTERED.with_borrow_mut(|entered| {
+        entered.pop();
+        entered.len()
+    });
+    DEPTH.set(depth);
+}
+
+/// Returns `true` if this thread has entered a tag.
+#[inline]
+pub(crate) fn is_entered() -> bool {
+    DEPTH.get() > 0
 }
 
 /// Allocates a block under this thread's tag. Returns its address; 0 for a size of 0.
@@ -84,6 +101,7 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     let name = name.unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant) = tag(device, &name)?;
     let block = tenant.allocate(size)?;
+    heaps::of(device)?.figures().made(size);
     let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
@@ -125,8 +143,23 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     }
     let mut state = lock();
     let block = state.blocks.get_or_insert_default().remove(&address);
+    let (block, index) = block.ok_or(Error::NotAllocated)?;
+    let of = state.tags[index].of;
     drop(state);
-    block.map(drop).ok_or(Error::NotAllocated)
+    of.figures().ended(block.size());
+    Ok(())
+}
+
+/// Returns all blocks of a device, by address.
+pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
+    let state = lock();
+    let blocks = state.blocks.iter().flatten();
+    let ours = blocks.filter(|(_, (_, index))| std::ptr::eq(state.tags[*index].of, of));
+    let mut entries: Vec<Entry> = ours
+        .map(|(&address, (block, _))| Entry::block(address, block.size()))
+        .collect();
+    entries.sort_unstable_by_key(|entry| entry.address);
+    entries
 }
 
 /// Returns the indices of tags by name, all if there are no names, that are asleep or not.
@@ -213,7 +246,7 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
 fn change(
     index: usize,
     sleeps: bool,
-    act: impl FnOnce(&Tenant) -> Result<(), cuvmm::SleepError>,
+    act: impl FnOnce(&Tenant) -> Result<(), SleepError>,
 ) -> Result<(), Error> {
     let mut state = lock();
     let tag = &mut state.tags[index];
@@ -221,12 +254,22 @@ fn change(
     let (tenant, device, name) = (tag.tenant.clone(), tag.device, tag.name.clone());
     drop(state);
     let outcome = act(&tenant);
-    lock().tags[index].is_asleep = sleeps == outcome.is_ok();
+    lock().tags[index].is_asleep = is_asleep_after(sleeps, &outcome);
     outcome.map_err(|cause| Error::Sleep {
         tag: name,
         device,
         cause,
     })
+}
+
+/// Returns `true` if a tag is asleep after it was put to sleep or woken with this outcome.
+const fn is_asleep_after(sleeps: bool, outcome: &Result<(), SleepError>) -> bool {
+    match outcome {
+        Ok(()) => sleeps,
+        // Some blocks sleep. Waking the tag wakes them, and leaves the others as they are.
+        Err(SleepError::Stayed { .. }) => true,
+        Err(_) => !sleeps,
+    }
 }
 
 /// Returns host memory for the contents of a tag, in pinned memory if that can be had.
@@ -250,4 +293,25 @@ fn store(index: usize) -> Result<HostStore, Error> {
     let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;
     lock().tags[index].store = Some(store.clone());
     Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use cuvmm::SleepError;
+
+    use super::is_asleep_after;
+
+    #[test]
+    fn a_tag_of_which_some_blocks_stay_asleep_can_be_woken() {
+        let stayed = SleepError::Stayed {
+            blocks: 1,
+            bytes: 2 << 20,
+            cause: Box::new(SleepError::Cancelled),
+        };
+        assert!(is_asleep_after(true, &Err(stayed)));
+        assert!(!is_asleep_after(true, &Err(SleepError::Cancelled)));
+        assert!(is_asleep_after(false, &Err(SleepError::Cancelled)));
+        assert!(is_asleep_after(true, &Ok(())));
+        assert!(!is_asleep_after(false, &Ok(())));
+    }
 }

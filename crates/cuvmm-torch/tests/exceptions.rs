@@ -50,14 +50,11 @@ fn attempt(attempt: Attempt, torch: &Torch, size: usize, stream: Handle) -> (c_i
 }
 
 over_the_stand_in! {
-    out_of_memory_is_an_exception ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
-        "allocation of -1 bytes on device 0 failed: a size is not negative",
-    ] {
+    out_of_memory_is_an_exception ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
         let folder = tempfile::tempdir().unwrap();
         let Some(allocate) = c10(folder.path(), &[]) else {
-            assert_eq!(torch.malloc(-1, stream), 0);
             return;
         };
         let (code, address, _) = attempt(allocate, &torch, 60 * MIB, stream);
@@ -66,7 +63,7 @@ over_the_stand_in! {
         for round in 1..=3 {
             let (code, _, text) = attempt(allocate, &torch, 60 * MIB, stream);
             assert_eq!(code, 1, "{text}");
-            let begins = "CUDA out of memory. Tried to allocate 60.0 MiB. GPU 0: out of memory";
+            let begins = "CUDA out of memory. Tried to allocate 60.00 MiB. GPU 0: out of memory";
             assert!(text.starts_with(begins), "{text}");
             for part in ["allocated  60.0 MiB in 1 allocations", "raised from cuvmm_malloc at cuvmm:0"] {
                 assert!(text.contains(part), "{text}\nlacks: {part}");
@@ -83,8 +80,11 @@ over_the_stand_in! {
         torch.free(next, stream);
         torch.free(address, stream);
         assert_eq!(attempt(allocate, &torch, 90 * MIB, stream).0, 0);
-        // Other failures are none of PyTorch's exceptions.
-        assert_eq!(torch.malloc(-1, stream), 0);
+        // Other failures are PyTorch's other exception.
+        let (code, _, text) = attempt(allocate, &torch, 512, common::default_stream(2));
+        assert_eq!(code, 2, "{text}");
+        let begins = "allocation of 512 B on device 0 failed: the per-thread default stream";
+        assert!(text.starts_with(begins), "{text}");
     }
 
     without_the_class_another_is_thrown ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
@@ -96,7 +96,7 @@ over_the_stand_in! {
         };
         let (code, _, text) = attempt(allocate, &torch, 200 * MIB, stream);
         assert_eq!(code, 2, "{text}");
-        let begins = "CUDA out of memory. Tried to allocate 200.0 MiB. GPU 0: out of memory";
+        let begins = "CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0: out of memory";
         assert!(text.starts_with(begins), "{text}");
         assert_eq!(attempt(allocate, &torch, 90 * MIB, stream).0, 0);
     }

@@ -12,11 +12,17 @@
 mod common;
 
 use std::ffi::{CStr, CString, c_char, c_double, c_int, c_void};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 use std::ptr::null;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Cuda, MIB, Torch, over_the_stand_in};
+
+/// The variable with the settings of another process that uses the ledger, and what it prints.
+const NEIGHBOUR: &str = "CUVMM_TESTS_NEIGHBOUR";
+const READY: &str = "the memory is free";
 
 /// Configures the library with a JSON text.
 fn configure(torch: &Torch, json: &str) -> c_int {
@@ -85,6 +91,42 @@ over_the_stand_in! {
         let mut files = std::fs::read_dir(&path).unwrap();
         let is_ledger = |name: &std::path::Path| name.extension() == Some("cuvmm-ledger".as_ref());
         assert!(files.any(|file| is_ledger(&file.unwrap().path())));
+    }
+
+    a_neighbour_gives_back_what_it_has_free [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let folder = tempfile::tempdir().unwrap();
+        let json = serde_json::json!({ "ledger": folder.path().join("ledger") }).to_string();
+        let mut neighbour = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "neighbour::in_a_process_of_its_own"])
+            .env(NEIGHBOUR, &json)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(neighbour.stdout.take().unwrap()).lines();
+        assert!(said.any(|line| line.unwrap().contains(READY)), "the neighbour has ended");
+        assert_eq!(configure(&torch, &json), 0);
+        // Of 256 MiB, 200 are free in the neighbour's heap.
+        let address = torch.malloc(size(180 * MIB), cuda.stream());
+        assert_ne!(address, 0);
+        drop(neighbour.stdin.take());
+        assert!(neighbour.wait().unwrap().success());
+    }
+
+    neighbour [] says [] {
+        let Ok(json) = std::env::var(NEIGHBOUR) else {
+            return;
+        };
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        assert_eq!(configure(&torch, &json), 0);
+        let stream = cuda.stream();
+        let address = torch.malloc(size(200 * MIB), stream);
+        assert_ne!(address, 0);
+        torch.free(address, stream);
+        println!("{READY}");
+        // Until the other process has ended this.
+        let _ = std::io::stdin().read_line(&mut String::new());
     }
 
     figures_under_pytorchs_names ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
@@ -197,13 +239,60 @@ over_the_stand_in! {
             release(0, id);
             torch.reset();
             assert!(cuda.physicals_and_mappings().0 > 0, "one user is left");
+            // While another pool is open, a capture may be running, and nothing is waited for.
+            begin(0, [1, 0], null());
             release(0, id);
+            torch.reset();
+            assert!(cuda.physicals_and_mappings().0 > 0, "a pool is open");
+            end(0, [1, 0]);
+            release(0, [1, 0]);
             torch.reset();
             assert_eq!(cuda.physicals_and_mappings(), (0, 0));
         }
     }
 
+    a_graph_replays_in_its_own_memory [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void) =
+            torch.function("cuvmm_begin_allocate_to_pool");
+        let end: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_end_allocate_to_pool");
+        // Memory that the stream has freed already is not for the graph.
+        let before = torch.malloc(size(6 * MIB), stream);
+        torch.free(before, stream);
+        let (mut first, mut second) = (0, 0);
+        // SAFETY: a null function accepts all streams.
+        unsafe { begin(0, [0, 1], null()) };
+        let graph = cuda.capture(stream, || {
+            first = torch.malloc(size(6 * MIB), stream);
+            cuda.fill(first, 1, 6 * MIB, stream);
+            torch.free(first, stream);
+            // In a capture too, what the stream has freed is there at once.
+            second = torch.malloc(size(6 * MIB), stream);
+            cuda.fill(second, 2, 3 * MIB, stream);
+            torch.free(second, stream);
+        });
+        // SAFETY: it may be called at any time.
+        unsafe { end(0, [0, 1]) };
+        assert_eq!(first, second);
+        assert_ne!(first, before);
+        for byte in 10..13 {
+            let outside = torch.malloc(size(6 * MIB), stream);
+            cuda.fill(outside, byte, 6 * MIB, stream);
+            cuda.launch(graph, stream);
+            cuda.synchronize(stream);
+            cuda.expect(outside, byte, 6 * MIB);
+            cuda.expect(first, 2, 3 * MIB);
+            cuda.expect(first + 3 * MIB, 1, 3 * MIB);
+            torch.free(outside, stream);
+            torch.reset();
+        }
+    }
+
     the_exit_stops_the_mapper_in_the_middle_of_work [] says [] {
+        // Registered before the library's function, so that it is called after it.
+        // SAFETY: the function is part of this program.
+        assert_eq!(unsafe { libc::atexit(without_mapper) }, 0);
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();
         assert_ne!(torch.malloc(512, stream), 0);
@@ -257,6 +346,14 @@ over_the_stand_in! {
 /// The library, for threads that work while the process exits.
 static AT_WORK: OnceLock<Torch> = OnceLock::new();
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process with a failure if the mapper's thread is still there.
+extern "C" fn without_mapper() {
+    if threads_named("cuvmm-mapper") != 0 {
+        // SAFETY: it ends the process.
+        unsafe { libc::_exit(3) };
+    }
+}
 
 /// Waits until the mapper's thread has given itself its name.
 fn await_mapper() {

@@ -187,6 +187,61 @@ over_the_stand_in! {
         cuda.expect(address, 9, 40 * MIB);
     }
 
+    the_allocator_s_functions_use_the_tag_of_the_thread [] says ["1.0 EiB"] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let try_malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void =
+            tags.torch.function("cuvmm_try_malloc");
+        let stream = cuda.stream();
+        let outside = tags.torch.malloc(4 << 20, stream);
+        let name = CString::new("weights").unwrap();
+        // SAFETY: the text is terminated.
+        assert_eq!(unsafe { (tags.enter)(name.as_ptr()) }, 0);
+        let inside = tags.torch.malloc(4 << 20, stream);
+        assert_eq!(tags.torch.malloc(1 << 60, stream), 0);
+        // SAFETY: the tests pass live streams.
+        let heap = unsafe { try_malloc(4 << 20, 0, stream) }.addr();
+        // SAFETY: it takes no arguments.
+        unsafe { (tags.leave)() };
+        for (address, byte) in [(outside, 1), (inside, 2), (heap, 3)] {
+            cuda.fill(address, byte, 4 * MIB, stream);
+        }
+        cuda.synchronize(stream);
+        let live = |torch: &Torch| torch.figure("allocations");
+        assert_eq!(live(&tags.torch), 2, "a block of a tag is not of the heap");
+        tags.sleep("[\"weights\"]", true).unwrap();
+        tags.wake("[\"weights\"]").unwrap();
+        for (address, byte) in [(outside, 1), (inside, 2), (heap, 3)] {
+            cuda.expect(address, byte, 4 * MIB);
+            tags.torch.free(address, stream);
+        }
+        assert_eq!(live(&tags.torch), 0);
+        // SAFETY: the tests pass live streams.
+        assert!(unsafe { try_malloc(1 << 50, 0, stream) }.is_null());
+        let failed = tags.outcome(-1).unwrap_err();
+        assert!(failed.contains("out of"), "{failed}");
+    }
+
+    memory_that_was_freed_under_a_tag_is_waited_for [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let address = tags.allocate("a", 200);
+        cuda.hold(other, true);
+        cuda.fill(address, 5, 200 * MIB, other);
+        tags.free(address);
+        let handle = other.expose_provenance();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cuda.enter(0);
+                cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
+            });
+            let made = tags.torch.malloc(isize::try_from(200 * MIB).unwrap(), stream);
+            assert_ne!(made, 0);
+            cuda.fill(made, 6, 200 * MIB, stream);
+            cuda.synchronize(stream);
+            cuda.expect(made, 6, 200 * MIB);
+        });
+    }
+
     without_a_tag [] says [] {
         let (tags, _cuda) = (Tags::load(), Cuda::load());
         // SAFETY: it has no requirements; null is allowed to be freed.

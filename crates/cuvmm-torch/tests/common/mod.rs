@@ -299,6 +299,10 @@ pub(crate) struct Cuda {
     hold: unsafe extern "C" fn(Handle, bool) -> c_int,
     lose: unsafe extern "C" fn() -> c_int,
     live: unsafe extern "C" fn(*mut [u64; 8]) -> c_int,
+    begin: unsafe extern "C" fn(Handle, c_int) -> c_int,
+    end: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
+    instantiate: unsafe extern "C" fn(*mut Handle, Handle, u64) -> c_int,
+    launch: unsafe extern "C" fn(Handle, Handle) -> c_int,
 }
 
 impl Cuda {
@@ -318,6 +322,10 @@ impl Cuda {
             hold: function(library, "fakecuda_hold"),
             lose: function(library, "fakecuda_lose"),
             live: function(library, "fakecuda_live"),
+            begin: function(library, "cuStreamBeginCapture_v2"),
+            end: function(library, "cuStreamEndCapture"),
+            instantiate: function(library, "cuGraphInstantiateWithFlags"),
+            launch: function(library, "cuGraphLaunch"),
         };
         cuda.enter(0);
         cuda
@@ -360,6 +368,25 @@ impl Cuda {
         assert_eq!(code, 0);
         let wrong = bytes.iter().position(|&found| found != byte);
         assert_eq!(wrong, None, "of {size} bytes at {address:#x}");
+    }
+
+    /// Captures what `body` queues on a stream, in global mode. Returns the executable graph.
+    pub(crate) fn capture(&self, stream: Handle, body: impl FnOnce()) -> Handle {
+        let (mut graph, mut executable) = (null_mut(), null_mut());
+        // SAFETY: the tests pass live streams, and the results are written to locals.
+        unsafe {
+            assert_eq!((self.begin)(stream, 0), 0);
+            body();
+            assert_eq!((self.end)(stream, &mut graph), 0);
+            assert_eq!((self.instantiate)(&mut executable, graph, 0), 0);
+        }
+        executable
+    }
+
+    /// Queues a graph on a stream.
+    pub(crate) fn launch(&self, executable: Handle, stream: Handle) {
+        // SAFETY: the tests pass live graphs and streams.
+        assert_eq!(unsafe { (self.launch)(executable, stream) }, 0);
     }
 
     /// Holds a stream's next work back, or lets it run.

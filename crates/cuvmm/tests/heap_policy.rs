@@ -35,6 +35,17 @@ fn extents_are_as_large_as_most_allocations() {
 }
 
 #[test]
+fn extents_are_small_near_a_limit() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 256);
+    let allocate = |mib: u64| heap.allocate(mib * MIB, 1, &stream).unwrap();
+    let _first = allocate(64);
+    assert_eq!(heap.stats().extents, 2, "of 32 MiB, the least otherwise");
+    let _second = allocate(128);
+    assert_eq!(heap.stats().extents, 2 + 16, "of 8 MiB");
+}
+
+#[test]
 fn an_empty_chunk_that_is_kept_serves_all_that_need_its_memory() {
     let rig = model();
     let (pool, heap, stream) = heap(&rig, 4);

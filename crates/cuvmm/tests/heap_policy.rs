@@ -7,7 +7,7 @@ use common::{MIB, Rig, model};
 use cuvmm::driver::model::Nothing;
 use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
 
-/// Makes a pool of so many MiB, and a heap and a stream.
+/// Makes a pool of `mib` MiB, and a heap and a stream.
 fn heap(rig: &Rig<Nothing>, mib: u64) -> (Pool, Heap, Stream) {
     let limit = Limit::Bytes(mib * MIB);
     let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();

@@ -7,7 +7,7 @@ use common::{MIB, Rig, model};
 use cuvmm::driver::model::Nothing;
 use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
 
-/// Makes a pool of so many MiB, and a heap and a stream.
+/// Makes a pool of `mib` MiB, and a heap and a stream.
 fn heap(rig: &Rig<Nothing>, mib: u64) -> (Pool, Heap, Stream) {
     let limit = Limit::Bytes(mib * MIB);
     let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
@@ -32,6 +32,17 @@ fn extents_are_as_large_as_most_allocations() {
     assert_eq!(heap.stats().extents - before, 1, "most are larger");
     drop((first, second));
     drop(many);
+}
+
+#[test]
+fn extents_are_small_near_a_limit() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 256);
+    let allocate = |mib: u64| heap.allocate(mib * MIB, 1, &stream).unwrap();
+    let _first = allocate(64);
+    assert_eq!(heap.stats().extents, 2, "of 32 MiB, the least otherwise");
+    let _second = allocate(128);
+    assert_eq!(heap.stats().extents, 2 + 16, "of 8 MiB");
 }
 
 #[test]

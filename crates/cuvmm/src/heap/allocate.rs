@@ -40,6 +40,15 @@ impl Request<'_> {
     }
 }
 
+/// How much memory a heap may get.
+#[derive(Clone, Copy)]
+struct Growth {
+    /// The most bytes that it may hold.
+    limit: u64,
+    /// `false` if the pool has refused more.
+    grows: bool,
+}
+
 /// The heap's place in the pool.
 pub(super) type Owner<'a> = (&'a Tenant, HolderId);
 
@@ -206,6 +215,10 @@ impl Core {
     fn step(&self, tenant: &Tenant, request: Request<'_>, grows: bool) -> Result<Step, BlockError> {
         // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
+        let may = Growth {
+            limit: tenant.most(),
+            grows,
+        };
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();
         if several {
@@ -215,7 +228,7 @@ impl Core {
             return Ok(Step::Done(at, work));
         }
         let margin = self.device.granule().bytes();
-        let plan = self.planner(&state, request, grows, true).cheap();
+        let plan = self.planner(&state, request, may, true).cheap();
         if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
             return Ok(Step::Build(build));
         }
@@ -223,7 +236,7 @@ impl Core {
             if let Some((at, work)) = self.fit_behind(&mut state, request)? {
                 return Ok(Step::Done(at, work));
             }
-            let plan = self.planner(&state, request, grows, false).stitch();
+            let plan = self.planner(&state, request, may, false).stitch();
             if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
                 match self.order(&mut state, &build.work(), request.id) {
                     Ok(true) => return Ok(Step::Build(build)),
@@ -235,7 +248,7 @@ impl Core {
                 }
             }
         }
-        let plan = self.planner(&state, request, grows, true).dear();
+        let plan = self.planner(&state, request, may, true).dear();
         let build = plan.and_then(|plan| state.begin(plan, margin));
         Ok(build.map_or(Step::Refused, Step::Build))
     }
@@ -265,7 +278,7 @@ impl Core {
         &'s self,
         state: &'s State,
         request: Request<'_>,
-        grows: bool,
+        may: Growth,
         own: bool,
     ) -> Planner<'s> {
         let used = state.large.held() - state.large.free();
@@ -273,7 +286,8 @@ impl Core {
             held: state.large.held(),
             peak: state.counts.peak_live.max(used + request.size),
             mean: state.counts.mean_large(),
-            grows,
+            limit: may.limit,
+            grows: may.grows,
         };
         let wanted = Wanted {
             size: request.size,

@@ -151,8 +151,9 @@ const ADDRESSES: u64 = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Holds little more than what is live: extents of at most 128 MiB, and memory is stitched as
-    /// soon as the heap holds 1 % more than the peak of live bytes. The default.
+    /// Holds little more than what is live: extents of at most 128 MiB, of 8 to 16 MiB in most cases
+    /// once the heap holds 7/16 of what the tenant may hold, and memory is stitched as soon as it
+    /// holds 1 % more than the peak of live bytes. The default.
     #[default]
     Tight,
     /// Maps seldom: extents of up to 1 GiB, and 15 % more than the peak.
@@ -168,6 +169,7 @@ impl Preset {
                 slack: 10,
                 parts: 4,
                 least: 32 * MIB,
+                near: 8 * MIB,
                 extra: 0,
                 aliases: true,
             },
@@ -176,6 +178,7 @@ impl Preset {
                 slack: 154,
                 parts: 1,
                 least: 1024 * MIB,
+                near: 1024 * MIB,
                 extra: u64::MAX,
                 aliases: true,
             },

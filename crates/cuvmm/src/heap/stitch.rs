@@ -29,6 +29,15 @@ const HELD: u64 = 32 << 30;
 /// The most heads that are tried.
 const HEADS: usize = 8;
 
+/// The most bytes of an extent in mean sizes of live allocations, unless the least size is more.
+const MEANS: u64 = 2;
+
+/// How much of what may be held is held before extents are small, in 1/16.
+const NEAR: u64 = 7;
+
+/// The number of extents of an allocation of the mean size from then on.
+const NEAR_PARTS: u64 = 16;
+
 /// How a heap weighs memory against time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
@@ -41,6 +50,9 @@ pub(super) struct Policy {
     pub(super) parts: u64,
     /// The size up to which a request is always one extent, in whole granules.
     pub(super) least: u64,
+    /// The size of extents in whole granules once [`NEAR`] of what may be held is held, unless the mean
+    /// size of live allocations is more than [`NEAR_PARTS`] times as much.
+    pub(super) near: u64,
     /// The most bytes by which new memory is larger than requested.
     pub(super) extra: u64,
     /// `false` if memory is never shown in two windows.
@@ -56,6 +68,8 @@ pub(super) struct Levels {
     pub(super) peak: u64,
     /// The mean size of live allocations, without the small ones.
     pub(super) mean: u64,
+    /// The most bytes that may be held.
+    pub(super) limit: u64,
     /// `false` if the pool has refused more memory.
     pub(super) grows: bool,
 }
@@ -211,15 +225,7 @@ impl Planner<'_> {
     /// Adds new extents for `bytes` to a plan, with at most `extra` bytes more.
     fn add_extents(&self, plan: &mut Plan, bytes: u64, extra: u64) -> Option<()> {
         let whole = self.granule.round_up(bytes)?;
-        let Policy {
-            largest,
-            parts,
-            least,
-            ..
-        } = *self.policy;
-        let within = |bytes| self.granule.extent_within(bytes, largest);
-        let part = within(self.wanted.size / parts).max(within(self.levels.mean));
-        let largest = part.max(least.min(largest));
+        let largest = self.extent_size();
         let (count, rest) = (whole / largest, whole % largest);
         plan.new = vec![largest; usize::try_from(count).ok()?];
         plan.new_used = bytes;
@@ -229,6 +235,27 @@ impl Planner<'_> {
             plan.new.push(largest.min(rest + spare));
         }
         Some(())
+    }
+
+    /// Returns the size of new extents. They are smaller if little more than what is held may be held,
+    /// because what lies unused in extents would be missing then.
+    fn extent_size(&self) -> u64 {
+        let Policy {
+            largest,
+            parts,
+            least,
+            near,
+            ..
+        } = *self.policy;
+        let Levels {
+            held, mean, limit, ..
+        } = self.levels;
+        let within = |bytes| self.granule.extent_within(bytes, largest);
+        if held.saturating_add(self.wanted.size) > limit / 16 * NEAR {
+            return within(near.max(mean / NEAR_PARTS));
+        }
+        let part = (self.wanted.size / parts).min(mean.saturating_mul(MEANS));
+        within(part.max(mean)).max(least.min(largest))
     }
 
     /// Returns `true` if the addresses behind the head suffice for the windows of a plan.

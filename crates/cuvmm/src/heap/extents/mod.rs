@@ -391,6 +391,9 @@ impl Extents {
     /// Moves an allocation that begins where a run does to the end of the run, if that cuts fewer
     /// bytes of wholly free extents.
     pub(super) fn choose_end(&self, at: u64, size: u64) -> u64 {
+        if self.whole.is_empty() {
+            return at;
+        }
         let Some((start, run)) = self.runs.around(at) else {
             return at;
         };

@@ -229,7 +229,7 @@ on_each! {
             }
             let waits = heap.stats().stream_waits;
             let gate = stage.work().gate(busy);
-            late_fill(stage, busy, &memory, stage.stamp(), LATE);
+            fill(stage, busy, &memory, stage.stamp());
             drop(memory);
             let memory = heap.allocate(4 * unit(stage), 1, next).unwrap();
             assert_eq!(heap.stats().stream_waits, waits + 1);
@@ -251,7 +251,7 @@ on_each! {
         let [home, other] = stage.streams();
         let memory = heap.allocate(4 * unit(stage), 1, &home).unwrap();
         let gate = stage.work().gate(&home);
-        late_fill(stage, &home, &memory, stage.stamp(), LATE);
+        fill(stage, &home, &memory, stage.stamp());
         drop(memory);
         assert!(heap.allocate(unit(stage), 1, &other).unwrap_err().is_out_of_memory());
         gate.open();
@@ -278,7 +278,7 @@ on_each! {
             let parts = [4, 3, 1].map(|units| from.allocate(units * unit(stage), 1, on).unwrap());
             let gate = stage.work().gate(on);
             for memory in &parts {
-                late_fill(stage, on, memory, stage.stamp(), Duration::from_millis(2));
+                fill(stage, on, memory, stage.stamp());
             }
             drop(parts);
             let refused = to.allocate(unit(stage), 1, next).unwrap_err();
@@ -351,7 +351,7 @@ on_each! {
         fill(stage, &idle, &one, stage.stamp());
         idle.synchronize().unwrap();
         let gate = stage.work().gate(&busy);
-        late_fill(stage, &busy, &two, stamp, LATE);
+        fill(stage, &busy, &two, stamp);
         drop((one, two));
         assert_eq!(heap.trim().unwrap(), 4 * unit(stage));
         assert_eq!(heap.stats().held, 4 * unit(stage));
@@ -509,7 +509,7 @@ on_each! {
         memory.record_use(&other).unwrap();
         let gate = stage.work().gate(&other);
         late_fill(stage, &stream, &memory, stage.stamp(), LATE);
-        late_fill(stage, &other, &memory, stage.stamp(), LATE);
+        fill(stage, &other, &memory, stage.stamp());
         drop(memory);
         assert_eq!((heap.stats().held, tenant.stats().pending_free), (0, 8 * g));
         gate.open();

@@ -23,6 +23,10 @@ pub enum Need {
     Memory,
     /// A kernel that accesses memory or runs for a while.
     Kernels,
+    /// A kernel that compares what it reads.
+    ComparingKernels,
+    /// A kernel that starts before the kernel ahead of it has ended.
+    ProgrammaticLaunch,
     /// Two devices that can access each other's memory.
     TwoDevices,
 }

@@ -4,9 +4,11 @@ use std::fmt::Debug;
 
 use cuvmm_driver::{DeviceAddress, DriverError, Ordinal, StreamHandle};
 
+use crate::ComparingKernels;
+
 /// Runs kernels that access memory or take time.
 ///
-/// Both methods only launch. The outcome shows at the next synchronization, as with any kernel.
+/// The methods that launch do nothing else. The outcome shows at the next synchronization, as with any kernel.
 pub trait KernelToucher: Debug + Send + Sync {
     /// Launches a kernel of one thread that reads, or writes, four bytes at an address.
     ///
@@ -30,4 +32,9 @@ pub trait KernelToucher: Debug + Send + Sync {
         stream: StreamHandle,
         milliseconds: u32,
     ) -> Result<(), DriverError>;
+
+    /// Returns the kernels that compare what they read, which only a GPU runs.
+    fn comparing(&self) -> Option<&dyn ComparingKernels> {
+        None
+    }
 }

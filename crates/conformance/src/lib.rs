@@ -15,11 +15,13 @@ mod answer;
 mod bench;
 mod case;
 mod cases;
+mod comparing;
 mod differences;
 mod isolate;
 mod kernels;
 mod machine;
 mod ptx;
+mod ptx_comparing;
 mod recording;
 mod suite;
 
@@ -28,6 +30,7 @@ use bench::Bench;
 
 pub use case::{Case, Manner, Need};
 pub use cases::{all, find};
+pub use comparing::{ComparingKernels, Load, Words};
 pub use differences::{DELIBERATE, Deliberate};
 pub use isolate::{Isolate, run_in_own_process};
 pub use kernels::KernelToucher;

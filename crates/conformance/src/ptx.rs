@@ -11,52 +11,19 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuvmm_driver::cuda::CudaDriver;
-use cuvmm_driver::sys::{CUfunction, CUmodule, CUresult, CUstream, MissingSymbol};
+use cuvmm_driver::sys::{
+    CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+    CUmodule, CUresult, CUstream, MissingSymbol,
+};
 use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-use crate::KernelToucher;
+use crate::{ComparingKernels, KernelToucher};
 
-/// The kernels; `TARGET` stands for the minimum architecture.
-const PTX: &str = "
-.version 6.3
-.target TARGET
-.address_size 64
+/// The kernels that every GPU runs; `TARGET` stands for the minimum architecture.
+const PTX: &str = include_str!("kernels.ptx");
 
-.visible .entry read_word(.param .u64 at)
-{
-    .reg .b64 %rd<3>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd1, [at];
-    cvta.to.global.u64 %rd2, %rd1;
-    ld.volatile.global.u32 %r1, [%rd2];
-    ret;
-}
-
-.visible .entry write_word(.param .u64 at)
-{
-    .reg .b64 %rd<3>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd1, [at];
-    cvta.to.global.u64 %rd2, %rd1;
-    mov.u32 %r1, 16843009;
-    st.volatile.global.u32 [%rd2], %r1;
-    ret;
-}
-
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .pred %p<2>;
-    .reg .b64 %rd<5>;
-    ld.param.u64 %rd1, [nanoseconds];
-    mov.u64 %rd2, %globaltimer;
-    add.u64 %rd3, %rd2, %rd1;
-again:
-    mov.u64 %rd4, %globaltimer;
-    setp.lt.u64 %p1, %rd4, %rd3;
-    @%p1 bra again;
-    ret;
-}
-\0";
+/// The kernels that start before the kernel ahead of them has ended.
+const PROGRAMMATIC: &str = include_str!("programmatic.ptx");
 
 /// The architectures to try: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
@@ -79,11 +46,59 @@ pub enum NoKernels {
     },
 }
 
+/// Device code that is loaded as one module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Code {
+    /// For every GPU.
+    Usual,
+    /// For GPUs with programmatic dependent launch.
+    Programmatic,
+}
+
+impl Code {
+    /// Returns the texts of the code to try, each ended by a zero byte.
+    fn images(self) -> Vec<String> {
+        match self {
+            Self::Usual => TARGETS
+                .iter()
+                .map(|target| format!("{}\0", PTX.replace("TARGET", target)))
+                .collect(),
+            Self::Programmatic => vec![format!("{PROGRAMMATIC}\0")],
+        }
+    }
+}
+
+/// A kernel and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) code: Code,
+    pub(crate) name: &'static CStr,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    /// `true` if the kernel may start before the one ahead of it on its stream has ended.
+    pub(crate) early: bool,
+}
+
+impl Launch {
+    /// A kernel of one thread.
+    const fn single(name: &'static CStr) -> Self {
+        Self {
+            code: Code::Usual,
+            name,
+            blocks: 1,
+            threads: 1,
+            early: false,
+        }
+    }
+}
+
 /// Kernels on the real driver.
 pub struct PtxToucher {
     driver: Arc<CudaDriver>,
-    /// The module of each device. The pointer is stored as a number because it is only a handle.
-    modules: Mutex<BTreeMap<i32, usize>>,
+    /// The modules of each device. The pointers are stored as numbers because they are only
+    /// handles.
+    modules: Mutex<BTreeMap<(i32, Code), usize>>,
+    programmatic: bool,
 }
 
 impl PtxToucher {
@@ -93,17 +108,27 @@ impl PtxToucher {
     /// Returns an error if the driver lacks the calls or cannot compile the code: then no kernels
     /// can be run.
     pub fn new(driver: Arc<CudaDriver>) -> Result<Self, NoKernels> {
-        let toucher = Self {
+        let mut toucher = Self {
             driver,
             modules: Mutex::default(),
+            programmatic: false,
         };
-        toucher
-            .within(Ordinal(0), || toucher.module(Ordinal(0)).map(drop))
-            .map_err(|error| match error {
-                DriverError::MissingSymbol { symbol, .. } => NoKernels::Missing { symbol },
-                error => NoKernels::Refused { code: error.code() },
-            })?;
+        let load = |code| {
+            let device = Ordinal(0);
+            toucher.within(device, || toucher.module(device, code).map(drop))
+        };
+        load(Code::Usual).map_err(|error| match error {
+            DriverError::MissingSymbol { symbol, .. } => NoKernels::Missing { symbol },
+            error => NoKernels::Refused { code: error.code() },
+        })?;
+        let programmatic = load(Code::Programmatic).is_ok();
+        toucher.programmatic = programmatic && toucher.driver.api().cuLaunchKernelEx.is_present();
         Ok(toucher)
+    }
+
+    /// Returns `true` if device 0 runs kernels that start before the kernel ahead of them has ended.
+    pub(crate) const fn is_programmatic(&self) -> bool {
+        self.programmatic
     }
 
     /// Makes a device's context current while `act` runs.
@@ -127,17 +152,16 @@ impl PtxToucher {
         acted.and(restored)
     }
 
-    /// Returns the module of the device whose context is current.
-    fn module(&self, device: Ordinal) -> Result<CUmodule, DriverError> {
+    /// Returns a module of the device whose context is current.
+    fn module(&self, device: Ordinal, code: Code) -> Result<CUmodule, DriverError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&device.0) {
+        if let Some(module) = modules.get(&(device.0, code)) {
             return Ok(*module as CUmodule);
         }
         let load = self.driver.api().cuModuleLoadData.get().map_err(missing)?;
         let mut module: CUmodule = ptr::null_mut();
         let mut loaded = Ok(());
-        for target in TARGETS {
-            let image = PTX.replace("TARGET", target);
+        for image in code.images() {
             // SAFETY: the image is null-terminated text that outlives the call; the result is
             // written to a local.
             loaded = outcome(LAUNCH, unsafe { load(&mut module, image.as_ptr().cast()) });
@@ -146,48 +170,105 @@ impl PtxToucher {
             }
         }
         loaded?;
-        modules.insert(device.0, module as usize);
+        modules.insert((device.0, code), module as usize);
         Ok(module)
     }
 
-    /// Launches one thread of a kernel that takes one number.
-    fn launch(
+    /// Launches a kernel that takes numbers.
+    pub(crate) fn launch(
         &self,
         device: Ordinal,
         stream: StreamHandle,
-        name: &CStr,
-        mut argument: u64,
+        launch: Launch,
+        numbers: &mut [u64],
     ) -> Result<(), DriverError> {
         let api = self.driver.api();
         let find = api.cuModuleGetFunction.get().map_err(missing)?;
-        let launch = api.cuLaunchKernel.get().map_err(missing)?;
         self.within(device, || {
-            let module = self.module(device)?;
+            let module = self.module(device, launch.code)?;
             let mut function: CUfunction = ptr::null_mut();
             // SAFETY: the module was loaded and is never unloaded; the result is written to a
             // local.
             outcome(LAUNCH, unsafe {
-                find(&mut function, module, name.as_ptr())
+                find(&mut function, module, launch.name.as_ptr())
             })?;
-            let mut arguments = [ptr::from_mut(&mut argument).cast::<c_void>()];
-            // SAFETY: the function takes one parameter of eight bytes, and the driver copies it
-            // before it returns. The case chooses the memory that the kernel accesses, and is
-            // `Isolated` if that is not allowed.
-            outcome(LAUNCH, unsafe {
-                launch(
-                    function,
-                    1,
-                    1,
-                    1,
-                    1,
-                    1,
-                    1,
-                    0,
-                    stream.0 as CUstream,
-                    arguments.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            })
+            let arguments = numbers.iter_mut();
+            let mut arguments: Vec<*mut c_void> = arguments
+                .map(|number| ptr::from_mut(number).cast())
+                .collect();
+            let stream = stream.0 as CUstream;
+            match launch.early {
+                true => self.launch_early(function, stream, launch, &mut arguments),
+                false => self.launch_usual(function, stream, launch, &mut arguments),
+            }
+        })
+    }
+
+    fn launch_usual(
+        &self,
+        function: CUfunction,
+        stream: CUstream,
+        launch: Launch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
+        let call = self.driver.api().cuLaunchKernel.get().map_err(missing)?;
+        let (blocks, threads) = (launch.blocks, launch.threads);
+        let arguments = arguments.as_mut_ptr();
+        // SAFETY: each kernel takes parameters of eight bytes, as many as it is given, and the
+        // driver copies them before it returns. The case chooses the memory that the kernel
+        // accesses, and is `Isolated` if that is not allowed.
+        outcome(LAUNCH, unsafe {
+            call(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream,
+                arguments,
+                ptr::null_mut(),
+            )
+        })
+    }
+
+    /// Launches a kernel that may start before the one ahead of it on its stream has ended.
+    fn launch_early(
+        &self,
+        function: CUfunction,
+        stream: CUstream,
+        launch: Launch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
+        let call = self.driver.api().cuLaunchKernelEx.get().map_err(missing)?;
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue::int(1),
+        };
+        let config = CUlaunchConfig {
+            gridDimX: launch.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: for the reasons in `launch_usual`; the configuration and its attribute live until
+        // the call has returned.
+        outcome(LAUNCH, unsafe {
+            call(
+                &raw const config,
+                function,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
         })
     }
 }
@@ -201,7 +282,7 @@ impl KernelToucher for PtxToucher {
         write: bool,
     ) -> Result<(), DriverError> {
         let name = if write { c"write_word" } else { c"read_word" };
-        self.launch(device, stream, name, address.0)
+        self.launch(device, stream, Launch::single(name), &mut [address.0])
     }
 
     fn spin(
@@ -210,7 +291,12 @@ impl KernelToucher for PtxToucher {
         stream: StreamHandle,
         milliseconds: u32,
     ) -> Result<(), DriverError> {
-        self.launch(device, stream, c"spin", u64::from(milliseconds) * 1_000_000)
+        let nanoseconds = u64::from(milliseconds) * 1_000_000;
+        self.launch(device, stream, Launch::single(c"spin"), &mut [nanoseconds])
+    }
+
+    fn comparing(&self) -> Option<&dyn ComparingKernels> {
+        Some(self)
     }
 }
 

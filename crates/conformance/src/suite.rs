@@ -139,6 +139,10 @@ impl Suite {
 
     /// Returns the reason why a case cannot be run here.
     fn hindrance(&self, case: &Case, two_devices: bool) -> Option<String> {
+        let comparing = self
+            .kernels
+            .as_ref()
+            .and_then(|kernels| kernels.comparing());
         for need in case.needs() {
             let (met, lack) = match need {
                 Need::Memory => (
@@ -146,6 +150,14 @@ impl Suite {
                     "the model has no memory behind its addresses",
                 ),
                 Need::Kernels => (self.kernels.is_some(), "there are no kernels to run here"),
+                Need::ComparingKernels => (
+                    comparing.is_some(),
+                    "kernels that compare what they read run on a GPU only",
+                ),
+                Need::ProgrammaticLaunch => (
+                    comparing.is_some_and(|kernels| kernels.is_programmatic()),
+                    "no kernel can start before the kernel ahead of it has ended",
+                ),
                 Need::TwoDevices => (
                     two_devices,
                     "there are no two devices that reach each other",

@@ -106,6 +106,20 @@ layouts! {
         "handleTypes" = handleTypes,
         "flags" = flags,
     }
+    CUlaunchAttributeValue { "pad" = pad }
+    CUlaunchAttribute { "id" = id, "pad" = pad, "value" = value }
+    CUlaunchConfig {
+        "gridDimX" = gridDimX,
+        "gridDimY" = gridDimY,
+        "gridDimZ" = gridDimZ,
+        "blockDimX" = blockDimX,
+        "blockDimY" = blockDimY,
+        "blockDimZ" = blockDimZ,
+        "sharedMemBytes" = sharedMemBytes,
+        "hStream" = hStream,
+        "attrs" = attrs,
+        "numAttrs" = numAttrs,
+    }
 
     CUcontext {}
     CUstream {}
@@ -137,6 +151,7 @@ layouts! {
     CUstreamCaptureMode {}
     CUstreamCaptureStatus {}
     CUmulticastGranularity_flags {}
+    CUlaunchAttributeID {}
 }
 
 /// Returns every named number of this crate with its value: result codes, enumerations, option
@@ -185,6 +200,7 @@ pub fn constants() -> Vec<Constant> {
         CUstreamCaptureMode,
         CUstreamCaptureStatus,
         CUmulticastGranularity_flags,
+        CUlaunchAttributeID,
     )
     .into_iter()
     .flatten()

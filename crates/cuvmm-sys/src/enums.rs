@@ -230,3 +230,13 @@ c_enum! {
         CU_MULTICAST_GRANULARITY_RECOMMENDED = 0x1,
     }
 }
+
+c_enum! {
+    /// The attributes of a kernel launch.
+    pub struct CUlaunchAttributeID {
+        /// No attribute.
+        CU_LAUNCH_ATTRIBUTE_IGNORE = 0,
+        /// `int`: 1 if the kernel may start before the one before it on its stream has ended.
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+    }
+}

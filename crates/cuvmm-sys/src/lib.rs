@@ -49,19 +49,19 @@ mod version;
 
 pub use attribute::CUdevice_attribute;
 pub use enums::{
-    CUmem_advise, CUmem_range_attribute, CUmemAccess_flags, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute,
-    CUmemRangeHandleType, CUmemorytype, CUmulticastGranularity_flags, CUpointer_attribute,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUlaunchAttributeID, CUmem_advise, CUmem_range_attribute, CUmemAccess_flags,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocationType, CUmemPool_attribute, CUmemRangeHandleType, CUmemorytype,
+    CUmulticastGranularity_flags, CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 pub use flags::*;
 pub use handles::*;
 pub use load::{Attempt, LoadError};
 pub use result::CUresult;
 pub use structs::{
-    CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationPropFlags,
-    CUmemFabricHandle, CUmemLocation, CUmemPoolProps, CUmemPoolPtrExportData,
-    CUmulticastObjectProp, CUuuid,
+    CUipcMemHandle, CUlaunchAttribute, CUlaunchAttributeValue, CUlaunchConfig, CUmemAccessDesc,
+    CUmemAllocationProp, CUmemAllocationPropFlags, CUmemFabricHandle, CUmemLocation,
+    CUmemPoolProps, CUmemPoolPtrExportData, CUmulticastObjectProp, CUuuid,
 };
 pub use symbol::{MissingSymbol, Optional, Parameter, Symbol};
 pub use table::{Api, SYMBOLS, functions};

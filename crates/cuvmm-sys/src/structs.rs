@@ -5,7 +5,10 @@
 
 use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-use crate::{CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType};
+use crate::{
+    CUlaunchAttributeID, CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocationType, CUstream,
+};
 
 /// A location of memory: a device, the host, or one of its NUMA nodes.
 ///
@@ -162,4 +165,62 @@ pub struct CUmulticastObjectProp {
     pub handleTypes: c_ulonglong,
     /// Zero.
     pub flags: c_ulonglong,
+}
+
+/// The value of a launch attribute: a union in C, of which the attribute's kind says what it holds.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CUlaunchAttributeValue {
+    /// The bytes of all members.
+    pub pad: [c_uchar; 64],
+}
+
+impl CUlaunchAttributeValue {
+    /// Returns the value of an attribute that is an `int`.
+    #[must_use]
+    pub fn int(value: c_int) -> Self {
+        let mut pad = [0; 64];
+        for (byte, of_value) in pad.iter_mut().zip(value.to_ne_bytes()) {
+            *byte = of_value;
+        }
+        Self { pad }
+    }
+}
+
+/// An attribute of a kernel launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CUlaunchAttribute {
+    /// The kind of attribute.
+    pub id: CUlaunchAttributeID,
+    /// Zero.
+    pub pad: [c_char; 4],
+    /// Its value.
+    pub value: CUlaunchAttributeValue,
+}
+
+/// The shape, the stream and the attributes of a kernel launch, for `cuLaunchKernelEx`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUlaunchConfig {
+    /// The blocks of the grid.
+    pub gridDimX: c_uint,
+    /// The blocks of the grid in its second dimension.
+    pub gridDimY: c_uint,
+    /// The blocks of the grid in its third dimension.
+    pub gridDimZ: c_uint,
+    /// The threads of a block.
+    pub blockDimX: c_uint,
+    /// The threads of a block in its second dimension.
+    pub blockDimY: c_uint,
+    /// The threads of a block in its third dimension.
+    pub blockDimZ: c_uint,
+    /// The bytes of dynamic shared memory of a block.
+    pub sharedMemBytes: c_uint,
+    /// The stream.
+    pub hStream: CUstream,
+    /// The attributes; null if there are none.
+    pub attrs: *mut CUlaunchAttribute,
+    /// The number of attributes.
+    pub numAttrs: c_uint,
 }

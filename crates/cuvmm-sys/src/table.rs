@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 
 use crate::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgraph,
-    CUgraphExec, CUhostFn, CUipcMemHandle, CUmem_advise, CUmem_range_attribute, CUmemAccess_flags,
-    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUmemPool_attribute,
-    CUmemPoolProps, CUmemPoolPtrExportData, CUmemRangeHandleType, CUmemoryPool, CUmodule,
-    CUmulticastGranularity_flags, CUmulticastObjectProp, CUpointer_attribute, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid, CudaVersion, MissingSymbol, Optional,
-    Parameter, Symbol, cuuint64_t,
+    CUgraphExec, CUhostFn, CUipcMemHandle, CUlaunchConfig, CUmem_advise, CUmem_range_attribute,
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation,
+    CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUmemRangeHandleType,
+    CUmemoryPool, CUmodule, CUmulticastGranularity_flags, CUmulticastObjectProp,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CudaVersion, MissingSymbol, Optional, Parameter, Symbol, cuuint64_t,
 };
 
 macro_rules! field_type {
@@ -619,6 +619,12 @@ table! {
         block_z: c_uint,
         shared_bytes: c_uint,
         stream: CUstream,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
+    optional (11, 6) fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig,
+        function: CUfunction,
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );

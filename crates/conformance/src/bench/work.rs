@@ -307,6 +307,26 @@ impl Bench {
         troubles
     }
 
+    /// Makes a stream wait for an event that a stream of another device has recorded.
+    pub(crate) fn wait_for_device(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        let theirs = self
+            .driver
+            .stream_create(device, StreamFlags::NON_BLOCKING)?;
+        self.ledger.streams.push((device, theirs));
+        let event = self
+            .driver
+            .event_create(device, EventFlags::DISABLE_TIMING)?;
+        // SAFETY: for the reasons at the top of `memory`.
+        let recorded = unsafe { self.driver.event_record(device, event, theirs) };
+        let waited = recorded.and_then(|()| self.wait_event(stream, event));
+        // SAFETY: the event was created above, and a stream that waits for it needs it no more.
+        waited.and(unsafe { self.driver.event_destroy(device, event) })
+    }
+
     /// Fills a range by another device.
     pub(crate) fn fill_from(
         &self,

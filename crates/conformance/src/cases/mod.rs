@@ -3,6 +3,7 @@
 mod access;
 mod advice;
 mod advice_ranges;
+mod aliases;
 mod capture;
 mod context;
 mod copies;
@@ -36,6 +37,7 @@ const GROUPS: &[&[Case]] = &[
     granularity::CASES,
     create::CASES,
     map::CASES,
+    aliases::CASES,
     access::CASES,
     unmap::CASES,
     free::CASES,

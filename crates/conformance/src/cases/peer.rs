@@ -80,6 +80,18 @@ pub(super) const CASES: &[Case] = &[
     )
     .needing(TWO),
     Case::new(
+        "peer.wait_for_event",
+        RULE,
+        "A stream waits for an event of the peer.",
+        |b| {
+            let stream = b.stream()?;
+            let waited = b.wait_for_device(PEER, stream);
+            let sync = b.synchronize(stream);
+            Ok(Answer::code(&waited).then("sync", &sync))
+        },
+    )
+    .needing(TWO),
+    Case::new(
         "stripe.set_access_one_call",
         RULE,
         "Memory of both, in one reservation.",

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cuvmm::{Block, Contents, HostStore, MemoryError, Tenant};
+use cuvmm::{Block, Contents, HostStore, MemoryError, SleepError, Tenant};
 
 use crate::error::Error;
 use crate::fork;
@@ -246,7 +246,7 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
 fn change(
     index: usize,
     sleeps: bool,
-    act: impl FnOnce(&Tenant) -> Result<(), cuvmm::SleepError>,
+    act: impl FnOnce(&Tenant) -> Result<(), SleepError>,
 ) -> Result<(), Error> {
     let mut state = lock();
     let tag = &mut state.tags[index];
@@ -254,12 +254,22 @@ fn change(
     let (tenant, device, name) = (tag.tenant.clone(), tag.device, tag.name.clone());
     drop(state);
     let outcome = act(&tenant);
-    lock().tags[index].is_asleep = sleeps == outcome.is_ok();
+    lock().tags[index].is_asleep = is_asleep_after(sleeps, &outcome);
     outcome.map_err(|cause| Error::Sleep {
         tag: name,
         device,
         cause,
     })
+}
+
+/// Returns `true` if a tag is asleep after it was put to sleep or woken with this outcome.
+const fn is_asleep_after(sleeps: bool, outcome: &Result<(), SleepError>) -> bool {
+    match outcome {
+        Ok(()) => sleeps,
+        // Some blocks sleep. Waking the tag wakes them, and leaves the others as they are.
+        Err(SleepError::Stayed { .. }) => true,
+        Err(_) => !sleeps,
+    }
 }
 
 /// Returns host memory for the contents of a tag, in pinned memory if that can be had.
@@ -283,4 +293,25 @@ fn store(index: usize) -> Result<HostStore, Error> {
     let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;
     lock().tags[index].store = Some(store.clone());
     Ok(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use cuvmm::SleepError;
+
+    use super::is_asleep_after;
+
+    #[test]
+    fn a_tag_of_which_some_blocks_stay_asleep_can_be_woken() {
+        let stayed = SleepError::Stayed {
+            blocks: 1,
+            bytes: 2 << 20,
+            cause: Box::new(SleepError::Cancelled),
+        };
+        assert!(is_asleep_after(true, &Err(stayed)));
+        assert!(!is_asleep_after(true, &Err(SleepError::Cancelled)));
+        assert!(is_asleep_after(false, &Err(SleepError::Cancelled)));
+        assert!(is_asleep_after(true, &Ok(())));
+        assert!(!is_asleep_after(false, &Ok(())));
+    }
 }

@@ -65,6 +65,32 @@ class Interface(unittest.TestCase):
             """
         )
 
+    def test_a_ledger_of_two_processes(self):
+        run(
+            """
+            import subprocess, sys, tempfile
+            import cuvmm
+            other = '''
+            import sys
+            import cuvmm
+            cuvmm.configure(ledger=sys.argv[1], tenant="other")
+            small = cuvmm.empty(8 << 20)
+            try:
+                cuvmm.empty(40 << 20)
+            except cuvmm.OutOfMemoryError as error:
+                print(error)
+            '''
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(ledger=folder, ledger_limit="64MiB", tenant="first")
+                array = cuvmm.empty(40 << 20)
+                ended = subprocess.run(
+                    [sys.executable, "-c", other, folder], capture_output=True, text=True)
+                assert ended.returncode == 0, ended.stderr
+                assert "cannot allocate 40.00 MiB" in ended.stdout, ended
+                assert "holds 8 MiB of 64 MiB" in ended.stdout, ended.stdout
+            """
+        )
+
     def test_two_devices(self):
         run(
             """

@@ -51,7 +51,7 @@ impl<B: Backing> State<B> {
         for address in addresses {
             self.end_allocation(Call::MemFree, address);
         }
-        self.trim_pool(index);
+        self.empty_pools(index);
         self.devices[index].lost = None;
         self.progress = true;
     }

@@ -731,8 +731,8 @@ pub trait Driver: Debug + Send + Sync {
         value: u64,
     ) -> Result<()>;
 
-    /// Releases memory that a pool does not use until it holds at most `keep` bytes, or no more can
-    /// be released. Memory whose free was not seen to be done by a synchronization may stay.
+    /// Releases memory that a pool does not use, and leaves it at least `keep` bytes. Memory whose
+    /// free was not seen to be done by a synchronization may stay.
     ///
     /// # Safety
     /// The common obligation of the [module](self).

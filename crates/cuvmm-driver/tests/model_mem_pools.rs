@@ -591,8 +591,19 @@ fn versions_bring_what_they_brought() {
         code(middle.mem_pool_create(D0, &with_maximum(1))),
         INVALID_VALUE
     );
-    let host = MemPoolProps::at(Location::HOST);
-    assert_eq!(code(middle.mem_pool_create(D0, &host)), INVALID_VALUE);
+    let (host, node) = (
+        MemPoolProps::at(Location::HOST),
+        MemPoolProps::at(Location::host_numa(0)),
+    );
+    for (version, of_node, of_host) in [
+        (CudaVersion::new(12, 1), INVALID_VALUE, INVALID_VALUE),
+        (CudaVersion::new(12, 9), SUCCESS, INVALID_VALUE),
+        (CudaVersion::new(13, 0), SUCCESS, SUCCESS),
+    ] {
+        let d = of(version);
+        let made = [&node, &host].map(|props| code(d.mem_pool_create(D0, props)));
+        assert_eq!(made, [of_node, of_host], "{version}");
+    }
 }
 
 #[test]

@@ -17,11 +17,12 @@ use crate::{
     Location, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal,
 };
 
-/// The version that introduced the maximum of a pool. Before, its bytes had to be zero.
-const MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
+/// The version that introduced the maximum of a pool, whose bytes had to be zero before, and pools
+/// of a host NUMA node.
+const NUMA_AND_MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
 
-/// The version that introduced pools of host memory.
-const HOST_SINCE: CudaVersion = CudaVersion::new(12, 6);
+/// The version that introduced pools of host memory without a NUMA node.
+const HOST_SINCE: CudaVersion = CudaVersion::new(13, 0);
 
 impl<B: Backing> State<B> {
     pub(crate) fn mem_pool_create(
@@ -40,7 +41,7 @@ impl<B: Backing> State<B> {
         require(known.contains(props.handle_types), INVALID_VALUE)?;
         let fabric = props.handle_types.contains(HandleTypes::FABRIC);
         require(!fabric || self.rules.fabric, NOT_PERMITTED)?;
-        let old = self.rules.version < MAXIMUM_SINCE;
+        let old = self.rules.version < NUMA_AND_MAXIMUM_SINCE;
         require(props.maximum == 0 || !old, INVALID_VALUE)?;
         let shared = match props.handle_types.is_empty() {
             true => None,
@@ -65,8 +66,8 @@ impl<B: Backing> State<B> {
                 let index = self.device(Ordinal(location.id));
                 index.map(Owner::Device).map_err(|_| INVALID_VALUE)
             }
-            _ if self.rules.version < HOST_SINCE => Err(INVALID_VALUE),
-            LocationKind::HOST => {
+            _ if self.rules.version < NUMA_AND_MAXIMUM_SINCE => Err(INVALID_VALUE),
+            LocationKind::HOST if self.rules.version >= HOST_SINCE => {
                 require(props.handle_types.is_empty(), INVALID_VALUE)?;
                 Ok(Owner::Host)
             }

@@ -35,6 +35,7 @@ on_both!(
     shared_with_another_process,
     freed_by_the_call_that_waits,
     misuse_of_what_is_shared,
+    a_reset_of_the_context_ends_the_memory,
 );
 
 fn stream<B: Backing>(d: &Machine<B>) -> StreamHandle {
@@ -566,6 +567,24 @@ fn misuse_of_what_is_shared<B: Backing>(d: Machine<B>) {
         assert_eq!(take(foreign, &ticket), INVALID_VALUE, "of another pool");
         assert_eq!(take(q, &ticket), SUCCESS);
     }
+}
+
+fn a_reset_of_the_context_ends_the_memory<B: Backing>(d: Machine<B>) {
+    let (p, legacy) = (pool(&d, &plain()), StreamHandle::NULL);
+    let far = pool(&d, &MemPoolProps::device(D1));
+    set(&d, far, A::RELEASE_THRESHOLD, u64::MAX);
+    for from in [p, far] {
+        let a = alloc(&d, 1, from, legacy).unwrap();
+        let _held = alloc(&d, 2, from, legacy).unwrap();
+        free(&d, a, legacy);
+    }
+    d.reset_context(D0);
+    assert_eq!(figures(&d, p)[..2], [0, 0]);
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
+    // Memory of another device stays, and what was freed can be released.
+    assert_eq!(figures(&d, far)[..2], [2, 3]);
+    unsafe { d.mem_pool_trim(D0, far, 0).unwrap() };
+    assert_eq!(figures(&d, far)[..2], [2, 2]);
 }
 
 fn give_another<B: Backing>(d: &Machine<B>) -> Exported {

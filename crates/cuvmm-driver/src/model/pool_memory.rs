@@ -272,6 +272,12 @@ impl<B: Backing> State<B> {
         }
     }
 
+    /// Counts as kept what was freed by work that is done, in all pools.
+    pub(crate) fn settle_all_pools(&mut self) {
+        let keys: Vec<_> = self.pools.by_key.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.settle_pool(key));
+    }
+
     /// Releases all memory of a device's pools that no allocation uses.
     pub(crate) fn empty_pools(&mut self, device: usize) {
         for key in self.pools_of(device) {

@@ -141,7 +141,7 @@ impl MemPool {
     /// (`cuMemPoolTrimTo`).
     ///
     /// Waits for nothing. Memory whose free was not seen to be complete by a synchronization may
-    /// stay, and so does memory of a [shareable](MemPoolBuilder::shareable) pool.
+    /// stay, and so does memory of a [shareable](super::MemPoolBuilder::shareable) pool.
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.

@@ -76,8 +76,9 @@ use crate::error::Result;
 use crate::types::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
     EventFlags, EventHandle, Exported, GranularityKind, GraphExecHandle, GraphHandle, HandleTypes,
-    ImportSource, Location, MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute,
-    RangeAttribute, StreamFlags, StreamHandle,
+    ImportSource, Location, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket,
+    MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute,
+    StreamFlags, StreamHandle,
 };
 
 /// The kind of a driver.
@@ -685,4 +686,158 @@ pub trait Driver: Debug + Send + Sync {
         address: DeviceAddress,
         size: u64,
     ) -> Result<Vec<Location>>;
+
+    // --- memory pools --------------------------------------------------------------------
+
+    /// Creates a memory pool. A location on a device is that of `props`, not `device`, whose
+    /// context is only current during the call.
+    ///
+    /// Memory of a device is accessible to that device, memory of the host to its processors.
+    #[doc(alias = "cuMemPoolCreate")]
+    fn mem_pool_create(&self, device: Ordinal, props: &MemPoolProps) -> Result<MemPoolHandle>;
+
+    /// Destroys a memory pool. The handle is invalid at once; the memory is released when all its
+    /// allocations are freed.
+    ///
+    /// If it was the current pool of its device, the default pool becomes the current one.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self). A default pool is refused.
+    #[doc(alias = "cuMemPoolDestroy")]
+    unsafe fn mem_pool_destroy(&self, device: Ordinal, pool: MemPoolHandle) -> Result<()>;
+
+    /// Returns an attribute of a memory pool.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    unsafe fn mem_pool_attribute(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        attribute: MemPoolAttribute,
+    ) -> Result<u64>;
+
+    /// Sets an attribute of a memory pool.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    unsafe fn mem_pool_set_attribute(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        attribute: MemPoolAttribute,
+        value: u64,
+    ) -> Result<()>;
+
+    /// Releases memory that a pool does not use, and leaves it at least `keep` bytes. Memory whose
+    /// free was not seen to be done by a synchronization may stay.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemPoolTrimTo")]
+    unsafe fn mem_pool_trim(&self, device: Ordinal, pool: MemPoolHandle, keep: u64) -> Result<()>;
+
+    /// Returns the access that a location has to the memory of a pool.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemPoolGetAccess")]
+    unsafe fn mem_pool_access(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        location: Location,
+    ) -> Result<AccessFlags>;
+
+    /// Sets the access of locations to the memory of a pool, allocated already or later.
+    ///
+    /// # Safety
+    /// No running or queued device work uses memory of the pool with access that the call removes.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    unsafe fn mem_pool_set_access(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        access: &[AccessDesc],
+    ) -> Result<()>;
+
+    /// Returns the default memory pool of a device, which exists for as long as the driver.
+    #[doc(alias = "cuDeviceGetDefaultMemPool")]
+    fn default_mem_pool(&self, device: Ordinal) -> Result<MemPoolHandle>;
+
+    /// Returns the memory pool of a device that [`alloc_async`](Self::alloc_async) allocates from.
+    #[doc(alias = "cuDeviceGetMemPool")]
+    fn current_mem_pool(&self, device: Ordinal) -> Result<MemPoolHandle>;
+
+    /// Sets the memory pool of a device that [`alloc_async`](Self::alloc_async) allocates from.
+    /// The pool's memory must be on the device.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuDeviceSetMemPool")]
+    unsafe fn set_current_mem_pool(&self, device: Ordinal, pool: MemPoolHandle) -> Result<()>;
+
+    /// Allocates from a memory pool, ordered on a stream. The pool may be of another device.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    unsafe fn alloc_from_pool_async(
+        &self,
+        device: Ordinal,
+        size: u64,
+        pool: MemPoolHandle,
+        stream: StreamHandle,
+    ) -> Result<DeviceAddress>;
+
+    /// Exports a memory pool as a handle of the given type that another process can import.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self).
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    unsafe fn mem_pool_export(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        handle_type: HandleTypes,
+        flags: u64,
+    ) -> Result<Exported>;
+
+    /// Imports a memory pool that another process exported. Nothing can be allocated from it.
+    ///
+    /// # Safety
+    /// A descriptor in `source` is open and stays open during the call, or is not a descriptor at
+    /// all (which is an error).
+    #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    unsafe fn mem_pool_import(
+        &self,
+        device: Ordinal,
+        source: ImportSource,
+        handle_type: HandleTypes,
+        flags: u64,
+    ) -> Result<MemPoolHandle>;
+
+    /// Returns the data by which another process imports one allocation of an exported pool.
+    #[doc(alias = "cuMemPoolExportPointer")]
+    fn mem_pool_export_pointer(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+    ) -> Result<MemPoolTicket>;
+
+    /// Imports one allocation of an imported pool. It is freed as other memory of pools is, before
+    /// the exporting process frees it.
+    ///
+    /// # Safety
+    /// The common obligation of the [module](self). The allocation is not freed in the exporting
+    /// process before it is freed here.
+    #[doc(alias = "cuMemPoolImportPointer")]
+    unsafe fn mem_pool_import_pointer(
+        &self,
+        device: Ordinal,
+        pool: MemPoolHandle,
+        ticket: &MemPoolTicket,
+    ) -> Result<DeviceAddress>;
 }

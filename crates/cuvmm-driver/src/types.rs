@@ -120,6 +120,11 @@ handle!(
     GraphExecHandle,
     "CUgraphExec"
 );
+handle!(
+    /// The handle of a memory pool of the driver.
+    MemPoolHandle,
+    "CUmemoryPool"
+);
 
 /// The kind of a [`Location`] (`CUmemLocationType`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -255,6 +260,77 @@ impl PhysicalProps {
     }
 }
 
+/// The properties of a memory pool.
+#[doc(alias = "CUmemPoolProps")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemPoolProps {
+    /// The allocation type: [`AllocationType::PINNED`], or since CUDA 13 also
+    /// [`AllocationType::MANAGED`].
+    pub allocation_type: AllocationType,
+    /// The handle types that the pool can be exported as. Since CUDA 11.3.
+    pub handle_types: HandleTypes,
+    /// The location of the memory.
+    pub location: Location,
+    /// The maximum of the bytes that the pool holds; 0 leaves it to the driver. Since CUDA 12.2.
+    pub maximum: u64,
+    /// Usage bits; 0 for none.
+    pub usage: u16,
+}
+
+impl MemPoolProps {
+    /// Returns the properties of a plain pool of a device's memory.
+    #[must_use]
+    pub const fn device(ordinal: Ordinal) -> Self {
+        Self::at(Location::device(ordinal))
+    }
+
+    /// Returns the properties of a plain pool of memory at a location: pinned, not exportable, and
+    /// without a maximum of its own.
+    #[must_use]
+    pub const fn at(location: Location) -> Self {
+        Self {
+            allocation_type: AllocationType::PINNED,
+            handle_types: HandleTypes::empty(),
+            location,
+            maximum: 0,
+            usage: 0,
+        }
+    }
+}
+
+/// An attribute of a memory pool (`CUmemPool_attribute`).
+///
+/// The value is a `u64` here. The driver's `int` attributes are 0 or 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemPoolAttribute(pub i32);
+
+impl MemPoolAttribute {
+    /// 1 (the default) if memory freed on another stream may be reused where an event orders the
+    /// allocation behind the free.
+    pub const REUSE_FOLLOW_EVENT_DEPENDENCIES: Self = Self(1);
+    /// 1 (the default) if memory freed on another stream may be reused when the free is done.
+    pub const REUSE_ALLOW_OPPORTUNISTIC: Self = Self(2);
+    /// 1 (the default) if the driver may make the allocating stream wait for a free on another
+    /// stream.
+    pub const REUSE_ALLOW_INTERNAL_DEPENDENCIES: Self = Self(3);
+    /// The bytes that the pool may hold after a synchronization; 0 by default.
+    pub const RELEASE_THRESHOLD: Self = Self(4);
+    /// The bytes that the pool holds. Read-only.
+    pub const RESERVED_MEM_CURRENT: Self = Self(5);
+    /// The maximum of the bytes that the pool held. Can be set to 0, which starts it anew.
+    pub const RESERVED_MEM_HIGH: Self = Self(6);
+    /// The bytes in use. Read-only.
+    pub const USED_MEM_CURRENT: Self = Self(7);
+    /// The maximum of the bytes in use. Can be set to 0, which starts it anew.
+    pub const USED_MEM_HIGH: Self = Self(8);
+}
+
+/// The data by which another process imports an allocation of a shared memory pool. It is not a
+/// handle and keeps nothing alive.
+#[doc(alias = "CUmemPoolPtrExportData")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemPoolTicket(pub [u8; 64]);
+
 /// The kind of granularity to query (`CUmemAllocationGranularity_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GranularityKind(pub i32);
@@ -379,6 +455,8 @@ impl PointerAttribute {
     pub const RANGE_SIZE: Self = Self(12);
     /// The handle types that the allocation can be exported as.
     pub const ALLOWED_HANDLE_TYPES: Self = Self(14);
+    /// The handle of the memory pool that the allocation came from.
+    pub const MEMPOOL_HANDLE: Self = Self(17);
 }
 
 /// Advice for managed memory (`CUmem_advise`).

@@ -16,7 +16,8 @@ use crate::error::CallError;
 #[non_exhaustive]
 pub struct DropFailure {
     /// The kind of object: "mapping", "physical", "reservation", "managed memory", "unified
-    /// buffer", "stream", "event", "region", "registration", "attachment", "imported tensor".
+    /// buffer", "stream", "event", "memory pool", "current memory pool", "pool allocation",
+    /// "region", "registration", "attachment", "imported tensor".
     pub what: &'static str,
     /// Its size in bytes; 0 if it has none.
     pub bytes: u64,

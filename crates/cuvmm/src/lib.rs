@@ -225,8 +225,8 @@ pub use heap::{Allocation, Heap};
 pub use kv::KvCache;
 pub use ledger::{Ledger, LedgerView};
 pub use own::{
-    Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, Physical, Place,
-    Reservation, Stream,
+    Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, MemPool, Physical,
+    Place, PoolAllocation, Reservation, Stream,
 };
 pub use plan::{Plan, Step};
 pub use pool::{

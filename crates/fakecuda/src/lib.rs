@@ -18,8 +18,8 @@
 //! Tests that load the library as a driver count live objects and hold streams back through
 //! additional functions, whose names begin with `fakecuda_`.
 //!
-//! Calls that the host driver does not have are absent, as in an older driver: kernels, memory
-//! pools other than the default one, 16- and 32-bit fills, multicast.
+//! Calls that the host driver does not have are absent, as in an older driver: kernels, 16- and
+//! 32-bit fills, multicast.
 
 mod capture;
 mod contexts;
@@ -31,6 +31,7 @@ mod managed;
 mod mappings;
 mod physicals;
 mod plain;
+mod pools;
 mod ranges;
 mod state;
 mod streams;

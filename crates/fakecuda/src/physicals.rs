@@ -27,7 +27,7 @@ pub(crate) fn location(location: CUmemLocation) -> Location {
     }
 }
 
-fn handle_types(types: CUmemAllocationHandleType) -> HandleTypes {
+pub(crate) fn handle_types(types: CUmemAllocationHandleType) -> HandleTypes {
     HandleTypes::from_bits_retain(types.0 as u32)
 }
 

@@ -159,6 +159,27 @@ fn null_is_refused_wherever_a_result_goes() {
             ("to the host", (api.cuMemcpyDtoH_v2)(null_mut(), 0, 4)),
             ("stream", (api.cuStreamCreate.get().unwrap())(null_mut(), 0)),
             ("event", (api.cuEventCreate.get().unwrap())(null_mut(), 0)),
+            (
+                "pool",
+                (api.cuMemPoolCreate.get().unwrap())(null_mut(), null()),
+            ),
+            (
+                "default pool",
+                (api.cuDeviceGetDefaultMemPool.get().unwrap())(null_mut(), 0),
+            ),
+            (
+                "pool's memory",
+                (api.cuMemAllocFromPoolAsync.get().unwrap())(
+                    null_mut(),
+                    GRANULE,
+                    null_mut(),
+                    null_mut(),
+                ),
+            ),
+            (
+                "pointer of a pool",
+                (api.cuMemPoolExportPointer.get().unwrap())(null_mut(), 0),
+            ),
             ("attribute", {
                 let ask: functions::cuPointerGetAttribute =
                     api.cuPointerGetAttribute.get().unwrap();

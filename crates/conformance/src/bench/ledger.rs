@@ -1,7 +1,8 @@
 //! The ledger of a case: the resources that it acquired and has not released.
 
 use cuvmm_driver::{
-    DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, Ordinal, PhysicalHandle, StreamHandle,
+    DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, MemPoolHandle, Ordinal,
+    PhysicalHandle, StreamHandle,
 };
 
 /// All outstanding resources, in the order of their acquisition.
@@ -13,6 +14,9 @@ pub(super) struct Ledger {
     pub(super) handles: Vec<PhysicalHandle>,
     pub(super) plain: Vec<DeviceAddress>,
     pub(super) pinned: Vec<usize>,
+    pub(super) pools: Vec<MemPoolHandle>,
+    /// The current memory pool of the device was set.
+    pub(super) changed_pool: bool,
     pub(super) streams: Vec<(Ordinal, StreamHandle)>,
     /// Streams whose capture was begun and not ended.
     pub(super) capturing: Vec<StreamHandle>,

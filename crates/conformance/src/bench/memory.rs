@@ -228,6 +228,7 @@ impl Bench {
         for pointer in std::mem::take(&mut self.ledger.pinned) {
             note(self.free_pinned(pointer));
         }
+        troubles.extend(self.give_back_pools());
         troubles
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Cases make their calls through the bench, which records in the ledger what a successful call
 //! acquired and removes what a call released. After the case the bench releases the rest; a failure
-//! to do so is a leak. The calls are in `memory` and `work`, which contain all `unsafe` code: the
+//! to do so is a leak. The calls are in `memory`, `pools` and `work`, which contain all `unsafe` code: the
 //! cases have none.
 
 mod ledger;
 mod memory;
+mod pools;
 mod work;
 
 use std::sync::Arc;

@@ -20,6 +20,9 @@ mod limits;
 mod managed;
 mod managed_capture;
 mod map;
+mod mem_pool_order;
+mod mem_pool_share;
+mod mem_pools;
 mod peer;
 mod plain;
 mod ranges;
@@ -58,6 +61,9 @@ const GROUPS: &[&[Case]] = &[
     advice::CASES,
     advice_ranges::CASES,
     plain::CASES,
+    mem_pools::CASES,
+    mem_pool_order::CASES,
+    mem_pool_share::CASES,
     limits::CASES,
     peer::CASES,
 ];

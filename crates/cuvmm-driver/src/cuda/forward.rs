@@ -10,14 +10,14 @@ use cuvmm_sys::CudaVersion;
 
 use super::{
     CudaDriver, addresses, capture, copies, devices, events, managed, mapping, physical, plain,
-    streams,
+    pools, streams,
 };
 use crate::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
     DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
-    GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo, Ordinal,
-    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags,
-    StreamHandle,
+    GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemPoolAttribute,
+    MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps,
+    PointerAttribute, RangeAttribute, Result, StreamFlags, StreamHandle,
 };
 
 macro_rules! forward {
@@ -205,6 +205,63 @@ forward! {
             fn alloc_async(device: Ordinal, size: u64, stream: StreamHandle) -> DeviceAddress;
             fn free_async(device: Ordinal, address: DeviceAddress, stream: StreamHandle) -> ();
             fn host_free(device: Ordinal, pointer: *mut u8) -> ();
+        }
+    }
+    pools {
+        safe {
+            fn mem_pool_create(device: Ordinal, props: &MemPoolProps) -> MemPoolHandle;
+            fn default_mem_pool(device: Ordinal) -> MemPoolHandle;
+            fn current_mem_pool(device: Ordinal) -> MemPoolHandle;
+            fn mem_pool_export_pointer(device: Ordinal, address: DeviceAddress) -> MemPoolTicket;
+        }
+        unsafe {
+            fn mem_pool_destroy(device: Ordinal, pool: MemPoolHandle) -> ();
+            fn mem_pool_attribute(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                attribute: MemPoolAttribute,
+            ) -> u64;
+            fn mem_pool_set_attribute(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                attribute: MemPoolAttribute,
+                value: u64,
+            ) -> ();
+            fn mem_pool_trim(device: Ordinal, pool: MemPoolHandle, keep: u64) -> ();
+            fn mem_pool_access(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                location: Location,
+            ) -> AccessFlags;
+            fn mem_pool_set_access(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                access: &[AccessDesc],
+            ) -> ();
+            fn set_current_mem_pool(device: Ordinal, pool: MemPoolHandle) -> ();
+            fn alloc_from_pool_async(
+                device: Ordinal,
+                size: u64,
+                pool: MemPoolHandle,
+                stream: StreamHandle,
+            ) -> DeviceAddress;
+            fn mem_pool_export(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                handle_type: HandleTypes,
+                flags: u64,
+            ) -> Exported;
+            fn mem_pool_import(
+                device: Ordinal,
+                source: ImportSource,
+                handle_type: HandleTypes,
+                flags: u64,
+            ) -> MemPoolHandle;
+            fn mem_pool_import_pointer(
+                device: Ordinal,
+                pool: MemPoolHandle,
+                ticket: &MemPoolTicket,
+            ) -> DeviceAddress;
         }
     }
     managed {

@@ -27,6 +27,7 @@ mod mapping;
 mod open;
 mod physical;
 mod plain;
+mod pools;
 mod streams;
 
 pub use context::KeepAlive;

@@ -59,7 +59,7 @@ fn from_c(props: &CUmemAllocationProp) -> PhysicalProps {
     }
 }
 
-fn handle_type_to_c(types: HandleTypes) -> CUmemAllocationHandleType {
+pub(super) fn handle_type_to_c(types: HandleTypes) -> CUmemAllocationHandleType {
     CUmemAllocationHandleType(types.bits() as i32)
 }
 
@@ -108,7 +108,7 @@ pub(super) unsafe fn physical_props(
 /// The buffer that an export writes to: a descriptor or 64 bytes, depending on the type. It is
 /// zeroed and large enough for every type.
 #[repr(C, align(8))]
-struct Shareable([u8; 64]);
+pub(super) struct Shareable(pub(super) [u8; 64]);
 
 /// # Safety
 /// The requirements of [`Driver::export`](crate::Driver::export).

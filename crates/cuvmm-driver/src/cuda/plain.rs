@@ -1,4 +1,4 @@
-//! The driver's own allocators: device memory, memory pools, pinned host memory.
+//! The driver's own allocators: device memory, the current memory pool, pinned host memory.
 //!
 //! `unsafe` is allowed here for driver calls (see `answer`).
 #![allow(unsafe_code)]

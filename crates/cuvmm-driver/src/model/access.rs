@@ -63,7 +63,7 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    fn grants(&self, access: &[AccessDesc]) -> Answer<Vec<(Who, AccessFlags)>> {
+    pub(crate) fn grants(&self, access: &[AccessDesc]) -> Answer<Vec<(Who, AccessFlags)>> {
         let known = [
             AccessFlags::NONE,
             AccessFlags::READ,
@@ -76,7 +76,7 @@ impl<B: Backing> State<B> {
         access.iter().map(one).collect()
     }
 
-    fn who(&self, location: Location) -> Answer<Who> {
+    pub(crate) fn who(&self, location: Location) -> Answer<Who> {
         match location.kind {
             LocationKind::DEVICE => {
                 self.device(Ordinal(location.id))
@@ -151,7 +151,7 @@ impl<B: Backing> State<B> {
 
     /// Returns `true` if memory at `owner` belongs to another device than `who`. Refuses memory
     /// that `who` cannot access.
-    fn is_peer(&self, who: Who, owner: Location) -> Answer<bool> {
+    pub(crate) fn is_peer(&self, who: Who, owner: Location) -> Answer<bool> {
         match (who, owner.kind) {
             (Who::Host, LocationKind::DEVICE) => Err(NOT_SUPPORTED),
             (Who::Device(device), LocationKind::DEVICE) => {

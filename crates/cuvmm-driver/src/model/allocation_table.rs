@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::advice::Advised;
+use super::backing::MemoryKey;
 use super::device_state::Owner;
+use super::pool_table::PoolKey;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Plain,
+    /// Device memory of a memory pool.
     Pool,
+    /// Host memory of a memory pool.
+    HostPool,
     Pinned,
     Managed,
 }
@@ -16,7 +21,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Returns `true` if the program accesses the memory directly.
     pub(crate) fn is_touchable(self) -> bool {
-        matches!(self, Self::Pinned | Self::Managed)
+        matches!(self, Self::Pinned | Self::Managed | Self::HostPool)
     }
 }
 
@@ -28,6 +33,10 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
+    /// The memory pool that it came from, which is charged for it.
+    pub(crate) pool: Option<PoolKey>,
+    /// Its range in the memory of a pool that can be shared: the offset of its first byte.
+    pub(crate) memory: Option<(MemoryKey, u64)>,
     /// `free_async` was called, and the work that ends the allocation is queued.
     pub(crate) ending: bool,
 }

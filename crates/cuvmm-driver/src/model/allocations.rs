@@ -1,7 +1,6 @@
 //! Allocations outside virtual memory management: plain, from a memory pool, pinned, managed.
 //!
-//! Simplified: every allocation takes whole granules, and each device has one memory pool, which
-//! keeps freed memory until the next synchronization.
+//! Simplified: every allocation takes whole granules.
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
@@ -11,6 +10,9 @@ use super::device_state::Owner;
 use super::losses::{Loss, Taken};
 use super::state::State;
 use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal};
+
+/// The kinds of allocations that `cuMemFree` frees.
+const FREEABLE: &[Kind] = &[Kind::Plain, Kind::Pool, Kind::HostPool, Kind::Managed];
 
 impl<B: Backing> State<B> {
     pub(crate) fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
@@ -26,19 +28,14 @@ impl<B: Backing> State<B> {
         // Managed pages are charged to no device, because they are wherever they were last
         // accessed.
         let owner = match kind {
-            Kind::Plain | Kind::Pool => Some(Owner::Device(index)),
+            Kind::Plain => Some(Owner::Device(index)),
             Kind::Pinned => Some(Owner::Host),
-            Kind::Managed => None,
+            Kind::Managed | Kind::Pool | Kind::HostPool => None,
         };
         self.sweep();
-        let pooled = match kind {
-            Kind::Pool => self.devices[index].pooled.min(taken),
-            _ => 0,
-        };
         if let Some(owner) = owner {
-            self.charge(owner, taken - pooled)?;
+            self.charge(owner, taken)?;
         }
-        self.devices[index].pooled -= pooled;
         let address = match self.backing.allocate(taken, kind.is_touchable()) {
             Ok(address) => address,
             Err(code) => {
@@ -57,6 +54,8 @@ impl<B: Backing> State<B> {
             advised,
             owner,
             taken,
+            pool: None,
+            memory: None,
             ending: false,
         };
         self.allocations.by_address.insert(address, allocation);
@@ -75,35 +74,22 @@ impl<B: Backing> State<B> {
             loss: Loss::Allocation { touchable },
         };
         self.note_hazards(call, &[taken]);
+        if let Some(pool) = gone.pool {
+            self.end_in_pool(pool, address, &gone);
+            return;
+        }
         self.backing.deallocate(address, gone.taken);
         if let Some(owner) = gone.owner {
             self.refund(owner, gone.taken);
         }
     }
 
-    /// Removes an allocation in stream order. The pool keeps its memory.
-    pub(crate) fn free_in_order(&mut self, address: u64) {
-        if let Some(gone) = self.allocations.by_address.get_mut(&address)
-            && gone.kind == Kind::Pool
-            && let Some(Owner::Device(index)) = gone.owner.take()
-        {
-            self.devices[index].pooled += gone.taken;
-        }
-        self.end_allocation(Call::MemFreeAsync, address);
-    }
-
-    /// Returns the memory that the pool keeps, after a stream, an event or a context was
-    /// synchronized.
+    /// Releases memory that the device's pools keep beyond their thresholds, after a stream, an
+    /// event or a context was synchronized.
     pub(crate) fn synchronized(&mut self, device: Ordinal) -> Answer {
         let index = self.device(device)?;
-        self.trim_pool(index);
+        self.settle_pools(index);
         Ok(())
-    }
-
-    /// Returns the memory that a device's pool keeps.
-    pub(crate) fn trim_pool(&mut self, index: usize) {
-        let pooled = std::mem::take(&mut self.devices[index].pooled);
-        self.refund(Owner::Device(index), pooled);
     }
 
     /// Finds the allocation that begins at this address, is of one of these kinds and is not being
@@ -130,17 +116,19 @@ impl<B: Backing> State<B> {
     pub(crate) fn check_free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
         self.context(device)?;
         self.refuse_in_capture(None)?;
-        self.allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])
-            .map(drop)
+        self.allocation(address.0, FREEABLE).map(drop)
     }
 
-    pub(crate) fn free(&mut self, address: DeviceAddress) -> Answer {
+    pub(crate) fn free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
         // Another thread may have freed it while this call waited.
-        let size = self
-            .allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])?
-            .size;
+        let freed = self.allocation(address.0, FREEABLE)?;
+        let (size, pooled) = (freed.size, freed.pool.is_some());
         self.end_allocation(Call::MemFree, address.0);
-        self.clock.spend(self.rules.costs.free.at(size));
+        match pooled {
+            // The call has waited for the device.
+            true => self.synchronized(device)?,
+            false => self.clock.spend(self.rules.costs.free.at(size)),
+        }
         Ok(())
     }
 

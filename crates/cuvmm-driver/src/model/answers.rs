@@ -14,9 +14,9 @@ use crate::error::Result;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
     DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
-    GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo,
-    Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags,
-    StreamHandle,
+    GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal,
+    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 
 /// Generates the methods of the trait. Methods that only run the rules are given as lines of call,
@@ -80,6 +80,14 @@ answers! {
         MemRangeGetAttribute = range_accessed_by(
             device: Ordinal, address: DeviceAddress, size: u64
         ) -> Vec<Location>;
+        MemPoolCreate = mem_pool_create(
+            device: Ordinal, props: &MemPoolProps
+        ) -> MemPoolHandle;
+        DeviceGetDefaultMemPool = default_mem_pool(device: Ordinal) -> MemPoolHandle;
+        DeviceGetMemPool = current_mem_pool(device: Ordinal) -> MemPoolHandle;
+        MemPoolExportPointer = mem_pool_export_pointer(
+            device: Ordinal, address: DeviceAddress
+        ) -> MemPoolTicket;
     }
     unsafe {
         MemAddressFree = free_reservation(address: DeviceAddress, size: u64) -> ();
@@ -129,6 +137,33 @@ answers! {
         MemFreeAsync = free_async(
             device: Ordinal, address: DeviceAddress, stream: StreamHandle
         ) -> ();
+        MemPoolDestroy = mem_pool_destroy(device: Ordinal, pool: MemPoolHandle) -> ();
+        MemPoolGetAttribute = mem_pool_attribute(
+            device: Ordinal, pool: MemPoolHandle, attribute: MemPoolAttribute
+        ) -> u64;
+        MemPoolSetAttribute = mem_pool_set_attribute(
+            device: Ordinal, pool: MemPoolHandle, attribute: MemPoolAttribute, value: u64
+        ) -> ();
+        MemPoolTrimTo = mem_pool_trim(device: Ordinal, pool: MemPoolHandle, keep: u64) -> ();
+        MemPoolGetAccess = mem_pool_access(
+            device: Ordinal, pool: MemPoolHandle, location: Location
+        ) -> AccessFlags;
+        MemPoolSetAccess = mem_pool_set_access(
+            device: Ordinal, pool: MemPoolHandle, access: &[AccessDesc]
+        ) -> ();
+        DeviceSetMemPool = set_current_mem_pool(device: Ordinal, pool: MemPoolHandle) -> ();
+        MemAllocFromPoolAsync = alloc_from_pool_async(
+            device: Ordinal, size: u64, pool: MemPoolHandle, stream: StreamHandle
+        ) -> DeviceAddress;
+        MemPoolExportToShareableHandle = mem_pool_export(
+            device: Ordinal, pool: MemPoolHandle, handle_type: HandleTypes, flags: u64
+        ) -> Exported;
+        MemPoolImportFromShareableHandle = mem_pool_import(
+            device: Ordinal, source: ImportSource, handle_type: HandleTypes, flags: u64
+        ) -> MemPoolHandle;
+        MemPoolImportPointer = mem_pool_import_pointer(
+            device: Ordinal, pool: MemPoolHandle, ticket: &MemPoolTicket
+        ) -> DeviceAddress;
     }
 
     fn kind(&self) -> DriverKind {
@@ -306,7 +341,7 @@ answers! {
         };
         self.ask_and_wait(Call::MemFree, device, question, |state| {
             state.wait_for_all(device)?;
-            state.free(address)
+            state.free(device, address)
         })
     }
 

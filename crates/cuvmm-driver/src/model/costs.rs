@@ -136,7 +136,7 @@ pub struct Costs {
     pub warm_for_us: f64,
     /// Queuing one piece of work on a stream.
     pub launch: f64,
-    /// `cuMemAllocAsync` and `cuMemFreeAsync`, with a warm pool.
+    /// `cuMemAllocAsync`, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`, with a warm pool.
     pub pool: f64,
     /// `cuMemGetInfo`.
     pub memory_info: f64,
@@ -249,7 +249,7 @@ impl Costs {
             | Call::MemsetD8Async
             | Call::GraphLaunch
             | Call::MemPrefetchAsync => self.launch,
-            Call::MemAllocAsync | Call::MemFreeAsync => self.pool,
+            Call::MemAllocAsync | Call::MemAllocFromPoolAsync | Call::MemFreeAsync => self.pool,
             Call::MemAddressReserve
             | Call::MemAddressFree
             | Call::MemCreate

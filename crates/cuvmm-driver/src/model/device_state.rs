@@ -6,8 +6,6 @@ use crate::{CUresult, Call, Ordinal};
 pub(crate) struct Device {
     /// Bytes taken by physicals and allocations.
     pub(crate) used: u64,
-    /// The part of `used` that was freed into the memory pool and that the pool still keeps.
-    pub(crate) pooled: u64,
     /// Bytes that other programs hold.
     pub(crate) elsewhere: u64,
     /// Mappings that this device has access to.

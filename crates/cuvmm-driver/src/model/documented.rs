@@ -246,7 +246,7 @@ pub fn documented(call: Call) -> &'static [CUresult] {
             INVALID_VALUE,
             STREAM_CAPTURE_WRONG_THREAD,
         ],
-        Call::MemAllocAsync => &[
+        Call::MemAllocAsync | Call::MemAllocFromPoolAsync => &[
             INVALID_VALUE,
             NOT_INITIALIZED,
             INVALID_CONTEXT,
@@ -268,5 +268,25 @@ pub fn documented(call: Call) -> &'static [CUresult] {
             OUT_OF_MEMORY,
         ],
         Call::MemRangeGetAttribute => &[INVALID_VALUE, NOT_SUPPORTED, INVALID_DEVICE],
+        Call::MemPoolCreate => &[INVALID_VALUE, OUT_OF_MEMORY, NOT_PERMITTED, NOT_SUPPORTED],
+        Call::MemPoolDestroy
+        | Call::MemPoolGetAttribute
+        | Call::MemPoolSetAttribute
+        | Call::MemPoolTrimTo
+        | Call::MemPoolGetAccess
+        | Call::MemPoolSetAccess
+        | Call::DeviceGetMemPool
+        | Call::DeviceSetMemPool => &[INVALID_VALUE],
+        Call::DeviceGetDefaultMemPool => &[
+            DEINITIALIZED,
+            NOT_INITIALIZED,
+            INVALID_VALUE,
+            INVALID_DEVICE,
+            NOT_SUPPORTED,
+        ],
+        Call::MemPoolExportToShareableHandle
+        | Call::MemPoolImportFromShareableHandle
+        | Call::MemPoolExportPointer => &[INVALID_VALUE, OUT_OF_MEMORY],
+        Call::MemPoolImportPointer => &[INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY],
     }
 }

@@ -73,7 +73,7 @@ impl<B: Backing> State<B> {
                 Ok(())
             }
             &Work::FreeAllocation { address } => {
-                self.free_in_order(address);
+                self.end_allocation(Call::MemFreeAsync, address);
                 Ok(())
             }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),

@@ -25,11 +25,18 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use super::answer::{Answer, OUT_OF_MEMORY, UNKNOWN, require};
 use crate::{CUresult, Location, LocationKind};
 
+/// The beginnings of the names of files: of a physical, and of a memory pool.
+const PHYSICAL: &str = "cuvmm-";
+const POOL: &str = "cuvmm-pool-";
+
+/// The length of a memory pool's file in bytes. Parts that were never written use no memory.
+pub(crate) const POOL_FILE: u64 = 1 << 46;
+
 /// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
-    device: u64,
-    inode: u64,
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
 }
 
 /// The properties of a descriptor that was received for import.
@@ -57,7 +64,16 @@ fn code(error: Errno) -> CUresult {
 
 /// Creates a file of this size, all zero, that uses no memory until it is written.
 pub(crate) fn new_file(size: u64, location: Location) -> Answer<OwnedFd> {
-    let name = format!("cuvmm-{}-{}", location.kind.0, location.id);
+    named_file(PHYSICAL, size, location)
+}
+
+/// Creates the file of a memory pool that can be shared.
+pub(crate) fn new_pool_file(location: Location) -> Answer<OwnedFd> {
+    named_file(POOL, POOL_FILE, location)
+}
+
+fn named_file(prefix: &str, size: u64, location: Location) -> Answer<OwnedFd> {
+    let name = format!("{prefix}{}-{}", location.kind.0, location.id);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(name, flags).map_err(code)?;
     ftruncate(&file, size).map_err(|_| OUT_OF_MEMORY)?;
@@ -115,6 +131,16 @@ pub(crate) fn identity(file: &OwnedFd) -> Answer<Identity> {
 /// Examines a descriptor by number. Anything but a physical of a host driver or model is `UNKNOWN`,
 /// as on the GPU.
 pub(crate) fn examine(descriptor: i32) -> Answer<Found> {
+    examine_as(PHYSICAL, descriptor)
+}
+
+/// Examines a descriptor by number. Anything but a memory pool of a host driver or model is
+/// `UNKNOWN`.
+pub(crate) fn examine_pool(descriptor: i32) -> Answer<Found> {
+    examine_as(POOL, descriptor)
+}
+
+fn examine_as(prefix: &str, descriptor: i32) -> Answer<Found> {
     require(descriptor >= 0, UNKNOWN)?;
     // SAFETY: the caller of `import` promises that the descriptor is open during the call, or is
     // not a descriptor at all, in which case the duplication below fails. -1 was refused above.
@@ -133,15 +159,16 @@ pub(crate) fn examine(descriptor: i32) -> Answer<Found> {
             inode: stat.st_ino as u64,
         },
         size: u64::try_from(stat.st_size).map_err(|_| UNKNOWN)?,
-        location: location_of(&file).ok_or(UNKNOWN)?,
+        location: location_of(prefix, &file).ok_or(UNKNOWN)?,
         file,
     })
 }
 
 /// Returns the location encoded in the file's name.
-fn location_of(file: &OwnedFd) -> Option<Location> {
+fn location_of(prefix: &str, file: &OwnedFd) -> Option<Location> {
     let target = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new()).ok()?;
-    let name = target.to_str().ok()?.strip_prefix("/memfd:cuvmm-")?;
+    let name = target.to_str().ok()?.strip_prefix("/memfd:")?;
+    let name = name.strip_prefix(prefix)?;
     let (kind, id) = name.split_whitespace().next()?.split_once('-')?;
     Some(Location {
         kind: LocationKind(kind.parse().ok()?),

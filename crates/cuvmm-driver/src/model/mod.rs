@@ -29,7 +29,9 @@
 //! - An exported descriptor is a file of the model, and a dma-buf is an empty descriptor.
 //! - Work takes virtual time only for a call that waits for it: a query reports it as done.
 //! - Memory imported from another process is not charged, nor are managed pages.
-//! - An allocation on a capturing stream is `NOT_SUPPORTED`.
+//! - An allocation on a capturing stream is `NOT_SUPPORTED`, and so is a pool of host NUMA memory
+//!   that can be shared.
+//! - An exported descriptor of a memory pool does not keep the pool's memory charged.
 //!
 //! # The hostile manner
 //! [`Manner::Hostile`] is a driver that follows the documentation and nothing else. It refuses what
@@ -63,10 +65,17 @@
 //!   says. That a node that does not exist is `INVALID_VALUE` is an assumption.
 //! - On a device that cannot migrate managed pages while the host uses them, prefetching to it and
 //!   advice that names it are `INVALID_DEVICE`.
-//! - A memory pool keeps the memory that `cuMemFreeAsync` freed until the next synchronization of a
-//!   stream, an event or the context: so the documentation says of a pool with its default
-//!   attributes. That a lack of memory elsewhere does not make the pool return it sooner is an
-//!   assumption.
+//! - Memory pools follow the documentation: what a synchronization shows to be free and exceeds the
+//!   release threshold goes back to the device; freed memory is used again on its stream, behind an
+//!   event, when it is done, or, rather than failing, behind a dependency that the pool inserts; a
+//!   pool that can be shared keeps its memory until it ends. That an H200's pools keep to their
+//!   maximum, and that an imported pool allocates nothing (`INVALID_VALUE`), was measured.
+//! - Assumed of memory pools: their bytes count in granules and are interchangeable; bytes count as
+//!   used until `cuMemFreeAsync` is called; a lack of memory elsewhere does not make a pool release
+//!   memory; a synchronization of a device leaves pools of other devices alone; memory that a pool
+//!   obtains costs what `cuMemAlloc` costs, and what it releases what `cuMemRelease` costs; the
+//!   maximum of a figure starts anew from the current figure; access of a device that cannot reach
+//!   the memory is `PEER_ACCESS_UNSUPPORTED`.
 //! - The effect of a reset of the primary context is that of the documentation, which does not
 //!   mention mappings.
 //! - Pinned memory of 0 bytes has its own address and is charged as one granule. That it can be
@@ -107,6 +116,10 @@ mod physicals;
 mod picture;
 mod pointers;
 mod pool;
+mod pool_memory;
+mod pool_sharing;
+mod pool_table;
+mod pools;
 mod programs;
 mod refusals;
 mod reservation_table;

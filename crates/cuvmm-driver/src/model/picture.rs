@@ -25,6 +25,9 @@ pub struct Live {
     pub mappings: usize,
     /// Plain, pooled, pinned and managed allocations.
     pub allocations: usize,
+    /// Memory pools that were created or imported. A destroyed one counts until its last
+    /// allocation has ended.
+    pub mem_pools: usize,
     /// Streams that were created and not destroyed.
     pub streams: usize,
     /// Events.
@@ -107,6 +110,7 @@ impl<B: Backing> State<B> {
             exported_only: physicals.exported_only(),
             mappings: self.mappings.by_address.len(),
             allocations: self.allocations.by_address.len(),
+            mem_pools: self.pools.made(),
             streams: self.streams.live(),
             events: self.events.len(),
             captures: self.captures.len(),

@@ -22,6 +22,7 @@ struct Found {
     device: i32,
     handle_types: u32,
     managed: bool,
+    pool: Option<u64>,
 }
 
 impl<B: Backing> State<B> {
@@ -40,17 +41,20 @@ impl<B: Backing> State<B> {
                 device: if on_device { props.location.id } else { 0 },
                 handle_types: props.handle_types.bits(),
                 managed: false,
+                pool: None,
             });
         }
         let (start, allocation) = self.allocations.containing(address)?;
-        let pinned = allocation.kind == Kind::Pinned;
+        let on_host = matches!(allocation.kind, Kind::Pinned | Kind::HostPool);
+        let pool = allocation.pool.and_then(|key| self.pools.by_key.get(&key));
         Some(Found {
             start,
             size: allocation.size,
-            memory_type: if pinned { HOST_MEMORY } else { DEVICE_MEMORY },
+            memory_type: if on_host { HOST_MEMORY } else { DEVICE_MEMORY },
             device: allocation.device,
-            handle_types: 0,
+            handle_types: pool.map_or(0, |pool| pool.props.handle_types.bits()),
             managed: allocation.kind == Kind::Managed,
+            pool: pool.and_then(|pool| pool.handle),
         })
     }
 
@@ -87,6 +91,7 @@ impl<B: Backing> State<B> {
             PointerAttribute::RANGE_START_ADDR => Ok(found.start),
             PointerAttribute::RANGE_SIZE => Ok(found.size),
             PointerAttribute::ALLOWED_HANDLE_TYPES => Ok(u64::from(found.handle_types)),
+            PointerAttribute::MEMPOOL_HANDLE => Ok(found.pool.unwrap_or_default()),
             _ => Err(INVALID_VALUE),
         }
     }

@@ -28,6 +28,8 @@ impl<B: Backing> State<B> {
         for work in self.streams.give_up(device.0) {
             self.give_up_work(&work);
         }
+        // Marks of the streams that end name no work afterwards.
+        self.settle_all_pools();
         self.end_captures_of(device.0);
         let mut gone = self.streams.end_all(device.0);
         self.events.retain(|&handle, event| {
@@ -51,7 +53,7 @@ impl<B: Backing> State<B> {
         for address in addresses {
             self.end_allocation(Call::MemFree, address);
         }
-        self.trim_pool(index);
+        self.empty_pools(index);
         self.devices[index].lost = None;
         self.progress = true;
     }

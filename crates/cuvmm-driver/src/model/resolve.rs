@@ -68,6 +68,16 @@ impl<B: Backing> State<B> {
             return enough.then_some((place, start + mapping.size));
         }
         let (start, allocation) = self.allocations.containing(at)?;
-        Some((Place::Allocation(at), start + allocation.size))
+        if let Some(pool) = allocation.pool {
+            let rights = &self.pools.by_key.get(&pool)?.rights;
+            if !how.allowed(rights.of(Who::Device(device))) {
+                return None;
+            }
+        }
+        let place = match allocation.memory {
+            Some((memory, offset)) => Place::Memory(memory, offset + (at - start)),
+            None => Place::Allocation(at),
+        };
+        Some((place, start + allocation.size))
     }
 }

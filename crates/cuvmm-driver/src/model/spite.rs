@@ -63,6 +63,7 @@ impl RandomFailures {
             | Call::GraphExecDestroy
             | Call::MemFree
             | Call::MemFreeAsync
+            | Call::MemPoolDestroy
             | Call::MemFreeHost => self.giving_back,
             _ => self.acquiring,
         }

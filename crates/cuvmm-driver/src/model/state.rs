@@ -9,17 +9,19 @@ use super::answer::{Answer, INVALID_DEVICE, INVALID_HANDLE, require};
 use super::backing::Backing;
 use super::chance::Chance;
 use super::clock::Clock;
-use super::device_state::{Device, ScheduledUse};
+use super::device_state::{Device, Owner, ScheduledUse};
 use super::handles::Handles;
 use super::hazards::Hazards;
 use super::mapping_table::Mappings;
 use super::options::{Manner, Rules};
 use super::physical_table::Physicals;
+use super::pool_table::{Pool, Pools};
 use super::reservation_table::Reservations;
+use super::rights::{Rights, Who};
 use super::spite::Spiting;
 use super::stream_table::{Capture, Event, StreamKey, Streams};
 use super::work::Work;
-use crate::{Call, CaptureMode, Ordinal, StreamHandle};
+use crate::{AccessFlags, Call, CaptureMode, MemPoolProps, Ordinal, StreamHandle};
 
 #[derive(Debug)]
 pub(crate) struct State<B> {
@@ -32,6 +34,7 @@ pub(crate) struct State<B> {
     pub(crate) mappings: Mappings,
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
+    pub(crate) pools: Pools,
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) captures: BTreeMap<u64, Capture>,
@@ -57,10 +60,12 @@ pub(crate) struct State<B> {
 
 impl<B: Backing> State<B> {
     pub(crate) fn new(rules: Rules, backing: B) -> Self {
-        let devices = (0..rules.devices).map(|_| Device::default()).collect();
+        let devices: Vec<_> = (0..rules.devices).map(|_| Device::default()).collect();
+        let mut handles = Handles::new(rules.manner == Manner::Hostile);
         Self {
             streams: Streams::new(rules.devices),
-            handles: Handles::new(rules.manner == Manner::Hostile),
+            pools: default_pools(devices.len(), &mut handles),
+            handles,
             hazards: Hazards::default(),
             arrivals: Vec::new(),
             chance: Chance::new(rules.seed),
@@ -132,4 +137,18 @@ impl<B: Backing> State<B> {
         require(here, INVALID_HANDLE)?;
         Ok(key)
     }
+}
+
+/// Creates the default memory pool of each device.
+fn default_pools(devices: usize, handles: &mut Handles) -> Pools {
+    let mut pools = Pools::new(devices);
+    for index in 0..devices {
+        let ordinal = Ordinal(index as i32);
+        let mut rights = Rights::default();
+        rights.set(Who::Device(ordinal.0), AccessFlags::READ_WRITE);
+        let owner = Some(Owner::Device(index));
+        let props = MemPoolProps::device(ordinal);
+        pools.add(Pool::new(handles.take(), props, owner, rights, None));
+    }
+    pools
 }

@@ -157,6 +157,13 @@ impl Streams {
         }
     }
 
+    /// Returns the marks that queued work of a stream waits for.
+    pub(crate) fn awaited_by(&self, key: StreamKey) -> Vec<Mark> {
+        let queue = self.by_key.get(&key).map(|stream| &stream.queue);
+        let items = queue.into_iter().flatten();
+        items.flat_map(|item| item.after.iter().copied()).collect()
+    }
+
     /// Returns the virtual time at which a stream's work is done.
     pub(crate) fn ready(&self, key: StreamKey) -> Duration {
         let of = |stream: &Stream| stream.ready;

@@ -118,7 +118,7 @@ impl<B: Backing> State<B> {
 
     /// Queues work on a stream and runs it if nothing delays it. Returns no mark if the work was
     /// captured.
-    fn submit_after(
+    pub(crate) fn submit_after(
         &mut self,
         device: Ordinal,
         stream: StreamHandle,

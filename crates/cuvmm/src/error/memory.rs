@@ -248,6 +248,25 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
+    /// A memory pool of the driver could not be created.
+    #[error("cannot create a memory pool of {location}: {cause}")]
+    CreatePool {
+        /// The requested location.
+        location: Location,
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
+    /// A memory pool other than the default one is the current one of the device. Its owner could
+    /// destroy it before it is set again.
+    #[error(
+        "the current memory pool of {device} is not the default one, and its owner could destroy \
+         it: replace it through its guard"
+    )]
+    CurrentPool {
+        /// The device.
+        device: Location,
+    },
     /// The system has not enough pageable memory.
     #[error("cannot allocate {} of host memory", Bytes(*.size))]
     HostOutOfMemory {

@@ -2,7 +2,8 @@
 //!
 //! A [`Reservation`] owns addresses, a [`Physical`] owns memory, and a [`Mapping`] owns the mapping
 //! of a physical in a reservation. [`Managed`] owns managed memory, and [`Stream`] and [`Event`]
-//! own the driver's objects of these names. Each owner keeps alive what it depends on, so owners
+//! own the driver's objects of these names. A [`MemPool`] owns a memory pool of the driver, and a
+//! [`PoolAllocation`] owns stream-ordered memory of one. Each owner keeps alive what it depends on, so owners
 //! may be dropped in any order. Each checks arguments that the driver would wrongly accept (see
 //! `docs/semantics.md`) before it calls the driver.
 //!
@@ -13,14 +14,18 @@
 mod access;
 mod close;
 mod copy;
+mod current_pool;
 mod event;
 mod export;
 mod host;
 mod managed;
 mod mapping;
+mod mem_pool;
+mod mem_pool_settings;
 mod nccl;
 mod physical;
 mod place;
+mod pool_allocation;
 mod reservation;
 mod reserved;
 mod stream;
@@ -28,11 +33,15 @@ mod stream_keys;
 
 pub use access::{Access, AccessGrant};
 pub use close::{CloseError, CloseRefusal};
+pub use current_pool::CurrentPoolGuard;
 pub use event::Event;
 pub use managed::Managed;
 pub use mapping::Mapping;
+pub use mem_pool::{MemPool, MemPoolBuilder};
+pub use mem_pool_settings::{MemPoolStats, PoolReuse};
 pub use physical::{Physical, PhysicalBuilder};
 pub use place::Place;
+pub use pool_allocation::PoolAllocation;
 pub use reservation::{Reservation, ReservationBuilder};
 pub use stream::Stream;
 

@@ -15,8 +15,9 @@ use cuvmm::driver::{
     AccessDesc, AccessFlags, Advice, CUresult, Call, CaptureMode, CaptureStatus, CudaVersion,
     DeviceAddress, DeviceAttribute, DeviceMemory, Driver, DriverError, DriverKind, EventFlags,
     EventHandle, Exported, GranularityKind, GraphExecHandle, GraphHandle, HandleTypes,
-    ImportSource, Location, MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute,
-    RangeAttribute, StreamFlags, StreamHandle,
+    ImportSource, Location, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket,
+    MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute,
+    StreamFlags, StreamHandle,
 };
 
 use super::device::{Topic, ask, tell};
@@ -184,6 +185,14 @@ pass_on! {
         range_accessed_by(
             device: Ordinal, address: DeviceAddress, size: u64
         ) -> Vec<Location>;
+        mem_pool_create(
+            device: Ordinal, props: &MemPoolProps
+        ) -> MemPoolHandle;
+        default_mem_pool(device: Ordinal) -> MemPoolHandle;
+        current_mem_pool(device: Ordinal) -> MemPoolHandle;
+        mem_pool_export_pointer(
+            device: Ordinal, address: DeviceAddress
+        ) -> MemPoolTicket;
     }
     unsafe {
         import(
@@ -272,5 +281,32 @@ pass_on! {
             device: Ordinal, address: DeviceAddress, size: u64, location: Location,
             stream: StreamHandle
         ) -> ();
+        mem_pool_destroy(device: Ordinal, pool: MemPoolHandle) -> ();
+        mem_pool_attribute(
+            device: Ordinal, pool: MemPoolHandle, attribute: MemPoolAttribute
+        ) -> u64;
+        mem_pool_set_attribute(
+            device: Ordinal, pool: MemPoolHandle, attribute: MemPoolAttribute, value: u64
+        ) -> ();
+        mem_pool_trim(device: Ordinal, pool: MemPoolHandle, keep: u64) -> ();
+        mem_pool_access(
+            device: Ordinal, pool: MemPoolHandle, location: Location
+        ) -> AccessFlags;
+        mem_pool_set_access(
+            device: Ordinal, pool: MemPoolHandle, access: &[AccessDesc]
+        ) -> ();
+        set_current_mem_pool(device: Ordinal, pool: MemPoolHandle) -> ();
+        alloc_from_pool_async(
+            device: Ordinal, size: u64, pool: MemPoolHandle, stream: StreamHandle
+        ) -> DeviceAddress;
+        mem_pool_export(
+            device: Ordinal, pool: MemPoolHandle, handle_type: HandleTypes, flags: u64
+        ) -> Exported;
+        mem_pool_import(
+            device: Ordinal, source: ImportSource, handle_type: HandleTypes, flags: u64
+        ) -> MemPoolHandle;
+        mem_pool_import_pointer(
+            device: Ordinal, pool: MemPoolHandle, ticket: &MemPoolTicket
+        ) -> DeviceAddress;
     }
 }

@@ -1,0 +1,371 @@
+//! The memory of memory pools: which bytes an allocation uses, and what becomes of freed ones.
+//!
+//! Simplified: the bytes of a pool are interchangeable. An allocation may use bytes that were freed
+//! in several places, and its address is new while the freed allocation's work is not done.
+
+use super::advice::Advised;
+use super::allocation_table::{Allocation, Kind};
+use super::answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY, require};
+use super::backing::{Backing, Change, MemoryKey, Part, Reach};
+use super::device_state::Owner;
+use super::pool_table::{Freed, Pool, PoolKey};
+use super::state::State;
+use super::stream_table::{Mark, StreamKey};
+use crate::LocationKind;
+
+/// The bytes that an allocation takes from its pool.
+struct Taken {
+    /// Bytes that the pool has to obtain.
+    new: u64,
+    /// Work that the allocation must wait for.
+    after: Vec<Mark>,
+}
+
+impl<B: Backing> State<B> {
+    /// Allocates from a pool in the order of a stream. Returns the address, and the work of other
+    /// streams that the stream must wait for.
+    pub(crate) fn allocate_from_pool(
+        &mut self,
+        key: PoolKey,
+        size: u64,
+        stream: StreamKey,
+    ) -> Answer<(u64, Vec<Mark>)> {
+        require(size != 0, INVALID_VALUE)?;
+        let granularity = self.rules.granularity;
+        let bytes = size
+            .checked_next_multiple_of(granularity)
+            .ok_or(OUT_OF_MEMORY)?;
+        let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
+        // An imported pool has no memory of its own.
+        let owner = pool.owner.ok_or(INVALID_VALUE)?;
+        self.sweep();
+        let (before, freed) = {
+            let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
+            (pool.kept, pool.freed.clone())
+        };
+        let taken = self.take_bytes(key, owner, bytes, stream)?;
+        let placed = self.pool_address(key, bytes);
+        let Some(pool) = self.pools.by_key.get_mut(&key) else {
+            return Err(INVALID_VALUE);
+        };
+        let (address, memory) = match placed {
+            Ok(placed) => placed,
+            Err(code) => {
+                (pool.kept, pool.freed) = (before, freed);
+                self.refund(owner, taken.new);
+                return Err(code);
+            }
+        };
+        pool.reserved.add(taken.new);
+        pool.used.add(bytes);
+        pool.allocations += 1;
+        let kind = kind_of(pool);
+        let device = match pool.props.location.kind {
+            LocationKind::DEVICE => pool.props.location.id,
+            _ => 0,
+        };
+        if taken.new != 0 {
+            self.clock.spend(self.rules.costs.alloc.at(taken.new));
+        }
+        let allocation = Allocation {
+            size,
+            kind,
+            device,
+            advised: Advised::new(address),
+            owner: None,
+            taken: bytes,
+            ending: false,
+            pool: Some(key),
+            memory,
+        };
+        self.allocations.by_address.insert(address, allocation);
+        Ok((address, taken.after))
+    }
+
+    /// Takes bytes: kept ones, then freed ones that the stream may use without waiting, then new
+    /// ones, and last those of other streams, behind their work.
+    fn take_bytes(
+        &mut self,
+        key: PoolKey,
+        owner: Owner,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Answer<Taken> {
+        let ordered = self.streams.awaited_by(stream);
+        let done = |mark: Mark| self.streams.is_done(mark);
+        let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
+        let at_once = |freed: &Freed| {
+            let behind =
+                |mark: &Mark| mark.stream == freed.mark.stream && mark.number >= freed.mark.number;
+            freed.mark.stream == stream
+                || (pool.reuse.follow_events && ordered.iter().any(behind))
+                || (pool.reuse.opportunistic && done(freed.mark))
+        };
+        let (now, later): (Vec<_>, Vec<_>) = pool.freed.iter().copied().partition(at_once);
+        let (mut kept, internal) = (pool.kept, pool.reuse.internal);
+        let (reserved, maximum) = (pool.reserved.current, pool.props.maximum);
+
+        let mut missing = bytes;
+        take(&mut kept, &mut missing);
+        let (mut rest, _) = draw(now, &mut missing);
+        let fits = maximum == 0 || reserved.saturating_add(missing) <= maximum;
+        let mut new = missing;
+        let mut after = Vec::new();
+        if fits && self.charge_new(owner, missing).is_ok() {
+            rest.extend(later);
+        } else {
+            require(internal, OUT_OF_MEMORY)?;
+            let (left, waited) = draw(later, &mut missing);
+            let fits = maximum == 0 || reserved.saturating_add(missing) <= maximum;
+            require(fits, OUT_OF_MEMORY)?;
+            self.charge_new(owner, missing)?;
+            (new, after) = (missing, waited);
+            rest.extend(left);
+        }
+        if let Some(pool) = self.pools.by_key.get_mut(&key) {
+            (pool.kept, pool.freed) = (kept, rest);
+        }
+        Ok(Taken { new, after })
+    }
+
+    /// Charges bytes that a pool obtains. A pool that obtains none is not refused.
+    fn charge_new(&mut self, owner: Owner, bytes: u64) -> Answer {
+        match bytes {
+            0 => Ok(()),
+            _ => self.charge(owner, bytes),
+        }
+    }
+
+    /// Returns an address for the bytes of an allocation, and their range in shared memory.
+    fn pool_address(
+        &mut self,
+        key: PoolKey,
+        bytes: u64,
+    ) -> Answer<(u64, Option<(MemoryKey, u64)>)> {
+        let pool = self.pools.by_key.get_mut(&key).ok_or(INVALID_VALUE)?;
+        let touchable = kind_of(pool).is_touchable();
+        let Some(shared) = &mut pool.shared else {
+            let address = self.backing.allocate(bytes, touchable)?;
+            return Ok((address, None));
+        };
+        let space = shared.space.as_mut().ok_or(INVALID_VALUE)?;
+        let offset = space.allocate(bytes, 1).ok_or(OUT_OF_MEMORY)?;
+        let placed = self.show(key, offset, bytes);
+        if placed.is_err()
+            && let Some(pool) = self.pools.by_key.get_mut(&key)
+            && let Some(space) = pool
+                .shared
+                .as_mut()
+                .and_then(|shared| shared.space.as_mut())
+        {
+            space.give_back(offset, bytes);
+        }
+        let (address, memory) = placed?;
+        Ok((address, Some((memory, offset))))
+    }
+
+    /// Maps a range of a pool's shared memory at a new address.
+    pub(crate) fn show(
+        &mut self,
+        key: PoolKey,
+        offset: u64,
+        bytes: u64,
+    ) -> Answer<(u64, MemoryKey)> {
+        let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
+        let memory = pool.shared.as_ref().ok_or(INVALID_VALUE)?.key;
+        let reach = pool.rights.reach();
+        let address = self.backing.reserve(bytes, self.rules.granularity, None)?;
+        let part = Part {
+            address,
+            size: bytes,
+            offset,
+        };
+        let change = Change {
+            part,
+            from: Reach::Nothing,
+            to: reach,
+        };
+        if let Err(code) = self.backing.map(memory, &[part]) {
+            let _ = self.backing.unreserve(address, bytes);
+            return Err(code);
+        }
+        if let Err(code) = self.backing.protect(&[change]) {
+            let _ = self.backing.unmap(&[part]);
+            let _ = self.backing.unreserve(address, bytes);
+            return Err(code);
+        }
+        Ok((address, memory))
+    }
+
+    /// Counts the bytes of an allocation as freed, once the work up to the mark is done.
+    pub(crate) fn note_freed(&mut self, key: PoolKey, bytes: u64, mark: Mark) {
+        let Some(pool) = self.pools.by_key.get_mut(&key) else {
+            return;
+        };
+        pool.used.subtract(bytes);
+        if pool.owner.is_some() {
+            pool.freed.push(Freed { mark, bytes });
+        } else {
+            pool.reserved.subtract(bytes);
+        }
+    }
+
+    /// Ends an allocation of a pool, which is in no table any more.
+    pub(crate) fn end_in_pool(&mut self, key: PoolKey, address: u64, gone: &Allocation) {
+        match gone.memory {
+            Some((_, offset)) => {
+                let part = Part {
+                    address,
+                    size: gone.taken,
+                    offset,
+                };
+                // Nothing else is mapped there, so the addresses can be cleared.
+                let _ = self.backing.unmap(&[part]);
+                let _ = self.backing.unreserve(address, gone.taken);
+            }
+            None => self.backing.deallocate(address, gone.taken),
+        }
+        let Some(pool) = self.pools.by_key.get_mut(&key) else {
+            return;
+        };
+        if let (Some((_, offset)), Some(shared)) = (gone.memory, &mut pool.shared)
+            && let Some(space) = &mut shared.space
+        {
+            space.give_back(offset, gone.taken);
+        }
+        if !gone.ending {
+            // It was not freed in stream order, so nothing has counted its bytes as freed.
+            pool.used.subtract(gone.taken);
+            match pool.owner {
+                Some(_) => pool.kept += gone.taken,
+                None => pool.reserved.subtract(gone.taken),
+            }
+        }
+        pool.allocations -= 1;
+        self.end_pool_if_unused(key);
+    }
+
+    /// Ends a destroyed pool without allocations, and releases its memory.
+    pub(crate) fn end_pool_if_unused(&mut self, key: PoolKey) {
+        let ends = |pool: &Pool| pool.handle.is_none() && pool.allocations == 0;
+        if !self.pools.by_key.get(&key).is_some_and(ends) {
+            return;
+        }
+        let Some(pool) = self.pools.by_key.remove(&key) else {
+            return;
+        };
+        if let Some(shared) = pool.shared {
+            self.backing.destroy(shared.key);
+        }
+        if let Some(owner) = pool.owner {
+            self.give_up_pooled(owner, pool.reserved.current);
+        }
+    }
+
+    /// Keeps what a synchronization has shown to be free, up to the thresholds of the pools, and
+    /// releases the rest. Pools of other devices are left alone.
+    pub(crate) fn settle_pools(&mut self, device: usize) {
+        for key in self.pools_of(device) {
+            self.settle_pool(key);
+            let threshold = self.pools.by_key.get(&key).map(|pool| pool.threshold);
+            self.trim_pool(key, threshold.unwrap_or_default());
+        }
+    }
+
+    /// Counts as kept what was freed by work that is done, in all pools.
+    pub(crate) fn settle_all_pools(&mut self) {
+        let keys: Vec<_> = self.pools.by_key.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.settle_pool(key));
+    }
+
+    /// Releases all memory of a device's pools that no allocation uses.
+    pub(crate) fn empty_pools(&mut self, device: usize) {
+        for key in self.pools_of(device) {
+            self.settle_pool(key);
+            self.trim_pool(key, 0);
+        }
+    }
+
+    fn pools_of(&self, device: usize) -> Vec<PoolKey> {
+        let here = |pool: &Pool| match pool.owner {
+            Some(Owner::Device(owner)) => owner == device,
+            Some(Owner::Host) => true,
+            None => false,
+        };
+        let pools = self.pools.by_key.iter();
+        pools
+            .filter(|(_, pool)| here(pool))
+            .map(|(&key, _)| key)
+            .collect()
+    }
+
+    /// Counts as kept what was freed by work that is done.
+    fn settle_pool(&mut self, key: PoolKey) {
+        let Some(pool) = self.pools.by_key.get_mut(&key) else {
+            return;
+        };
+        let done = pool
+            .freed
+            .extract_if(.., |freed| self.streams.is_done(freed.mark));
+        let bytes: u64 = done.map(|freed| freed.bytes).sum();
+        pool.kept += bytes;
+    }
+
+    /// Releases kept memory until the pool holds no more than `keep` bytes.
+    ///
+    /// As documented, memory of a pool that can be shared is not released before the pool ends.
+    pub(crate) fn trim_pool(&mut self, key: PoolKey, keep: u64) {
+        let Some(pool) = self.pools.by_key.get_mut(&key) else {
+            return;
+        };
+        if pool.shared.is_some() {
+            return;
+        }
+        let over = pool.reserved.current.saturating_sub(keep);
+        // The memory is released in granules, and at least `keep` bytes stay.
+        let bytes = pool.kept.min(over - over % self.rules.granularity);
+        pool.kept -= bytes;
+        pool.reserved.subtract(bytes);
+        if let Some(owner) = pool.owner {
+            self.give_up_pooled(owner, bytes);
+        }
+    }
+
+    fn give_up_pooled(&mut self, owner: Owner, bytes: u64) {
+        if bytes != 0 {
+            self.refund(owner, bytes);
+            self.clock.spend(self.rules.costs.release.at(bytes));
+        }
+    }
+}
+
+/// Returns the kind of the allocations of a pool.
+pub(crate) fn kind_of(pool: &Pool) -> Kind {
+    match pool.props.location.kind {
+        LocationKind::DEVICE => Kind::Pool,
+        _ => Kind::HostPool,
+    }
+}
+
+/// Takes as much of `missing` as there is.
+fn take(there: &mut u64, missing: &mut u64) -> u64 {
+    let bytes = (*there).min(*missing);
+    *there -= bytes;
+    *missing -= bytes;
+    bytes
+}
+
+/// Takes `missing` bytes of freed memory. Returns what is left, and the work whose memory was
+/// taken.
+fn draw(freed: Vec<Freed>, missing: &mut u64) -> (Vec<Freed>, Vec<Mark>) {
+    let (mut left, mut marks) = (Vec::new(), Vec::new());
+    for mut freed in freed {
+        if take(&mut freed.bytes, missing) != 0 {
+            marks.push(freed.mark);
+        }
+        if freed.bytes != 0 {
+            left.push(freed);
+        }
+    }
+    (left, marks)
+}

@@ -1,0 +1,162 @@
+//! The current memory pool of a device, from which `cuMemAllocAsync` allocates.
+//!
+//! `unsafe` is used to set a pool. Its handle, and that of the pool that is set again afterwards,
+//! are kept alive by guards, or are those of default pools, which the driver never destroys.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use cuvmm_driver::{Call, MemPoolHandle};
+
+use super::MemPool;
+use super::close::{CloseError, CloseRefusal};
+use crate::device::Device;
+use crate::error::{ArgumentError, CallError, MemoryError};
+
+impl MemPool {
+    /// Returns the handle of a device's current pool (`cuDeviceGetMemPool`), from which
+    /// `cuMemAllocAsync` allocates. It may belong to another library, which may destroy it.
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver is older than CUDA 11.2 or refuses.
+    #[doc(alias = "cuDeviceGetMemPool")]
+    pub fn current_of(device: &Device) -> Result<MemPoolHandle, CallError> {
+        device.call(Call::DeviceGetMemPool, |driver, device| {
+            driver.current_mem_pool(device)
+        })
+    }
+
+    /// Returns `true` if `cuMemAllocAsync` allocates from this pool (`cuDeviceGetMemPool`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver refuses.
+    pub fn is_current(&self) -> Result<bool, CallError> {
+        Ok(Self::current_of(self.device())? == self.as_raw())
+    }
+
+    /// Makes this the pool that `cuMemAllocAsync` allocates from, until the guard is dropped
+    /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`).
+    ///
+    /// Libraries that allocate stream-ordered memory, such as candle and cudarc, then allocate from
+    /// it, within its maximum.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory is on the host, another pool than the default one is current
+    /// (its owner could destroy it before the guard puts it back; see
+    /// [`CurrentPoolGuard::replace`]), or the driver refuses.
+    #[doc(alias = "cuDeviceSetMemPool")]
+    pub fn make_current(&self) -> Result<CurrentPoolGuard<'static>, MemoryError> {
+        let default = Self::default_of(self.device())?;
+        if !default.is_current()? {
+            let device = self.device().location();
+            return Err(MemoryError::CurrentPool { device });
+        }
+        self.make_current_after(default.as_raw())
+    }
+
+    fn make_current_after<'a>(
+        &self,
+        previous: MemPoolHandle,
+    ) -> Result<CurrentPoolGuard<'a>, MemoryError> {
+        let device = self.device().location();
+        if self.location() != device {
+            let (found, wanted) = (self.location(), device);
+            let offset = 0;
+            return Err(MemoryError::Elsewhere {
+                offset,
+                found,
+                wanted,
+            });
+        }
+        self.call(Call::DeviceSetMemPool, |driver, device, pool| {
+            // SAFETY: the handle is alive, and the guard keeps it alive.
+            unsafe { driver.set_current_mem_pool(device, pool) }
+        })?;
+        Ok(CurrentPoolGuard {
+            pool: self.clone(),
+            previous,
+            restored: false,
+            _outer: PhantomData,
+        })
+    }
+}
+
+/// Keeps a [`MemPool`] the current pool of its device, and sets the previous one again when it is
+/// dropped.
+///
+/// Nothing is set if another pool is current by then.
+#[must_use = "the previous pool is current again when this is dropped"]
+#[derive(Debug)]
+pub struct CurrentPoolGuard<'a> {
+    pool: MemPool,
+    /// The default pool, or the pool of the guard that this one borrows.
+    previous: MemPoolHandle,
+    restored: bool,
+    _outer: PhantomData<&'a ()>,
+}
+
+impl CurrentPoolGuard<'_> {
+    /// Returns the pool that is current.
+    #[must_use]
+    pub const fn pool(&self) -> &MemPool {
+        &self.pool
+    }
+
+    /// Makes another pool of the same device current until the inner guard is dropped
+    /// (`cuDeviceSetMemPool`). Then this guard's pool is current again.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the pool's memory is not on this guard's device, or the driver refuses.
+    pub fn replace(&self, pool: &MemPool) -> Result<CurrentPoolGuard<'_>, MemoryError> {
+        if !pool.device().is_same(self.pool.device()) {
+            return Err(ArgumentError::WrongDevice {
+                what: "the memory pool",
+            }
+            .into());
+        }
+        pool.make_current_after(self.pool.as_raw())
+    }
+
+    /// Sets the previous pool (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`), or returns the guard
+    /// with the reason.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the guard in it when the driver refuses.
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        self.restore().map_err(|cause| CloseError {
+            owner: self,
+            reason: CloseRefusal::Call(cause),
+        })
+    }
+
+    fn restore(&mut self) -> Result<(), CallError> {
+        if self.restored {
+            return Ok(());
+        }
+        let device = self.pool.device();
+        let current = device.give_back(Call::DeviceGetMemPool, |driver, device| {
+            driver.current_mem_pool(device)
+        })?;
+        if current == self.pool.as_raw() {
+            let previous = self.previous;
+            device.give_back(Call::DeviceSetMemPool, |driver, device| {
+                // SAFETY: the previous pool is the default one, or that of a guard that this one
+                // borrows and that keeps it alive.
+                unsafe { driver.set_current_mem_pool(device, previous) }
+            })?;
+        }
+        self.restored = true;
+        Ok(())
+    }
+}
+
+impl Drop for CurrentPoolGuard<'_> {
+    fn drop(&mut self) {
+        let restored = self.restore();
+        let device = self.pool.device();
+        // A lost context allocates nothing, and the end of the pool makes the default one current.
+        if let (Err(error), None) = (restored, device.lost()) {
+            device.report_drop("current memory pool", 0, error);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Memory pools of the driver: its own stream-ordered allocator.
+//!
+//! What a [`Pool`](crate::Pool) of this library gives out is not part of them. They matter for
+//! memory that other libraries allocate with `cuMemAllocAsync`: that comes from the current memory
+//! pool of the device, and a [`MemPool`] with a maximum caps it.
+//!
+//! `unsafe` is used for calls that take a pool's handle. The handle is owned here, or is that of a
+//! device's default pool, which the driver never destroys.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuvmm_driver::{
+    Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
+    MemPoolHandle, MemPoolProps, Ordinal,
+};
+
+use super::close::{CloseError, CloseRefusal};
+use super::physical::creatable_as;
+use crate::device::Device;
+use crate::error::{ArgumentError, CallError, MemoryError};
+
+/// The version that introduced the maximum of a memory pool.
+const MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
+
+/// A memory pool of the driver. Clones are the same pool.
+///
+/// It is destroyed when the last clone, the last [`PoolAllocation`](super::PoolAllocation) and the
+/// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory when all that was
+/// allocated from it is freed, also by other libraries.
+///
+/// ```rust
+/// # use cuvmm::driver::auto;
+/// # use cuvmm::{Device, MemPool, Stream};
+/// # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+/// const MIB: u64 = 1 << 20;
+/// let pool = MemPool::builder(&device).maximum(64 * MIB).create()?;
+/// pool.set_release_threshold(u64::MAX)?; // keep what is freed
+/// let stream = Stream::new(&device)?;
+/// let memory = pool.allocate_on(&stream, 8 * MIB)?;
+/// assert!(pool.stats()?.used >= 8 * MIB);
+/// drop(memory); // freed behind the stream's work
+/// stream.synchronize()?;
+/// assert_eq!(pool.stats()?.used, 0);
+/// pool.trim_to(0)?;
+///
+/// let guard = pool.make_current()?; // caps what others allocate by `cuMemAllocAsync`
+/// assert!(pool.is_current()?);
+/// drop(guard);
+/// assert!(MemPool::default_of(&device)?.is_current()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "CUmemoryPool")]
+#[doc(alias = "cudaMemPool_t")]
+#[derive(Clone)]
+pub struct MemPool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    handle: MemPoolHandle,
+    props: MemPoolProps,
+    /// Nothing is left to destroy: the pool is a default pool, or was destroyed.
+    ended: bool,
+}
+
+/// Options of a [`MemPool`].
+#[derive(Debug)]
+pub struct MemPoolBuilder<'a> {
+    device: &'a Device,
+    props: MemPoolProps,
+}
+
+impl MemPoolBuilder<'_> {
+    /// Sets the maximum of the bytes that the pool holds (CUDA 12.2). By default the driver
+    /// chooses.
+    ///
+    /// An allocation that would exceed it fails as if the device had no more memory.
+    #[must_use]
+    pub const fn maximum(mut self, bytes: u64) -> Self {
+        self.props.maximum = bytes;
+        self
+    }
+
+    /// Sets the handle types that the pool may be shared as; none by default, and fixed at
+    /// creation. The driver does not release memory of such a pool before the pool ends.
+    #[must_use]
+    pub const fn shareable(mut self, types: HandleTypes) -> Self {
+        self.props.handle_types = types;
+        self
+    }
+
+    /// Places the memory on the host instead of the device (CUDA 13). At first only the host's
+    /// processors have access.
+    #[must_use]
+    pub const fn on_host(mut self) -> Self {
+        self.props.location = Location::HOST;
+        self
+    }
+
+    /// Places the memory on a host NUMA node instead of the device (CUDA 12.2). At first only the
+    /// host's processors have access.
+    #[must_use]
+    pub const fn on_host_numa(mut self, node: i32) -> Self {
+        self.props.location = Location::host_numa(node);
+        self
+    }
+
+    /// Creates the pool (`cuMemPoolCreate`; before it `cuDeviceGetAttribute`, and
+    /// `cuDriverGetVersion` if there is a maximum).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the device has no memory pools, the driver is older than CUDA 11.2 (or
+    /// 12.2, if there is a maximum), or the driver refuses.
+    #[doc(alias = "cuMemPoolCreate")]
+    pub fn create(self) -> Result<MemPool, MemoryError> {
+        let Self { device, props } = self;
+        let location = props.location;
+        if location.kind == LocationKind::HOST_NUMA && location.id < 0 {
+            return Err(ArgumentError::NoSuch {
+                what: "NUMA node",
+                number: location.id.into(),
+            }
+            .into());
+        }
+        creatable_as(props.handle_types)?;
+        let attribute = DeviceAttribute::MEMORY_POOLS;
+        let supported = device.call(Call::DeviceGetAttribute, |driver, device| {
+            driver.device_attribute(device, attribute)
+        })?;
+        if supported == 0 {
+            return Err(unsupported(device, "memory pools (attribute 115)"));
+        }
+        if props.maximum != 0 {
+            let version = device.call(Call::DriverGetVersion, |driver, _| driver.version())?;
+            if version < MAXIMUM_SINCE {
+                let what = "memory pools with a maximum, which need CUDA 12.2";
+                return Err(unsupported(device, what));
+            }
+        }
+        let handle = device
+            .call(Call::MemPoolCreate, |driver, device| {
+                driver.mem_pool_create(device, &props)
+            })
+            .map_err(|cause| MemoryError::CreatePool { location, cause })?;
+        Ok(MemPool::with_handle(device, handle, props, false))
+    }
+}
+
+fn unsupported(device: &Device, what: &'static str) -> MemoryError {
+    let device = device.location();
+    MemoryError::NotSupported { device, what }
+}
+
+impl MemPool {
+    /// Creates a pool of a device's memory with default settings.
+    ///
+    /// # Errors
+    /// Those of [`MemPoolBuilder::create`].
+    pub fn new(device: &Device) -> Result<Self, MemoryError> {
+        Self::builder(device).create()
+    }
+
+    /// Returns a builder for a pool.
+    #[must_use]
+    pub fn builder(device: &Device) -> MemPoolBuilder<'_> {
+        MemPoolBuilder {
+            device,
+            props: MemPoolProps::device(device.ordinal()),
+        }
+    }
+
+    /// Returns the default pool of a device (`cuDeviceGetDefaultMemPool`), which is not destroyed.
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver is older than CUDA 11.2 or refuses.
+    #[doc(alias = "cuDeviceGetDefaultMemPool")]
+    pub fn default_of(device: &Device) -> Result<Self, CallError> {
+        let handle = device.call(Call::DeviceGetDefaultMemPool, |driver, device| {
+            driver.default_mem_pool(device)
+        })?;
+        let props = MemPoolProps::device(device.ordinal());
+        Ok(Self::with_handle(device, handle, props, true))
+    }
+
+    fn with_handle(
+        device: &Device,
+        handle: MemPoolHandle,
+        props: MemPoolProps,
+        ended: bool,
+    ) -> Self {
+        let shared = Shared {
+            device: device.clone(),
+            handle,
+            props,
+            ended,
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Returns the device that the pool was created through.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// Returns the driver's handle, which stays owned by this pool.
+    #[must_use]
+    pub fn as_raw(&self) -> MemPoolHandle {
+        self.shared.handle
+    }
+
+    /// Returns the location of the memory.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.shared.props.location
+    }
+
+    /// Returns the maximum in bytes that the pool was created with, if any.
+    #[must_use]
+    pub fn maximum(&self) -> Option<u64> {
+        Some(self.shared.props.maximum).filter(|&maximum| maximum != 0)
+    }
+
+    /// Returns the handle types that the pool may be shared as.
+    #[must_use]
+    pub fn shareable(&self) -> HandleTypes {
+        self.shared.props.handle_types
+    }
+
+    pub(super) fn call<T>(
+        &self,
+        call: Call,
+        make: impl FnOnce(&dyn Driver, Ordinal, MemPoolHandle) -> Result<T, DriverError>,
+    ) -> Result<T, CallError> {
+        let handle = self.as_raw();
+        self.device()
+            .call(call, |driver, device| make(driver, device, handle))
+    }
+
+    /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool is
+    /// only let go.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the pool in it while clones, allocations or guards live, or when the
+    /// driver refuses.
+    #[doc(alias = "cuMemPoolDestroy")]
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
+        };
+        match shared.destroy() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
+        }
+    }
+}
+
+impl Shared {
+    fn destroy(&mut self) -> Result<(), CallError> {
+        if self.ended {
+            return Ok(());
+        }
+        let handle = self.handle;
+        self.device
+            // SAFETY: the handle is owned here and is destroyed once: `ended` is set below, and a
+            // refused call has changed nothing. Memory that is still in use lives on.
+            .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
+                driver.mem_pool_destroy(device, handle)
+            })?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The driver may not destroy it on a lost context, which allocates nothing any more.
+        if let (Err(error), None) = (self.destroy(), self.device.lost()) {
+            self.device.report_drop("memory pool", 0, error);
+        }
+    }
+}
+
+impl fmt::Debug for MemPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemPool")
+            .field("handle", &self.shared.handle)
+            .field("location", &self.shared.props.location)
+            .finish_non_exhaustive()
+    }
+}

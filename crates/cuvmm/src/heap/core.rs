@@ -313,7 +313,9 @@ impl State {
     fn keeps_chunk(&mut self, id: ExtentId) -> bool {
         let is_empty = |id: &ExtentId| self.small.extent(*id).is_some_and(Extent::is_free);
         let size = self.small.extent(id).map_or(0, |chunk| chunk.size);
-        if self.kept_chunk.filter(is_empty).is_some() || size > self.chunk_size() {
+        // It may be the one that was kept, and was used again.
+        let other = self.kept_chunk.filter(|&kept| kept != id);
+        if other.filter(is_empty).is_some() || size > self.chunk_size() {
             return false;
         }
         self.kept_chunk = Some(id);

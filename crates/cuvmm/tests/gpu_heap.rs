@@ -533,8 +533,8 @@ on_each! {
         let (home, theirs) = (stage.stream(), Stream::new(&peer).unwrap());
         let (driver, device) = (stage.driver(), Ordinal(1));
         let fill_there = |memory: &Allocation, byte| {
-            // SAFETY: the memory lives until the work is complete, or its use is recorded.
             let (at, size) = (memory.address(), memory.size());
+            // SAFETY: the memory lives until the work is complete, or its use is recorded.
             unsafe { driver.fill_async(device, at, byte, size, theirs.as_raw()) }
         };
         // Each half of an extent, and what is stitched of the other halves.

@@ -205,6 +205,33 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_which_tags_are_asleep_is_asked_of_the_library(self):
+        """After a failure; a change of which Python was not told stands for it."""
+        case(
+            """
+            from cuvmm import _library, _sleeping
+            made = []
+            for name in ("a", "b"):
+                with cuvmm.torch.pool(name):
+                    made.append(torch.empty(4 << 20))
+            assert _library.get().sleep(b'["a"]', 1) == 0
+            assert not cuvmm.asleep()
+            refused(cuvmm.Error, lambda: cuvmm.sleep(["a", "b"]), "asleep")
+            assert cuvmm.asleep() == {"a"}, cuvmm.asleep()
+            cuvmm.sleep("b")
+            assert _library.get().wake(b'["a"]') == 0
+            refused(cuvmm.Error, lambda: cuvmm.wake(["a", "b"]), "awake")
+            assert cuvmm.asleep() == {"b"}, cuvmm.asleep()
+            with cuvmm.torch.pool("a"):
+                pass
+            cuvmm.wake("b")
+            refused(cuvmm.Error, lambda: cuvmm.wake("unknown"), "unknown")
+            assert not cuvmm.asleep()
+            for tensor in made:
+                tensor.free()
+            """
+        )
+
     def test_nested_and_in_threads(self):
         case(
             """

@@ -39,6 +39,7 @@ _COUNTERS = (
     "num_device_alloc",
     "num_device_free",
     "num_sync_all_streams",
+    "num_oom_rejections",
 )
 
 
@@ -54,6 +55,8 @@ def nested(figures: dict[str, Any]) -> dict[str, Any]:
     stats["max_split_size"] = -1
     for name in ("oversize_allocations", "oversize_segments"):
         stats[name] = _counts(figures.get(name))
+    # Pools of PyTorch's own making. Those of this library are not among them.
+    stats["reserved_bytes_by_private_pools"] = {}
     for name in _STAT_ARRAYS:
         found = figures.get(name) or {}
         stats[name] = {pool: _counts(found.get(pool)) for pool in _POOLS}

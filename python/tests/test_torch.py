@@ -232,6 +232,31 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_names(self):
+        case(
+            """
+            enter = lambda name: cuvmm.torch.pool(name).__enter__()
+            refused(TypeError, lambda: enter(3), "name of a pool", "3")
+            for name in ("", "a\\0b"):
+                refused(ValueError, lambda: enter(name), "name of a pool")
+            refused(ValueError, lambda: cuvmm.sleep([]), "at least one tag")
+            with cuvmm.torch.pool("Gewichte für Größeres"):
+                tensor = torch.empty(4 << 20)
+            cuvmm.sleep("Gewichte für Größeres")
+            cuvmm.wake()
+            tensor.free()
+            """
+        )
+
+    def test_peers_are_refused(self):
+        case(
+            """
+            refused(cuvmm.Error, lambda: cuvmm.torch.install(peers=[1]), "peers")
+            assert not cuvmm.torch.is_installed() and torch._C.current is None
+            cuvmm.torch.install(peers=[])
+            """
+        )
+
     def test_nested_and_in_threads(self):
         case(
             """

@@ -22,6 +22,10 @@ def tag(name: str) -> Iterator[None]:
 
     `cuvmm.torch.pool` enters it.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a pool is text, not {name!r}")
+    if not name or "\0" in name:
+        raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
     if name in _asleep:
         raise _library.Error(
             f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first"

@@ -70,7 +70,7 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
     ...     model = Model().cuda()
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if the pool's memory is asleep.
+    Raises `cuvmm.Error` if the pool's memory is asleep, and ValueError for an empty name.
     """
     with tag(name):
         if _install.is_installed():

@@ -56,8 +56,10 @@ class Leaks(GpuTest):
             if step % (STEPS // 5 or 1) == 0:
                 free.append(self.settle())
         free.append(self.settle())
-        # What kernels and libraries take, they take in the first part.
-        self.assertGreaterEqual(free[-1], free[1] - 32 * MIB, free)
+        # What kernels and libraries take, they take in the first part. PyTorch's pools keep their
+        # segments, and may need a few of 20 MiB more later, as lengths come together by chance.
+        slack = 96 * MIB if MODE == "pool" else 32 * MIB
+        self.assertGreaterEqual(free[-1], free[1] - slack, free)
         print(f"{MODE}: free on the device, MiB: {[it // MIB for it in free]}", flush=True)
 
     @not_installed

@@ -53,8 +53,9 @@ def _check(library: _library.Library, code: int) -> None:
     try:
         library.check(code)
     except _library.Error:
-        _asleep.clear()
-        _asleep.update(name for name in _known if _is_asleep(library, name))
+        # Other threads may enter tags meanwhile.
+        for name in tuple(_known):
+            (_asleep.add if _is_asleep(library, name) else _asleep.discard)(name)
         raise
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs the tests that need no GPU: `python3 python/tests/run.py`.
 
-Those that need the stand-in for libcuda are skipped if the loader does not find it; with `--all` it
-is an error that they are. Prints the counts in the form of cargo's tests.
+They are those of the package that is installed, and of the sources beside this folder if none is. What
+needs the library, or the stand-in for libcuda, is skipped if it is not found; with `--all` it is an
+error that it is. Prints the counts in the form of cargo's tests.
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 import unittest
@@ -18,6 +20,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="fail if a test is skipped")
     options = parser.parse_args()
     sys.path.insert(0, HERE)
+    if importlib.util.find_spec("cuvmm") is None:
+        sys.path.insert(0, os.path.join(os.path.dirname(HERE), "src"))
     suite = unittest.TestSuite()
     for name in sorted(os.listdir(HERE)):
         if name.startswith("test_") and not name.startswith("test_gpu") and name.endswith(".py"):

@@ -28,6 +28,11 @@ class Refusals(GpuTest):
             "_cuda_record_memory_history_legacy",
             "_cuda_attach_out_of_memory_observer",
             "_set_cudnn_benchmark",
+            "_accelerator_isAllocatorInitialized",
+            "_accelerator_emptyCache",
+            "_accelerator_getDeviceStats",
+            "_accelerator_resetPeakStats",
+            "_accelerator_resetAccumulatedStats",
         ):
             self.assertTrue(hasattr(torch._C, name), name)
         for name in ("_share_cuda_", "_new_shared_cuda"):
@@ -44,6 +49,14 @@ class Refusals(GpuTest):
         ):
             self.assertTrue(hasattr(allocator, name), name)
         self.assertTrue(hasattr(vars(type(torch.backends.cudnn))["benchmark"], "__set__"))
+
+    def test_the_compiler_has_one_rule_for_each_function(self):
+        """It looks up all of PyTorch's functions by name and keeps them as keys."""
+        from torch._dynamo import trace_rules
+
+        rules = trace_rules.get_torch_obj_rule_map()
+        for function in (torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats):
+            self.assertIn(function, rules)
 
     @only_installed
     def test_memory_history(self):

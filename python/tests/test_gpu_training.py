@@ -122,6 +122,19 @@ class Training(GpuTest):
             made.sum().backward()
         torch.testing.assert_close(made, model(inputs), rtol=1e-3, atol=1e-3)
 
+    def test_compile_a_function_that_asks_for_figures(self):
+        """It is compiled in parts, as it is natively."""
+
+        @torch.compile(backend="eager")
+        def doubled(values):
+            free, total = torch.cuda.mem_get_info()
+            live = torch.cuda.memory_allocated()
+            return values * 2 if live <= total and free <= total else values
+
+        values = torch.ones(1000, device="cuda")
+        for _ in range(2):
+            self.assertEqual(float(doubled(values).sum()), 2000.0)
+
     @unittest.skipUnless(importlib.util.find_spec("triton"), "Triton is not installed")
     @unittest.skipIf(MODE == "pool", "graph trees set pools of their own")
     def test_compile_with_graph_trees(self):

@@ -122,6 +122,57 @@ class Exchange(unittest.TestCase):
             """
         )
 
+    def test_copies_are_refused(self):
+        """A copy would have the address of memory that it does not keep."""
+        run(
+            """
+            import copy, pickle, cuvmm
+            array = cuvmm.empty(1 << 20)
+            for take in (copy.deepcopy, pickle.dumps):
+                try:
+                    take(array)
+                except TypeError as error:
+                    assert "from_dlpack" in str(error), error
+                else:
+                    raise AssertionError("copied")
+            same = copy.copy(array)
+            del array
+            assert cuvmm.stats().live == 1 << 20
+            del same
+            assert cuvmm.stats().live == 0
+            hash(cuvmm.stats())
+            """
+        )
+
+    def test_devices_of_other_libraries(self):
+        run(
+            """
+            import cuvmm
+            from cuvmm._arrays import _device_of
+
+            class Torch:
+                def __init__(self, type, index):
+                    self.type, self.index = type, index
+                def __str__(self):
+                    return self.type + ("" if self.index is None else f":{self.index}")
+
+            class CuPy:
+                id = 1
+
+            for device, expected in [(1, 1), ("cuda:1", 1), ("cuda", 0), (CuPy(), 1),
+                    (Torch("cuda", 1), 1), (Torch("cuda", None), 0)]:
+                assert _device_of(device) == expected, device
+            for device, kind in [(Torch("cpu", 0), ValueError), ("cpu", ValueError),
+                    (1.5, TypeError), (None, TypeError)]:
+                try:
+                    _device_of(device)
+                except kind as error:
+                    assert "cuda:0" in str(error), error
+                else:
+                    raise AssertionError(device)
+            """
+        )
+
     def test_versions_and_refusals(self):
         run(
             """

@@ -56,6 +56,71 @@ class Install(unittest.TestCase):
             """
         )
 
+    def test_figures_of_the_accelerator(self):
+        case(
+            """
+            cuvmm.torch.install(limit="128MiB")
+            assert torch.accelerator.memory_stats() == {}
+            tensor = torch.empty(5 << 20)
+            assert torch.accelerator.memory_allocated() == 5 << 20
+            assert torch.accelerator.memory_reserved() == cuvmm.stats().held
+            assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+            tensor.free()
+            assert torch.accelerator.max_memory_allocated() == 5 << 20
+            torch.accelerator.reset_peak_memory_stats()
+            assert torch.accelerator.max_memory_allocated() == 0
+            torch.accelerator.empty_cache()
+            assert torch.accelerator.memory_reserved() == 0
+            """
+        )
+
+    def test_what_is_put_into_pytorch_is_like_what_was_there(self):
+        """`torch._dynamo` keeps PyTorch's functions as keys, by which it finds one rule for each."""
+        case(
+            """
+            import copy, inspect, pickle, types
+            owners = [torch._C, torch.cuda, torch.cuda.memory, torch.UntypedStorage,
+                torch._C.StorageBase, torch.cuda.MemPool, torch.accelerator]
+            functions = lambda: {(owner, name): getattr(owner, name) for owner in owners
+                for name in dir(owner) if callable(getattr(owner, name))
+                if name == "__init__" or not name.startswith("__")}
+            before = functions()
+            cuvmm.torch.install()
+            after = functions()
+            assert before.keys() == after.keys()
+            new = {key: it for key, it in after.items() if it is not before[key]}
+            names = {name for _, name in new}
+            assert {"_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_getMemoryFraction",
+                "_accelerator_resetPeakStats", "_cuda_record_memory_history", "mem_get_info",
+                "_share_cuda_", "_new_shared_cuda", "_set_cudnn_benchmark"} <= names, names
+            places = {}
+            for (owner, name), function in new.items():
+                assert isinstance(function, types.FunctionType), name
+                places.setdefault(function, set()).add(name)
+                assert function.__name__ == name, (function, name)
+                assert copy.deepcopy(function) is function
+                inspect.signature(function)
+                assert pickle.loads(pickle.dumps(function)) is function, name
+            assert all(len(found) == 1 for found in places.values()), places
+            parameters = inspect.signature(torch.cuda.mem_get_info).parameters
+            assert list(parameters) == ["device"], parameters
+            assert "headroom" in torch.cuda.mem_get_info.__doc__
+            """
+        )
+
+    def test_warnings_name_the_program(self):
+        case(
+            """
+            torch._C._set_cudnn_benchmark(True)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                cuvmm.torch.install()
+                torch.backends.cudnn.benchmark = True
+                torch._C._set_cudnn_benchmark(True)
+            assert [it.filename for it in found] == ["<string>"] * 3, [str(it) for it in found]
+            """
+        )
+
     def test_refused_when_it_is_too_late(self):
         case(
             """
@@ -137,6 +202,58 @@ class Pools(unittest.TestCase):
             assert not cuvmm.asleep()
             tensor.free()
             other.free()
+            """
+        )
+
+    def test_which_tags_are_asleep_is_asked_of_the_library(self):
+        """After a failure; a change of which Python was not told stands for it."""
+        case(
+            """
+            from cuvmm import _library, _sleeping
+            made = []
+            for name in ("a", "b"):
+                with cuvmm.torch.pool(name):
+                    made.append(torch.empty(4 << 20))
+            assert _library.get().sleep(b'["a"]', 1) == 0
+            assert not cuvmm.asleep()
+            refused(cuvmm.Error, lambda: cuvmm.sleep(["a", "b"]), "asleep")
+            assert cuvmm.asleep() == {"a"}, cuvmm.asleep()
+            cuvmm.sleep("b")
+            assert _library.get().wake(b'["a"]') == 0
+            refused(cuvmm.Error, lambda: cuvmm.wake(["a", "b"]), "awake")
+            assert cuvmm.asleep() == {"b"}, cuvmm.asleep()
+            with cuvmm.torch.pool("a"):
+                pass
+            cuvmm.wake("b")
+            refused(cuvmm.Error, lambda: cuvmm.wake("unknown"), "unknown")
+            assert not cuvmm.asleep()
+            for tensor in made:
+                tensor.free()
+            """
+        )
+
+    def test_names(self):
+        case(
+            """
+            enter = lambda name: cuvmm.torch.pool(name).__enter__()
+            refused(TypeError, lambda: enter(3), "name of a pool", "3")
+            for name in ("", "a\\0b"):
+                refused(ValueError, lambda: enter(name), "name of a pool")
+            refused(ValueError, lambda: cuvmm.sleep([]), "at least one tag")
+            with cuvmm.torch.pool("Gewichte für Größeres"):
+                tensor = torch.empty(4 << 20)
+            cuvmm.sleep("Gewichte für Größeres")
+            cuvmm.wake()
+            tensor.free()
+            """
+        )
+
+    def test_peers_are_refused(self):
+        case(
+            """
+            refused(cuvmm.Error, lambda: cuvmm.torch.install(peers=[1]), "peers")
+            assert not cuvmm.torch.is_installed() and torch._C.current is None
+            cuvmm.torch.install(peers=[])
             """
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -28,22 +29,32 @@ class _Memory:
         self.address, self.device, self.stream = address, device, stream
         weakref.finalize(self, library.free, address, nbytes, device, stream).atexit = False
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy would have the address, and not the memory.
+        raise TypeError(
+            "cuvmm's device memory is neither pickled nor copied: make a tensor of it with"
+            " torch.from_dlpack or cupy.from_dlpack, and copy that"
+        )
+
     def record(self, stream: int) -> None:
         _library.get().record_stream(self.address, stream)
 
 
 def _device_of(device: Any) -> int:
     """Returns a device's ordinal, of an int, of "cuda:1", or of PyTorch's or CuPy's device."""
+    if isinstance(getattr(device, "type", None), str):
+        # PyTorch's, of any kind, with or without an ordinal.
+        device = str(device)
     if isinstance(device, str):
         kind, _, number = device.partition(":")
         if kind != "cuda" or not (number or "0").isdigit():
             raise ValueError(f"{device!r} is not a device such as 'cuda:0'")
         return int(number or 0)
-    for name in ("index", "id"):
-        found = getattr(device, name, None)
-        if isinstance(found, int):
-            return found
-    return int(device)
+    found = getattr(device, "id", device)
+    try:
+        return operator.index(found)
+    except TypeError:
+        raise TypeError(f"{device!r} is not a device such as 0 or 'cuda:0'") from None
 
 
 class DeviceArray:

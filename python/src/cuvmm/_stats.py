@@ -37,7 +37,7 @@ class Stats:
     #: Allocations that failed.
     failed: int = 0
     #: All that the library reports, with further figures.
-    all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, hash=False)
     table: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:

@@ -7,13 +7,13 @@ up when they are called, so replacing them here reaches everything in `torch.cud
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .._library import Library
 from . import _snapshot
+from ._replacing import replace
 
 _STAT_ARRAYS = (
     "allocation",
@@ -26,6 +26,11 @@ _STAT_ARRAYS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
+_MEM_GET_INFO = """Returns what this process could still allocate on a device, and its limit there.
+
+cuvmm reports its heap's headroom here. `torch.cuda.cudart().cudaMemGetInfo` reports the memory that
+is free on the device.
+"""
 _POOLS = ("all", "small_pool", "large_pool")
 _KINDS = ("current", "peak", "allocated", "freed")
 _COUNTERS = (
@@ -34,6 +39,7 @@ _COUNTERS = (
     "num_device_alloc",
     "num_device_free",
     "num_sync_all_streams",
+    "num_oom_rejections",
 )
 
 
@@ -49,6 +55,8 @@ def nested(figures: dict[str, Any]) -> dict[str, Any]:
     stats["max_split_size"] = -1
     for name in ("oversize_allocations", "oversize_segments"):
         stats[name] = _counts(figures.get(name))
+    # Pools of PyTorch's own making. Those of this library are not among them.
+    stats["reserved_bytes_by_private_pools"] = {}
     for name in _STAT_ARRAYS:
         found = figures.get(name) or {}
         stats[name] = {pool: _counts(found.get(pool)) for pool in _POOLS}
@@ -77,32 +85,35 @@ def report(library: Library) -> None:
     def memory_info(device: int) -> tuple[int, int]:
         return headroom(library, device)
 
-    _replace("_cuda_memoryStats", memory_stats)
-    _replace("_cuda_memorySnapshot", memory_snapshot)
-    _replace("_cuda_resetPeakMemoryStats", library.reset_peak_stats)
-    _replace("_cuda_resetAccumulatedMemoryStats", library.reset_accumulated_stats)
-    _replace("_cuda_getMemoryFraction", library.get_memory_fraction)
-    # `torch.accelerator` has functions of its own for the same figures.
-    _replace("_accelerator_getDeviceStats", memory_stats)
-    _replace("_accelerator_resetPeakStats", library.reset_peak_stats)
-    _replace("_accelerator_resetAccumulatedStats", library.reset_accumulated_stats)
-    _replace("_accelerator_getMemoryInfo", memory_info)
+    def accelerator_is_ready() -> bool:
+        return torch.cuda.is_initialized()
+
+    def empty_cache() -> None:
+        torch._C._cuda_emptyCache()
+
+    for name, function in (
+        ("_cuda_memoryStats", memory_stats),
+        ("_cuda_memorySnapshot", memory_snapshot),
+        ("_cuda_resetPeakMemoryStats", library.reset_peak_stats),
+        ("_cuda_resetAccumulatedMemoryStats", library.reset_accumulated_stats),
+        ("_cuda_getMemoryFraction", library.get_memory_fraction),
+        # `torch.accelerator` has functions of its own for the same figures. It asks first if an
+        # allocator has started, and PyTorch says no for one that is not its own.
+        ("_accelerator_isAllocatorInitialized", accelerator_is_ready),
+        ("_accelerator_emptyCache", empty_cache),
+        ("_accelerator_getDeviceStats", memory_stats),
+        ("_accelerator_resetPeakStats", library.reset_peak_stats),
+        ("_accelerator_resetAccumulatedStats", library.reset_accumulated_stats),
+        ("_accelerator_getMemoryInfo", memory_info),
+    ):
+        replace(torch._C, name, function)
 
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        """Returns what this process could still allocate on a device, and its limit there.
-
-        cuvmm reports its heap's headroom here. `torch.cuda.cudart().cudaMemGetInfo` reports the
-        memory that is free on the device.
-        """
         torch.cuda.init()
         if device is None:
             device = torch.cuda.current_device()
         return memory_info(torch.cuda._utils._get_device_index(device, optional=True))
 
-    torch.cuda.memory.mem_get_info = mem_get_info
-    torch.cuda.mem_get_info = mem_get_info
-
-
-def _replace(name: str, function: Callable[..., Any]) -> None:
-    if hasattr(torch._C, name):
-        setattr(torch._C, name, function)
+    replace(torch.cuda.memory, "mem_get_info", mem_get_info)
+    torch.cuda.memory.mem_get_info.__doc__ = _MEM_GET_INFO
+    torch.cuda.mem_get_info = torch.cuda.memory.mem_get_info

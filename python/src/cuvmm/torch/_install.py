@@ -58,7 +58,7 @@ def install(
     >>> cuvmm.torch.install(limit="60GiB")  # doctest: +SKIP
 
     Raises RuntimeError if CUDA has started, if another allocator is installed, or if this PyTorch
-    has no CUDA; ValueError for a wrong setting. Nothing is changed then.
+    has no CUDA; ValueError or `cuvmm.Error` for a wrong setting. Nothing is changed then.
     """
     global _installed
     with _lock:

@@ -60,13 +60,17 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
     `cuvmm.torch.install`: without it, PyTorch's own allocator divides the pool's memory, so
     everything of PyTorch works, and its statistics include the pool.
 
+    What other streams have used (`record_stream`) and is freed inside is used again only after an
+    allocation outside of every pool, if there is no `install`: PyTorch keeps it until then, in
+    pools of its own too. Leave the block between the steps of a program.
+
     Do not capture a graph inside: a capture has a pool of its own, and this one would replace it.
 
     >>> with cuvmm.torch.pool("weights"):  # doctest: +SKIP
     ...     model = Model().cuda()
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if the pool's memory is asleep.
+    Raises `cuvmm.Error` if the pool's memory is asleep, and ValueError for an empty name.
     """
     with tag(name):
         if _install.is_installed():

@@ -6,12 +6,13 @@ left to work: only its error is explained.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ._replacing import replace, replaced
 
 _IPC = (
     "CUDA tensors cannot be shared with other processes while cuvmm is PyTorch's allocator: send"
@@ -50,7 +51,6 @@ _FUNCTIONS = {
 
 
 def _explained(function: Callable[..., Any], meaning: str) -> Callable[..., Any]:
-    @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
@@ -63,23 +63,23 @@ def _explained(function: Callable[..., Any], meaning: str) -> Callable[..., Any]
 def explain() -> None:
     """Explains the errors of all these places, and guards cuDNN's benchmark."""
     for name, meaning in _FUNCTIONS.items():
-        if hasattr(torch._C, name):
-            setattr(torch._C, name, _explained(getattr(torch._C, name), meaning))
-    _explain_method(torch.UntypedStorage, "_share_cuda_", _IPC)
+        _explain_function(torch._C, name, meaning)
+    _explain_function(torch.UntypedStorage, "_share_cuda_", _IPC)
     _explain_class_method(torch.UntypedStorage, "_new_shared_cuda", _IPC)
     if hasattr(torch.cuda, "MemPool"):
-        _explain_method(torch.cuda.MemPool, "__init__", _MEM_POOL)
+        _explain_function(torch.cuda.MemPool, "__init__", _MEM_POOL)
     _guard_benchmark()
 
 
-def _explain_method(owner: type, name: str, meaning: str) -> None:
+def _explain_function(owner: Any, name: str, meaning: str) -> None:
     if hasattr(owner, name):
-        setattr(owner, name, _explained(getattr(owner, name), meaning))
+        replace(owner, name, _explained(getattr(owner, name), meaning))
 
 
 def _explain_class_method(owner: type, name: str, meaning: str) -> None:
     if hasattr(owner, name):
-        setattr(owner, name, staticmethod(_explained(getattr(owner, name), meaning)))
+        explained = _explained(getattr(owner, name), meaning)
+        setattr(owner, name, staticmethod(replaced(owner, name, explained)))
 
 
 class _Guarded:
@@ -95,10 +95,13 @@ class _Guarded:
         self._original.__set__(instance, _refused(value))
 
 
-def _refused(value: bool) -> bool:
-    """Warns if cuDNN is to try algorithms, which asks the allocator for its largest block."""
+def _refused(value: bool, level: int = 3) -> bool:
+    """Warns if cuDNN is to try algorithms, which asks the allocator for its largest block.
+
+    level: how many callers away the program is that gets the warning.
+    """
     if value:
-        warnings.warn(_BENCHMARK, RuntimeWarning, stacklevel=3)
+        warnings.warn(_BENCHMARK, RuntimeWarning, stacklevel=level)
     return False
 
 
@@ -109,6 +112,6 @@ def _guard_benchmark() -> None:
         setattr(module, "benchmark", _Guarded(original))  # noqa: B010
     set_benchmark = torch._C._set_cudnn_benchmark
     if torch._C._get_cudnn_benchmark():
-        set_benchmark(_refused(True))
+        set_benchmark(_refused(True, 5))
     # `torch.backends.cudnn.flags` calls this one.
-    torch._C._set_cudnn_benchmark = lambda value: set_benchmark(_refused(value))
+    replace(torch._C, "_set_cudnn_benchmark", lambda value: set_benchmark(_refused(value, 4)))

@@ -10,14 +10,17 @@ started = False
 benchmark = False
 
 
-def _refuse(name):
-    def refused(*arguments, **named):
-        raise RuntimeError(
-            f"CUDAPluggableAllocator does not yet support {name}. If you need it, please file an"
-            " issue describing your use case."
-        )
+class _refuse:
+    """A function that is refused. As those of C, it is no Python function."""
 
-    return refused
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, *arguments, **named):
+        raise RuntimeError(
+            f"CUDAPluggableAllocator does not yet support {self.name}. If you need it, please file"
+            " an issue describing your use case."
+        )
 
 
 class _CUDAPluggableAllocator:
@@ -80,6 +83,16 @@ _cuda_setCheckpointPoolState = _refuse("setCheckpointPoolState")
 _cuda_record_memory_history = _refuse("recordHistory")
 _cuda_record_memory_history_legacy = _refuse("recordHistory")
 _cuda_attach_out_of_memory_observer = _refuse("attachOutOfMemoryObserver")
+
+_accelerator_getDeviceStats = _refuse("getDeviceStats")
+_accelerator_resetPeakStats = _refuse("resetPeakStats")
+_accelerator_resetAccumulatedStats = _refuse("resetAccumulatedStats")
+_accelerator_getMemoryInfo = _refuse("getMemoryInfo")
+_accelerator_emptyCache = _refuse("emptyCache")
+
+
+def _accelerator_isAllocatorInitialized():
+    return False
 
 
 class StorageBase:

@@ -1,8 +1,6 @@
 """A stand-in for PyTorch: see README.md in the folder above."""
 
-import types
-
-from . import _C, backends, cuda, version  # noqa: F401
+from . import _C, accelerator, backends, cuda, version  # noqa: F401
 
 
 class UntypedStorage(_C.StorageBase):
@@ -12,6 +10,3 @@ class UntypedStorage(_C.StorageBase):
 def empty(size):
     """Allocates bytes on the current device and stream, as a tensor would."""
     return cuda.Tensor(size)
-
-
-accelerator = types.SimpleNamespace()

@@ -32,7 +32,7 @@ def _get_current_allocator():
     return _CUDAAllocator(_C._cuda_getAllocator())
 
 
-def memory_stats(device=0):
+def flat(nested):
     found = {}
 
     def flatten(prefix, value):
@@ -43,8 +43,12 @@ def memory_stats(device=0):
             else:
                 found[name] = inner
 
-    flatten("", _C._cuda_memoryStats(device))
+    flatten("", nested)
     return found
+
+
+def memory_stats(device=0):
+    return flat(_C._cuda_memoryStats(device))
 
 
 def max_memory_allocated(device=0):

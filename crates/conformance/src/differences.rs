@@ -61,6 +61,13 @@ pub const DELIBERATE: &[Deliberate] = &[
         why: "a descriptor of the stand-ins is an ordinary file and not an NVIDIA device",
     },
     Deliberate {
+        case: "mem_pool.fabric",
+        backends: ALL,
+        by_machine: true,
+        why: "whether fabric handles are permitted depends on the machine's IMEX channels; the \
+              stand-ins permit none unless an option says so",
+    },
+    Deliberate {
         case: "limit.mappings",
         backends: ON_MEMORY,
         by_machine: true,

@@ -11,17 +11,21 @@ use std::os::fd::AsRawFd;
 use cuvmm_driver::host::HostOptions;
 use cuvmm_driver::model::{Backing, Machine, Manner, ModelOptions};
 use cuvmm_driver::{
-    Call, CudaVersion, DeviceAddress, Driver, DriverError, DriverKind, EventFlags, Exported,
-    HandleTypes, ImportSource, Location, MemPoolAttribute as A, MemPoolHandle, MemPoolProps,
-    MemPoolTicket, Ordinal, PhysicalProps, PointerAttribute, StreamFlags, StreamHandle,
+    AccessDesc, AccessFlags, Call, CudaVersion, DeviceAddress, Driver, DriverError, DriverKind,
+    EventFlags, Exported, HandleTypes, ImportSource, Location, MemPoolAttribute as A,
+    MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, PhysicalProps, PointerAttribute,
+    StreamFlags, StreamHandle,
 };
 use model_support::*;
 
+/// The size in which a pool obtains memory.
+const STEP: u64 = 32 << 20;
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
 on_both!(
     bytes_and_figures,
     the_maximum_holds_and_freed_memory_counts,
+    obtained_in_steps,
     the_threshold_keeps_memory,
     trimming_keeps_the_least,
     attributes_that_can_be_set,
@@ -52,7 +56,7 @@ fn plain() -> MemPoolProps {
 
 fn with_maximum(pages: u64) -> MemPoolProps {
     MemPoolProps {
-        maximum: pages * PAGE,
+        maximum: pages * STEP,
         ..plain()
     }
 }
@@ -72,7 +76,7 @@ fn set<B: Backing>(d: &Machine<B>, pool: MemPoolHandle, attribute: A, value: u64
     unsafe { d.mem_pool_set_attribute(D0, pool, attribute, value) }.unwrap();
 }
 
-/// Returns used, reserved and their maxima, in pages.
+/// Returns used, reserved and their maxima, in steps.
 fn figures<B: Backing>(d: &Machine<B>, pool: MemPoolHandle) -> [u64; 4] {
     let attributes = [
         A::USED_MEM_CURRENT,
@@ -80,7 +84,7 @@ fn figures<B: Backing>(d: &Machine<B>, pool: MemPoolHandle) -> [u64; 4] {
         A::USED_MEM_HIGH,
         A::RESERVED_MEM_HIGH,
     ];
-    attributes.map(|attribute| get(d, pool, attribute) / PAGE)
+    attributes.map(|attribute| get(d, pool, attribute) / STEP)
 }
 
 fn alloc<B: Backing>(
@@ -89,7 +93,7 @@ fn alloc<B: Backing>(
     pool: MemPoolHandle,
     s: StreamHandle,
 ) -> Result<DeviceAddress, DriverError> {
-    unsafe { d.alloc_from_pool_async(D0, pages * PAGE, pool, s) }
+    unsafe { d.alloc_from_pool_async(D0, pages * STEP, pool, s) }
 }
 
 fn free<B: Backing>(d: &Machine<B>, address: DeviceAddress, s: StreamHandle) {
@@ -102,19 +106,21 @@ fn wait<B: Backing>(d: &Machine<B>, s: StreamHandle) {
 
 fn bytes_and_figures<B: Backing>(d: Machine<B>) {
     let (s, p) = (stream(&d), pool(&d, &plain()));
-    assert_eq!(
-        code(unsafe { d.alloc_from_pool_async(D0, 0, p, s) }),
-        INVALID_VALUE
-    );
+    let nothing = unsafe { d.alloc_from_pool_async(D0, 0, p, s) }.unwrap();
+    assert_eq!(get(&d, p, A::USED_MEM_CURRENT), 0);
+    free(&d, nothing, s);
+    wait(&d, s);
+    set(&d, p, A::RESERVED_MEM_HIGH, 0);
     let a = alloc(&d, 2, p, s).unwrap();
     let b = unsafe { d.alloc_from_pool_async(D0, 1000, p, s) }.unwrap();
-    assert_eq!(figures(&d, p), [3, 3, 3, 3], "a page for 1000 bytes");
-    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 3 * PAGE);
+    assert_eq!(get(&d, p, A::USED_MEM_CURRENT), 2 * STEP + 1000);
+    assert_eq!(figures(&d, p), [2, 3, 2, 3], "a step for 1000 bytes");
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 3 * STEP);
     let handle = d.pointer_attribute(D0, at(a, 5), PointerAttribute::MEMPOOL_HANDLE);
     assert_eq!(handle, Ok(p.0));
     unsafe {
-        d.fill_async(D0, a, 7, 2 * PAGE, s).unwrap();
-        d.copy_on_device_async(D0, b, at(a, PAGE), 1000, s).unwrap();
+        d.fill_async(D0, a, 7, 2 * STEP, s).unwrap();
+        d.copy_on_device_async(D0, b, at(a, STEP), 1000, s).unwrap();
         let mut bytes = [0; 1000];
         d.copy_to_host_async(D0, bytes.as_mut_ptr(), b, 1000, s)
             .unwrap();
@@ -123,17 +129,17 @@ fn bytes_and_figures<B: Backing>(d: Machine<B>) {
         }
         assert_eq!(code(d.fill_async(D0, b, 1, 1001, s)), INVALID_VALUE);
         assert_eq!(
-            code(d.free_async(D0, at(a, PAGE), s)),
+            code(d.free_async(D0, at(a, STEP), s)),
             INVALID_VALUE,
             "interior"
         );
         free(&d, a, s);
         assert_eq!(code(d.free_async(D0, a, s)), INVALID_VALUE, "twice");
     }
-    assert_eq!(figures(&d, p), [1, 3, 3, 3]);
+    assert_eq!(figures(&d, p), [0, 3, 2, 3]);
     free(&d, b, s);
     wait(&d, s);
-    assert_eq!(figures(&d, p), [0, 0, 3, 3]);
+    assert_eq!(figures(&d, p), [0, 0, 2, 3]);
     unsafe { d.mem_pool_destroy(D0, p).unwrap() };
     unsafe { d.stream_destroy(D0, s).unwrap() };
     assert!(d.live().is_nothing());
@@ -146,19 +152,19 @@ fn the_maximum_holds_and_freed_memory_counts<B: Backing>(d: Machine<B>) {
     let all: Vec<_> = (0..4).map(|_| alloc(&d, 1, p, s).unwrap()).collect();
     let more = alloc(&d, 1, p, s);
     assert_eq!(code(more), OUT_OF_MEMORY);
-    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 4 * PAGE);
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 4 * STEP);
 
     // Memory freed on a stream is used again behind its work, on that stream without waiting.
     d.hold(D0, s);
-    unsafe { d.fill_async(D0, all[0], 1, PAGE, s).unwrap() };
+    unsafe { d.fill_async(D0, all[0], 1, STEP, s).unwrap() };
     free(&d, all[0], s);
     let again = alloc(&d, 1, p, s).unwrap();
     assert_eq!(code(alloc(&d, 1, p, other)), OUT_OF_MEMORY);
-    unsafe { d.fill_async(D0, again, 2, PAGE, s).unwrap() };
+    unsafe { d.fill_async(D0, again, 2, STEP, s).unwrap() };
     free(&d, all[1], s);
     // Another stream gets it behind that work: the pool makes it wait.
     let theirs = alloc(&d, 1, p, other).unwrap();
-    unsafe { d.fill_async(D0, theirs, 3, PAGE, other).unwrap() };
+    unsafe { d.fill_async(D0, theirs, 3, STEP, other).unwrap() };
     assert!(!unsafe { d.stream_query(D0, other).unwrap() });
     d.release_stream(D0, s);
     assert!(unsafe { d.stream_query(D0, other).unwrap() });
@@ -166,9 +172,31 @@ fn the_maximum_holds_and_freed_memory_counts<B: Backing>(d: Machine<B>) {
     assert_eq!(d.hazards(), 0);
 }
 
+fn obtained_in_steps<B: Backing>(d: Machine<B>) {
+    let s = stream(&d);
+    let one_byte = MemPoolProps {
+        maximum: 1,
+        ..plain()
+    };
+    let p = pool(&d, &one_byte);
+    let parts = [STEP / 2, STEP / 4, STEP / 4];
+    let parts = parts.map(|size| unsafe { d.alloc_from_pool_async(D0, size, p, s) }.unwrap());
+    assert_eq!(figures(&d, p), [1; 4], "a maximum is rounded up");
+    let more = unsafe { d.alloc_from_pool_async(D0, 1, p, s) };
+    assert_eq!(code(more), OUT_OF_MEMORY);
+    free(&d, parts[0], s);
+    wait(&d, s);
+    assert_eq!(figures(&d, p)[1], 1, "half of the step is in use");
+    free(&d, parts[1], s);
+    free(&d, parts[2], s);
+    wait(&d, s);
+    assert_eq!(figures(&d, p)[1], 0);
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
+}
+
 fn the_threshold_keeps_memory<B: Backing>(d: Machine<B>) {
     let (s, p) = (stream(&d), pool(&d, &plain()));
-    set(&d, p, A::RELEASE_THRESHOLD, 2 * PAGE);
+    set(&d, p, A::RELEASE_THRESHOLD, 2 * STEP);
     let held = alloc(&d, 1, p, s).unwrap();
     let a = alloc(&d, 3, p, s).unwrap();
     free(&d, a, s);
@@ -182,7 +210,7 @@ fn the_threshold_keeps_memory<B: Backing>(d: Machine<B>) {
     free(&d, held, s);
     d.context_synchronize(D0).unwrap();
     assert_eq!(figures(&d, p)[..2], [0, 2]);
-    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 2 * PAGE);
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 2 * STEP);
     // Work that is not done is not given back.
     let a = alloc(&d, 4, p, s).unwrap();
     d.hold(D0, s);
@@ -205,10 +233,10 @@ fn trimming_keeps_the_least<B: Backing>(d: Machine<B>) {
     trim(0);
     assert_eq!(figures(&d, p)[1], 6, "nothing was seen to be done");
     wait(&d, s);
-    trim(7 * PAGE);
+    trim(7 * STEP);
     assert_eq!(figures(&d, p)[1], 6);
-    trim(4 * PAGE - 1);
-    assert_eq!(figures(&d, p)[1], 4, "whole granules");
+    trim(4 * STEP - 1);
+    assert_eq!(figures(&d, p)[1], 4, "whole steps");
     trim(0);
     assert_eq!(figures(&d, p)[..2], [1, 1], "what is in use stays");
     free(&d, held, s);
@@ -291,10 +319,10 @@ fn a_destroyed_pool_lives_until_its_memory_is_freed<B: Backing>(d: Machine<B>) {
         assert_eq!(code(d.mem_pool_destroy(D0, p)), INVALID_VALUE);
         assert_eq!(code(d.mem_pool_attribute(D0, p, A(5))), INVALID_VALUE);
         assert_eq!(code(alloc(&d, 1, p, s)), INVALID_VALUE);
-        d.fill_async(D0, a, 1, PAGE, s).unwrap();
+        d.fill_async(D0, a, 1, STEP, s).unwrap();
         free(&d, a, s);
         assert_eq!(d.live().mem_pools, 1);
-        assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 2 * PAGE);
+        assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 2 * STEP);
         d.hold(D0, s);
         free(&d, b, s);
         assert_eq!(d.live().mem_pools, 1);
@@ -321,9 +349,9 @@ fn the_current_pool<B: Backing>(d: Machine<B>) {
         assert_eq!(code(d.set_current_mem_pool(D1, p)), INVALID_VALUE);
         d.set_current_mem_pool(D0, p).unwrap();
         assert_eq!(d.current_mem_pool(D0), Ok(p));
-        let a = d.alloc_async(D0, PAGE, s).unwrap();
+        let a = d.alloc_async(D0, STEP, s).unwrap();
         assert_eq!(
-            code(d.alloc_async(D0, PAGE, s)),
+            code(d.alloc_async(D0, STEP, s)),
             OUT_OF_MEMORY,
             "its maximum"
         );
@@ -331,7 +359,7 @@ fn the_current_pool<B: Backing>(d: Machine<B>) {
         let b = alloc(&d, 1, default, s).unwrap();
         d.mem_pool_destroy(D0, p).unwrap();
         assert_eq!(d.current_mem_pool(D0), Ok(default));
-        let c = d.alloc_async(D0, PAGE, s).unwrap();
+        let c = d.alloc_async(D0, STEP, s).unwrap();
         assert_eq!(figures(&d, default)[0], 2);
         for address in [a, b, c] {
             free(&d, address, s);
@@ -387,29 +415,31 @@ fn access_of_a_peer<B: Backing>(d: Machine<B>) {
     let (s, p) = (stream(&d), pool(&d, &plain()));
     let a = alloc(&d, 1, p, s).unwrap();
     let access = |device| unsafe { d.mem_pool_access(D0, p, Location::device(device)) };
-    let fill = || code(unsafe { d.fill(D1, a, 5, PAGE) });
+    let fill = || code(unsafe { d.fill(D1, a, 5, STEP) });
     let set = |desc| code(unsafe { d.mem_pool_set_access(D0, p, &[desc]) });
     assert_eq!(access(D0), Ok(rw(D0).flags));
     assert_eq!(access(D1), Ok(none(D1).flags));
     assert_eq!(fill(), INVALID_VALUE);
     assert_eq!(set(rw(D1)), SUCCESS);
     assert_eq!((access(D1), fill()), (Ok(rw(D1).flags), SUCCESS));
-    assert_eq!(
-        code(unsafe { d.mem_pool_set_access(D0, p, &[]) }),
-        INVALID_VALUE
-    );
-    assert_eq!(set(none(D0)), INVALID_VALUE, "its own device");
-    assert_eq!(set(rw(Ordinal(7))), INVALID_VALUE);
+    assert_eq!(code(unsafe { d.mem_pool_set_access(D0, p, &[]) }), SUCCESS);
+    let reading = AccessDesc {
+        flags: AccessFlags::READ,
+        ..rw(D0)
+    };
+    assert_eq!(set(none(D0)), INVALID_DEVICE, "its own device");
+    assert_eq!(set(reading), NOT_SUPPORTED, "its own device");
+    assert_eq!(set(rw(Ordinal(7))), INVALID_DEVICE);
     let theirs = d.stream_create(D1, StreamFlags::NON_BLOCKING).unwrap();
     d.hold(D1, theirs);
-    unsafe { d.fill_async(D1, a, 6, PAGE, theirs).unwrap() };
+    unsafe { d.fill_async(D1, a, 6, STEP, theirs).unwrap() };
     assert_eq!(set(none(D1)), SUCCESS);
     let hazards = d.take_hazards();
     assert_eq!(hazards.len(), 1);
     assert_eq!(hazards[0].call, Call::MemPoolSetAccess);
     // A pool may be used on a stream of another device.
-    let far = unsafe { d.alloc_from_pool_async(D1, PAGE, p, theirs) }.unwrap();
-    unsafe { d.fill_async(D0, far, 1, PAGE, s).unwrap() };
+    let far = unsafe { d.alloc_from_pool_async(D1, STEP, p, theirs) }.unwrap();
+    unsafe { d.fill_async(D0, far, 1, STEP, s).unwrap() };
     free(&d, far, s);
     free(&d, a, s);
 }
@@ -422,12 +452,12 @@ fn memory_of_the_host<B: Backing>(d: Machine<B>) {
         assert_eq!(access(location), rw(D0).flags);
         assert_eq!(access(Location::device(D0)), none(D0).flags);
         let a = alloc(&d, 1, p, s).unwrap();
-        assert_eq!(code(unsafe { d.fill(D0, a, 5, PAGE) }), INVALID_VALUE);
+        assert_eq!(code(unsafe { d.fill(D0, a, 5, STEP) }), INVALID_VALUE);
         unsafe { d.mem_pool_set_access(D0, p, &[rw(D0)]).unwrap() };
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(a.0 as usize);
         unsafe {
             pointer.write(9);
-            d.fill_async(D0, at(a, 1), 5, PAGE - 1, s).unwrap();
+            d.fill_async(D0, at(a, 1), 5, STEP - 1, s).unwrap();
             wait(&d, s);
             // The model's device has no memory to fill.
             let filled = [0, 5][usize::from(d.kind() == DriverKind::Host)];
@@ -462,7 +492,7 @@ fn shared_with_another_process<B: Backing>(d: Machine<B>) {
     let (s, p) = (stream(&d), pool(&d, &shareable()));
     let _first = alloc(&d, 1, p, s).unwrap();
     let a = alloc(&d, 2, p, s).unwrap();
-    unsafe { d.fill_async(D0, a, 77, 2 * PAGE, s).unwrap() };
+    unsafe { d.fill_async(D0, a, 77, 2 * STEP, s).unwrap() };
     let (exported, ticket) = give(&d, p, a);
     // Another machine stands for another process; the same machine imports it too.
     let other = host(HostOptions::new());
@@ -473,11 +503,14 @@ fn shared_with_another_process<B: Backing>(d: Machine<B>) {
     let alias = unsafe { d.mem_pool_import_pointer(D0, here, &ticket) }.unwrap();
     assert_ne!(alias, a);
     if d.kind() == DriverKind::Host {
-        assert_eq!(first_byte(&other, at(theirs, 2 * PAGE - 1)), 77);
+        assert_eq!(first_byte(&other, at(theirs, 2 * STEP - 1)), 77);
         unsafe { other.fill_async(D0, theirs, 78, 1, t).unwrap() };
         assert_eq!([first_byte(&d, a), first_byte(&d, alias)], [78, 78]);
     }
-    assert_eq!(figures(&other, q), [2, 2, 2, 2]);
+    for attribute in [A::USED_MEM_CURRENT, A::USED_MEM_HIGH] {
+        let figure = unsafe { other.mem_pool_attribute(D0, q, attribute) };
+        assert_eq!(code(figure), INVALID_VALUE);
+    }
     assert_eq!(
         other.memory_info(D0).unwrap().free,
         4 * GIB,
@@ -492,16 +525,13 @@ fn shared_with_another_process<B: Backing>(d: Machine<B>) {
             INVALID_VALUE
         );
         other.free_async(D0, theirs, t).unwrap();
-        assert_eq!(figures(&other, q)[..2], [0, 0]);
         other.mem_pool_destroy(D0, q).unwrap();
         other.stream_destroy(D0, t).unwrap();
         free(&d, alias, s);
         d.mem_pool_destroy(D0, here).unwrap();
         free(&d, a, s);
         wait(&d, s);
-        assert_eq!(figures(&d, p)[..2], [1, 3], "kept until the pool ends");
-        d.mem_pool_trim(D0, p, 0).unwrap();
-        assert_eq!(figures(&d, p)[..2], [1, 3]);
+        assert_eq!(figures(&d, p)[..2], [1, 1], "released like that of others");
         d.mem_pool_destroy(D0, p).unwrap();
     }
     assert!(other.live().is_nothing());
@@ -512,7 +542,7 @@ fn freed_by_the_call_that_waits<B: Backing>(d: Machine<B>) {
     let (s, p) = (stream(&d), pool(&d, &plain()));
     let a = alloc(&d, 1, p, s).unwrap();
     unsafe { d.free(D0, a).unwrap() };
-    assert_eq!(figures(&d, p), [0, 0, 1, 1]);
+    assert_eq!(figures(&d, p), [1, 0, 1, 1], "still counted as in use");
     let a = alloc(&d, 1, p, s).unwrap();
     d.hold(D0, s);
     free(&d, a, s);
@@ -534,13 +564,13 @@ fn misuse_of_what_is_shared<B: Backing>(d: Machine<B>) {
         handle_types: FD,
         ..PhysicalProps::device(D0)
     };
-    let physical = d.create(PAGE, &physical, 0).unwrap();
+    let physical = d.create(STEP, &physical, 0).unwrap();
     unsafe {
         for (pool, kind, flags) in [(p, FD, 1), (p, HandleTypes::FABRIC, 0), (private, FD, 0)] {
             let exported = d.mem_pool_export(D0, pool, kind, flags);
             assert_eq!(code(exported), INVALID_VALUE);
         }
-        for wrong in [b, at(a, PAGE / 2), DeviceAddress::NULL] {
+        for wrong in [b, at(a, STEP / 2), DeviceAddress::NULL] {
             assert_eq!(code(d.mem_pool_export_pointer(D0, wrong)), INVALID_VALUE);
         }
         let (exported, ticket) = give(&d, p, a);
@@ -549,7 +579,7 @@ fn misuse_of_what_is_shared<B: Backing>(d: Machine<B>) {
         };
         for wrong in [-1, fd.as_raw_fd()] {
             let source = ImportSource::Fd(wrong);
-            assert_eq!(code(d.mem_pool_import(D0, source, FD, 0)), INVALID_VALUE);
+            assert_eq!(code(d.mem_pool_import(D0, source, FD, 0)), UNKNOWN);
         }
         let Exported::Fd(pool_fd) = &exported else {
             panic!("no descriptor")
@@ -646,7 +676,7 @@ fn growing_costs_more_than_using_what_is_there() {
     set(&d, p, A::RELEASE_THRESHOLD, u64::MAX);
     let took = || {
         let before = d.clock();
-        let a = alloc(&d, 64, p, s).unwrap();
+        let a = alloc(&d, 4, p, s).unwrap();
         let took = d.clock() - before;
         free(&d, a, s);
         took

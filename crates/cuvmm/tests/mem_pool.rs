@@ -15,7 +15,7 @@ mod common;
 use std::sync::Arc;
 
 use common::sweep::{sweep, text};
-use common::{D0, D1, G, Rig};
+use common::{D0, D1, Rig};
 use cuvmm::driver::fault::{Fault, FaultDriver};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver};
 use cuvmm::driver::{
@@ -26,14 +26,17 @@ use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::own::{CloseRefusal, PoolReuse};
 use cuvmm::{Access, AccessGrant, CallError, Device, MemPool, Place, PoolAllocation, Stream};
 
-fn keeping(rig: &Rig<impl Backing>, granules: u64) -> MemPool {
-    let pool = MemPool::builder(&rig.device).maximum(granules * G);
+/// The size in which a pool obtains memory.
+const STEP: u64 = 32 << 20;
+
+fn keeping(rig: &Rig<impl Backing>, steps: u64) -> MemPool {
+    let pool = MemPool::builder(&rig.device).maximum(steps * STEP);
     let pool = pool.create().unwrap();
     pool.set_release_threshold(u64::MAX).unwrap();
     pool
 }
 
-/// Returns used and reserved bytes and their peaks, in granules.
+/// Returns used and reserved bytes and their peaks, in steps.
 fn figures(pool: &MemPool) -> [u64; 4] {
     let stats = pool.stats().unwrap();
     [
@@ -42,7 +45,7 @@ fn figures(pool: &MemPool) -> [u64; 4] {
         stats.used_peak,
         stats.reserved_peak,
     ]
-    .map(|bytes| bytes / G)
+    .map(|bytes| bytes / STEP)
 }
 
 fn fill<B: Backing>(rig: &Rig<B>, stream: &Stream, memory: &PoolAllocation, byte: u8)
@@ -81,8 +84,8 @@ on_both! {
     fn memory_is_used_freed_and_used_again(rig) {
         let pool = keeping(rig, 4);
         let stream = Stream::new(&rig.device).unwrap();
-        let memory = pool.allocate_on(&stream, 2 * G).unwrap();
-        assert_eq!((memory.size(), memory.pool().as_raw()), (2 * G, pool.as_raw()));
+        let memory = pool.allocate_on(&stream, 2 * STEP).unwrap();
+        assert_eq!((memory.size(), memory.pool().as_raw()), (2 * STEP, pool.as_raw()));
         assert!(*memory.stream() == stream);
         fill(rig, &stream, &memory, 7);
         if rig.keeps_bytes() {
@@ -91,7 +94,7 @@ on_both! {
         assert_eq!(figures(&pool), [2, 2, 2, 2]);
         drop(memory);
         assert_eq!(figures(&pool), [0, 2, 2, 2]);
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         stream.synchronize().unwrap();
         assert_eq!(figures(&pool), [1, 2, 2, 2], "the threshold keeps it");
         pool.reset_peaks().unwrap();
@@ -104,15 +107,15 @@ on_both! {
 
     fn the_maximum_is_the_maximum(rig) {
         let pool = keeping(rig, 4);
-        assert_eq!(pool.maximum(), Some(4 * G));
+        assert_eq!(pool.maximum(), Some(4 * STEP));
         let stream = Stream::new(&rig.device).unwrap();
-        let held = pool.allocate_on(&stream, 3 * G).unwrap();
-        let error = pool.allocate_on(&stream, 2 * G).unwrap_err();
+        let held = pool.allocate_on(&stream, 3 * STEP).unwrap();
+        let error = pool.allocate_on(&stream, 2 * STEP).unwrap_err();
         assert!(error.is_out_of_memory(), "{error}");
-        assert!(matches!(error, MemoryError::Create { size, .. } if size == 2 * G));
+        assert!(matches!(error, MemoryError::Create { size, .. } if size == 2 * STEP));
         assert_eq!(figures(&pool), [3, 3, 3, 3]);
         drop(held);
-        drop(pool.allocate_on(&stream, 4 * G).unwrap());
+        drop(pool.allocate_on(&stream, 4 * STEP).unwrap());
     }
 
     fn arguments_that_cannot_be_reach_no_driver(rig) {
@@ -126,7 +129,7 @@ on_both! {
             Err(MemoryError::Argument(ArgumentError::Zero { .. }))
         ));
         assert!(matches!(
-            pool.allocate_on(&foreign, G),
+            pool.allocate_on(&foreign, STEP),
             Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))
         ));
         assert!(matches!(
@@ -153,9 +156,9 @@ on_both! {
             Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
         ));
         assert!(pool.access_of(&other.device).is_err());
-        assert!(pool.allocate_on(&stranger, G).is_err());
+        assert!(pool.allocate_on(&stranger, STEP).is_err());
         assert_eq!(rig.faults.calls(), vec![], "no driver call");
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         assert_eq!(memory.record_use(&stranger), Err(CallError::WrongDriver));
     }
 
@@ -163,7 +166,7 @@ on_both! {
         let pool = keeping(rig, 1);
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         rig.machine.hold(D0, stream.as_raw());
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         fill(rig, &stream, &memory, 1);
         memory.record_use(&stream).unwrap();
         memory.record_use(&other).unwrap();
@@ -178,7 +181,7 @@ on_both! {
         assert!(!stream.is_done().unwrap(), "the free waits for the other stream");
         assert_eq!(rig.machine.live().allocations, 1);
         // The next memory of the stream is the same, behind all of that.
-        let next = pool.allocate_on(&stream, G).unwrap();
+        let next = pool.allocate_on(&stream, STEP).unwrap();
         fill(rig, &stream, &next, 3);
         rig.machine.release_stream(D0, other.as_raw());
         stream.synchronize().unwrap();
@@ -197,12 +200,12 @@ on_both! {
             let guard = one.make_current().unwrap();
             assert!(one.is_current().unwrap());
             assert_eq!(guard.pool().as_raw(), one.as_raw());
-            assert_eq!(another_library(rig, &stream, G), Ok(()));
-            let more = another_library(rig, &stream, 2 * G);
+            assert_eq!(another_library(rig, &stream, STEP), Ok(()));
+            let more = another_library(rig, &stream, 2 * STEP);
             assert_eq!(more, Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY), "its maximum");
             assert!(matches!(two.make_current(), Err(MemoryError::CurrentPool { .. })));
             let inner = guard.replace(&two).unwrap();
-            assert_eq!(another_library(rig, &stream, 2 * G), Ok(()));
+            assert_eq!(another_library(rig, &stream, 2 * STEP), Ok(()));
             inner.close().unwrap();
             assert!(one.is_current().unwrap());
             let foreign = MemPool::new(&rig.second()).unwrap();
@@ -246,10 +249,10 @@ on_both! {
         let peer = rig.second();
         let stream = Stream::new(&rig.device).unwrap();
         let theirs = Stream::new(&peer).unwrap();
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         let at = memory.address();
         // SAFETY: the memory is alive; without access the driver refuses.
-        let fill = || unsafe { rig.machine.fill_async(D1, at, 9, G, theirs.as_raw()) };
+        let fill = || unsafe { rig.machine.fill_async(D1, at, 9, STEP, theirs.as_raw()) };
         assert!(fill().is_err());
         assert_eq!(pool.access_of(&peer).unwrap(), Access::None);
         pool.set_access(&[AccessGrant::new(&peer, Access::ReadWrite)]).unwrap();
@@ -267,8 +270,8 @@ on_both! {
         let pool = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD).create().unwrap();
         assert_eq!((pool.shareable(), pool.maximum()), (HandleTypes::POSIX_FD, None));
         assert_eq!(pool.release_threshold().unwrap(), 0);
-        pool.set_release_threshold(G).unwrap();
-        assert_eq!(pool.release_threshold().unwrap(), G);
+        pool.set_release_threshold(STEP).unwrap();
+        assert_eq!(pool.release_threshold().unwrap(), STEP);
         let all = PoolReuse { follow_events: true, opportunistic: true, internal_dependencies: true };
         assert_eq!(pool.reuse().unwrap(), all);
         let some = PoolReuse { opportunistic: false, ..all };
@@ -279,7 +282,7 @@ on_both! {
     fn a_pool_in_use_cannot_be_closed(rig) {
         let pool = keeping(rig, 2);
         let stream = Stream::new(&rig.device).unwrap();
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         let refused = pool.close().unwrap_err();
         assert_eq!(refused.reason, CloseRefusal::InUse);
         let guard = refused.owner.make_current().unwrap();
@@ -295,11 +298,11 @@ on_both! {
     fn a_capture_is_left_alone(rig) {
         let pool = keeping(rig, 2);
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
-        let memory = pool.allocate_on(&stream, G).unwrap();
+        let memory = pool.allocate_on(&stream, STEP).unwrap();
         let (raw, mode) = (stream.as_raw(), CaptureMode::RELAXED);
         // SAFETY: the stream is alive.
         unsafe { rig.machine.capture_begin(D0, raw, mode).unwrap() };
-        assert!(matches!(pool.allocate_on(&stream, G), Err(MemoryError::Capturing)));
+        assert!(matches!(pool.allocate_on(&stream, STEP), Err(MemoryError::Capturing)));
         assert_eq!(memory.record_use(&other), Err(CallError::InUse));
         let refused = memory.close().unwrap_err();
         assert_eq!(refused.reason, CloseRefusal::Call(CallError::InUse));
@@ -318,7 +321,7 @@ fn every_call_fails_once() {
     let calls = sweep(
         |_| Vec::<MemPool>::new(),
         |rig, made| {
-            let pool = MemPool::builder(&rig.device).maximum(4 * G);
+            let pool = MemPool::builder(&rig.device).maximum(4 * STEP);
             Ok(made.push(text(pool.create())?))
         },
         |_| (),
@@ -333,14 +336,14 @@ fn every_call_fails_once() {
     let used = |world: &World| figures(&world.0)[0];
     let calls = sweep(
         world,
-        |_, world| Ok(world.3.push(text(world.0.allocate_on(&world.1, G))?)),
+        |_, world| Ok(world.3.push(text(world.0.allocate_on(&world.1, STEP))?)),
         used,
         true,
     );
     assert_eq!(calls, 2);
     let allocated = |rig: &Rig<_>| {
         let mut world = world(rig);
-        world.3.push(world.0.allocate_on(&world.1, G).unwrap());
+        world.3.push(world.0.allocate_on(&world.1, STEP).unwrap());
         world
     };
     let calls = sweep(
@@ -394,12 +397,12 @@ fn drops_that_fail_are_counted() {
     let rig = common::model();
     let pool = keeping(&rig, 2);
     let stream = Stream::new(&rig.device).unwrap();
-    let memory = pool.allocate_on(&stream, G).unwrap();
+    let memory = pool.allocate_on(&stream, STEP).unwrap();
     let all = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);
     rig.faults
         .arm(all.of(Call::MemFreeAsync).of(Call::MemPoolDestroy));
     drop(memory);
-    assert_eq!((rig.device.drop_failures(), rig.device.leaked()), (1, G));
+    assert_eq!((rig.device.drop_failures(), rig.device.leaked()), (1, STEP));
     let guard = pool.make_current().unwrap();
     rig.faults
         .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::DeviceSetMemPool));
@@ -415,7 +418,7 @@ fn a_lost_context_is_silent() {
     let rig = common::model();
     let pool = keeping(&rig, 2);
     let stream = Stream::new(&rig.device).unwrap();
-    let memory = pool.allocate_on(&stream, G).unwrap();
+    let memory = pool.allocate_on(&stream, STEP).unwrap();
     let guard = pool.make_current().unwrap();
     rig.machine
         .lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -450,7 +453,10 @@ fn what_a_driver_lacks_is_named() {
     );
     let middle = of(12, 1);
     drop(MemPool::new(&middle).unwrap());
-    let error = MemPool::builder(&middle).maximum(G).create().unwrap_err();
+    let error = MemPool::builder(&middle)
+        .maximum(STEP)
+        .create()
+        .unwrap_err();
     assert!(matches!(error, MemoryError::NotSupported { .. }));
     assert!(error.to_string().contains("CUDA 12.2"), "{error}");
     let without = common::model_options().attribute(DeviceAttribute::MEMORY_POOLS, 0);

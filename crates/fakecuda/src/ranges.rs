@@ -57,7 +57,8 @@ export! {
                 PointerAttribute::BUFFER_ID
                 | PointerAttribute::RANGE_START_ADDR
                 | PointerAttribute::RANGE_SIZE
-                | PointerAttribute::ALLOWED_HANDLE_TYPES => put(data.cast(), found),
+                | PointerAttribute::ALLOWED_HANDLE_TYPES
+                | PointerAttribute::MEMPOOL_HANDLE => put(data.cast(), found),
                 _ => Err(INVALID),
             }
         }

@@ -83,13 +83,16 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "mem_pool_share.figures",
         RULE,
-        "The figures of the importer's pool with one allocation, and after its free.",
+        "The figures of an imported pool with one allocation, and its release threshold.",
         |b| {
             let shared = share(b)?;
-            let one = figures(b, shared.imported)?;
-            b.free_async(shared.there, shared.stream)?;
-            b.synchronize(shared.stream)?;
-            Ok(Answer::value(one).with("freed", figures(b, shared.imported)?))
+            let ask = |attribute| b.pool_attribute(shared.imported, attribute);
+            let used = ask(MemPoolAttribute::USED_MEM_CURRENT);
+            let reserved = ask(MemPoolAttribute::RESERVED_MEM_CURRENT);
+            let threshold = ask(MemPoolAttribute::RELEASE_THRESHOLD);
+            Ok(Answer::named("used", &used)
+                .then("reserved", &reserved)
+                .then("threshold", &threshold))
         },
     )
     .isolated(),
@@ -204,13 +207,13 @@ pub(super) const CASES: &[Case] = &[
     Case::new(
         "mem_pool_share.peak_of_importer",
         RULE,
-        "The maximum of the importer's bytes in use, in parts.",
+        "The maximum of the bytes in use of an imported pool, read and set to 0.",
         |b| {
             let shared = share(b)?;
             let high = MemPoolAttribute::USED_MEM_HIGH;
-            Ok(Answer::value(
-                b.pool_attribute(shared.imported, high)? / PART,
-            ))
+            let read = b.pool_attribute(shared.imported, high);
+            let set = b.set_pool_attribute(shared.imported, high, 0);
+            Ok(Answer::named("read", &read).then("set", &set))
         },
     )
     .isolated(),

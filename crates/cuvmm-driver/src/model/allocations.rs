@@ -122,12 +122,15 @@ impl<B: Backing> State<B> {
     pub(crate) fn free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
         // Another thread may have freed it while this call waited.
         let freed = self.allocation(address.0, FREEABLE)?;
-        let (size, pooled) = (freed.size, freed.pool.is_some());
+        let (size, pool) = (freed.size, freed.pool);
         self.end_allocation(Call::MemFree, address.0);
-        match pooled {
+        match pool {
             // The call has waited for the device.
-            true => self.synchronized(device)?,
-            false => self.clock.spend(self.rules.costs.free.at(size)),
+            Some(pool) => {
+                self.count_as_used(pool, size);
+                self.synchronized(device)?;
+            }
+            None => self.clock.spend(self.rules.costs.free.at(size)),
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::allocation_table::Kind;
 use super::answer::{Answer, NOT_SUPPORTED, require};
 use super::backing::Backing;
-use super::pool_table::PoolKey;
+use super::pool_table::{Freed, PoolKey};
 use super::state::State;
 use super::work::Work;
 use crate::{DeviceAddress, MemPoolHandle, Ordinal, StreamHandle};
@@ -66,7 +66,7 @@ impl<B: Backing> State<B> {
         self.stream(device, stream)?;
         let allocation = self.allocation(address.0, FREEABLE)?;
         allocation.ending = true;
-        let (pool, bytes) = (allocation.pool, allocation.taken);
+        let (pool, size, bytes) = (allocation.pool, allocation.size, allocation.taken);
         let submitted = self.submit(device, stream, Work::FreeAllocation { address: address.0 });
         if submitted.is_err()
             && let Some(allocation) = self.allocations.by_address.get_mut(&address.0)
@@ -74,7 +74,7 @@ impl<B: Backing> State<B> {
             allocation.ending = false;
         }
         if let (Some(mark), Some(pool)) = (submitted?, pool) {
-            self.note_freed(pool, bytes, mark);
+            self.note_freed(pool, size, Freed { mark, bytes });
         }
         Ok(())
     }

@@ -13,6 +13,9 @@ use super::state::State;
 use super::stream_table::{Mark, StreamKey};
 use crate::LocationKind;
 
+/// A pool obtains and releases memory in steps of this size, as measured on an H200.
+const STEP: u64 = 32 << 20;
+
 /// The bytes that an allocation takes from its pool.
 struct Taken {
     /// Bytes that the pool has to obtain.
@@ -30,9 +33,10 @@ impl<B: Backing> State<B> {
         size: u64,
         stream: StreamKey,
     ) -> Answer<(u64, Vec<Mark>)> {
-        require(size != 0, INVALID_VALUE)?;
         let granularity = self.rules.granularity;
+        // An allocation of 0 bytes succeeds, as measured. Its address was not measured.
         let bytes = size
+            .max(1)
             .checked_next_multiple_of(granularity)
             .ok_or(OUT_OF_MEMORY)?;
         let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
@@ -57,7 +61,7 @@ impl<B: Backing> State<B> {
             }
         };
         pool.reserved.add(taken.new);
-        pool.used.add(bytes);
+        pool.used.add(size);
         pool.allocations += 1;
         let kind = kind_of(pool);
         let device = match pool.props.location.kind {
@@ -103,25 +107,25 @@ impl<B: Backing> State<B> {
         };
         let (now, later): (Vec<_>, Vec<_>) = pool.freed.iter().copied().partition(at_once);
         let (mut kept, internal) = (pool.kept, pool.reuse.internal);
-        let (reserved, maximum) = (pool.reserved.current, pool.props.maximum);
+        let (reserved, maximum) = (pool.reserved.current, whole_steps(pool.props.maximum));
+        let fits = |new: u64| maximum == 0 || reserved.saturating_add(new) <= maximum;
 
         let mut missing = bytes;
         take(&mut kept, &mut missing);
         let (mut rest, _) = draw(now, &mut missing);
-        let fits = maximum == 0 || reserved.saturating_add(missing) <= maximum;
-        let mut new = missing;
+        let mut new = whole_steps(missing);
         let mut after = Vec::new();
-        if fits && self.charge_new(owner, missing).is_ok() {
+        if fits(new) && self.charge_new(owner, new).is_ok() {
             rest.extend(later);
         } else {
             require(internal, OUT_OF_MEMORY)?;
             let (left, waited) = draw(later, &mut missing);
-            let fits = maximum == 0 || reserved.saturating_add(missing) <= maximum;
-            require(fits, OUT_OF_MEMORY)?;
-            self.charge_new(owner, missing)?;
-            (new, after) = (missing, waited);
+            (new, after) = (whole_steps(missing), waited);
+            require(fits(new), OUT_OF_MEMORY)?;
+            self.charge_new(owner, new)?;
             rest.extend(left);
         }
+        kept += new - missing;
         if let Some(pool) = self.pools.by_key.get_mut(&key) {
             (pool.kept, pool.freed) = (kept, rest);
         }
@@ -198,15 +202,12 @@ impl<B: Backing> State<B> {
     }
 
     /// Counts the bytes of an allocation as freed, once the work up to the mark is done.
-    pub(crate) fn note_freed(&mut self, key: PoolKey, bytes: u64, mark: Mark) {
-        let Some(pool) = self.pools.by_key.get_mut(&key) else {
-            return;
-        };
-        pool.used.subtract(bytes);
-        if pool.owner.is_some() {
-            pool.freed.push(Freed { mark, bytes });
-        } else {
-            pool.reserved.subtract(bytes);
+    pub(crate) fn note_freed(&mut self, key: PoolKey, size: u64, freed: Freed) {
+        if let Some(pool) = self.pools.by_key.get_mut(&key)
+            && pool.owner.is_some()
+        {
+            pool.used.subtract(size);
+            pool.freed.push(freed);
         }
     }
 
@@ -233,16 +234,20 @@ impl<B: Backing> State<B> {
         {
             space.give_back(offset, gone.taken);
         }
-        if !gone.ending {
+        if !gone.ending && pool.owner.is_some() {
             // It was not freed in stream order, so nothing has counted its bytes as freed.
-            pool.used.subtract(gone.taken);
-            match pool.owner {
-                Some(_) => pool.kept += gone.taken,
-                None => pool.reserved.subtract(gone.taken),
-            }
+            pool.used.subtract(gone.size);
+            pool.kept += gone.taken;
         }
         pool.allocations -= 1;
         self.end_pool_if_unused(key);
+    }
+
+    /// Counts bytes that `cuMemFree` has freed as still in use, as an H200 does.
+    pub(crate) fn count_as_used(&mut self, key: PoolKey, size: u64) {
+        if let Some(pool) = self.pools.by_key.get_mut(&key) {
+            pool.used.add(size);
+        }
     }
 
     /// Ends a destroyed pool without allocations, and releases its memory.
@@ -313,17 +318,16 @@ impl<B: Backing> State<B> {
 
     /// Releases kept memory until the pool holds no more than `keep` bytes.
     ///
-    /// As documented, memory of a pool that can be shared is not released before the pool ends.
+    /// Memory of a pool that can be shared is released as well, as measured on an H200, against
+    /// NVIDIA's documentation.
     pub(crate) fn trim_pool(&mut self, key: PoolKey, keep: u64) {
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return;
         };
-        if pool.shared.is_some() {
-            return;
-        }
         let over = pool.reserved.current.saturating_sub(keep);
-        // The memory is released in granules, and at least `keep` bytes stay.
-        let bytes = pool.kept.min(over - over % self.rules.granularity);
+        // The memory is released in whole steps, and at least `keep` bytes stay.
+        let most = pool.kept.min(over);
+        let bytes = most - most % STEP;
         pool.kept -= bytes;
         pool.reserved.subtract(bytes);
         if let Some(owner) = pool.owner {
@@ -345,6 +349,11 @@ pub(crate) fn kind_of(pool: &Pool) -> Kind {
         LocationKind::DEVICE => Kind::Pool,
         _ => Kind::HostPool,
     }
+}
+
+/// Rounds up to whole steps.
+fn whole_steps(bytes: u64) -> u64 {
+    bytes.div_ceil(STEP).saturating_mul(STEP)
 }
 
 /// Takes as much of `missing` as there is.

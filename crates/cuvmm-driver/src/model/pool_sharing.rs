@@ -53,7 +53,7 @@ impl<B: Backing> State<B> {
         require(flags == 0, INVALID_VALUE)?;
         let (file, location) = match (source, handle_type) {
             (ImportSource::Fd(descriptor), HandleTypes::POSIX_FD) => {
-                let found = exports::examine_pool(descriptor).map_err(|_| INVALID_VALUE)?;
+                let found = exports::examine_pool(descriptor)?;
                 (Arc::new(found.file), found.location)
             }
             (ImportSource::Fabric(name), HandleTypes::FABRIC) => {
@@ -133,8 +133,6 @@ impl<B: Backing> State<B> {
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return Err(INVALID_VALUE);
         };
-        pool.reserved.add(bytes);
-        pool.used.add(bytes);
         pool.allocations += 1;
         let allocation = Allocation {
             size,

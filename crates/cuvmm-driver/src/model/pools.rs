@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::answer::{Answer, INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, require};
+use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, require};
 use super::backing::{Backing, Change, Part};
 use super::device_state::Owner;
 use super::exports;
@@ -114,6 +114,9 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
+    /// Returns an attribute.
+    ///
+    /// An imported pool has no figures, as measured on an H200. Its settings were not measured.
     pub(crate) fn mem_pool_attribute(
         &mut self,
         device: Ordinal,
@@ -122,6 +125,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<u64> {
         self.context(device)?;
         let pool = self.pools.get(pool)?;
+        require(pool.owner.is_some(), INVALID_VALUE)?;
         Ok(match attribute {
             MemPoolAttribute::REUSE_FOLLOW_EVENT_DEPENDENCIES => pool.reuse.follow_events.into(),
             MemPoolAttribute::REUSE_ALLOW_OPPORTUNISTIC => pool.reuse.opportunistic.into(),
@@ -193,16 +197,21 @@ impl<B: Backing> State<B> {
         access: &[AccessDesc],
     ) -> Answer {
         self.context(device)?;
-        require(!access.is_empty(), INVALID_VALUE)?;
         let key = self.pools.key(pool)?;
+        for desc in access {
+            if desc.location.kind == LocationKind::DEVICE {
+                self.device(Ordinal(desc.location.id))?;
+            }
+        }
         let grants = self.grants(access)?;
         let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
         let (location, before) = (pool.props.location, pool.rights.clone());
         let mut after = before.clone();
         for &(who, flags) in &grants {
             self.is_peer(who, location)?;
-            let resident = who.location() == location;
-            require(!resident || flags == AccessFlags::READ_WRITE, INVALID_VALUE)?;
+            if who.location() == location {
+                keeps_own_access(flags)?;
+            }
             after.set(who, flags);
         }
         let allocations = self.allocations.by_address.iter();
@@ -260,5 +269,14 @@ impl<B: Backing> State<B> {
         require(local, INVALID_VALUE)?;
         self.pools.current[index] = key;
         Ok(())
+    }
+}
+
+/// Refuses to take access from the place that has the memory, with the codes of an H200.
+fn keeps_own_access(flags: AccessFlags) -> Answer {
+    match flags {
+        AccessFlags::READ_WRITE => Ok(()),
+        AccessFlags::READ => Err(NOT_SUPPORTED),
+        _ => Err(INVALID_DEVICE),
     }
 }

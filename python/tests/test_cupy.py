@@ -37,6 +37,28 @@ class CuPy(unittest.TestCase):
             fakes=True,
         )
 
+    def test_streams_stay_alive(self):
+        run(
+            """
+            import gc, weakref
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="64MiB")
+            made, freed, unused = (cupy.cuda.Stream(0) for _ in range(3))
+            kept = [weakref.ref(one) for one in (made, freed, unused)]
+            made.ptr, freed.ptr = 0, 1  # both names of the default stream
+            cupy.cuda.stream = made
+            array = cupy.empty(5 << 20)
+            cupy.cuda.stream = freed
+            del array
+            cupy.cuda.stream = unused
+            cupy.cuda.stream = cupy.cuda.Stream(0)
+            del made, freed, unused
+            gc.collect()
+            assert [one() is not None for one in kept] == [True, True, False]
+            """,
+            fakes=True,
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -63,7 +63,8 @@ class DeviceArray:
     Libraries take it without a copy by DLPack (`torch.from_dlpack(array)`,
     `cupy.from_dlpack(array)`) or by the CUDA array interface (`cupy.asarray(array)`). The memory
     lives as long as the array or a tensor over it. It is freed behind the work of the streams that
-    were named to `__dlpack__` or `record_stream`.
+    were named to `__dlpack__` or `record_stream`. Such a stream must not be destroyed before the
+    process ends. PyTorch's own never are; keep a `cupy.cuda.Stream` that takes an array.
     """
 
     def __init__(self, memory: _Memory, shape: tuple[int, ...], dtype: DType) -> None:
@@ -92,7 +93,8 @@ class DeviceArray:
     def record_stream(self, stream: int) -> None:
         """Records that work of a stream uses the memory, so that it is freed behind that work.
 
-        stream: a stream's handle, such as `torch.cuda.current_stream().cuda_stream`.
+        stream: a stream's handle, such as `torch.cuda.current_stream().cuda_stream`. The stream must
+            not be destroyed before the process ends: the heap asks it for its progress.
         """
         self._memory.record(stream)
 

@@ -32,6 +32,9 @@ def install(
     The settings are those of `cuvmm.configure`. If PyTorch already uses the heap
     (`cuvmm.torch.install`), call this without settings: both share it, under one limit.
 
+    Streams on which arrays were made or freed stay alive until the process ends. A stream of another
+    library (`cupy.cuda.ExternalStream`) must not be destroyed before that.
+
     A failed allocation raises `cupy.cuda.memory.OutOfMemoryError`. Arrays that exist keep their
     memory from CuPy's own pool.
 
@@ -44,12 +47,20 @@ def install(
         raise RuntimeError("cuvmm is already CuPy's allocator")
     import cupy
 
-    library, peers, current_stream = _library.get(), list(peers), cupy.cuda.get_current_stream
+    library, peers = _library.get(), list(peers)
     if limit is not None or tenant or ledger or peers or preset != "tight":
         configure(limit, preset, tenant, ledger, ledger_limit, peers)
 
+    # The heap asks a stream for its progress after the last array was freed on it, and the driver
+    # crashes if the stream is gone by then. So streams that arrays were used on stay alive.
+    streams: dict[int, Any] = {}
+
+    def current() -> int:
+        stream = cupy.cuda.get_current_stream()
+        return streams.setdefault(stream.ptr, stream).ptr
+
     def malloc(size: int, device: int) -> int:
-        address = library.try_malloc(size, device, current_stream().ptr)
+        address = library.try_malloc(size, device, current())
         if not address and size > 0:
             figures = library.figures("stats", device)
             raise cupy.cuda.memory.OutOfMemoryError(
@@ -59,7 +70,7 @@ def install(
 
     def free(address: int, device: int) -> None:
         # The stream that is current now may be another one than the array was made on.
-        library.free(address, 0, device, current_stream().ptr)
+        library.free(address, 0, device, current())
 
     allocator = cupy.cuda.PythonFunctionAllocator(malloc, free)
     cupy.cuda.set_allocator(allocator.malloc)

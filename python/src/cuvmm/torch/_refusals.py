@@ -44,6 +44,7 @@ _BENCHMARK = (
 _FUNCTIONS = {
     "_cuda_getCheckpointState": _TREES,
     "_cuda_setCheckpointPoolState": _TREES,
+    "_cuda_checkPoolLiveAllocations": _TREES,
     "_cuda_record_memory_history": _HISTORY,
     "_cuda_record_memory_history_legacy": _HISTORY,
     "_cuda_attach_out_of_memory_observer": _OBSERVER,

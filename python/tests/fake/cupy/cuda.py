@@ -11,12 +11,19 @@ class OutOfMemoryError(MemoryError):
 
 memory = types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
 current = None
-#: The handle of the current stream.
-stream = 0
+
+
+class Stream:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+#: The current stream.
+stream = Stream(0)
 
 
 def get_current_stream():
-    return types.SimpleNamespace(ptr=stream)
+    return stream
 
 
 class _Memory:

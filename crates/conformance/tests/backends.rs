@@ -120,7 +120,7 @@ fn a_death_is_an_answer() {
 #[test]
 fn a_child_that_does_not_end_is_ended() {
     let backend = Backend::open("model");
-    let slow = Isolate::new("sh", ["-c", "sleep 600"]);
+    let slow = Isolate::new("sh", ["-c", "exec sleep 600"]);
     let report = Suite::new(Arc::clone(&backend.driver))
         .isolate(slow.patience(Duration::from_millis(20)))
         .filter("map.released_handle_still_mapped")

@@ -17,9 +17,9 @@ use gpu::{D0, Stage};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns the size of each allocation. A GPU's pools obtain memory in larger steps than granules.
+/// Returns the size of each allocation: whole steps of 32 MiB, in which pools obtain memory.
 fn part(stage: &Stage) -> u64 {
-    stage.scaled(64 * MIB, 2 * MIB)
+    stage.scaled(64 * MIB, 32 * MIB)
 }
 
 fn capped(stage: &Stage) -> MemPool {

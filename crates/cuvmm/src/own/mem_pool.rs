@@ -75,7 +75,7 @@ pub struct MemPoolBuilder<'a> {
 
 impl MemPoolBuilder<'_> {
     /// Sets the maximum of the bytes that the pool holds (CUDA 12.2). By default the driver
-    /// chooses.
+    /// chooses. The driver rounds it up: on an H200 to whole steps of 32 MiB.
     ///
     /// An allocation that would exceed it fails as if the device had no more memory.
     #[must_use]

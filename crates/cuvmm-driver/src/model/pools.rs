@@ -116,7 +116,8 @@ impl<B: Backing> State<B> {
 
     /// Returns an attribute.
     ///
-    /// An imported pool has no figures, as measured on an H200. Its settings were not measured.
+    /// An imported pool has none that can be read, as measured: figures of it on an H200, and its release
+    /// threshold on an H100.
     pub(crate) fn mem_pool_attribute(
         &mut self,
         device: Ordinal,
@@ -148,6 +149,8 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         let pool = self.pools.get_mut(pool)?;
+        // Of an imported pool only its peak was tried, on an H100.
+        require(pool.owner.is_some(), INVALID_VALUE)?;
         // The driver reads an `int` here.
         let yes = value as u32 != 0;
         let again = |mark: &mut Watermark| {

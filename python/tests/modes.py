@@ -36,7 +36,9 @@ assert not torch.cuda.is_initialized()
 if MODE == "install":
     import cuvmm.torch
 
-    cuvmm.torch.install(limit=LIMIT)
+    # Counting the devices does not start CUDA.
+    COUNT = torch.cuda.device_count()
+    cuvmm.torch.install(limit=LIMIT, peers=range(COUNT) if COUNT > 1 else ())
 elif MODE == "pool":
     import cuvmm
     import cuvmm.torch

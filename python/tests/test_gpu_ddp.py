@@ -47,13 +47,23 @@ def train(rank: int, store: str) -> None:
 
 @two
 class TwoGpus(GpuTest):
-    @unittest.skipIf(MODE != "native", "memory of cuvmm has no access from other devices")
+    @unittest.skipIf(MODE == "pool", "memory of a pool has no access from other devices")
     def test_copies(self):
         for number in range(5):
             here = torch.full((3_000_001,), number, device="cuda:0")
             there = here.to("cuda:1", non_blocking=True)
             back = (there * 2).to("cuda:0")
             self.assertEqual((float(back.min()), float(back.max())), (2.0 * number, 2.0 * number))
+
+    @unittest.skipIf(MODE == "pool", "memory of a pool has no access from other devices")
+    def test_kernels_read_and_write_the_other_device(self):
+        here, there = (torch.arange(2_000_000.0, device=f"cuda:{number}") for number in (0, 1))
+        for _ in range(5):
+            there.copy_(here[:1_000_000].repeat(2))
+            here.add_(there.to("cuda:0"))
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        self.assertTrue(torch.equal(here[:1_000_000].cpu(), torch.arange(1_000_000.0) * 32))
 
     def test_data_parallel_training(self):
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

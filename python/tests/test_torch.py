@@ -248,12 +248,16 @@ class Pools(unittest.TestCase):
             """
         )
 
-    def test_peers_are_refused(self):
+    def test_peers(self):
         case(
             """
-            refused(cuvmm.Error, lambda: cuvmm.torch.install(peers=[1]), "peers")
+            for peers in ([1, 1], [64], [-1]):
+                refused(cuvmm.Error, lambda: cuvmm.torch.install(peers=peers), str(peers[-1]))
             assert not cuvmm.torch.is_installed() and torch._C.current is None
-            cuvmm.torch.install(peers=[])
+            cuvmm.torch.install(peers=range(2))
+            kept = torch.empty(1 << 20)
+            assert cuvmm.stats().live == 1 << 20
+            kept.free()
             """
         )
 

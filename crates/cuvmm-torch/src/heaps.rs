@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::{CUresult, StreamHandle};
 use cuvmm::heap::HeapBuilder;
-use cuvmm::{CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
 use crate::edge::message;
 use crate::error::{DEVICES, Error};
@@ -61,6 +61,8 @@ pub(crate) struct DeviceHeap {
     pub(crate) heap: Heap,
     pub(crate) pool: Pool,
     tenant: Tenant,
+    /// The other devices that have access to the heap's memory.
+    peers: Vec<Device>,
     pub(crate) has_ledger: bool,
     settings: Settings,
     /// Streams by their handles, which are kept for ever. One that is used for two allocations has one
@@ -176,7 +178,13 @@ impl DeviceHeap {
         }
         let pool = builder.build()?;
         let tenant = pool.tenant(settings.tenant.as_str()).register()?;
-        let heap = settings.apply(Heap::builder(&tenant)).build()?;
+        let peers = settings
+            .peers
+            .iter()
+            .filter(|&&peer| peer as usize != index);
+        let peers = peers.map(|&peer| Device::open(driver.clone(), peer));
+        let peers: Vec<Device> = peers.collect::<Result<_, _>>()?;
+        let heap = settings.apply(Heap::builder(&tenant), &peers).build()?;
         if let Some(mapper) = mapper {
             exit::keep(mapper);
         }
@@ -186,6 +194,7 @@ impl DeviceHeap {
             heap,
             pool,
             tenant,
+            peers,
             has_ledger: ledger.is_some(),
             settings,
             streams: RwLock::default(),
@@ -197,7 +206,9 @@ impl DeviceHeap {
     /// Builds a heap for the captures of one pool of graphs.
     pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
         let limit = self.pool.stats().limit;
-        let builder = self.settings.apply(Heap::builder(&self.tenant));
+        let builder = self
+            .settings
+            .apply(Heap::builder(&self.tenant), &self.peers);
         let addresses = limit.saturating_mul(GRAPH_ADDRESSES).max(1 << 30);
         Ok(builder.for_graphs(true).addresses(addresses).build()?)
     }
@@ -234,11 +245,11 @@ impl DeviceHeap {
         Ok(())
     }
 
-    /// Returns the stream of a handle.
+    /// Returns the stream of a handle. That of a default stream is the stream of the heap's device.
     ///
     /// # Errors
     /// The per-thread default stream: another thread could not wait for its work. A stream of another
-    /// device or context, whose work the heap cannot wait for.
+    /// context than those of the heap's device and its peers, whose work the heap cannot wait for.
     #[inline]
     pub(crate) fn stream(&'static self, handle: u64) -> Result<&'static Stream, Error> {
         if let Some(last) = LAST.get()
@@ -262,43 +273,49 @@ impl DeviceHeap {
             return Ok(stream);
         }
         drop(streams);
-        let device = &self.device;
+        let device = self.device_of(handle);
+        let device = device.ok_or_else(|| Error::OtherContext(self.device.ordinal().0))?;
         // SAFETY: the caller of the library's functions vouches that the stream is one and stays
-        // one. The driver says below that it belongs to the context in which the heap works.
+        // one. The driver has said that it belongs to the device's context.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) }?;
-        if !self.has(handle) {
-            return Err(Error::OtherContext(device.ordinal().0));
-        }
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
         let place = streams.entry(handle);
         Ok(place.or_insert_with(|| Box::leak(Box::new(stream))))
     }
 
-    /// Returns `true` if a stream belongs to the context in which the heap works. A default stream
-    /// belongs to each context, and a driver older than CUDA 9.2 does not say.
-    fn has(&self, handle: u64) -> bool {
+    /// Returns the device in whose context a stream is: the heap's own or one with access to its
+    /// memory. A default stream belongs to each context, and a driver older than CUDA 9.2 does not
+    /// say.
+    fn device_of(&self, handle: u64) -> Option<&Device> {
         let Ok(ask) = self.driver.api().cuStreamGetCtx.get() else {
-            return true;
+            return Some(&self.device);
         };
-        if handle == StreamHandle::NULL.0 {
-            return true;
+        if matches!(
+            StreamHandle(handle),
+            StreamHandle::NULL | StreamHandle::PER_THREAD
+        ) {
+            return Some(&self.device);
         }
         let stream = ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0));
         let mut found = ptr::null_mut();
         // SAFETY: the result is written to a local, and the caller of the library's functions
         // vouches for the stream.
         let code = unsafe { ask(stream, &mut found) };
-        let ours = self.driver.context(self.device.ordinal());
-        code == CUresult::CUDA_SUCCESS && ours == Ok(found)
+        let mut devices = std::iter::once(&self.device).chain(&self.peers);
+        devices.find(|device| {
+            code == CUresult::CUDA_SUCCESS && self.driver.context(device.ordinal()) == Ok(found)
+        })
     }
 }
 
 impl Settings {
-    fn apply<'a>(&self, builder: HeapBuilder<'a>) -> HeapBuilder<'a> {
-        builder
+    fn apply<'a>(&self, builder: HeapBuilder<'a>, peers: &[Device]) -> HeapBuilder<'a> {
+        let builder = builder
             .preset(self.preset)
             .aliases(self.aliases)
-            .stream_waits(self.waits)
+            .stream_waits(self.waits);
+        let open = |builder: HeapBuilder<'a>, peer| builder.open_to(peer, Access::ReadWrite);
+        peers.iter().fold(builder, open)
     }
 }
 

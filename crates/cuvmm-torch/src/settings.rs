@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use cuvmm::heap::Preset;
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::error::{DEVICES, Error};
 
 const LIMIT: &str = "CUVMM_TORCH_LIMIT";
 const PRESET: &str = "CUVMM_TORCH_PRESET";
@@ -39,6 +39,8 @@ pub(crate) struct Settings {
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,
     pub(crate) waits: bool,
+    /// The devices that have access to the memory of every other one.
+    pub(crate) peers: Vec<u32>,
 }
 
 impl Settings {
@@ -59,7 +61,7 @@ impl Settings {
             tenant,
             ledger,
             ledger_limit,
-            peers: _,
+            peers,
             aliases,
             stream_waits,
         } = configured.clone();
@@ -77,6 +79,7 @@ impl Settings {
         self.ledger_limit = ledger_limit.or(self.ledger_limit);
         self.aliases = aliases.unwrap_or(self.aliases);
         self.waits = stream_waits.unwrap_or(self.waits);
+        self.peers = peers.unwrap_or(self.peers);
         self
     }
 
@@ -116,6 +119,7 @@ impl Settings {
             preset,
             aliases: choice(ALIASES, "on or off", on_off)?.unwrap_or(true),
             waits: choice(STREAM_WAITS, "on or off", on_off)?.unwrap_or(true),
+            peers: Vec::new(),
         })
     }
 }
@@ -129,7 +133,7 @@ pub(crate) struct Configuration {
     tenant: Option<String>,
     ledger: Option<PathBuf>,
     ledger_limit: Option<u64>,
-    peers: Option<Vec<i32>>,
+    peers: Option<Vec<u32>>,
     aliases: Option<bool>,
     stream_waits: Option<bool>,
 }
@@ -162,14 +166,19 @@ impl Configuration {
             } if name.is_empty() => refused("tenant", "empty".to_owned(), "a name"),
             Self {
                 peers: Some(peers), ..
-            } if !peers.is_empty() => refused(
+            } if peers.iter().any(|&peer| peer as usize >= DEVICES) || repeats(peers) => refused(
                 "peers",
                 format!("{peers:?}"),
-                "empty: a heap's memory has no access from other devices",
+                "a list of devices, each of them once",
             ),
             _ => Ok(read),
         }
     }
+}
+
+/// Returns `true` if a device is in a list twice.
+fn repeats(peers: &[u32]) -> bool {
+    (1..peers.len()).any(|at| peers[..at].contains(&peers[at]))
 }
 
 /// Reads a limit of at least one byte.
@@ -205,6 +214,7 @@ mod tests {
             preset: Preset::Tight,
             aliases: true,
             waits: true,
+            peers: Vec::new(),
         };
         assert_eq!(settings, expected);
     }
@@ -235,7 +245,7 @@ mod tests {
         let nothing = Configuration::parse("{}").expect("no settings");
         assert_eq!(environment.clone().with(&nothing), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
-            "ledger_limit": 1073741824, "peers": [], "aliases": true, "stream_waits": false}"#;
+            "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false}"#;
         let all = Configuration::parse(all).expect("settings");
         let expected = Settings {
             limit: Some(4096),
@@ -247,6 +257,7 @@ mod tests {
             preset: Preset::Fast,
             aliases: true,
             waits: false,
+            peers: vec![1, 0],
         };
         assert_eq!(environment.with(&all), expected);
     }
@@ -261,7 +272,9 @@ mod tests {
             (r#"{"limit": 0}"#, "the setting limit is 0"),
             (r#"{"preset": "slow"}"#, "slow"),
             (r#"{"tenant": ""}"#, "the setting tenant is empty"),
-            (r#"{"peers": [1]}"#, "the setting peers is [1]"),
+            (r#"{"peers": [1, 0, 1]}"#, "the setting peers is [1, 0, 1]"),
+            (r#"{"peers": [64]}"#, "the setting peers is [64]"),
+            (r#"{"peers": [-1]}"#, "-1"),
             (r#"{"aliases": "on"}"#, "on"),
         ] {
             let error = Configuration::parse(json).expect_err(json).to_string();

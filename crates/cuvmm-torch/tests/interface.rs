@@ -14,7 +14,7 @@ mod common;
 use std::ffi::{CStr, CString, c_char, c_double, c_int, c_void};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,6 +47,37 @@ fn size(bytes: usize) -> isize {
 }
 
 over_the_stand_in! {
+    peers [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        assert_eq!(configure(&torch, r#"{"peers": [0, 1]}"#), 0);
+        let stream = cuda.stream();
+        cuda.enter(1);
+        let elsewhere = cuda.stream();
+        cuda.enter(0);
+        let address = torch.malloc(size(3 * MIB), stream);
+        cuda.synchronize(stream);
+        cuda.enter(1);
+        cuda.fill(address, 7, 3 * MIB, elsewhere);
+        cuda.synchronize(elsewhere);
+        cuda.expect(address, 7, 3 * MIB);
+        cuda.enter(0);
+        torch.record(address, elsewhere);
+        torch.free(address, stream);
+        // The heap can ask that stream for its work, so the memory is used again.
+        assert_eq!(torch.malloc(size(3 * MIB), stream), address);
+        let there = torch.malloc_on(1, size(MIB), elsewhere);
+        cuda.fill(there, 8, MIB, stream);
+        cuda.synchronize(stream);
+        cuda.expect(there, 8, MIB);
+    }
+
+    a_peer_that_is_not_there [] says ["allocation of 512 B on device 0 failed: "] {
+        let torch = Torch::load();
+        assert_eq!(configure(&torch, r#"{"peers": [1, 7]}"#), 0);
+        assert_eq!(torch.malloc(512, null_mut()), 0);
+        assert!(torch.last_error().contains('7'), "{}", torch.last_error());
+    }
+
     settings ["CUVMM_TORCH_LIMIT" = "64MiB"] says [] {
         let torch = Torch::load();
         let version: unsafe extern "C" fn() -> *const c_char = torch.function("cuvmm_version");

@@ -300,8 +300,8 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
     })
 }
 
-/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep: they have memory at
-/// the same addresses again, with the contents if they were kept.
+/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
+/// their addresses again, with the contents if these were kept.
 ///
 /// A tag that is awake or unknown is an error, and nothing has changed then. After another error the
 /// tags before that one in the list are awake.
@@ -314,6 +314,30 @@ pub unsafe extern "C" fn cuvmm_wake(tags: *const c_char) -> c_int {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
         tags::wake(tags)
+    })
+}
+
+/// Writes the names of the tags that are asleep as a JSON list. Makes no driver call.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usize {
+    let names = guard(None, || serde_json::to_vec(&tags::asleep()).ok());
+    // SAFETY: the caller says so.
+    unsafe { text(names, buffer, length) }
+}
+
+/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`).
+///
+/// # Safety
+/// `stream` is such a stream, and stays one as long as this library knows memory that was used on it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
+    status(|| {
+        Ok(heaps::of(device)?
+            .stream(crate::handle(stream))?
+            .synchronize()?)
     })
 }
 

@@ -7,8 +7,8 @@
 //! complete.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use cuvmm::{Block, Contents, HostStore, MemoryError, SleepError, Tenant};
@@ -41,6 +41,9 @@ struct Tag {
     tenant: Tenant,
     of: &'static DeviceHeap,
     is_asleep: bool,
+    /// Held for reading while a block is allocated, and for writing while the tag moves: a block that
+    /// came to it meanwhile would be awake under a tag that is asleep, or asleep and not known to be.
+    still: Arc<RwLock<()>>,
     /// Host memory for the contents, which is kept for the next time.
     store: Option<HostStore>,
 }
@@ -99,7 +102,11 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     };
     let name = ENTERED.with_borrow(|entered| entered.last().cloned());
     let name = name.unwrap_or_else(|| NO_TAG.to_owned());
-    let (index, tenant) = tag(device, &name)?;
+    let (index, tenant, still) = tag(device, &name)?;
+    let _still = still.read().unwrap_or_else(PoisonError::into_inner);
+    if lock().tags[index].is_asleep {
+        return Err(Error::Asleep(name));
+    }
     let block = tenant.allocate(size)?;
     heaps::of(device)?.figures().made(size);
     let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
@@ -109,8 +116,9 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     Ok(address)
 }
 
-/// Returns the index and the tenant of a tag, which is made if there is none.
-fn tag(device: i32, name: &str) -> Result<(usize, Tenant), Error> {
+/// Returns the index of a tag, its tenant and what keeps it from moving. The tag is made if there is
+/// none.
+fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Error> {
     let of = heaps::of(device)?;
     let mut state = lock();
     let is = |tag: &Tag| tag.device == device && tag.name == name;
@@ -118,22 +126,24 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant), Error> {
         let tag = &state.tags[index];
         return match tag.is_asleep {
             true => Err(Error::Asleep(name.to_owned())),
-            false => Ok((index, tag.tenant.clone())),
+            false => Ok((index, tag.tenant.clone(), Arc::clone(&tag.still))),
         };
     }
     let tenant = match of.tenant().name() == name {
         true => of.tenant().clone(),
         false => of.pool.tenant(name).register()?,
     };
+    let still = Arc::default();
     state.tags.push(Tag {
         device,
         name: name.to_owned(),
         tenant: tenant.clone(),
         of,
         is_asleep: false,
+        still: Arc::clone(&still),
         store: None,
     });
-    Ok((state.tags.len() - 1, tenant))
+    Ok((state.tags.len() - 1, tenant, still))
 }
 
 /// Frees the block at an address, awake or asleep.
@@ -160,6 +170,16 @@ pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
         .collect();
     entries.sort_unstable_by_key(|entry| entry.address);
     entries
+}
+
+/// Returns the names of tags that are asleep on a device.
+pub(crate) fn asleep() -> BTreeSet<String> {
+    if fork::is_child() {
+        return BTreeSet::new();
+    }
+    let state = lock();
+    let asleep = state.tags.iter().filter(|tag| tag.is_asleep);
+    asleep.map(|tag| tag.name.clone()).collect()
 }
 
 /// Returns the indices of tags by name, all if there are no names, that are asleep or not.
@@ -242,7 +262,8 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts a tag to sleep or wakes it. It counts as asleep meanwhile, so nothing is allocated under it.
+/// Puts a tag to sleep or wakes it, when allocations under it have ended. It counts as asleep from the
+/// start, so no new one begins.
 fn change(
     index: usize,
     sleeps: bool,
@@ -252,7 +273,9 @@ fn change(
     let tag = &mut state.tags[index];
     tag.is_asleep = true;
     let (tenant, device, name) = (tag.tenant.clone(), tag.device, tag.name.clone());
+    let still = Arc::clone(&tag.still);
     drop(state);
+    let _moving = still.write().unwrap_or_else(PoisonError::into_inner);
     let outcome = act(&tenant);
     lock().tags[index].is_asleep = is_asleep_after(sleeps, &outcome);
     outcome.map_err(|cause| Error::Sleep {

@@ -72,6 +72,16 @@ impl Tags {
         self.outcome(unsafe { (self.wake)(tags.as_ptr()) })
     }
 
+    /// Returns the tags that are asleep, as JSON.
+    fn asleep(&self) -> String {
+        let write: unsafe extern "C" fn(*mut c_char, usize) -> usize =
+            self.torch.function("cuvmm_asleep");
+        let mut text = [0_u8; 64];
+        // SAFETY: the buffer has this number of bytes.
+        let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
+        String::from_utf8(text[..length - 1].to_vec()).unwrap()
+    }
+
     fn outcome(&self, code: c_int) -> Result<(), String> {
         match code {
             0 => Ok(()),
@@ -128,7 +138,9 @@ over_the_stand_in! {
         refused(tags.sleep(r#"["a", "c"]"#, true), "\"c\"");
         refused(tags.sleep("a", true), "the JSON is not understood");
         refused(tags.wake(r#"["a"]"#), "the tag \"a\" is awake");
+        assert_eq!(tags.asleep(), "[]");
         tags.sleep(r#"["a", "a"]"#, false).unwrap();
+        assert_eq!(tags.asleep(), r#"["a"]"#);
         refused(tags.sleep(r#"["b", "a"]"#, false), "the tag \"a\" is asleep");
         refused(tags.wake(r#"["a", "b"]"#), "the tag \"b\" is awake");
         assert_eq!(tags.allocate("a", 4), 0);
@@ -253,5 +265,50 @@ over_the_stand_in! {
         }
         tags.sleep(r#"["default"]"#, false).unwrap();
         assert!(tags.torch.text("cuvmm_table").contains("default"));
+    }
+}
+
+/// A thread allocates under a tag while another one moves it: no block is awake when the tag is asleep.
+mod nothing_comes_to_a_tag_that_moves {
+    use super::*;
+
+    #[test]
+    fn over_the_stand_in() {
+        let case = "nothing_comes_to_a_tag_that_moves::in_a_process_of_its_own";
+        for line in common::run(case, &[]) {
+            assert!(line.ends_with("the tag \"a\" is asleep"), "{line}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+    fn in_a_process_of_its_own() {
+        common::case(|| {
+            let (tags, cuda) = (Tags::load(), Cuda::load());
+            let first = tags.allocate("a", 2);
+            std::thread::scope(|scope| {
+                let more = scope.spawn(|| {
+                    let mut made = vec![];
+                    while made.len() < 60 {
+                        match tags.allocate("a", 2) {
+                            0 => std::thread::yield_now(),
+                            address => made.push(address),
+                        }
+                    }
+                    made
+                });
+                while !more.is_finished() {
+                    tags.sleep(r#"["a"]"#, false).unwrap();
+                    assert_eq!(cuda.physicals_and_mappings(), (0, 0), "a block is awake");
+                    tags.wake(r#"["a"]"#).unwrap();
+                    std::thread::yield_now();
+                }
+                let made = more.join().unwrap();
+                made.into_iter().for_each(|address| tags.free(address));
+            });
+            tags.free(first);
+            tags.torch.reset();
+            assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        });
     }
 }

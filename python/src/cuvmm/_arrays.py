@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from . import _dlpack, _driver, _library
+from . import _dlpack, _library
 from ._dtypes import DType, dtype_of, dtype_of_code
 from ._errors import Error, OutOfMemoryError
 from ._sizes import text_of
@@ -120,7 +120,8 @@ class DeviceArray:
             memory.record(taker)
             if taker != memory.stream:
                 # Work that used this memory before may still be queued on its stream.
-                _driver.synchronize_stream(self.device, memory.stream)
+                library = _library.get()
+                library.check(library.synchronize(self.device, memory.stream))
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
         kept = [memory]
         codes = (self._dtype.code, self._dtype.bits)

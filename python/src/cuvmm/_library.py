@@ -39,6 +39,8 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "cuvmm_tag_enter": (_int, [_text]),
     "cuvmm_tag_leave": (None, []),
+    "cuvmm_synchronize": (_int, [_int, _pointer]),
+    "cuvmm_asleep": (_size, [_text, _size]),
     "cuvmm_sleep": (_int, [_text, _int]),
     "cuvmm_wake": (_int, [_text]),
 }

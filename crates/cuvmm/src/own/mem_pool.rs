@@ -85,7 +85,8 @@ impl MemPoolBuilder<'_> {
     }
 
     /// Sets the handle types that the pool may be shared as; none by default, and fixed at
-    /// creation. The driver does not release memory of such a pool before the pool ends.
+    /// creation. By NVIDIA's documentation the driver releases no memory of such a pool before the
+    /// pool ends; on an H200 it does, as with other pools.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.props.handle_types = types;

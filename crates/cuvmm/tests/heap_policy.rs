@@ -37,12 +37,35 @@ fn extents_are_as_large_as_most_allocations() {
 #[test]
 fn extents_are_small_near_a_limit() {
     let rig = model();
-    let (_pool, heap, stream) = heap(&rig, 256);
-    let allocate = |mib: u64| heap.allocate(mib * MIB, 1, &stream).unwrap();
-    let _first = allocate(64);
-    assert_eq!(heap.stats().extents, 2, "of 32 MiB, the least otherwise");
-    let _second = allocate(128);
-    assert_eq!(heap.stats().extents, 2 + 16, "of 8 MiB");
+    let (_pool, heap, stream) = heap(&rig, 1024);
+    let mut live = Vec::new();
+    let mut extents_of_128_mib = || {
+        let before = heap.stats().extents;
+        live.push(heap.allocate(128 * MIB, 1, &stream).unwrap());
+        heap.stats().extents - before
+    };
+    assert_eq!(extents_of_128_mib(), 16, "no size is known yet");
+    assert_eq!(extents_of_128_mib(), 1, "as large as most allocations");
+    assert_eq!(extents_of_128_mib(), 1);
+    assert_eq!(extents_of_128_mib(), 16, "of 8 MiB from 448 MiB on");
+}
+
+#[test]
+fn the_least_extent_grows_with_the_heap() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 64 << 10);
+    let mut live = Vec::new();
+    let mut extents_of_20_mib = || {
+        let before = heap.stats().extents;
+        live.push(heap.allocate(20 * MIB, 1, &stream).unwrap());
+        heap.stats().extents - before
+    };
+    assert_eq!(extents_of_20_mib(), 3, "of 8 MiB");
+    // Up to 16 GiB, of which 32 MiB are a part in 512.
+    for _ in 0..820 {
+        extents_of_20_mib();
+    }
+    assert_eq!(extents_of_20_mib(), 1);
 }
 
 #[test]

@@ -151,9 +151,9 @@ const ADDRESSES: u64 = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Holds little more than what is live: extents of at most 128 MiB, of 8 to 16 MiB in most cases
-    /// once the heap holds 7/16 of what the tenant may hold, and memory is stitched as soon as it
-    /// holds 1 % more than the peak of live bytes. The default.
+    /// Holds little more than what is live: extents of at most 128 MiB, as large as most allocations
+    /// (8 to 16 MiB in most cases once the heap holds 7/16 of what the tenant may hold), and memory
+    /// is stitched as soon as it holds 1 % more than the peak of live bytes. The default.
     #[default]
     Tight,
     /// Maps seldom: extents of up to 1 GiB, and 15 % more than the peak.
@@ -168,7 +168,7 @@ impl Preset {
                 largest: 128 * MIB,
                 slack: 10,
                 parts: 4,
-                least: 32 * MIB,
+                least: (8 * MIB, 32 * MIB),
                 near: 8 * MIB,
                 extra: 0,
                 aliases: true,
@@ -177,7 +177,7 @@ impl Preset {
                 largest: 1024 * MIB,
                 slack: 154,
                 parts: 1,
-                least: 1024 * MIB,
+                least: (1024 * MIB, 1024 * MIB),
                 near: 1024 * MIB,
                 extra: u64::MAX,
                 aliases: true,
@@ -307,7 +307,8 @@ impl HeapBuilder<'_> {
             ..preset.policy()
         };
         policy.largest = policy.largest.max(granule.bytes());
-        policy.least = policy.least.max(granule.bytes());
+        let (low, high) = policy.least;
+        policy.least = (low.max(granule.bytes()), high.max(granule.bytes()));
         let options = Options {
             policy,
             waits,
@@ -533,7 +534,8 @@ impl Heap {
 
     /// Gives all extents that are wholly free and whose work is complete to the pool
     /// (`cuMemUnmap`), and unmaps addresses that are not needed. Returns the bytes given: none in a
-    /// [hardened pool](self#hardened-pools), where the heap keeps none. Never waits for the GPU.
+    /// [hardened pool](self#hardened-pools), where the heap keeps none. Never waits for the GPU; waits
+    /// for the [mapper](crate::Mapper) while that unmaps addresses of this heap.
     ///
     /// # Errors
     /// [`CallError`] from the driver; what was given before stays given.

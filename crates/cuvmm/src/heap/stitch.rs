@@ -32,6 +32,10 @@ const HEADS: usize = 8;
 /// The most bytes of an extent in mean sizes of live allocations, unless the least size is more.
 const MEANS: u64 = 2;
 
+/// The number of the smallest extents that the peak of live bytes is worth: what is lost in extents is
+/// a part of the heap, however large that is.
+const PEAK_PARTS: u64 = 512;
+
 /// How much of what may be held is held before extents are small, in 1/16.
 const NEAR: u64 = 7;
 
@@ -48,8 +52,9 @@ pub(super) struct Policy {
     /// The least number of extents that a request is made of which is much larger than others, as far
     /// as `least` allows, so that memory which it leaves can be used in pieces.
     pub(super) parts: u64,
-    /// The size up to which a request is always one extent, in whole granules.
-    pub(super) least: u64,
+    /// The size up to which a request is always one extent is a [`PEAK_PARTS`]th of the peak of live
+    /// bytes, but at least the first and at most the second, in whole granules.
+    pub(super) least: (u64, u64),
     /// The size of extents in whole granules once [`NEAR`] of what may be held is held, unless the mean
     /// size of live allocations is more than [`NEAR_PARTS`] times as much.
     pub(super) near: u64,
@@ -248,13 +253,18 @@ impl Planner<'_> {
             ..
         } = *self.policy;
         let Levels {
-            held, mean, limit, ..
+            held,
+            mean,
+            limit,
+            peak,
+            ..
         } = self.levels;
         let within = |bytes| self.granule.extent_within(bytes, largest);
         if held.saturating_add(self.wanted.size) > limit / 16 * NEAR {
             return within(near.max(mean / NEAR_PARTS));
         }
         let part = (self.wanted.size / parts).min(mean.saturating_mul(MEANS));
+        let least = within(peak / PEAK_PARTS).clamp(least.0, least.1);
         within(part.max(mean)).max(least.min(largest))
     }
 

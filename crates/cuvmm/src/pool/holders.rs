@@ -21,6 +21,11 @@ impl State {
         self.tenants.get_mut(&tenant)?.held_mut(id)
     }
 
+    /// Returns `true` if mappings of a holder are being unmapped by the mapper.
+    pub(super) fn is_tidied(&self, tenant: TenantId, id: HolderId) -> bool {
+        self.held(tenant, id).is_some_and(|held| held.tidied)
+    }
+
     /// Returns the holders of all tenants.
     fn holders(&self) -> Vec<(TenantId, HolderId)> {
         let mut all = Vec::new();
@@ -179,7 +184,10 @@ impl Locked<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, mpsc};
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::pool::holder::{Holder, HolderFigures};
@@ -187,14 +195,15 @@ mod tests {
     use crate::region::Space;
     use crate::region::rig::{G, rig};
 
-    /// A holder whose owner ends while a mapping of it is unmapped.
+    /// A holder that does something while a mapping of it is unmapped.
     #[derive(Default)]
-    struct Ends {
+    struct Tidied {
         space: Mutex<Option<Space>>,
-        owner: Mutex<Option<(Tenant, HolderId)>>,
+        meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+        has_given: AtomicBool,
     }
 
-    impl Holder for Ends {
+    impl Holder for Tidied {
         fn figures(&self) -> HolderFigures {
             HolderFigures::default()
         }
@@ -204,12 +213,13 @@ mod tests {
         }
 
         fn give(&self, _: u64) -> Given {
+            self.has_given.store(true, Ordering::SeqCst);
             Given::default()
         }
 
         fn tidy(&self) -> u64 {
-            if let Some((tenant, id)) = self.owner.lock().unwrap().take() {
-                tenant.detach(id);
+            if let Some(act) = self.meanwhile.lock().unwrap().take() {
+                act();
             }
             1
         }
@@ -227,31 +237,69 @@ mod tests {
         }
     }
 
+    impl Tidied {
+        /// Makes a holder of `tenant` with one mapping that has to be unmapped.
+        fn of(tenant: &Tenant) -> (Arc<Self>, HolderId) {
+            let this = Arc::new(Self::default());
+            let attached = tenant.attach(4 * G, |space, _| {
+                *this.space.lock().unwrap() = Some(space);
+                Arc::clone(&this) as Arc<dyn Holder>
+            });
+            let holder = attached.unwrap();
+            let lent = tenant.lend(Lending {
+                holder,
+                sizes: &[],
+                mappings: 1,
+            });
+            assert!(lent.unwrap().is_empty());
+            (this, holder)
+        }
+
+        /// Unmaps the mapping as the mapper does, and calls `act` meanwhile.
+        fn tidy_and(&self, tenant: &Tenant, id: HolderId, act: impl FnOnce() + Send + 'static) {
+            *self.meanwhile.lock().unwrap() = Some(Box::new(act));
+            let mut state = tenant.core().lock();
+            state.untidy.push((tenant.id(), id));
+            state.tidy_holders();
+        }
+    }
+
     #[test]
     fn a_holder_that_ends_while_it_is_tidied_stays_until_its_mappings_are_counted() {
         let rig = rig();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
         let pool = pool.build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        let ends = Arc::new(Ends::default());
-        let attached = tenant.attach(4 * G, |space, _| {
-            *ends.space.lock().unwrap() = Some(space);
-            Arc::clone(&ends) as Arc<dyn Holder>
-        });
-        let holder = attached.unwrap();
-        *ends.owner.lock().unwrap() = Some((tenant.clone(), holder));
-        let lent = tenant.lend(Lending {
-            holder,
-            sizes: &[],
-            mappings: 1,
-        });
-        assert!(lent.unwrap().is_empty());
-        let core = tenant.core();
-        let mut state = core.lock();
-        state.untidy.push((tenant.id(), holder));
-        state.tidy_holders();
-        assert!(state.held(tenant.id(), holder).is_none());
+        let (tidied, id) = Tidied::of(&tenant);
+        let owner = tenant.clone();
+        tidied.tidy_and(&tenant, id, move || owner.detach(id));
+        let state = tenant.core().lock();
+        assert!(state.held(tenant.id(), id).is_none());
         drop(state);
         assert_eq!(pool.stats().quarantined, 0);
+    }
+
+    #[test]
+    fn what_a_holder_can_give_is_asked_when_the_mapper_is_done_with_it() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        let (asker, gives) = (tenant.clone(), Arc::clone(&tidied));
+        let (send, sent) = mpsc::channel();
+        tidied.tidy_and(&tenant, id, move || {
+            let asking = thread::spawn(move || asker.take_from(id, u64::MAX).unwrap());
+            // A thread that does not wait asks within this time.
+            let patience = Instant::now() + Duration::from_millis(50);
+            while Instant::now() < patience {
+                assert!(!gives.has_given.load(Ordering::SeqCst));
+                thread::yield_now();
+            }
+            send.send(asking).unwrap();
+        });
+        assert_eq!(sent.recv().unwrap().join().unwrap(), 0);
+        assert!(tidied.has_given.load(Ordering::SeqCst));
+        tenant.detach(id);
     }
 }

@@ -10,6 +10,7 @@ use super::holder::{Given, Held, Holder, HolderId};
 use super::state::Scrub;
 use super::tenant::Tenant;
 use super::wait::Wait;
+use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::ledger::Purpose;
 use crate::region::{Space, Unmapped, Urgency};
@@ -107,11 +108,15 @@ impl Tenant {
         }
     }
 
-    /// Takes what a holder can give, at most about `wanted` bytes. Returns the bytes.
+    /// Takes what a holder can give, at most about `wanted` bytes. Returns the bytes. Waits for the
+    /// mapper if that is unmapping mappings of the holder, which cannot give their extents until then.
     pub(crate) fn take_from(&self, holder: HolderId, wanted: u64) -> Result<u64, CallError> {
         let core = self.core();
         core.device.own_process()?;
         let mut state = core.lock();
+        while state.is_tidied(self.id(), holder) && !deferred::is_in_hook() {
+            state = state.wait(&core.settled, None);
+        }
         let taken = state.take_from_holder(self.id(), holder, wanted);
         state.release_marked();
         drop(state);

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use cuvmm_driver::{Driver, EventHandle, Ordinal};
+use cuvmm_driver::{EventHandle, Ordinal};
 use cuvmm_sys::{CUcontext, CUdevice, CUevent, CUresult};
 
 use crate::edge::{Outcome, code, export, present, put};

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use cuvmm_driver::{DeviceAddress, Driver, Ordinal, StreamHandle};
+use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
 
 use crate::contexts::{current, of};

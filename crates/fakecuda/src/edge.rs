@@ -19,7 +19,7 @@ macro_rules! export {
     ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($parameter: $type),*) -> cuvmm_sys::CUresult {
-            $crate::edge::answer(|| $body)
+            $crate::edge::answer(|| $crate::calls::around(stringify!($name), || $body))
         }
 
         const _: cuvmm_sys::functions::$name = $name;

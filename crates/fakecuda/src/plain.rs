@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use cuvmm_driver::{DeviceAddress, Driver};
+use cuvmm_driver::DeviceAddress;
 use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::contexts::current;

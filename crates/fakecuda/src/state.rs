@@ -4,23 +4,29 @@
 //! names and to read and write through the pointers that C passes (see `edge`).
 #![allow(unsafe_code)]
 
-use std::env;
-use std::str::FromStr;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use cuvmm_driver::host::{HostDriver, HostOptions};
 use cuvmm_driver::{Driver, Ordinal};
 use cuvmm_sys::CUresult;
 
+use crate::calls;
+use crate::diagnosis::modules;
 use crate::edge::{Outcome, code, export, put};
+use crate::settings::{self, Settings, Work};
+use crate::status;
+use crate::watched::Watched;
 
 /// The state after `cuInit`.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) driver: HostDriver,
+    pub(crate) driver: Watched,
     /// The number of references to each device's primary context.
     pub(crate) retained: Vec<AtomicU32>,
+    /// The process that called `cuInit`. A forked child has the state and another number.
+    pub(crate) process: u32,
 }
 
 /// The result of the first `cuInit`; later calls return the same.
@@ -35,24 +41,37 @@ pub(crate) fn state() -> Outcome<&'static State> {
 }
 
 /// Returns the driver, or `NOT_INITIALIZED`.
-pub(crate) fn driver() -> Outcome<&'static HostDriver> {
+pub(crate) fn driver() -> Outcome<&'static Watched> {
     Ok(&state()?.driver)
+}
+
+fn clock() -> Duration {
+    driver().map_or(Duration::ZERO, |driver| driver.clock())
 }
 
 impl State {
     fn make() -> Outcome<Self> {
-        let devices = setting("FAKECUDA_DEVICES").unwrap_or(1);
-        if devices == 0 {
+        let settings = settings::get().map_err(|_| CUresult::CUDA_ERROR_SYSTEM_NOT_READY)?;
+        if settings.devices == 0 {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
-        let name = env::var("FAKECUDA_NAME").unwrap_or_else(|_| "fakecuda".to_owned());
-        let mut options = HostOptions::new().devices(devices).name(name);
-        if let Some(bytes) = setting("FAKECUDA_CAPACITY") {
-            options = options.capacity(bytes);
+        if settings.latency.is_some() {
+            calls::take_time(clock);
         }
-        let driver = HostDriver::new(options);
-        let retained = (0..devices).map(|_| AtomicU32::new(0)).collect();
-        Ok(Self { driver, retained })
+        let watched = settings.report.is_some() || settings.exit_code.is_some();
+        if watched {
+            // The report is made when the process ends, not when the program closes the library.
+            modules::stay();
+            status::watch();
+        }
+        let driver = Watched::new(HostDriver::new(options(settings)), watched);
+        let retained = (0..settings.devices).map(|_| AtomicU32::new(0)).collect();
+        let process = std::process::id();
+        Ok(Self {
+            driver,
+            retained,
+            process,
+        })
     }
 
     /// Returns the ordinal of a device that exists.
@@ -64,10 +83,30 @@ impl State {
             Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
         }
     }
+
+    /// Returns the number of references to each device's primary context.
+    pub(crate) fn references(&self) -> Vec<u32> {
+        let counts = self.retained.iter();
+        counts.map(|count| count.load(Ordering::Acquire)).collect()
+    }
 }
 
-fn setting<T: FromStr>(name: &str) -> Option<T> {
-    env::var(name).ok()?.parse().ok()
+fn options(settings: &Settings) -> HostOptions {
+    let mut options = HostOptions::new()
+        .devices(settings.devices)
+        .name(settings.name.clone())
+        .version(settings.version)
+        .manner(settings.manner)
+        .seed(settings.seed)
+        .late(settings.work == Work::Late)
+        .record_unwritten(settings.unwritten);
+    if let Some(bytes) = settings.capacity {
+        options = options.capacity(bytes);
+    }
+    if let Some(costs) = &settings.latency {
+        options = options.costs(costs.clone());
+    }
+    options
 }
 
 export! {
@@ -84,8 +123,11 @@ export! {
     fn cuDriverGetVersion(version: *mut i32) {
         let answered = match state() {
             Ok(state) => state.driver.version().map_err(code)?.as_raw(),
-            // Before there is a driver: the version that the host driver reports by default.
-            Err(_) => 13_000,
+            // Before there is a driver: the version that it will report.
+            Err(_) => settings::get().map_or_else(
+                |_| Settings::default().version.as_raw(),
+                |settings| settings.version.as_raw(),
+            ),
         };
         // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(version, answered) }

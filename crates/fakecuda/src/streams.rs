@@ -4,7 +4,7 @@
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{Driver, EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
+use cuvmm_driver::{EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
 use cuvmm_sys::{CUcontext, CUevent, CUresult, CUstream};
 
 use crate::contexts::{current, name};

@@ -74,6 +74,9 @@ impl<B: Backing> State<B> {
             loss: Loss::Allocation { touchable },
         };
         self.note_hazards(call, &[taken]);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.end_allocation(address, gone.size);
+        }
         if let Some(pool) = gone.pool {
             self.end_in_pool(pool, address, &gone);
             return;

@@ -97,6 +97,6 @@ impl<B: Backing> State<B> {
 
     pub(crate) fn event_query(&mut self, device: Ordinal, event: EventHandle) -> Answer<bool> {
         let marks = self.event_marks(device, event)?;
-        Ok(self.streams.are_done(&marks))
+        Ok(self.ask_again(event.0, |state| state.streams.are_done(&marks)))
     }
 }

@@ -24,9 +24,7 @@ impl<B: Backing> State<B> {
             Work::Marker | Work::Prefetch => Ok(()),
             &Work::Fill { to, byte, size } => {
                 for piece in self.now(device, to, size, Use::Write)? {
-                    self.backing
-                        .fill(piece.place, byte, piece.size)
-                        .map_err(broken)?;
+                    self.fill_piece(&piece, byte)?;
                 }
                 Ok(())
             }
@@ -40,13 +38,16 @@ impl<B: Backing> State<B> {
                     // written until the copy is done, which is after this.
                     let bytes = unsafe { slice::from_raw_parts(source, length) };
                     self.backing.write(piece.place, bytes).map_err(broken)?;
+                    self.note_write(piece.place, piece.size);
                     from += length;
                 }
                 Ok(())
             }
             &Work::ToHost { to, from, size } => {
                 let mut to = to;
-                for piece in self.now(device, from, size, Use::Read)? {
+                let pieces = self.now(device, from, size, Use::Read)?;
+                self.note_read(device, from, &pieces, work.name());
+                for piece in pieces {
                     let length = piece.size as usize;
                     let target = ptr::with_exposed_provenance_mut::<u8>(to);
                     // SAFETY: the caller of the copy promised that the destination is writable and
@@ -59,15 +60,15 @@ impl<B: Backing> State<B> {
             }
             Work::Kernel { reads, writes } => {
                 for &(from, size) in reads {
-                    self.resolve_apart(device, from, size, Use::Read)
+                    let pieces = self
+                        .resolve_apart(device, from, size, Use::Read)
                         .ok_or(ILLEGAL_ADDRESS)?;
+                    self.note_read(device, from, &pieces, work.name());
                 }
                 for &(to, size, byte) in writes {
                     let pieces = self.resolve_apart(device, to, size, Use::Write);
                     for piece in pieces.ok_or(ILLEGAL_ADDRESS)? {
-                        self.backing
-                            .fill(piece.place, byte, piece.size)
-                            .map_err(broken)?;
+                        self.fill_piece(&piece, byte)?;
                     }
                 }
                 Ok(())
@@ -78,6 +79,14 @@ impl<B: Backing> State<B> {
             }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
         }
+    }
+
+    fn fill_piece(&mut self, piece: &Piece, byte: u8) -> Answer {
+        self.backing
+            .fill(piece.place, byte, piece.size)
+            .map_err(broken)?;
+        self.note_write(piece.place, piece.size);
+        Ok(())
     }
 
     /// Discards work that will never run. Memory that it would have freed is freed now.
@@ -116,9 +125,9 @@ impl<B: Backing> State<B> {
                     return Ok(());
                 };
                 let size = piece.size.min(target.size - done);
-                self.backing
-                    .copy(target.place.plus(done), piece.place, size)
-                    .map_err(broken)?;
+                let (to, from) = (target.place.plus(done), piece.place);
+                self.backing.copy(to, from, size).map_err(broken)?;
+                self.note_copy(to, from, size);
                 done += size;
                 piece.place = piece.place.plus(size);
                 piece.size -= size;

@@ -10,8 +10,10 @@ use cuvmm_sys::{SYMBOLS, Symbol};
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
 use super::hazards::Hazard;
+use super::objects::Object;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
+use super::shadow::Unwritten;
 use super::spite::{RandomFailures, Spiting};
 use super::state::State;
 use super::stream_table::Mark;
@@ -111,6 +113,11 @@ impl<B: Backing> Machine<B> {
         }
         loop {
             state.context(device).map_err(named)?;
+            if state.rules.late && !state.streams.are_done(&marks) {
+                state.hurry();
+                self.progress.notify_all();
+                state.context(device).map_err(named)?;
+            }
             if state.streams.are_done(&marks) {
                 let answer = state.spending(call, after);
                 return answer.map_err(|code| named(state.refusal(call, code)));
@@ -294,6 +301,13 @@ impl<B: Backing> Machine<B> {
         self.lock().hazards.count()
     }
 
+    /// Takes the reads of bytes that were never written, if the options record them: the first 64
+    /// since the last call.
+    #[must_use]
+    pub fn take_unwritten(&self) -> Vec<Unwritten> {
+        self.lock().take_unwritten()
+    }
+
     /// Returns the virtual time: the cost of all calls so far.
     #[must_use]
     pub fn clock(&self) -> Duration {
@@ -317,6 +331,13 @@ impl<B: Backing> Machine<B> {
     #[must_use]
     pub fn live(&self) -> Live {
         self.with(State::live)
+    }
+
+    /// Lists the live objects, sorted by kind and value. Default streams and default memory pools
+    /// are not listed, nor is an allocation that queued work will free.
+    #[must_use]
+    pub fn objects(&self) -> Vec<Object> {
+        self.with(State::objects)
     }
 
     /// Takes a snapshot of the page tables and physicals.

@@ -43,6 +43,8 @@ pub(crate) struct Rules {
     pub(crate) unreachable: BTreeSet<(i32, i32)>,
     pub(crate) attributes: BTreeMap<i32, i32>,
     pub(crate) costs: Costs,
+    pub(crate) late: bool,
+    pub(crate) shadow: bool,
 }
 
 impl Default for Rules {
@@ -64,6 +66,8 @@ impl Default for Rules {
             unreachable: BTreeSet::new(),
             attributes: BTreeMap::new(),
             costs: Costs::default(),
+            late: false,
+            shadow: false,
         }
     }
 }
@@ -193,6 +197,27 @@ macro_rules! shared_options {
             #[must_use]
             pub fn attribute(mut self, attribute: DeviceAttribute, value: i32) -> Self {
                 self.rules.attributes.insert(attribute.0, value);
+                self
+            }
+
+            /// Sets whether work runs as late as possible: when a call waits for it, or asks about it a
+            /// second time. By default it runs in the call that submits it.
+            ///
+            /// Late work that no call has waited for is queued, so a call that takes its memory away
+            /// is a [`Hazard`](crate::model::Hazard).
+            #[must_use]
+            pub fn late(mut self, yes: bool) -> Self {
+                self.rules.late = yes;
+                self
+            }
+
+            /// Sets whether reads of bytes that were never written are recorded; by default they are
+            /// not.
+            ///
+            /// [`Machine::take_unwritten`](crate::model::Machine::take_unwritten) returns them.
+            #[must_use]
+            pub fn record_unwritten(mut self, yes: bool) -> Self {
+                self.rules.shadow = yes;
                 self
             }
 

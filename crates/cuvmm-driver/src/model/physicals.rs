@@ -238,6 +238,9 @@ impl<B: Backing> State<B> {
             self.physicals.by_identity.remove(&identity);
         }
         self.backing.destroy(key);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.end_memory(key);
+        }
         if let Some(owner) = memory.owner {
             self.refund(owner, memory.size);
             self.clock.spend(self.rules.costs.release.at(memory.size));

@@ -1,6 +1,6 @@
 //! The state of a machine, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::physical_table::Physicals;
 use super::pool_table::{Pool, Pools};
 use super::reservation_table::Reservations;
 use super::rights::{Rights, Who};
+use super::shadow::Shadow;
 use super::spite::Spiting;
 use super::stream_table::{Capture, Event, StreamKey, Streams};
 use super::work::Work;
@@ -55,6 +56,12 @@ pub(crate) struct State<B> {
     pub(crate) progress: bool,
     /// Streams that the next thread that has to wait releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
+    /// The bytes that were written, if reads of others are recorded.
+    pub(crate) shadow: Option<Shadow>,
+    /// Late work runs now, because a call waits for it.
+    pub(crate) hurried: bool,
+    /// The streams and events that were asked about since late work last ran.
+    pub(crate) asked: BTreeSet<u64>,
     pub(crate) backing: B,
 }
 
@@ -71,6 +78,9 @@ impl<B: Backing> State<B> {
             chance: Chance::new(rules.seed),
             spiting: rules.spite.map(Spiting::from),
             with_random_failures: 0,
+            shadow: rules.shadow.then(Shadow::default),
+            hurried: false,
+            asked: BTreeSet::new(),
             rules,
             clock: Clock::default(),
             spent: vec![Duration::ZERO; Call::COUNT],

@@ -3,6 +3,10 @@
 //! Work runs in the call that submits it, unless its stream is held back or it waits for work that
 //! has not run. Then it stays queued, and the call that releases the other work runs it.
 //!
+//! With the option `late`, all work stays queued until a call waits for some of it. A real GPU runs
+//! work at some moment between the two extremes. A program that is right must be right at both; one
+//! that takes memory from work that is still queued is only seen at this one.
+//!
 //! The virtual time that work takes is kept separately: queries ignore it, and a call that waits
 //! for a stream spends it.
 
@@ -61,7 +65,9 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         let key = self.stream(device, stream)?;
         self.refuse_in_capture(Some(key))?;
-        Ok(self.streams.are_done(&self.streams.covered_by(key)))
+        Ok(self.ask_again(stream.0, |state| {
+            state.streams.are_done(&state.streams.covered_by(key))
+        }))
     }
 
     pub(crate) fn stream_wait_event(
@@ -151,6 +157,9 @@ impl<B: Backing> State<B> {
     /// Runs the work of one stream that can run, and returns `true` if there was any.
     fn run_stream(&mut self, key: StreamKey) -> bool {
         let mut any = false;
+        if self.is_late() {
+            return any;
+        }
         while let Some(item) = self.streams.next(key, false) {
             self.run_item(key, &item);
             any = true;
@@ -168,6 +177,32 @@ impl<B: Backing> State<B> {
         if let Err(code) = outcome {
             self.lose(key.device, code);
         }
+    }
+
+    /// Returns `true` if work has to wait for a call that needs it.
+    fn is_late(&self) -> bool {
+        self.rules.late && !self.hurried
+    }
+
+    /// Runs all work that no held stream delays, because a call waits for some of it.
+    pub(crate) fn hurry(&mut self) {
+        self.hurried = true;
+        self.run_all();
+        self.hurried = false;
+        self.asked.clear();
+    }
+
+    /// Answers a query about the work of a stream or an event. Late work runs when it is asked about
+    /// a second time, so that a program that polls comes to an end.
+    pub(crate) fn ask_again(&mut self, handle: u64, done: impl Fn(&Self) -> bool) -> bool {
+        if done(self) {
+            return true;
+        }
+        if self.rules.late && !self.asked.insert(handle) {
+            self.hurry();
+            return done(self);
+        }
+        false
     }
 
     /// Runs all work that can run, on all devices, until there is none left.

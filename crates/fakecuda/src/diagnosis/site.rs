@@ -1,0 +1,96 @@
+//! Sites: where in the program an object was made, released or misused.
+//!
+//! A site is captured as bare addresses, which is cheap, and gets its names when it is printed.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::modules;
+use super::python::{self, Line};
+use crate::calls;
+
+/// The most frames that are kept of one site.
+const DEPTH: usize = 48;
+
+/// A call of the program, with the frames that led to it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Site {
+    /// The C function that was called.
+    pub(crate) call: &'static str,
+    /// Return addresses, the innermost first.
+    native: Vec<usize>,
+    /// The lines of the Python program, the innermost first; empty in other programs.
+    pub(crate) python: Vec<Line>,
+}
+
+/// A native frame with the names that were found for it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frame {
+    pub(crate) function: Option<String>,
+    pub(crate) file: Option<String>,
+    pub(crate) line: Option<u32>,
+    pub(crate) module: Option<String>,
+    pub(crate) offset: usize,
+}
+
+impl Site {
+    /// Captures the site of the C function that this thread is in.
+    pub(crate) fn here() -> Arc<Self> {
+        let mut native = Vec::with_capacity(DEPTH);
+        backtrace::trace(|frame| {
+            native.push(frame.ip().addr());
+            native.len() < DEPTH
+        });
+        Arc::new(Self {
+            call: calls::current(),
+            native,
+            python: python::lines(),
+        })
+    }
+
+    /// Returns the native frames from the caller of the C function to `main`.
+    pub(crate) fn frames(&self) -> Vec<Frame> {
+        let ours = modules::of(modules::own()).map(|module| module.base);
+        let outside = |&&address: &&usize| modules::of(address).map(|found| found.base) != ours;
+        let mut frames = Vec::new();
+        let mut inside = true;
+        for address in &self.native {
+            inside = inside && !outside(&address);
+            if inside {
+                continue;
+            }
+            for frame in named(*address) {
+                let last = frame.function.as_deref() == Some("main");
+                frames.push(frame);
+                if last {
+                    return frames;
+                }
+            }
+        }
+        frames
+    }
+}
+
+/// Returns the frames of a return address: several if functions were inlined.
+fn named(address: usize) -> Vec<Frame> {
+    let module = modules::of(address);
+    let bare = Frame {
+        module: module.as_ref().map(|module| module.path.clone()),
+        offset: address - module.as_ref().map_or(0, |module| module.base),
+        ..Frame::default()
+    };
+    let mut frames = Vec::new();
+    let pointer: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
+    backtrace::resolve(pointer, |symbol| {
+        frames.push(Frame {
+            function: symbol.name().map(|name| name.to_string()),
+            file: symbol.filename().map(|path| path.display().to_string()),
+            line: symbol.lineno(),
+            ..bare.clone()
+        });
+    });
+    if frames.is_empty() {
+        frames.push(bare);
+    }
+    frames
+}

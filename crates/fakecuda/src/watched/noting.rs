@@ -1,0 +1,361 @@
+//! Notes of calls, and the findings that they lead to.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuvmm_driver::host::HostDriver;
+use cuvmm_driver::model::{Hazard, Object, ObjectKind, Unwritten};
+use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, DriverError, Location, Result};
+
+use super::Watched;
+use crate::diagnosis::books::{Books, Class, Gone};
+use crate::diagnosis::findings::{Finding, Findings, What};
+use crate::diagnosis::report::size;
+use crate::diagnosis::site::Site;
+use crate::settings::Leaks;
+
+impl Watched {
+    /// Wraps a driver. Nothing is noted until the watch is on.
+    pub(crate) fn new(host: HostDriver, on: bool) -> Self {
+        Self {
+            host,
+            on: AtomicBool::new(on),
+            books: Mutex::default(),
+            findings: Mutex::default(),
+        }
+    }
+
+    /// Turns the watch on or off.
+    pub(crate) fn watch(&self, on: bool) {
+        self.on.store(on, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn findings(&self) -> MutexGuard<'_, Findings> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_made(&self, class: Class, value: u64, size: u64) {
+        if self.is_on() {
+            let site = Site::here();
+            self.books().make(class, value, size, site);
+        }
+    }
+
+    pub(super) fn note_descriptor(&self, fd: i32, what: &'static str) {
+        if let Some(identity) = crate::descriptors::identity(fd).filter(|_| self.is_on()) {
+            let site = Site::here();
+            let descriptor = crate::diagnosis::books::Descriptor {
+                fd,
+                identity,
+                what,
+                site,
+            };
+            self.books().descriptors.push(descriptor);
+        }
+    }
+
+    /// Notes a use of a handle, which is wrong if it was released and names nothing new.
+    pub(super) fn note_use(&self, class: Class, value: u64) {
+        if !self.is_on() {
+            return;
+        }
+        let gone = self.books().released(class, value).cloned();
+        if let Some(gone) = gone {
+            self.found_after_release(class, value, &gone, Site::here());
+        }
+    }
+
+    /// Notes the addresses of a call that was refused as invalid: was there memory that is released?
+    pub(super) fn note_addresses(&self, error: Option<&DriverError>, at: &[DeviceAddress]) {
+        if !self.is_on() {
+            return;
+        }
+        self.note_taken();
+        let refused = error.and_then(DriverError::code);
+        if refused != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
+            return;
+        }
+        for address in at {
+            let found = {
+                let books = self.books();
+                let found = books.released_at(address.0);
+                found.map(|(class, start, gone)| (class, start, gone.clone()))
+            };
+            if let Some((class, start, gone)) = found {
+                self.found_after_release(class, start, &gone, Site::here());
+            }
+        }
+    }
+
+    /// Runs a call that ends an object, or one reference to it.
+    pub(super) fn ending(
+        &self,
+        class: Class,
+        value: u64,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if !self.is_on() {
+            return call();
+        }
+        let site = Site::here();
+        // Noted first: when the call returns, another thread may have been given the value again.
+        let before = {
+            let mut books = self.books();
+            let before = books.release(class, value, &site);
+            match before {
+                Some(before) => Ok(before),
+                None => Err(books.released(class, value).cloned()),
+            }
+        };
+        let answer = call();
+        self.note_taken();
+        match (before, &answer) {
+            (Ok(before), Err(_)) => self.books().restore(class, value, before),
+            (Err(Some(gone)), _) => self.found_after_release(class, value, &gone, site),
+            _ => {}
+        }
+        answer
+    }
+
+    /// Runs a call that unmaps a range.
+    pub(super) fn unmapping(
+        &self,
+        start: u64,
+        size: u64,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if !self.is_on() {
+            return call();
+        }
+        let site = Site::here();
+        let ended: Vec<_> = {
+            let mut books = self.books();
+            let inside = books.within(Class::Mapping, start, size);
+            let end = |first| Some((first, books.release(Class::Mapping, first, &site)?));
+            inside.into_iter().filter_map(end).collect()
+        };
+        let answer = call();
+        if answer.is_err() {
+            let mut books = self.books();
+            for (first, before) in ended {
+                books.restore(Class::Mapping, first, before);
+            }
+        }
+        answer
+    }
+
+    fn found_after_release(&self, class: Class, value: u64, gone: &Gone, site: Arc<Site>) {
+        let text = format!(
+            "{} {value:#x} was used by {} after it was released",
+            class.name(),
+            site.call
+        );
+        self.findings().add(Finding {
+            what: What::UsedAfterRelease,
+            object: class.name(),
+            values: vec![value],
+            text,
+            sites: vec![
+                ("used", site),
+                ("released", Arc::clone(&gone.released)),
+                ("made", Arc::clone(&gone.made)),
+            ],
+            times: 1,
+            bytes: 0,
+        });
+    }
+
+    /// Notes what the driver found in this call: memory taken from queued work, and bytes read that
+    /// were never written.
+    fn note_taken(&self) {
+        let hazards = match self.host.hazards() {
+            0 => Vec::new(),
+            _ => self.host.take_hazards(),
+        };
+        let unwritten = self.host.take_unwritten();
+        if hazards.is_empty() && unwritten.is_empty() {
+            return;
+        }
+        let site = Site::here();
+        let mut findings = self.findings();
+        for hazard in hazards {
+            findings.add(taken(&hazard, Arc::clone(&site)));
+        }
+        for read in unwritten {
+            findings.add(unwritten_read(&read, Arc::clone(&site)));
+        }
+    }
+
+    /// Returns what was found so far, and the leaks if the process ended now.
+    pub(crate) fn found(&self, leaks: Leaks, contexts: &[u32]) -> Findings {
+        let objects = self.host.objects();
+        let mut found = Findings::default();
+        for finding in &self.findings().kept {
+            found.add(finding.clone());
+        }
+        found.dropped = self.findings().dropped;
+        let books = self.books();
+        for object in &objects {
+            if counts(object.kind, leaks)
+                && let Some(class) = Class::of(object.kind)
+                && !books.is_forgiven(class, object.value)
+            {
+                let site = books.live(class, object.value).map(|made| &made.site);
+                found.add(leak(object, site.map(Arc::clone)));
+            }
+        }
+        if leaks != Leaks::None {
+            for descriptor in &books.descriptors {
+                let now = crate::descriptors::identity(descriptor.fd);
+                if now == Some(descriptor.identity) {
+                    found.add(open_descriptor(descriptor));
+                }
+            }
+        }
+        if leaks == Leaks::All {
+            for (device, &count) in contexts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                found.add(retained(device, count));
+            }
+        }
+        found
+    }
+
+    /// Forgets what was found, and makes everything that lives no leak.
+    pub(crate) fn forget(&self) {
+        let objects = self.host.objects();
+        let live = objects
+            .iter()
+            .filter_map(|object| Some((Class::of(object.kind)?, object.value)));
+        self.books().forgive(live);
+        *self.findings() = Findings::default();
+        let _ = self.host.take_hazards();
+        let _ = self.host.take_unwritten();
+    }
+}
+
+/// Returns `true` if a live object of a kind counts as a leak.
+fn counts(kind: ObjectKind, leaks: Leaks) -> bool {
+    let memory = !matches!(
+        kind,
+        ObjectKind::Stream | ObjectKind::Event | ObjectKind::Graph | ObjectKind::GraphExec
+    );
+    match leaks {
+        Leaks::None => false,
+        Leaks::Memory => memory,
+        Leaks::All => true,
+    }
+}
+
+fn name(kind: ObjectKind) -> &'static str {
+    match kind {
+        ObjectKind::PoolAllocation => "allocation of a memory pool",
+        ObjectKind::Pinned => "pinned allocation",
+        ObjectKind::Managed => "managed allocation",
+        kind => Class::of(kind).map_or("object", Class::name),
+    }
+}
+
+fn place(location: Option<Location>) -> String {
+    location.map_or_else(String::new, |location| format!(" on {location}"))
+}
+
+fn leak(object: &Object, site: Option<Arc<Site>>) -> Finding {
+    let kind = name(object.kind);
+    let mut text = format!("{kind} {:#x}", object.value);
+    if object.size > 0 {
+        text.push_str(&format!(", {}", size(object.size)));
+    }
+    text.push_str(&place(object.location));
+    if object.references > 1 {
+        text.push_str(&format!(", {} references", object.references));
+    }
+    if site.is_none() {
+        text.push_str(", made where is not known");
+    }
+    Finding {
+        what: What::Leak,
+        object: kind,
+        values: vec![object.value],
+        text,
+        sites: site.map(|site| ("made", site)).into_iter().collect(),
+        times: 1,
+        bytes: object.size,
+    }
+}
+
+fn open_descriptor(descriptor: &crate::diagnosis::books::Descriptor) -> Finding {
+    Finding {
+        what: What::Leak,
+        object: descriptor.what,
+        values: vec![descriptor.fd as u64],
+        text: format!("{} {}, still open", descriptor.what, descriptor.fd),
+        sites: vec![("made", Arc::clone(&descriptor.site))],
+        times: 1,
+        bytes: 0,
+    }
+}
+
+fn retained(device: usize, count: u32) -> Finding {
+    Finding {
+        what: What::Leak,
+        object: "primary context",
+        values: vec![device as u64],
+        text: format!("primary context of device {device}, {count} references"),
+        sites: Vec::new(),
+        times: 1,
+        bytes: 0,
+    }
+}
+
+fn taken(hazard: &Hazard, site: Arc<Site>) -> Finding {
+    let does = match hazard.needs {
+        AccessFlags::READ => "reads",
+        _ => "writes",
+    };
+    let text = format!(
+        "{} took away {} at {:#x}, which a {} queued on stream {:#x} of device {} {does}",
+        hazard.call,
+        size(hazard.size),
+        hazard.address.0,
+        hazard.work,
+        hazard.stream.0,
+        hazard.device.0
+    );
+    Finding {
+        what: What::TakenFromWork,
+        object: hazard.work,
+        values: vec![hazard.address.0],
+        text,
+        sites: vec![("taken", site)],
+        times: 1,
+        bytes: hazard.size,
+    }
+}
+
+fn unwritten_read(read: &Unwritten, site: Arc<Site>) -> Finding {
+    let text = format!(
+        "{} at {:#x}, of {} read by a {} on device {}",
+        size(read.unwritten),
+        read.address.0,
+        size(read.size),
+        read.work,
+        read.device.0
+    );
+    Finding {
+        what: What::ReadUnwritten,
+        object: read.work,
+        values: vec![read.address.0],
+        text,
+        sites: vec![("read", site)],
+        times: 1,
+        bytes: read.unwritten,
+    }
+}

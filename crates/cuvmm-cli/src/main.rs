@@ -1,11 +1,13 @@
 //! The command `cuvmm`: shows drivers and devices, replays request traces against an elastic pool,
 //! tries plans of operations without a GPU, runs traces of allocations on a heap, shares memory between
-//! processes, and shows and changes what processes have of a GPU.
+//! processes, runs programs on a driver without a GPU, and shows and changes what processes have of a
+//! GPU.
 //!
 //! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
 //! uses too.
 
 mod chart;
+mod fake;
 mod generated;
 mod heap;
 mod info;
@@ -42,6 +44,7 @@ enum Command {
     Plan(plan::Args),
     Heap(heap::Args),
     Share(share::Args),
+    Fake(fake::Args),
     Top(ledger::top::Args),
     Ctl(ledger::ctl::Args),
     Metrics(ledger::metrics::Args),
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => args.run(),
         Command::Heap(args) => args.run(),
         Command::Share(args) => args.run(),
+        Command::Fake(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Ctl(args) => args.run(),
         Command::Metrics(args) => args.run(),

@@ -20,6 +20,7 @@ fn every_command_has_examples() {
         &["share", "publish"],
         &["share", "list"],
         &["share", "attach"],
+        &["fake"],
         &["top"],
         &["ctl"],
         &["metrics"],

@@ -39,6 +39,7 @@ fn default_output_fits() {
         &["share", "--help"],
         &["share", "publish", "--help"],
         &["share", "attach", "--help"],
+        &["fake", "--help"],
         &["top", "--help"],
         &["ctl", "--help"],
         &["metrics", "--help"],

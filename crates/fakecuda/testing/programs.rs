@@ -24,7 +24,7 @@ impl Programs {
 
     /// Compiles a program of `tests/c`, with lines for the report.
     pub(crate) fn compile(&self, name: &str) -> PathBuf {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let here = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fakecuda"));
         let program = self.path(name);
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
         let output = Command::new(compiler)
@@ -53,6 +53,7 @@ impl Programs {
     }
 
     /// Runs a program over the stand-in, with these settings and no others.
+    #[allow(dead_code, reason = "tests of a command run their programs by it")]
     pub(crate) fn run(&self, program: &Path, words: &[&str], settings: &[(&str, &str)]) -> Output {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {

@@ -110,7 +110,7 @@ pub(crate) const CRATES: &[Place] = &[
     Place {
         name: "cuvmm-cli",
         uses: &["cuvmm"],
-        tests_use: &[],
+        tests_use: &["fakecuda"],
         reads_environment: true,
         library: false,
         floors: &[],

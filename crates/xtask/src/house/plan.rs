@@ -108,6 +108,14 @@ pub(crate) const CRATES: &[Place] = &[
         floors: &[],
     },
     Place {
+        name: "fakecuda-control",
+        uses: &[],
+        tests_use: &["fakecuda"],
+        reads_environment: false,
+        library: true,
+        floors: &[],
+    },
+    Place {
         name: "cuvmm-cli",
         uses: &["cuvmm"],
         tests_use: &["fakecuda"],

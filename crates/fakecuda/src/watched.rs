@@ -249,7 +249,7 @@ impl Watched {
         let answer = unsafe { self.host.map(address, size, offset, handle, flags) };
         match &answer {
             Ok(()) => self.note_made(Class::Mapping, address.0, size),
-            Err(error) => self.note_addresses(Some(error), &[address]),
+            Err(error) => self.note_place(error, address),
         }
         answer
     }

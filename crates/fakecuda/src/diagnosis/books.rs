@@ -185,14 +185,17 @@ impl Books {
         self.gone.get(&(class, value))
     }
 
-    /// Returns the last released range that contains an address at which nothing lives, with its
-    /// first address.
-    pub(crate) fn released_at(&self, address: u64) -> Option<(Class, u64, &Gone)> {
-        let classes = [Class::Memory, Class::Mapping, Class::Reservation];
+    /// Returns the last released range of some classes that contains an address at which no memory
+    /// lives, with its first address.
+    pub(crate) fn released_at(
+        &self,
+        classes: &[Class],
+        address: u64,
+    ) -> Option<(Class, u64, &Gone)> {
         let lives = [Class::Memory, Class::Mapping]
             .into_iter()
             .any(|class| self.covers(class, address));
-        let found = classes.into_iter().filter_map(|class| {
+        let found = classes.iter().filter_map(|&class| {
             let range = self.gone.range((class, 0)..=(class, address));
             let (&(_, start), gone) = range.last()?;
             (address - start < gone.size).then_some((class, start, gone))
@@ -220,6 +223,10 @@ impl Books {
         if !class.is_range() {
             self.gone.remove(&(class, value));
             return;
+        }
+        if class == Class::Reservation {
+            // The mappings there were of the former reservation.
+            self.outlive(Class::Mapping, value, size);
         }
         let end = (class, value.saturating_add(size.max(1)));
         let before = self.gone.range((class, 0)..(class, value)).last();
@@ -285,7 +292,11 @@ mod tests {
         let (mut books, site) = books();
         books.make(Class::Memory, 100, 50, Arc::clone(&site));
         books.release(Class::Memory, 100, &site);
-        let at = |books: &Books, address| books.released_at(address).map(|(_, start, _)| start);
+        let classes = [Class::Memory, Class::Mapping, Class::Reservation];
+        let at = |books: &Books, address| {
+            let found = books.released_at(&classes, address);
+            found.map(|(_, start, _)| start)
+        };
         assert_eq!(
             [99, 100, 149, 150].map(|address| at(&books, address)),
             [None, Some(100), Some(100), None]
@@ -298,6 +309,12 @@ mod tests {
         );
         books.make(Class::Memory, 120, 200, Arc::clone(&site));
         assert_eq!(at(&books, 100), None);
+        // A new reservation has nothing of the mappings that were in the last one.
+        books.make(Class::Mapping, 1000, 10, Arc::clone(&site));
+        books.release(Class::Mapping, 1000, &site);
+        assert_eq!(at(&books, 1005), Some(1000));
+        books.make(Class::Reservation, 900, 200, Arc::clone(&site));
+        assert_eq!(at(&books, 1005), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Findings: what the program did wrong, each once with the number of times.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::site::Site;
@@ -57,16 +58,14 @@ pub(crate) struct Finding {
     pub(crate) bytes: u64,
 }
 
-impl Finding {
-    /// Returns `true` if another finding is of the same objects at the same places.
-    fn is_like(&self, other: &Self) -> bool {
-        (self.what, self.object, &self.sites) == (other.what, other.object, &other.sites)
-    }
-}
+/// The kind, the object and the places of a finding. Findings that are equal in this are counted.
+type Key = (What, &'static str, Vec<(&'static str, Arc<Site>)>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) kept: Vec<Finding>,
+    /// The index of each finding that is kept.
+    known: BTreeMap<Key, usize>,
     /// The number of findings that were not kept.
     pub(crate) dropped: u64,
 }
@@ -75,8 +74,9 @@ impl Findings {
     /// Adds a finding, or counts it with one at the same places.
     pub(crate) fn add(&mut self, finding: Finding) {
         let room = self.kept.len() < KEPT;
-        let known = self.kept.iter_mut().find(|known| known.is_like(&finding));
-        match known {
+        let key = (finding.what, finding.object, finding.sites.clone());
+        let known = self.known.get(&key).copied();
+        match known.and_then(|index| self.kept.get_mut(index)) {
             Some(known) => {
                 known.times += finding.times;
                 known.bytes = known.bytes.saturating_add(finding.bytes);
@@ -84,7 +84,10 @@ impl Findings {
                     known.values.extend(finding.values);
                 }
             }
-            None if room => self.kept.push(finding),
+            None if room => {
+                self.known.insert(key, self.kept.len());
+                self.kept.push(finding);
+            }
             None => self.dropped += finding.times,
         }
     }

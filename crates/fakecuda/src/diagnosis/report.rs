@@ -105,7 +105,7 @@ fn places(site: &Site) -> Vec<String> {
     let left = lines.len().saturating_sub(SHOWN);
     lines.truncate(SHOWN);
     if left > 0 {
-        lines.push(format!("and {left} frames more"));
+        lines.push(format!("and {left} more"));
     }
     lines
 }

@@ -60,7 +60,12 @@ impl Site {
                 continue;
             }
             for frame in named(*address) {
-                let last = frame.function.as_deref() == Some("main");
+                let name = frame.function.as_deref().unwrap_or_default();
+                // Rust's runtime calls a thread's function, and `main`, by a function of this name.
+                if name.contains("__rust_begin_short_backtrace") {
+                    return frames;
+                }
+                let last = name == "main";
                 frames.push(frame);
                 if last {
                     return frames;
@@ -83,7 +88,7 @@ fn named(address: usize) -> Vec<Frame> {
     let pointer: *mut c_void = std::ptr::with_exposed_provenance_mut(address);
     backtrace::resolve(pointer, |symbol| {
         frames.push(Frame {
-            function: symbol.name().map(|name| name.to_string()),
+            function: symbol.name().map(|name| format!("{name:#}")),
             file: symbol.filename().map(|path| path.display().to_string()),
             line: symbol.lineno(),
             ..bare.clone()

@@ -73,8 +73,22 @@ impl Watched {
         }
     }
 
-    /// Notes the addresses of a call that was refused as invalid: was there memory that is released?
+    /// Notes the addresses of a call: if it was refused as invalid, memory that was there may be
+    /// released.
     pub(super) fn note_addresses(&self, error: Option<&DriverError>, at: &[DeviceAddress]) {
+        self.note_ranges(
+            error,
+            &[Class::Memory, Class::Mapping, Class::Reservation],
+            at,
+        );
+    }
+
+    /// Notes the address of a call that maps there, which an earlier mapping does not disturb.
+    pub(super) fn note_place(&self, error: &DriverError, at: DeviceAddress) {
+        self.note_ranges(Some(error), &[Class::Reservation], &[at]);
+    }
+
+    fn note_ranges(&self, error: Option<&DriverError>, classes: &[Class], at: &[DeviceAddress]) {
         if !self.is_on() {
             return;
         }
@@ -86,7 +100,7 @@ impl Watched {
         for address in at {
             let found = {
                 let books = self.books();
-                let found = books.released_at(address.0);
+                let found = books.released_at(classes, address.0);
                 found.map(|(class, start, gone)| (class, start, gone.clone()))
             };
             if let Some((class, start, gone)) = found {

@@ -16,6 +16,10 @@ static void virtual_memory(void)
     /* A handle is released while the mapping lives, and asked for again. */
     OK(cuMemRelease(handle));
     OK(cuMemRetainAllocationHandle(&again, (void *)base));
+    OK(cuMemUnmap(base, GRANULE));
+    /* Refused for its size, and not for the mapping that was there. */
+    IS(1, cuMemMap(base, GRANULE / 2, 0, again, 0));
+    OK(cuMemMap(base, GRANULE, 0, again, 0));
     unmapped(base, again);
     OK(cuMemCreate(&handle, GRANULE, &of, 0));
     OK(cuMemExportToShareableHandle(&fd, handle, 1, 0));

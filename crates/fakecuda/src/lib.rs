@@ -53,6 +53,7 @@ mod diagnosis;
 mod edge;
 mod ending;
 mod errors;
+mod loaded;
 mod managed;
 mod mappings;
 mod physicals;

@@ -13,8 +13,8 @@ use cuvmm_driver::{Driver, Ordinal};
 use cuvmm_sys::CUresult;
 
 use crate::calls;
-use crate::diagnosis::modules;
 use crate::edge::{Outcome, code, export, put};
+use crate::loaded;
 use crate::settings::{self, Settings, Work};
 use crate::status;
 use crate::watched::Watched;
@@ -61,7 +61,7 @@ impl State {
         let watched = settings.report.is_some() || settings.exit_code.is_some();
         if watched {
             // The report is made when the process ends, not when the program closes the library.
-            modules::stay();
+            loaded::stay();
             status::watch();
         }
         let driver = Watched::new(HostDriver::new(options(settings)), watched);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -39,6 +40,33 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess:
 def fake(code: str, *options: str) -> subprocess.CompletedProcess:
     """Runs Python code on the library, by the command."""
     return run(*COMMAND, *options, "--", sys.executable, "-c", textwrap.dedent(code))
+
+
+CORE = """from cuda.core import Device, VirtualMemoryResource, VirtualMemoryResourceOptions
+
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+memory = VirtualMemoryResource(device, VirtualMemoryResourceOptions())
+
+def cache():
+    buffer = memory.allocate(4 << 20, stream=stream)
+    buffer.close()
+
+cache()
+print("done")
+"""
+
+
+def has_entry_points() -> bool:
+    """Returns True if the library has what cuda-core asks for its functions by."""
+    return hasattr(ctypes.CDLL(fakecuda.library_path()), "cuGetProcAddress_v2")
+
+
+def has_cuda_core() -> bool:
+    return importlib.util.find_spec("cuda") is not None and (
+        importlib.util.find_spec("cuda.core") is not None
+    )
 
 
 class Package(unittest.TestCase):
@@ -128,6 +156,24 @@ print("done")
 """
         ended = fake(code)
         self.assertEqual((ended.returncode, ended.stdout), (0, "done\n"), ended.stderr)
+
+    @unittest.skipUnless(has_entry_points() and has_cuda_core(), "needs cuda-core, over entry points")
+    def test_the_leak_of_cuda_core_is_named(self) -> None:
+        path = os.path.join(self.folder, "core.py")
+        with open(path, "w") as file:
+            file.write(CORE)
+        line = 1 + CORE[: CORE.index("    buffer = memory.allocate")].count("\n")
+        report = os.path.join(self.folder, "report.json")
+        ended = run(*COMMAND, "--report", report, "--json", "--", sys.executable, path)
+        self.assertEqual((ended.returncode, ended.stdout), (0, "done\n"), ended.stderr)
+        with open(report) as file:
+            findings = json.load(file)["findings"]
+        # NVIDIA/cuda-python#2882: closing a buffer unmaps its memory and keeps the physical. Where a
+        # version has mended it, there is nothing to find.
+        self.assertIn([finding["object"] for finding in findings], (["physical"], []))
+        for finding in findings:
+            lines = [(place["file"], place["line"]) for place in finding["sites"][0]["python"]]
+            self.assertIn((path, line), lines)
 
     def test_without_the_library_it_is_not_here(self) -> None:
         code = "import fakecuda; print(fakecuda.is_here())"

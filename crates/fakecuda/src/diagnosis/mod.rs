@@ -8,7 +8,6 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `modules` | the files that are loaded |
 //! | `python` | the lines of a Python program |
 //! | `site` | a place in the program |
 //! | `books` | the sites of objects that live, and of the last ones that were released |
@@ -17,7 +16,6 @@
 
 pub(crate) mod books;
 pub(crate) mod findings;
-pub(crate) mod modules;
 mod python;
 pub(crate) mod report;
 pub(crate) mod site;

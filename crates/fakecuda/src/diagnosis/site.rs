@@ -5,9 +5,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::modules;
 use super::python::{self, Line};
-use crate::calls;
+use crate::{calls, loaded};
 
 /// The most frames that are kept of one site.
 const DEPTH: usize = 48;
@@ -50,8 +49,8 @@ impl Site {
 
     /// Returns the native frames from the caller of the C function to `main`.
     pub(crate) fn frames(&self) -> Vec<Frame> {
-        let ours = modules::of(modules::own()).map(|module| module.base);
-        let outside = |&&address: &&usize| modules::of(address).map(|found| found.base) != ours;
+        let ours = loaded::of(loaded::own()).map(|module| module.base);
+        let outside = |&&address: &&usize| loaded::of(address).map(|found| found.base) != ours;
         let mut frames = Vec::new();
         let mut inside = true;
         for address in &self.native {
@@ -78,7 +77,7 @@ impl Site {
 
 /// Returns the frames of a return address: several if functions were inlined.
 fn named(address: usize) -> Vec<Frame> {
-    let module = modules::of(address);
+    let module = loaded::of(address);
     let bare = Frame {
         module: module.as_ref().map(|module| module.path.clone()),
         offset: address - module.as_ref().map_or(0, |module| module.base),

@@ -7,6 +7,11 @@
 use cuvmm_driver::CUresult;
 use cuvmm_sys::SYMBOLS;
 
+use crate::loaded::exports;
+
+/// The ends of names of functions that have several versions.
+const VERSIONS: [&str; 5] = ["", "_v2", "_v3", "_v4", "_v5"];
+
 /// Calls of one function that fail, counted from 1 when the fault is armed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
@@ -69,7 +74,13 @@ fn one(text: &str) -> Result<Planned, String> {
         last,
         code,
     };
-    if !SYMBOLS.iter().any(|symbol| planned.is_of(symbol.name)) {
+    let known = SYMBOLS.iter().any(|symbol| planned.is_of(symbol.name));
+    let exported = || {
+        VERSIONS
+            .iter()
+            .any(|version| exports(&format!("{call}{version}")))
+    };
+    if !known && !exported() {
         return Err(format!("{call} is no function of this library"));
     }
     Ok(planned)

@@ -1,9 +1,9 @@
-//! The program's modules: which file an address of code is in.
+//! The files that are loaded: which one an address of code is in, and this library among them.
 //!
 //! `unsafe` is allowed here to ask the dynamic linker.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 
 /// A file that is loaded.
@@ -42,10 +42,30 @@ pub(crate) fn of(address: usize) -> Option<Module> {
 /// when a program closes the library.
 pub(crate) fn stay() {
     let Some(module) = of(own()) else { return };
-    let Ok(path) = std::ffi::CString::new(module.path) else {
+    let Ok(path) = CString::new(module.path) else {
         return;
     };
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
     // SAFETY: the library is loaded already, so no code of it runs.
     unsafe { libc::dlopen(path.as_ptr(), flags) };
+}
+
+/// Returns `true` if this library exports a function of the driver.
+pub(crate) fn exports(name: &str) -> bool {
+    let path = of(own()).and_then(|module| CString::new(module.path).ok());
+    let (Some(path), Ok(name)) = (path, CString::new(name)) else {
+        return false;
+    };
+    let is_function = name.to_bytes().starts_with(b"cu");
+    // SAFETY: the library is loaded already, so no code of it runs; the handle is closed again, and
+    // the symbol is looked up and not used.
+    unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return false;
+        }
+        let found = !libc::dlsym(library, name.as_ptr()).is_null();
+        libc::dlclose(library);
+        found && is_function
+    }
 }

@@ -99,7 +99,7 @@ fn the_report_goes_to_standard_error_or_to_a_file() {
             "--exit-code",
             "3",
         ],
-        &["./faulty", "stream"],
+        &["./faulty", "stream", "keeps-context"],
     );
     assert_eq!(output.status.code(), Some(3));
     assert!(said(&output).is_empty(), "{}", said(&output));

@@ -160,12 +160,13 @@ int main(int count, char **words)
     const char *what = count > 1 ? words[1] : "";
     enter();
     leaks(what);
+    /* The last release of a context may destroy what is in it. */
+    if (count > 2 && !strcmp(words[2], "keeps-context"))
+        return 0;
     uses_after_release(what);
     takes_from_work(what);
     reads_unwritten(what);
-    if (strcmp(what, "context")) {
-        OK(cuCtxSetCurrent(NULL));
-        OK(cuDevicePrimaryCtxRelease_v2(0));
-    }
+    OK(cuCtxSetCurrent(NULL));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
     return 0;
 }

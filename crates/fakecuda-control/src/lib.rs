@@ -379,3 +379,8 @@ impl Drop for Held<'_> {
         };
     }
 }
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

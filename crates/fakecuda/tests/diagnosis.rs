@@ -140,6 +140,9 @@ fn streams_and_contexts_are_leaks_if_all_are_asked_for() {
         let output = programs.run(&faulty, &words, &[REPORT, JSON, ALL]);
         let wanted = [leak(what), leak("primary context")];
         assert_eq!(found(&output), wanted, "{what}");
+        let place = &reports(&output)[0]["findings"][1]["sites"][0];
+        assert_eq!(place["call"], "cuDevicePrimaryCtxRetain", "{what}");
+        assert_eq!(place["frames"][0]["function"], "enter", "{what}");
     }
     let output = programs.run(
         &faulty,

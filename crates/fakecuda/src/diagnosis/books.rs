@@ -102,6 +102,8 @@ pub(crate) struct Books {
     order: VecDeque<(Key, u64)>,
     releases: u64,
     pub(crate) descriptors: Vec<Descriptor>,
+    /// The place where a primary context was last retained.
+    pub(crate) retained: Option<Arc<Site>>,
     /// Objects that do not count as leaks.
     forgiven: BTreeSet<Key>,
 }

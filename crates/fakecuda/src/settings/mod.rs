@@ -246,6 +246,27 @@ mod tests {
     }
 
     #[test]
+    fn the_readme_lists_every_setting() {
+        let readme = include_str!("../../README.md");
+        let source = include_str!("values.rs");
+        let (_, arms) = source.split_once("match name {").unwrap();
+        let (arms, _) = arms.split_once("_ => return Err").unwrap();
+        let names = arms.lines().filter_map(|line| {
+            let arm = line.trim_start().strip_prefix('"')?;
+            Some(arm.split_once("\" =>")?.0.to_uppercase())
+        });
+        let names: Vec<_> = names.collect();
+        assert_eq!(names.len(), 15, "{names:?}");
+        for name in names
+            .into_iter()
+            .chain(["CONFIG".to_owned(), "LIBRARY".to_owned()])
+        {
+            let row = format!("| `FAKECUDA_{name}` |");
+            assert!(readme.contains(&row), "{row}");
+        }
+    }
+
+    #[test]
     fn a_file_holds_the_same_settings_and_the_environment_wins() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {

@@ -49,6 +49,14 @@ impl Watched {
         }
     }
 
+    /// Notes the place where a primary context was retained. The last one of all devices is kept.
+    pub(crate) fn note_retained(&self) {
+        if self.is_on() {
+            let site = Site::here();
+            self.books().retained = Some(site);
+        }
+    }
+
     pub(super) fn note_descriptor(&self, fd: i32, what: &'static str) {
         if let Some(identity) = crate::descriptors::identity(fd).filter(|_| self.is_on()) {
             let site = Site::here();
@@ -236,7 +244,7 @@ impl Watched {
         }
         if leaks == Leaks::All {
             for (device, &count) in contexts.iter().enumerate().filter(|(_, count)| **count > 0) {
-                found.add(retained(device, count));
+                found.add(retained(device, count, books.retained.clone()));
             }
         }
         found
@@ -317,13 +325,16 @@ fn open_descriptor(descriptor: &crate::diagnosis::books::Descriptor) -> Finding 
     }
 }
 
-fn retained(device: usize, count: u32) -> Finding {
+fn retained(device: usize, count: u32, last: Option<Arc<Site>>) -> Finding {
     Finding {
         what: What::Leak,
         object: "primary context",
         values: vec![device as u64],
         text: format!("primary context of device {device}, {count} references"),
-        sites: Vec::new(),
+        sites: last
+            .map(|site| ("last retained", site))
+            .into_iter()
+            .collect(),
         times: 1,
         bytes: 0,
     }

@@ -54,8 +54,8 @@ def rust(names):
     listed = "".join(f"    {name}\n" for name in names)
     (HERE / "src/symbols.rs").write_text(
         f"{begin}//! The exported names. `unsafe` is allowed here to declare them.\n"
-        "#![allow(unsafe_code)]\n\n"
-        f"crate::entry::addresses! {{\n{listed}}}\n"
+        "#![allow(unsafe_code)]\n#![allow(clashing_extern_declarations)]\n\n"
+        f"crate::listed::addresses! {{\n{listed}}}\n"
     )
     written = set()
     for file in (HERE / "src").glob("*.rs"):
@@ -67,7 +67,7 @@ def rust(names):
     (HERE / "src/rest.rs").write_text(
         f"{begin}//! The functions that this library does not implement. `unsafe` is allowed here to"
         " export them.\n#![allow(unsafe_code)]\n\n"
-        f"crate::entry::unsupported! {{\n{listed}}}\n"
+        f"crate::listed::unsupported! {{\n{listed}}}\n"
     )
     print(f"{len(names)} names, {len(written & set(names))} of them implemented")
 

@@ -9,8 +9,11 @@ use std::ffi::c_void;
 use cuvmm_driver::{DeviceAddress, Driver, Ordinal, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
 
+use crate::anywhere;
 use crate::contexts::{current, of};
 use crate::edge::{Outcome, code, export, present};
+use crate::fills;
+use crate::owned;
 use crate::state::{driver, state};
 use crate::streams::stream_handle;
 
@@ -22,6 +25,9 @@ fn between(
     bytes: usize,
     stream: Option<StreamHandle>,
 ) -> Outcome {
+    if owned::registered(to).is_some() || owned::registered(from).is_some() {
+        return anywhere::copy(to, from, bytes, stream);
+    }
     let (to, from, bytes) = (DeviceAddress(to), DeviceAddress(from), bytes as u64);
     let driver = driver()?;
     match stream {
@@ -120,12 +126,18 @@ export! {
 
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {
         let device = current()?;
+        if fills::fill_registered(to, &[value], count, StreamHandle::NULL)? {
+            return Ok(());
+        }
         // SAFETY: the caller keeps the range until it is filled.
         unsafe { driver()?.fill(device, DeviceAddress(to), value, count as u64) }.map_err(code)
     }
 
     fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
         let (device, stream) = (current()?, stream_handle(stream));
+        if fills::fill_registered(to, &[value], count, stream)? {
+            return Ok(());
+        }
         // SAFETY: the caller keeps the range until it is filled.
         unsafe { driver()?.fill_async(device, DeviceAddress(to), value, count as u64, stream) }
             .map_err(code)

@@ -18,21 +18,40 @@
 //! Tests that load the library as a driver count live objects and hold streams back through
 //! additional functions, whose names begin with `fakecuda_`.
 //!
-//! Calls that the host driver does not have are absent, as in an older driver: kernels, 16- and
-//! 32-bit fills, multicast.
+//! Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
+//! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of
+//! the CUDA version that the library reports.
 
+mod anywhere;
+mod attributes;
+mod buffers;
+mod callbacks;
 mod capture;
 mod contexts;
 mod copies;
 mod devices;
 mod edge;
+mod entry;
 mod errors;
+mod fills;
+mod gate;
+mod identity;
+mod interprocess;
+mod listed;
 mod managed;
 mod mappings;
+mod owned;
+mod peers;
+mod per_thread;
 mod physicals;
 mod plain;
 mod pools;
+mod queries;
 mod ranges;
+mod registered;
+mod rest;
+mod stack;
 mod state;
 mod streams;
+mod symbols;
 mod watch;

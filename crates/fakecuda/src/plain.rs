@@ -8,10 +8,16 @@ use std::ffi::c_void;
 use cuvmm_driver::{DeviceAddress, Driver};
 use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
+use crate::anywhere;
+use crate::buffers;
 use crate::contexts::current;
-use crate::edge::{Outcome, code, export, present, put};
+use crate::edge::{Outcome, code, export, export_also, present, put};
+use crate::owned::{self, Known, Object};
 use crate::state::driver;
 use crate::streams::stream_handle;
+
+/// The multiple that the length of a row of `cuMemAllocPitch` is rounded up to.
+const PITCH: usize = 512;
 
 /// Allocates pinned memory and writes its address.
 ///
@@ -23,8 +29,19 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
     let made = driver()?
         .host_alloc(device, bytes as u64, flags)
         .map_err(code)?;
+    let known = Known {
+        flags,
+        ..Known::default()
+    };
+    owned::own(Object::Pinned(made.addr() as u64), known);
     // SAFETY: the caller promises that the pointer is null or valid.
     unsafe { put(address, made.cast()) }
+}
+
+/// Forgets device memory that was freed.
+fn freed(address: u64) {
+    owned::forget(Object::Memory(address));
+    buffers::forget(address, 1);
 }
 
 export! {
@@ -32,14 +49,20 @@ export! {
         let device = current()?;
         present(address)?;
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
+        owned::own(Object::Memory(made.0), Known::default());
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) {
         let device = current()?;
+        if address == 0 {
+            return Ok(());
+        }
         // SAFETY: the caller passes an allocation that nothing uses.
-        unsafe { driver()?.free(device, DeviceAddress(address)) }.map_err(code)
+        unsafe { driver()?.free(device, DeviceAddress(address)) }.map_err(code)?;
+        freed(address);
+        Ok(())
     }
 
     fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
@@ -55,7 +78,9 @@ export! {
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) {
         let (device, stream) = (current()?, stream_handle(stream));
         // SAFETY: the caller passes an allocation that nothing uses after the stream's work.
-        unsafe { driver()?.free_async(device, DeviceAddress(address), stream) }.map_err(code)
+        unsafe { driver()?.free_async(device, DeviceAddress(address), stream) }.map_err(code)?;
+        freed(address);
+        Ok(())
     }
 
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) {
@@ -71,7 +96,10 @@ export! {
     fn cuMemFreeHost(address: *mut c_void) {
         let device = current()?;
         // SAFETY: the caller passes pinned memory that nothing uses.
-        unsafe { driver()?.host_free(device, address.cast()) }.map_err(code)
+        unsafe { driver()?.host_free(device, address.cast()) }.map_err(code)?;
+        owned::forget(Object::Pinned(address.addr() as u64));
+        buffers::forget(address.addr() as u64, 1);
+        Ok(())
     }
 
     fn cuMemHostGetDevicePointer_v2(
@@ -79,13 +107,43 @@ export! {
         host: *mut c_void,
         flags: u32,
     ) {
-        current()?;
+        let device = current()?;
+        present(address)?;
         present(host)?;
-        if flags != 0 {
+        if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64)? {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Host and devices share one address space.
         // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(address, host.addr() as u64) }
+    }
+}
+
+export_also! {
+    fn cuMemAllocPitch_v2(
+        address: *mut CUdeviceptr,
+        pitch: *mut usize,
+        width: usize,
+        height: usize,
+        element: u32,
+    ) {
+        let device = current()?;
+        present(address)?;
+        present(pitch)?;
+        if width == 0 || height == 0 || ![4, 8, 16].contains(&element) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH);
+        let bytes = row.and_then(|row| row.checked_mul(height));
+        let (Some(row), Some(bytes)) = (row, bytes) else {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        };
+        let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
+        owned::own(Object::Memory(made.0), Known::default());
+        // SAFETY: the caller passes valid pointers for the results.
+        unsafe {
+            put(address, made.0)?;
+            put(pitch, row)
+        }
     }
 }

@@ -103,6 +103,8 @@ mod exports;
 mod graphs;
 mod handles;
 mod hazards;
+mod host_calls;
+mod host_launch;
 mod losses;
 mod machine;
 mod managed;

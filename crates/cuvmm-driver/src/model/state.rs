@@ -127,10 +127,16 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the key of a live stream of this device, or of its legacy default stream.
-    pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
+    /// Returns the key of a live stream of this device, of its legacy default stream, or of the
+    /// default stream of the calling thread, which is made when it is first used.
+    pub(crate) fn stream(&mut self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
         let key = match stream {
             StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),
+            StreamHandle::PER_THREAD => {
+                let index = self.device(device)?;
+                self.streams
+                    .of_thread(device.0, self.devices[index].hold_new)
+            }
             StreamHandle(handle) => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
         };
         let here = key.device == device.0 && self.streams.get(key).is_some();

@@ -162,4 +162,52 @@ per_thread! {
         cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream);
     cuMemsetD32Async_ptsz =
         cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream);
+    cuMemsetD2D8_v2_ptds = cuMemsetD2D8_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u8,
+        width: usize,
+        height: usize,
+    );
+    cuMemsetD2D8Async_ptsz = cuMemsetD2D8Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u8,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    );
+    cuMemsetD2D16_v2_ptds = cuMemsetD2D16_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u16,
+        width: usize,
+        height: usize,
+    );
+    cuMemsetD2D16Async_ptsz = cuMemsetD2D16Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u16,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    );
+    cuMemsetD2D32_v2_ptds = cuMemsetD2D32_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u32,
+        width: usize,
+        height: usize,
+    );
+    cuMemsetD2D32Async_ptsz = cuMemsetD2D32Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u32,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    );
+    cuMemcpy2D_v2_ptds = cuMemcpy2D_v2(rectangle: *const c_void);
+    cuMemcpy2DUnaligned_v2_ptds = cuMemcpy2DUnaligned_v2(rectangle: *const c_void);
+    cuMemcpy2DAsync_v2_ptsz = cuMemcpy2DAsync_v2(rectangle: *const c_void, stream: CUstream);
 }

@@ -264,10 +264,7 @@ crate::listed::unsupported! {
     cuMemSetMemPool
     cuMemcpy2D
     cuMemcpy2DAsync
-    cuMemcpy2DAsync_v2_ptsz
     cuMemcpy2DUnaligned
-    cuMemcpy2DUnaligned_v2_ptds
-    cuMemcpy2D_v2_ptds
     cuMemcpy3D
     cuMemcpy3DAsync
     cuMemcpy3DAsync_v2
@@ -319,14 +316,8 @@ crate::listed::unsupported! {
     cuMemcpyWithAttributesAsync_ptsz
     cuMemsetD16
     cuMemsetD2D16
-    cuMemsetD2D16Async_ptsz
-    cuMemsetD2D16_v2_ptds
     cuMemsetD2D32
-    cuMemsetD2D32Async_ptsz
-    cuMemsetD2D32_v2_ptds
     cuMemsetD2D8
-    cuMemsetD2D8Async_ptsz
-    cuMemsetD2D8_v2_ptds
     cuMemsetD32
     cuMemsetD8
     cuMipmappedArrayCreate

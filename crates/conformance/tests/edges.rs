@@ -21,7 +21,7 @@ fn the_stand_in_answers_in_c_as_recorded() {
         .arg("--library")
         .arg(&library)
         .arg("--against")
-        .arg(answers.join("edges.tsv"))
+        .arg(answers.join("edges-h200-580.159.tsv"))
         .arg("--known")
         .arg(answers.join("edges-known.txt"))
         .output()

@@ -15,14 +15,10 @@ use crate::streams::stream_handle;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Returns `true` if an address is in pinned, registered or managed memory, which both host and
-/// device access.
+/// Returns `true` if an address is in pinned or registered memory.
 pub(crate) fn is_pinned(device: Ordinal, address: u64) -> Outcome<bool> {
     match attributes::find(device, address) {
-        Ok(found) => Ok(matches!(
-            found.kind,
-            Kind::Pinned | Kind::Registered | Kind::Managed
-        )),
+        Ok(found) => Ok(matches!(found.kind, Kind::Pinned | Kind::Registered)),
         Err(INVALID) => Ok(false),
         Err(other) => Err(other),
     }

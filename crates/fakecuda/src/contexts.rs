@@ -1,7 +1,7 @@
 //! Contexts, primary and created.
 //!
-//! A context is a number that has the type of a pointer: a primary context's is the device's ordinal
-//! plus one, in pages; a created context's is a number above those. It is never dereferenced. All
+//! A context is a number that has the type of a pointer: a primary context's is made of the device's
+//! ordinal, a created one's of the number of contexts made so far. It is never dereferenced. All
 //! contexts of a device use the host driver's one context of that device, so an error that loses one
 //! loses all of them.
 //!
@@ -29,7 +29,14 @@ const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 const FLAGS: u32 = 0xFF;
 
 /// The first number of a created context.
-const FIRST: usize = 1 << 32;
+const FIRST: usize = 1 << 36;
+
+/// The versions of the interface: of contexts that the first `cuCtxCreate` made, and of all others.
+const FIRST_VERSION: u32 = 3010;
+const VERSION: u32 = 3020;
+
+/// The position of the ordinal in the number of a primary context.
+const PRIMARY: u32 = 40;
 
 /// A context made by `cuCtxCreate`.
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +45,19 @@ struct Made {
     flags: u32,
     /// The references, which `cuCtxAttach` adds to.
     references: u32,
+    /// The number of the context.
+    id: u64,
+    /// The version of the interface that it was made with.
+    version: u32,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     made: BTreeMap<usize, Made>,
-    /// The number of contexts made so far.
-    count: usize,
+    /// The number of contexts made so far, primary ones included.
+    count: u64,
+    /// The numbers of the primary contexts that have been retained.
+    ids: BTreeMap<i32, u64>,
     /// The flags of primary contexts that are not the default.
     primary_flags: BTreeMap<i32, u32>,
 }
@@ -67,7 +80,7 @@ pub(crate) fn current() -> Outcome<Ordinal> {
 
 /// Returns the primary context of a device.
 pub(crate) fn name(device: Ordinal) -> CUcontext {
-    std::ptr::without_provenance_mut((device.0 as usize + 1) << 12)
+    std::ptr::without_provenance_mut((device.0 as usize + 1) << PRIMARY)
 }
 
 /// Returns the device of a live context.
@@ -76,7 +89,7 @@ pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     if let Some(device) = table(made) {
         return Ok(device);
     }
-    let index = (context.addr() >> 12).wrapping_sub(1);
+    let index = (context.addr() >> PRIMARY).wrapping_sub(1);
     let live = state
         .retained
         .get(index)
@@ -87,6 +100,14 @@ pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     } else {
         Err(NONE)
     }
+}
+
+/// Returns the device of a context that is live, or of a primary context that was.
+fn known(state: &State, context: CUcontext) -> Outcome<Ordinal> {
+    let found = of(state, context);
+    let primary = |device: &i32| name(Ordinal(*device)) == context;
+    let former = table(|table| table.ids.keys().copied().find(primary));
+    found.or_else(|none| former.map(Ordinal).ok_or(none))
 }
 
 /// Returns the context that a call names, which is the current one for null, and its device.
@@ -129,6 +150,9 @@ fn end(device: Ordinal, context: CUcontext) {
 fn reset(device: CUdevice) -> Outcome {
     let state = state()?;
     let device = state.device(device)?;
+    if let Some(count) = state.retained.get(device.0 as usize) {
+        count.store(0, Ordering::Release);
+    }
     owned::end(&state.driver, device, name(device));
     state.driver.reset_context(device);
     Ok(())
@@ -138,18 +162,20 @@ fn reset(device: CUdevice) -> Outcome {
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
-unsafe fn create(context: *mut CUcontext, flags: u32, device: CUdevice) -> Outcome {
+unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUdevice) -> Outcome {
     let state = state()?;
     present(context)?;
     let device = state.device(device)?;
     check_flags(flags)?;
     let number = table(|table| {
         table.count += 1;
-        let number = FIRST + (table.count << 12);
+        let number = FIRST + ((table.count as usize) << 12);
         let made = Made {
             device,
             flags,
             references: 1,
+            id: table.count,
+            version,
         };
         table.made.insert(number, made);
         number
@@ -173,7 +199,7 @@ fn check_flags(flags: u32) -> Outcome {
 fn destroy(context: CUcontext) -> Outcome {
     state()?;
     if context.is_null() {
-        return Err(NONE);
+        return Err(INVALID);
     }
     let made = table(|table| table.made.remove(&context.addr())).ok_or(NONE)?;
     if top() == Some(context) {
@@ -184,7 +210,11 @@ fn destroy(context: CUcontext) -> Outcome {
 }
 
 fn push(context: CUcontext) -> Outcome {
-    of(state()?, context)?;
+    let state = state()?;
+    if context.is_null() {
+        return Err(INVALID);
+    }
+    known(state, context)?;
     stack::push(context);
     Ok(())
 }
@@ -210,6 +240,12 @@ fn set_primary_flags(device: CUdevice, flags: u32) -> Outcome {
     Ok(())
 }
 
+/// Returns the flag of host mapping that a primary context has of itself.
+fn map_host(context: CUcontext, device: Ordinal) -> u32 {
+    const MAP_HOST: u32 = 8;
+    if context == name(device) { MAP_HOST } else { 0 }
+}
+
 /// Returns the flags of a context.
 fn flags_of(context: CUcontext, device: Ordinal) -> u32 {
     table(|table| match table.made.get(&context.addr()) {
@@ -227,8 +263,13 @@ export! {
         let state = state()?;
         present(context)?;
         let device = state.device(device)?;
-        if let Some(count) = state.retained.get(device.0 as usize) {
-            count.fetch_add(1, Ordering::AcqRel);
+        if let Some(count) = state.retained.get(device.0 as usize)
+            && count.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            table(|table| {
+                table.count += 1;
+                table.ids.insert(device.0, table.count);
+            });
         }
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, name(device)) }
@@ -273,7 +314,7 @@ export! {
     fn cuCtxSetCurrent(context: CUcontext) {
         let state = state()?;
         if !context.is_null() {
-            of(state, context)?;
+            known(state, context)?;
         }
         stack::pop();
         if !context.is_null() {
@@ -283,7 +324,9 @@ export! {
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
-        let found = current()?;
+        let state = state()?;
+        let found = known(state, top().ok_or(NONE)?)
+            .map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(device, found.0) }
     }
@@ -304,12 +347,12 @@ export! {
 export_also! {
     fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) {
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { create(context, flags, device) }
+        unsafe { create(context, FIRST_VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) {
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { create(context, flags, device) }
+        unsafe { create(context, VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v3(
@@ -325,7 +368,7 @@ export_also! {
             return Err(if affinities.is_null() { INVALID } else { UNSUPPORTED });
         }
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { create(context, flags, device) }
+        unsafe { create(context, VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v4(
@@ -344,7 +387,7 @@ export_also! {
             }
         }
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { create(context, flags, device) }
+        unsafe { create(context, VERSION, flags, device) }
     }
 
     fn cuCtxDestroy(context: CUcontext) {
@@ -371,25 +414,25 @@ export_also! {
         if flags != 0 {
             return Err(INVALID);
         }
+        // A primary context is not counted.
         table(|table| {
-            let made = table.made.get_mut(&attached.addr())?;
-            made.references += 1;
-            Some(())
-        })
-        .ok_or(NONE)?;
+            if let Some(made) = table.made.get_mut(&attached.addr()) {
+                made.references += 1;
+            }
+        });
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, attached) }
     }
 
     fn cuCtxDetach(context: CUcontext) {
-        state()?;
+        of(state()?, context)?;
         let left = table(|table| {
             let made = table.made.get_mut(&context.addr())?;
             made.references = made.references.saturating_sub(1);
             Some(made.references)
         });
-        match left.ok_or(NONE)? {
-            0 => destroy(context),
+        match left {
+            Some(0) => destroy(context),
             _ => Ok(()),
         }
     }
@@ -399,7 +442,7 @@ export_also! {
         present(flags)?;
         let context = top().ok_or(NONE)?;
         // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(flags, flags_of(context, device)) }
+        unsafe { put(flags, flags_of(context, device) | map_host(context, device)) }
     }
 
     fn cuCtxSetFlags(flags: u32) {
@@ -416,21 +459,21 @@ export_also! {
     }
 
     fn cuCtxGetId(context: CUcontext, id: *mut u64) {
-        let (context, _) = named(context)?;
+        let (context, device) = named(context)?;
         present(id)?;
+        let found = table(|table| match table.made.get(&context.addr()) {
+            Some(made) => made.id,
+            None => table.ids.get(&device.0).copied().unwrap_or_default(),
+        });
         // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(id, (context.addr() >> 12) as u64) }
+        unsafe { put(id, found) }
     }
 
     fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) {
-        state()?;
-        if !context.is_null() {
-            of(state()?, context)?;
-        } else {
-            current()?;
-        }
+        let (context, _) = named(context)?;
+        let found = table(|table| table.made.get(&context.addr()).map(|made| made.version));
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { put(version, 3020) }
+        unsafe { put(version, found.unwrap_or(VERSION)) }
     }
 
     fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) {
@@ -445,6 +488,10 @@ export_also! {
     }
 
     fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: u32) {
+        let state = state()?;
+        if of(state, name(state.device(device)?)).is_ok() {
+            return Err(CUresult::CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
+        }
         set_primary_flags(device, flags)
     }
 

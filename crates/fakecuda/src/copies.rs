@@ -10,11 +10,11 @@ use cuvmm_driver::{DeviceAddress, Driver, Ordinal, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
 
 use crate::anywhere;
-use crate::contexts::{current, of};
+use crate::contexts::{current, named};
 use crate::edge::{Outcome, code, export, present};
 use crate::fills;
 use crate::owned;
-use crate::state::{driver, state};
+use crate::state::driver;
 use crate::streams::stream_handle;
 
 /// Copies between two device ranges, on a stream or on the default stream.
@@ -42,6 +42,9 @@ fn between(
 export! {
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
         let device = current()?;
+        if bytes == 0 {
+            return Ok(());
+        }
         present(from)?;
         // SAFETY: the caller passes `bytes` readable bytes.
         let source = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
@@ -51,6 +54,9 @@ export! {
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
         let device = current()?;
+        if bytes == 0 {
+            return Ok(());
+        }
         present(to)?;
         // SAFETY: the caller passes `bytes` writable bytes that nothing else uses.
         let destination = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
@@ -69,8 +75,8 @@ export! {
         from_context: CUcontext,
         bytes: usize,
     ) {
-        of(state()?, from_context)?;
-        between(of(state()?, to_context)?, to, from, bytes, None)
+        named(from_context)?;
+        between(named(to_context)?.1, to, from, bytes, None)
     }
 
     fn cuMemcpyHtoDAsync_v2(
@@ -120,8 +126,8 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        of(state()?, from_context)?;
-        between(of(state()?, to_context)?, to, from, bytes, Some(stream_handle(stream)))
+        named(from_context)?;
+        between(named(to_context)?.1, to, from, bytes, Some(stream_handle(stream)))
     }
 
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {

@@ -70,8 +70,9 @@ fn search(name: &str, wanted: i32, flags: u64, driver: i32) -> (Option<usize>, S
         });
         usable.max_by_key(|version| version.since)
     };
-    let own = if flags & 2 != 0 { newest(true) } else { None };
-    match own.or_else(|| newest(false)) {
+    // A function with a variant for the thread's own stream is found in that variant only.
+    let own = flags & 2 != 0 && known.iter().any(|version| version.per_thread);
+    match newest(own) {
         Some(found) => (Some(found.address), Status::Found),
         None if known.iter().any(|version| version.since <= driver) => (None, Status::TooOld),
         None => (None, Status::Unknown),
@@ -87,10 +88,10 @@ unsafe fn look_up(
     found: *mut *mut c_void,
     version: i32,
     flags: u64,
-) -> Outcome<Status> {
+) -> Outcome<(*mut c_void, Status)> {
     present(name)?;
     present(found)?;
-    if flags > 2 {
+    if flags > 3 {
         return Err(INVALID);
     }
     // SAFETY: the caller promises a C string.
@@ -99,12 +100,15 @@ unsafe fn look_up(
         Ok(driver) => driver.version().map_or(13_000, |version| version.as_raw()),
         Err(_) => 13_000,
     };
+    if version > driver {
+        return Err(INVALID);
+    }
+    // As recorded, a negative version finds the newest function.
+    let version = if version < 0 { driver } else { version };
     let name = name.to_str().map_err(|_| INVALID)?;
     let (address, status) = search(name, version, flags, driver);
-    let address = address.unwrap_or_default();
-    // SAFETY: the caller promises a place for the result.
-    unsafe { put(found, std::ptr::with_exposed_provenance_mut(address)) }?;
-    Ok(status)
+    let pointer = std::ptr::with_exposed_provenance_mut(address.unwrap_or_default());
+    Ok((pointer, status))
 }
 
 export_also! {
@@ -116,8 +120,9 @@ export_also! {
     ) {
         // SAFETY: the caller passes a C string and a place for the result, or null.
         match unsafe { look_up(name, found, version, flags) }? {
-            Status::Found => Ok(()),
-            Status::Unknown | Status::TooOld => Err(CUresult::CUDA_ERROR_NOT_FOUND),
+            // SAFETY: the caller passes a place for the result.
+            (pointer, Status::Found) => unsafe { put(found, pointer) },
+            (_, Status::Unknown | Status::TooOld) => Err(CUresult::CUDA_ERROR_NOT_FOUND),
         }
     }
 
@@ -129,7 +134,9 @@ export_also! {
         status: *mut i32,
     ) {
         // SAFETY: the caller passes a C string and a place for the result, or null.
-        let result = unsafe { look_up(name, found, version, flags) }?;
+        let (pointer, result) = unsafe { look_up(name, found, version, flags) }?;
+        // SAFETY: the caller passes a place for the result.
+        unsafe { put(found, pointer) }?;
         if status.is_null() {
             return Ok(());
         }
@@ -137,9 +144,12 @@ export_also! {
         unsafe { put(status, result as i32) }
     }
 
-    fn cuGetExportTable(_table: *mut *const c_void, _id: *const CUuuid) {
-        // The tables are private to NVIDIA's own libraries.
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) {
+        present(table)?;
+        // The tables are private to NVIDIA's own libraries: none is known here.
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(table, std::ptr::null()) }?;
+        Err(INVALID)
     }
 }
 

@@ -21,10 +21,14 @@ const PIECE: usize = 1 << 20;
 /// Fills a range with a repeated element, on a stream or in the order of the default stream.
 fn fill(to: CUdeviceptr, element: &[u8], count: usize, stream: Option<StreamHandle>) -> Outcome {
     let device = current()?;
+    // As recorded, the number of bytes is computed without a check.
+    let bytes = count.wrapping_mul(element.len());
+    if bytes == 0 {
+        return Ok(());
+    }
     if !to.is_multiple_of(element.len() as u64) {
         return Err(INVALID);
     }
-    let bytes = count.checked_mul(element.len()).ok_or(INVALID)?;
     let (driver, target) = (driver()?, DeviceAddress(to));
     let order = stream.unwrap_or(StreamHandle::NULL);
     if fill_registered(to, element, count, order)? {
@@ -110,6 +114,52 @@ fn repeat(
         Box::leak(pattern);
     }
     Ok(())
+}
+
+/// Writes one element in the order of a stream.
+fn write_value(stream: CUstream, to: CUdeviceptr, element: &[u8], flags: u32) -> Outcome {
+    /// The flag of a write without a barrier.
+    const NO_BARRIER: u32 = 1;
+    if flags & !NO_BARRIER != 0 {
+        return Err(INVALID);
+    }
+    fill(to, element, 1, Some(stream_handle(stream)))
+}
+
+/// Checks a condition on a value when the stream has done its work. Streams do not wait for values
+/// that are written later: such a wait is not supported.
+fn wait_value(
+    stream: CUstream,
+    from: CUdeviceptr,
+    (value, width): (u64, usize),
+    flags: u32,
+) -> Outcome {
+    /// The flag of a wait that also flushes writes of other devices.
+    const FLUSH: u32 = 1 << 30;
+    let (device, stream) = (current()?, stream_handle(stream));
+    if !from.is_multiple_of(width as u64) || flags & !FLUSH > 3 {
+        return Err(INVALID);
+    }
+    let mut bytes = [0u8; 8];
+    // SAFETY: the stream is live, and the array has eight bytes, of which no more are written.
+    unsafe {
+        driver()?.stream_synchronize(device, stream).map_err(code)?;
+        driver()?.copy_to_host(device, &mut bytes[..width], DeviceAddress(from))
+    }
+    .map_err(code)?;
+    let found = u64::from_le_bytes(bytes);
+    let holds = match flags & !FLUSH {
+        // The difference, as a signed number of the width, is not negative.
+        0 => (found.wrapping_sub(value) << (64 - 8 * width)).cast_signed() >= 0,
+        1 => found == value,
+        2 => found & value != 0,
+        _ => !(found | value) << (64 - 8 * width) != 0,
+    };
+    if holds {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
 }
 
 /// Fills the rows of a rectangle.
@@ -280,5 +330,37 @@ export_also! {
     fn cuMemcpy2DAsync_v2(rectangle: *const Rectangle, stream: CUstream) {
         // SAFETY: the caller passes the structure, or null.
         unsafe { copy_rows(rectangle, Some(stream_handle(stream))) }
+    }
+
+    fn cuStreamWriteValue32(stream: CUstream, to: CUdeviceptr, value: u32, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue32_v2(stream: CUstream, to: CUdeviceptr, value: u32, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue64(stream: CUstream, to: CUdeviceptr, value: u64, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue64_v2(stream: CUstream, to: CUdeviceptr, value: u64, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWaitValue32(stream: CUstream, from: CUdeviceptr, value: u32, flags: u32) {
+        wait_value(stream, from, (u64::from(value), 4), flags)
+    }
+
+    fn cuStreamWaitValue32_v2(stream: CUstream, from: CUdeviceptr, value: u32, flags: u32) {
+        wait_value(stream, from, (u64::from(value), 4), flags)
+    }
+
+    fn cuStreamWaitValue64(stream: CUstream, from: CUdeviceptr, value: u64, flags: u32) {
+        wait_value(stream, from, (value, 8), flags)
+    }
+
+    fn cuStreamWaitValue64_v2(stream: CUstream, from: CUdeviceptr, value: u64, flags: u32) {
+        wait_value(stream, from, (value, 8), flags)
     }
 }

@@ -50,14 +50,13 @@ export_also! {
         present(text)?;
         let name = format!("0000:{:02X}:00.0", device.0 + 1);
         let room = usize::try_from(room).map_err(|_| INVALID)?;
-        if room <= name.len() {
-            return Err(INVALID);
-        }
-        for (index, byte) in name.bytes().chain([0]).enumerate() {
-            // SAFETY: the caller passes `room` writable bytes, which are enough.
+        // A place that is too small gets the beginning of the name.
+        let fitting = name.len().min(room.saturating_sub(1));
+        for (index, byte) in name.bytes().take(fitting).chain([0]).take(room).enumerate() {
+            // SAFETY: the caller passes `room` writable bytes.
             unsafe { put(text.add(index), byte as c_char) }?;
         }
-        Ok(())
+        if room <= name.len() { Err(INVALID) } else { Ok(()) }
     }
 
     fn cuDeviceGetByPCIBusId(device: *mut CUdevice, text: *const c_char) {
@@ -87,12 +86,9 @@ export_also! {
         }
     }
 
-    fn cuDeviceGetExecAffinitySupport(supported: *mut i32, kind: u32, device: CUdevice) {
+    fn cuDeviceGetExecAffinitySupport(supported: *mut i32, _kind: u32, device: CUdevice) {
         state()?.device(device)?;
         present(supported)?;
-        if kind > 0 {
-            return Err(INVALID);
-        }
         // Execution affinity exists under MPS only.
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(supported, 0) }

@@ -44,6 +44,8 @@ export_also! {
     fn cuIpcGetEventHandle(name: *mut EventName, event: CUevent) {
         current()?;
         present(name)?;
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(name, EventName { bytes: [0; 64] }) }?;
         let event = event_handle(event);
         let known = owned::known(Object::Event(event.0)).ok_or(INVALID_HANDLE)?;
         if known.flags & SHARED == 0 {
@@ -63,14 +65,14 @@ export_also! {
         let process = number(&name.bytes, 8);
         let alive = Path::new(&format!("/proc/{process}")).exists();
         if name.bytes[..8] != MARK || !alive {
-            return Err(INVALID);
+            return Err(CUresult::CUDA_ERROR_MAP_FAILED);
         }
         if process == u64::from(std::process::id()) {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
         let flags = EventFlags::from_bits_retain(TIMELESS);
         let made = driver()?.event_create(device, flags).map_err(code)?;
-        let known = Known { flags: TIMELESS, ..Known::default() };
+        let known = Known { flags: TIMELESS, ..Known::of(device) };
         owned::own(Object::Event(made.0), known);
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }

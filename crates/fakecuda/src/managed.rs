@@ -78,7 +78,7 @@ export! {
         let device = current()?;
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
-        owned::own(Object::Memory(made.0), Known::default());
+        owned::own(Object::Memory(made.0), Known::of(device));
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }

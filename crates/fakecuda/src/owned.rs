@@ -31,6 +31,8 @@ pub(crate) enum Object {
 pub(crate) struct Known {
     /// The context as a number.
     pub(crate) context: usize,
+    /// The device of the context.
+    pub(crate) device: i32,
     /// The flags it was made with.
     pub(crate) flags: u32,
     /// The priority of a stream.
@@ -41,6 +43,16 @@ pub(crate) struct Known {
     pub(crate) id: u64,
     /// The time at which an event was recorded.
     pub(crate) recorded: Option<Instant>,
+}
+
+impl Known {
+    /// Returns the properties of an object on a device, with no others.
+    pub(crate) fn of(device: Ordinal) -> Self {
+        Self {
+            device: device.0,
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Debug)]

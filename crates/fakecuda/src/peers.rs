@@ -25,9 +25,6 @@ fn pair(peer: CUcontext) -> Outcome<(usize, usize)> {
     current()?;
     let own = stack::top().ok_or(NONE)?;
     contexts::of(state()?, peer)?;
-    if own == peer {
-        return Err(NONE);
-    }
     Ok((own.addr(), peer.addr()))
 }
 

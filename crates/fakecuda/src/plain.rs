@@ -31,7 +31,7 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
         .map_err(code)?;
     let known = Known {
         flags,
-        ..Known::default()
+        ..Known::of(device)
     };
     owned::own(Object::Pinned(made.addr() as u64), known);
     // SAFETY: the caller promises that the pointer is null or valid.
@@ -48,17 +48,20 @@ export! {
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
         let device = current()?;
         present(address)?;
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(address, 0) }?;
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
-        owned::own(Object::Memory(made.0), Known::default());
+        owned::own(Object::Memory(made.0), Known::of(device));
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) {
-        let device = current()?;
+        driver()?;
         if address == 0 {
             return Ok(());
         }
+        let device = current()?;
         // SAFETY: the caller passes an allocation that nothing uses.
         unsafe { driver()?.free(device, DeviceAddress(address)) }.map_err(code)?;
         freed(address);
@@ -68,6 +71,10 @@ export! {
     fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let device = current()?;
         present(address)?;
+        if bytes == 0 {
+            // SAFETY: the caller passes a valid pointer for the result.
+            return unsafe { put(address, 0) };
+        }
         // SAFETY: the caller passes a stream that it created and has not destroyed.
         let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream_handle(stream)) }
             .map_err(code)?;
@@ -77,6 +84,9 @@ export! {
 
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) {
         let (device, stream) = (current()?, stream_handle(stream));
+        if address == 0 {
+            return Ok(());
+        }
         // SAFETY: the caller passes an allocation that nothing uses after the stream's work.
         unsafe { driver()?.free_async(device, DeviceAddress(address), stream) }.map_err(code)?;
         freed(address);
@@ -95,6 +105,9 @@ export! {
 
     fn cuMemFreeHost(address: *mut c_void) {
         let device = current()?;
+        if address.is_null() {
+            return Ok(());
+        }
         // SAFETY: the caller passes pinned memory that nothing uses.
         unsafe { driver()?.host_free(device, address.cast()) }.map_err(code)?;
         owned::forget(Object::Pinned(address.addr() as u64));
@@ -109,7 +122,8 @@ export! {
     ) {
         let device = current()?;
         present(address)?;
-        present(host)?;
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(address, 0) }?;
         if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64)? {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -139,7 +153,7 @@ export_also! {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         };
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
-        owned::own(Object::Memory(made.0), Known::default());
+        owned::own(Object::Memory(made.0), Known::of(device));
         // SAFETY: the caller passes valid pointers for the results.
         unsafe {
             put(address, made.0)?;

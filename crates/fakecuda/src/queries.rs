@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cuvmm_driver::{CaptureStatus, Driver, StreamHandle};
+use cuvmm_driver::{CaptureStatus, DeviceAttribute, Driver, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdevice, CUresult, CUstream, CUstreamCaptureStatus};
 
 use crate::contexts::{current, name};
@@ -20,9 +20,26 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
 
 /// The limits of a context and their values on an H200: the stack, the buffer of `printf`, the heap
-/// of `malloc` in kernels, the depth and number of pending launches, the fetch granularity and the
-/// persisting part of the L2 cache.
-const LIMITS: [u64; 7] = [1024, 7_340_032, 8_388_608, 2, 2048, 64, 0];
+/// of `malloc` in kernels, the depth of launches, which is no more, the number of pending launches,
+/// the fetch granularity and the persisting part of the L2 cache, the shared memory of a block, and
+/// the memory of graphics interoperation. The last two can only be read.
+const LIMITS: [Option<u64>; 9] = [
+    Some(1024),
+    Some(8_650_752),
+    Some(8_388_608),
+    None,
+    Some(2048),
+    Some(64),
+    Some(11_796_480),
+    Some(232_448),
+    Some(0),
+];
+
+/// The number of limits that can be set.
+const SETTABLE: u32 = 7;
+
+/// The number of the attribute that holds the number of multiprocessors.
+const MULTIPROCESSORS: i32 = 16;
 
 /// The limits that were set, by context and number.
 static SET: Mutex<BTreeMap<(usize, u32), u64>> = Mutex::new(BTreeMap::new());
@@ -62,7 +79,8 @@ unsafe fn capture_info(
 
 fn limit(limit: u32) -> Outcome<u64> {
     current()?;
-    let usual = LIMITS.get(limit as usize).copied().ok_or(UNSUPPORTED)?;
+    let usual = LIMITS.get(limit as usize).ok_or(INVALID)?;
+    let usual = usual.ok_or(UNSUPPORTED)?;
     let context = stack::top().map_or(0, |context| context.addr());
     let set = SET.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(set.get(&(context, limit)).copied().unwrap_or(usual))
@@ -187,10 +205,43 @@ export_also! {
 
     fn cuCtxSetLimit(which: u32, value: usize) {
         limit(which)?;
+        if which >= SETTABLE {
+            return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+        }
         let context = stack::top().map_or(0, |context| context.addr());
         let mut set = SET.lock().unwrap_or_else(PoisonError::into_inner);
         set.insert((context, which), value as u64);
         Ok(())
+    }
+
+    fn cuCtxGetExecAffinity(affinity: *mut [u32; 2], kind: u32) {
+        let device = current()?;
+        present(affinity)?;
+        let all = DeviceAttribute(MULTIPROCESSORS);
+        let found = driver()?.device_attribute(device, all).map_err(code)?;
+        // Execution affinity exists under MPS only: a context has all multiprocessors.
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(affinity, [kind, found as u32]) }
+    }
+
+    fn cuStreamCopyAttributes(to: CUstream, from: CUstream) {
+        about(to)?;
+        about(from).map(drop)
+    }
+
+    fn cuStreamGetAttribute(stream: CUstream, which: u32, value: *mut u64) {
+        let known = about(stream)?;
+        present(value)?;
+        let found = match which {
+            // The window of the access policy, whose other words are zero too.
+            1 => 0,
+            // The policy of synchronization, where none was chosen.
+            3 => u64::from(u32::MAX),
+            8 => known.priority as u32 as u64,
+            _ => return Err(INVALID),
+        };
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(value, found) }
     }
 
     fn cuCtxGetCacheConfig(config: *mut u32) {

@@ -45,8 +45,14 @@ export! {
     ) {
         let device = current()?;
         present(handle)?;
-        if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 {
+        if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(INVALID);
+        }
+        // The flag asks for a mapping through PCIe where there are other ways, which there are not.
+        match flags {
+            0 => (),
+            1 => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(INVALID),
         }
         // SAFETY: the caller keeps the range mapped while it uses the descriptor.
         let fd = unsafe { driver()?.dma_buf(device, DeviceAddress(address), size as u64) }

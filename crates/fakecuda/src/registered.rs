@@ -37,7 +37,6 @@ fn register(memory: *mut c_void, bytes: usize, flags: u32) -> Outcome {
         return Err(TWICE);
     }
     match attributes::find(device, start) {
-        Ok(found) if found.kind == Kind::Pinned => return Err(TWICE),
         Ok(_) => return Err(INVALID),
         Err(INVALID) => (),
         Err(other) => return Err(other),
@@ -48,7 +47,7 @@ fn register(memory: *mut c_void, bytes: usize, flags: u32) -> Outcome {
     let known = Known {
         flags,
         size,
-        ..Known::default()
+        ..Known::of(device)
     };
     owned::own(Object::Registered(start), known);
     Ok(())
@@ -69,14 +68,19 @@ export_also! {
         if start == 0 {
             return Err(INVALID);
         }
-        owned::known(Object::Registered(start)).ok_or(NEVER)?;
+        if owned::known(Object::Registered(start)).is_none() {
+            let elsewhere = attributes::find(current()?, start).is_ok();
+            return Err(if elsewhere { INVALID } else { NEVER });
+        }
         owned::forget(Object::Registered(start));
         buffers::forget(start, 1);
         Ok(())
     }
 
     fn cuMemHostGetFlags(flags: *mut u32, memory: *mut c_void) {
+        const PORTABLE: u32 = 1;
         const MAPPED: u32 = 2;
+        const WRITE_COMBINED: u32 = 4;
         let device = current()?;
         present(flags)?;
         let found = attributes::find(device, memory.addr() as u64)?;
@@ -86,8 +90,12 @@ export_also! {
             _ => return Err(INVALID),
         };
         let known = owned::known(object).ok_or(INVALID)?;
+        let shown = match found.kind {
+            Kind::Registered => PORTABLE,
+            _ => WRITE_COMBINED,
+        };
         // All host memory is mapped into the devices' one address space.
         // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(flags, known.flags | MAPPED) }
+        unsafe { put(flags, known.flags & shown | MAPPED) }
     }
 }

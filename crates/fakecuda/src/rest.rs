@@ -33,7 +33,6 @@ crate::listed::unsupported! {
     cuCoredumpSetAttributeGlobal
     cuCtxFromGreenCtx
     cuCtxGetDevResource
-    cuCtxGetExecAffinity
     cuCtxWaitEvent
     cuDestroyExternalMemory
     cuDestroyExternalSemaphore
@@ -374,11 +373,9 @@ crate::listed::unsupported! {
     cuStreamBeginCapture_ptsz
     cuStreamBeginRecaptureToGraph
     cuStreamBeginRecaptureToGraph_ptsz
-    cuStreamCopyAttributes
     cuStreamCopyAttributes_ptsz
     cuStreamEndCaptureToCig
     cuStreamEndCaptureToCig_ptsz
-    cuStreamGetAttribute
     cuStreamGetAttribute_ptsz
     cuStreamGetDevResource
     cuStreamGetDevResource_ptsz
@@ -389,21 +386,13 @@ crate::listed::unsupported! {
     cuStreamUpdateCaptureDependencies_ptsz
     cuStreamUpdateCaptureDependencies_v2
     cuStreamUpdateCaptureDependencies_v2_ptsz
-    cuStreamWaitValue32
     cuStreamWaitValue32_ptsz
-    cuStreamWaitValue32_v2
     cuStreamWaitValue32_v2_ptsz
-    cuStreamWaitValue64
     cuStreamWaitValue64_ptsz
-    cuStreamWaitValue64_v2
     cuStreamWaitValue64_v2_ptsz
-    cuStreamWriteValue32
     cuStreamWriteValue32_ptsz
-    cuStreamWriteValue32_v2
     cuStreamWriteValue32_v2_ptsz
-    cuStreamWriteValue64
     cuStreamWriteValue64_ptsz
-    cuStreamWriteValue64_v2
     cuStreamWriteValue64_v2_ptsz
     cuSurfObjectCreate
     cuSurfObjectDestroy

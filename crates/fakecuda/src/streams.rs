@@ -6,7 +6,9 @@
 
 use std::time::Instant;
 
-use cuvmm_driver::{Driver, EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
+use cuvmm_driver::{
+    CaptureStatus, Driver, EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle,
+};
 use cuvmm_sys::{CUcontext, CUevent, CUresult, CUstream};
 
 use crate::contexts::{current, name};
@@ -52,20 +54,31 @@ fn done(done: bool) -> Outcome {
     }
 }
 
-/// Returns the device of a stream. A default stream belongs to the current context.
+/// Returns the device of a stream. A default stream belongs to the current context; another needs
+/// none.
 pub(crate) fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
     if stream.0 <= StreamHandle::PER_THREAD.0 {
         return current();
     }
-    let (state, driver) = (state()?, driver()?);
-    let devices = (0..state.retained.len()).filter_map(|index| i32::try_from(index).ok());
-    let is_its = |device: &Ordinal| {
-        // SAFETY: the caller promises valid handles, and others are refused.
-        let asked = unsafe { driver.stream_query(*device, stream) };
-        asked.map_err(code) != Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
-    };
-    let found = devices.map(Ordinal).find(is_its);
-    found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    let known = owned::known(Object::Stream(stream.0));
+    let known = known.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    Ok(Ordinal(known.device))
+}
+
+/// Returns an event, its device and its context.
+fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
+    state()?;
+    let event = event_handle(event);
+    let known = owned::known(Object::Event(event.0));
+    let known = known.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    Ok((event, Ordinal(known.device), known.context))
+}
+
+/// Returns a stream and its device.
+fn live_stream(stream: CUstream) -> Outcome<(StreamHandle, Ordinal)> {
+    state()?;
+    let stream = stream_handle(stream);
+    Ok((stream, device_of(stream)?))
 }
 
 /// The highest priority of a stream, as a number.
@@ -85,7 +98,7 @@ unsafe fn create(stream: *mut CUstream, flags: u32, priority: i32) -> Outcome {
     let known = Known {
         flags,
         priority: priority.clamp(HIGHEST, 0),
-        ..Known::default()
+        ..Known::of(device)
     };
     owned::own(Object::Stream(made.0), known);
     // SAFETY: the caller promises that the pointer is null or valid.
@@ -93,8 +106,7 @@ unsafe fn create(stream: *mut CUstream, flags: u32, priority: i32) -> Outcome {
 }
 
 fn destroy(stream: CUstream) -> Outcome {
-    let stream = stream_handle(stream);
-    let device = device_of(stream)?;
+    let (stream, device) = live_stream(stream)?;
     // SAFETY: the caller promises valid handles, and others are refused.
     unsafe { driver()?.stream_destroy(device, stream) }.map_err(code)?;
     owned::forget(Object::Stream(stream.0));
@@ -102,8 +114,7 @@ fn destroy(stream: CUstream) -> Outcome {
 }
 
 fn destroy_event(event: CUevent) -> Outcome {
-    let device = current()?;
-    let event = event_handle(event);
+    let (event, device, _) = live_event(event)?;
     // SAFETY: the caller promises valid handles, and others are refused.
     unsafe { driver()?.event_destroy(device, event) }.map_err(code)?;
     owned::forget(Object::Event(event.0));
@@ -111,8 +122,15 @@ fn destroy_event(event: CUevent) -> Outcome {
 }
 
 fn record(event: CUevent, stream: CUstream) -> Outcome {
-    let device = current()?;
-    let (stream, event) = (stream_handle(stream), event_handle(event));
+    let (stream, device) = live_stream(stream)?;
+    let (event, _, context) = live_event(event)?;
+    let of_stream = match owned::known(Object::Stream(stream.0)) {
+        Some(known) => known.context,
+        None => stack::top().map_or(0, |context| context.addr()),
+    };
+    if of_stream != context {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
     // SAFETY: the caller promises valid handles, and others are refused.
     unsafe { driver()?.event_record(device, event, stream) }.map_err(code)?;
     let now = Instant::now();
@@ -120,13 +138,29 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
     Ok(())
 }
 
+/// Checks the flags of a record or a wait. A node for events of other graphs exists in captures only.
+fn check_external(device: Ordinal, stream: StreamHandle, flags: u32) -> Outcome {
+    match flags {
+        0 => Ok(()),
+        1 => {
+            // SAFETY: the stream was found, so it is live.
+            let status = unsafe { driver()?.capture_status(device, stream) };
+            match status.map_err(code)? {
+                CaptureStatus::NONE => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
+                _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            }
+        }
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 /// Measures between two events and writes the milliseconds.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outcome {
-    let device = current()?;
-    present(milliseconds)?;
+    state()?;
+    present(milliseconds).map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     let mut times = [None; 2];
     for (time, event) in times.iter_mut().zip([start, end]) {
         let event = event_handle(event);
@@ -138,8 +172,9 @@ unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outco
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     };
     for event in [start, end] {
-        // SAFETY: both events are known, so they are live.
-        done(unsafe { driver()?.event_query(device, event_handle(event)) }.map_err(code)?)?;
+        let (event, device, _) = live_event(event)?;
+        // SAFETY: the event is live.
+        done(unsafe { driver()?.event_query(device, event) }.map_err(code)?)?;
     }
     let time = match last.checked_duration_since(first) {
         Some(time) => time.as_secs_f32(),
@@ -172,28 +207,25 @@ export! {
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
-        current()?;
         destroy(stream)
     }
 
     fn cuStreamSynchronize(stream: CUstream) {
-        let device = current()?;
+        let (stream, device) = live_stream(stream)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.stream_synchronize(device, stream_handle(stream)) }.map_err(code)
+        unsafe { driver()?.stream_synchronize(device, stream) }.map_err(code)
     }
 
     fn cuStreamQuery(stream: CUstream) {
-        let device = current()?;
+        let (stream, device) = live_stream(stream)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        done(unsafe { driver()?.stream_query(device, stream_handle(stream)) }.map_err(code)?)
+        done(unsafe { driver()?.stream_query(device, stream) }.map_err(code)?)
     }
 
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) {
-        let device = current()?;
-        if flags > 1 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        let (stream, event) = (stream_handle(stream), event_handle(event));
+        let (stream, device) = live_stream(stream)?;
+        let (event, _, _) = live_event(event)?;
+        check_external(device, stream, flags)?;
         // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.stream_wait_event(device, stream, event) }.map_err(code)
     }
@@ -204,7 +236,7 @@ export! {
         let kept = event_flags(flags)?;
         let kept = EventFlags::from_bits_retain(kept);
         let made = driver()?.event_create(device, kept).map_err(code)?;
-        owned::own(Object::Event(made.0), Known { flags, ..Known::default() });
+        owned::own(Object::Event(made.0), Known { flags, ..Known::of(device) });
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
@@ -223,21 +255,20 @@ export! {
     }
 
     fn cuEventQuery(event: CUevent) {
-        let device = current()?;
+        let (event, device, _) = live_event(event)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        done(unsafe { driver()?.event_query(device, event_handle(event)) }.map_err(code)?)
+        done(unsafe { driver()?.event_query(device, event) }.map_err(code)?)
     }
 
     fn cuEventSynchronize(event: CUevent) {
-        let device = current()?;
+        let (event, device, _) = live_event(event)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.event_synchronize(device, event_handle(event)) }.map_err(code)
+        unsafe { driver()?.event_synchronize(device, event) }.map_err(code)
     }
 }
 
 export_also! {
     fn cuStreamDestroy(stream: CUstream) {
-        current()?;
         destroy(stream)
     }
 
@@ -246,10 +277,8 @@ export_also! {
     }
 
     fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) {
-        current()?;
-        if flags > 1 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
+        let (handle, device) = live_stream(stream)?;
+        check_external(device, handle, flags)?;
         record(event, stream)
     }
 

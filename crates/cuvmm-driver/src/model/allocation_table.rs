@@ -33,6 +33,8 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
+    /// The granule that it shares with other small allocations.
+    pub(crate) slab: Option<u64>,
     /// The memory pool that it came from, which is charged for it.
     pub(crate) pool: Option<PoolKey>,
     /// Its range in the memory of a pool that can be shared: the offset of its first byte.

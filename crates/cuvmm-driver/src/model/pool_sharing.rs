@@ -144,6 +144,7 @@ impl<B: Backing> State<B> {
             advised: Advised::new(address),
             owner: None,
             taken: bytes,
+            slab: None,
             ending: false,
             pool: Some(key),
             memory: Some((memory, offset)),

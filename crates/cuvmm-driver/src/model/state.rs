@@ -18,6 +18,7 @@ use super::physical_table::Physicals;
 use super::pool_table::{Pool, Pools};
 use super::reservation_table::Reservations;
 use super::rights::{Rights, Who};
+use super::slabs::Slabs;
 use super::spite::Spiting;
 use super::stream_table::{Capture, Event, StreamKey, Streams};
 use super::work::Work;
@@ -34,6 +35,7 @@ pub(crate) struct State<B> {
     pub(crate) mappings: Mappings,
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
+    pub(crate) slabs: Slabs,
     pub(crate) pools: Pools,
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
@@ -79,6 +81,7 @@ impl<B: Backing> State<B> {
             mappings: Mappings::default(),
             physicals: Physicals::default(),
             allocations: Allocations::default(),
+            slabs: Slabs::default(),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),
             captures_begun: 0,

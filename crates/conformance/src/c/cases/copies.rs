@@ -18,12 +18,20 @@ pub(super) const CASES: &[Case] = &[
             ("size_0_unknown", 4096, 8192, 0),
             ("from_closed", device, mapped, 16),
             ("to_closed", mapped, device, 16),
-            ("to_reserved", mapped + GRANULE, device, 16),
-            ("past_the_end", device, host, 3 << 20),
         ] {
             a.part(part);
             a.say("cuMemcpy", &[to, from, bytes]);
         }
+    }),
+    case("memcpy.to_reserved", |a| {
+        a.enter();
+        let (device, reserved) = (a.alloc(4096), a.reserve(GRANULE));
+        a.say("cuMemcpy", &[reserved, device, 16]);
+    }),
+    case("memcpy.past_the_end", |a| {
+        a.enter();
+        let device = a.alloc(4096);
+        a.say("cuMemcpy", &[device, super::host::pages(1000), 3 << 20]);
     }),
     case("memcpy.null_host", |a| {
         a.enter();

@@ -34,8 +34,6 @@ pub(super) const CASES: &[Case] = &[
         let mut name = *b"xxxxxxxx";
         a.say("cuDeviceGetName", &[at(&mut name), 5, 0]);
         a.note(format_args!("{:?}", String::from_utf8_lossy(&name)));
-        a.part("name_0");
-        a.say("cuDeviceGetName", &[at(&mut name), 0, 0]);
         a.part("total");
         let mut bytes = 0u64;
         a.say("cuDeviceTotalMem_v2", &[at(&mut bytes), 0]);
@@ -67,6 +65,11 @@ pub(super) const CASES: &[Case] = &[
         a.say("cuDeviceGet", &[at(&mut device), 99]);
         a.part("get_negative");
         a.say("cuDeviceGet", &[at(&mut device), u64::MAX]);
+    }),
+    case("device.name_0", |a| {
+        a.need("cuInit", &[0]);
+        let mut name = *b"xxxxxxxx";
+        a.say("cuDeviceGetName", &[at(&mut name), 0, 0]);
     }),
     case("device.bus_id", bus_id),
     case("device.texture_width", |a| {

@@ -268,10 +268,27 @@ pub(super) const CASES: &[Case] = &[
         let mut handle = 0u64;
         a.say("cuMemCreate", &[at(&mut handle), GRANULE, 0, 0]);
     }),
+    case("create.pairs", |a| {
+        a.enter();
+        for flags in [
+            0x0000_0101u32,
+            0x0001_0001,
+            0x0001_0100,
+            0x0002_0001,
+            0x0001_0101,
+        ] {
+            let mut properties = props();
+            properties[6] = flags;
+            let mut handle = 0u64;
+            a.part(format_args!("{flags:x}"));
+            let arguments = [at(&mut handle), GRANULE, at(&mut properties), 0];
+            a.say("cuMemCreate", &arguments);
+        }
+    }),
     case("create.props_back", |a| {
         a.enter();
         let mut properties = props();
-        properties[6] = 0x0001_0101;
+        properties[6] = 0x0000_0101;
         let mut handle = 0u64;
         let arguments = [at(&mut handle), GRANULE, at(&mut properties), 0];
         a.say("cuMemCreate", &arguments);

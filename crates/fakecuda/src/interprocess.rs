@@ -9,9 +9,10 @@
 
 use std::path::Path;
 
-use cuvmm_driver::{Driver, EventFlags};
+use cuvmm_driver::{DeviceAddress, Driver, EventFlags};
 use cuvmm_sys::{CUdeviceptr, CUevent, CUipcMemHandle, CUresult};
 
+use crate::buffers;
 use crate::contexts::current;
 use crate::edge::{Outcome, code, export_also, present, put};
 use crate::owned::{self, Known, Object};
@@ -78,26 +79,37 @@ export_also! {
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
-    fn cuIpcOpenMemHandle(address: *mut CUdeviceptr, _name: CUipcMemHandle, flags: u32) {
-        open(address, flags)
+    fn cuIpcOpenMemHandle(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { open(address, &name, flags) }
     }
 
-    fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, _name: CUipcMemHandle, flags: u32) {
-        open(address, flags)
+    fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { open(address, &name, flags) }
     }
 
-    fn cuIpcCloseMemHandle(_address: CUdeviceptr) {
-        current()?;
-        Err(INVALID)
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) {
+        driver()?.ipc_close(current()?, DeviceAddress(address))?;
+        buffers::forget(address, 1);
+        Ok(())
     }
 }
 
-/// Refuses to open another process's plain memory, which is not shared.
-fn open(address: *mut CUdeviceptr, flags: u32) -> Outcome {
-    current()?;
+/// Opens another process's plain memory.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn open(address: *mut CUdeviceptr, name: &CUipcMemHandle, flags: u32) -> Outcome {
+    /// The flag that enables access to peers, which the call requires.
+    const LAZY: u32 = 1;
+    let device = current()?;
     present(address)?;
-    if flags != 1 {
+    if flags != LAZY {
         return Err(INVALID);
     }
-    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    let handle = name.reserved.map(|byte| byte as u8);
+    let opened = driver()?.ipc_open(device, &handle)?;
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put(address, opened.0) }
 }

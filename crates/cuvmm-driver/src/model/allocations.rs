@@ -31,7 +31,7 @@ impl<B: Backing> State<B> {
         let owner = match kind {
             Kind::Plain => Some(Owner::Device(index)),
             Kind::Pinned => Some(Owner::Host),
-            Kind::Managed | Kind::Pool | Kind::HostPool => None,
+            Kind::Managed | Kind::Pool | Kind::HostPool | Kind::Opened => None,
         };
         self.sweep();
         let small = matches!(kind, Kind::Plain | Kind::Pinned) && size <= granularity / 2;
@@ -54,6 +54,7 @@ impl<B: Backing> State<B> {
             slab,
             pool: None,
             memory: None,
+            name: None,
             ending: false,
         };
         self.allocations.by_address.insert(address, allocation);
@@ -95,6 +96,9 @@ impl<B: Backing> State<B> {
 
     /// Gives back what an allocation has taken.
     fn give_back(&mut self, address: u64, gone: &Allocation) {
+        if let Some(name) = &gone.name {
+            self.backing.end_name(name);
+        }
         let (start, taken, owner) = match gone.slab {
             None => (address, gone.taken, gone.owner),
             Some(slab) => match self.slabs.give_back(slab, address, gone.taken) {

@@ -106,6 +106,8 @@ mod handles;
 mod hazards;
 mod host_calls;
 mod host_launch;
+mod interprocess;
+mod interprocess_calls;
 mod losses;
 mod machine;
 mod managed;
@@ -138,7 +140,7 @@ mod stream_table;
 mod streams;
 mod work;
 
-pub use backing::{Backing, Change, MemoryKey, Part, Place, Reach};
+pub use backing::{Backing, Change, MemoryKey, Part, Place, PlainName, Reach};
 pub use costs::{Costs, Curve, ParseCostsError};
 pub use documented::documented;
 pub use hazards::Hazard;
@@ -148,7 +150,7 @@ pub use options::{Manner, ModelOptions};
 pub use picture::{Live, MappedAt, PhysicalSeen, Snapshot};
 pub use spite::RandomFailures;
 
-pub(crate) use answer::{Answer, OUT_OF_MEMORY};
+pub(crate) use answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 pub(crate) use options::{Rules, shared_options};
 pub(crate) use pages::Pages;
 pub(crate) use space::Space;

@@ -143,21 +143,4 @@ impl<B: Backing> State<B> {
         require(covered || exportable, INVALID_VALUE)?;
         exports::stand_in(size)
     }
-
-    /// Returns the legacy handle of plain memory, which nothing here can open. Mappings have none.
-    pub(crate) fn ipc_mem_handle(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-    ) -> Answer<[u8; 64]> {
-        self.context(device)?;
-        let (start, allocation) = self
-            .allocations
-            .containing(address.0)
-            .ok_or(INVALID_VALUE)?;
-        require(allocation.kind == Kind::Plain, INVALID_VALUE)?;
-        let mut name = [0; 64];
-        name[..8].copy_from_slice(&start.to_le_bytes());
-        Ok(name)
-    }
 }

@@ -79,6 +79,7 @@ impl<B: Backing> State<B> {
             owner: None,
             taken: bytes,
             slab: None,
+            name: None,
             ending: false,
             pool: Some(key),
             memory,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::allocation_table::Allocations;
 use super::answer::{Answer, INVALID_DEVICE, INVALID_HANDLE, require};
-use super::backing::Backing;
+use super::backing::{Backing, PlainName};
 use super::chance::Chance;
 use super::clock::Clock;
 use super::device_state::{Device, Owner, ScheduledUse};
@@ -36,6 +36,8 @@ pub(crate) struct State<B> {
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
     pub(crate) slabs: Slabs,
+    /// Opened memory of other processes, by name: the address and the number of times.
+    pub(crate) opened: BTreeMap<PlainName, (u64, u64)>,
     pub(crate) pools: Pools,
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
@@ -82,6 +84,7 @@ impl<B: Backing> State<B> {
             physicals: Physicals::default(),
             allocations: Allocations::default(),
             slabs: Slabs::default(),
+            opened: BTreeMap::new(),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),
             captures_begun: 0,

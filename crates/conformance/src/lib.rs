@@ -8,11 +8,12 @@
 //! and why.
 //!
 //! The code contains no expectations: the recordings are the only reference. Calls that cannot be
-//! made through the trait (null pointers, calls before `cuInit`) are tested at the C ABI by the
-//! tests of `fakecuda`.
+//! made through the trait (null pointers, calls before `cuInit`, functions that the trait lacks) are
+//! asked in C: see [`c`].
 
 mod answer;
 mod bench;
+pub mod c;
 mod case;
 mod cases;
 mod comparing;

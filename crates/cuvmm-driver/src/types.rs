@@ -449,14 +449,20 @@ impl PointerAttribute {
     pub const IS_MANAGED: Self = Self(8);
     /// The ordinal of the device that the memory belongs to.
     pub const DEVICE_ORDINAL: Self = Self(9);
-    /// The first address of the mapped range.
+    /// The first address of the reservation or of the allocation.
     pub const RANGE_START_ADDR: Self = Self(11);
-    /// The size of the mapped range in bytes.
+    /// The size of the reservation or of the allocation in bytes.
     pub const RANGE_SIZE: Self = Self(12);
     /// The handle types that the allocation can be exported as.
     pub const ALLOWED_HANDLE_TYPES: Self = Self(14);
     /// The handle of the memory pool that the allocation came from.
     pub const MEMPOOL_HANDLE: Self = Self(17);
+    /// The size in bytes of the mapping, or of the memory from the device that the allocation is a
+    /// part of.
+    pub const MAPPING_SIZE: Self = Self(18);
+    /// The first address of the mapping, or of the memory from the device that the allocation is a
+    /// part of.
+    pub const MAPPING_BASE_ADDR: Self = Self(19);
 }
 
 /// Advice for managed memory (`CUmem_advise`).

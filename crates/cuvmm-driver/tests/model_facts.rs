@@ -742,7 +742,8 @@ fn pointers<B: Backing>(d: Machine<B>) {
     let not_found = CUresult::CUDA_ERROR_NOT_FOUND;
     unsafe { d.set_access(r.at, PAGE, &[none(D0)]) }.unwrap();
     assert_eq!(code(d.address_range(D0, r.at)), not_found, "closed");
-    assert_eq!(ask(r.at, PointerAttribute::RANGE_SIZE), Ok(PAGE));
+    assert_eq!(ask(r.at, PointerAttribute::RANGE_SIZE), Ok(3 * PAGE));
+    assert_eq!(ask(r.at, PointerAttribute::MAPPING_SIZE), Ok(PAGE));
     unsafe { d.set_access(r.at, PAGE, &[ro(D0)]) }.unwrap();
     assert_eq!(d.address_range(D0, r.at), Ok((r.at, PAGE)), "open to read");
     assert_eq!(code(d.address_range(D0, r.page(2))), not_found, "a hole");
@@ -750,8 +751,9 @@ fn pointers<B: Backing>(d: Machine<B>) {
     assert_eq!(ask(inside, PointerAttribute::DEVICE_ORDINAL), Ok(0));
     assert_eq!(ask(inside, PointerAttribute::IS_MANAGED), Ok(0));
     assert_eq!(ask(inside, PointerAttribute::ALLOWED_HANDLE_TYPES), Ok(0));
+    assert_eq!(ask(inside, PointerAttribute::RANGE_START_ADDR), Ok(r.at.0));
     assert_eq!(
-        ask(inside, PointerAttribute::RANGE_START_ADDR),
+        ask(inside, PointerAttribute::MAPPING_BASE_ADDR),
         Ok(r.page(1).0)
     );
     assert_ne!(

@@ -1,43 +1,95 @@
-//! Primary contexts, and each thread's stack of current contexts.
+//! Contexts, primary and created.
 //!
-//! A context is a number that has the type of a pointer: the device's ordinal plus one. It is never
-//! dereferenced.
+//! A context is a number that has the type of a pointer: a primary context's is made of the device's
+//! ordinal, a created one's of the number of contexts made so far. It is never dereferenced. All
+//! contexts of a device use the host driver's one context of that device, so an error that loses one
+//! loses all of them.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{EventHandle, Ordinal};
 use cuvmm_sys::{CUcontext, CUdevice, CUevent, CUresult};
 
-use crate::edge::{Outcome, code, export, present, put};
+use crate::edge::{Outcome, code, export, export_also, present, put};
+use crate::owned;
+use crate::stack::{self, top};
 use crate::state::{State, driver, state};
 
 const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
-thread_local! {
-    /// The devices whose contexts were pushed on this thread. The last one is current.
-    static CURRENT: RefCell<Vec<Ordinal>> = const { RefCell::new(Vec::new()) };
+/// The bits of the flags of a context that exist: the scheduling, host mapping, local memory, core
+/// dumps, synchronous operations.
+const FLAGS: u32 = 0xFF;
+
+/// The first number of a created context.
+const FIRST: usize = 1 << 36;
+
+/// The versions of the interface: of contexts that the first `cuCtxCreate` made, and of all others.
+const FIRST_VERSION: u32 = 3010;
+const VERSION: u32 = 3020;
+
+/// The position of the ordinal in the number of a primary context.
+const PRIMARY: u32 = 40;
+
+/// A context made by `cuCtxCreate`.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    device: Ordinal,
+    flags: u32,
+    /// The references, which `cuCtxAttach` adds to.
+    references: u32,
+    /// The number of the context.
+    id: u64,
+    /// The version of the interface that it was made with.
+    version: u32,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    made: BTreeMap<usize, Made>,
+    /// The number of contexts made so far, primary ones included.
+    count: u64,
+    /// The numbers of the primary contexts that have been retained.
+    ids: BTreeMap<i32, u64>,
+    /// The flags of primary contexts that are not the default.
+    primary_flags: BTreeMap<i32, u32>,
+}
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+/// Calls `act` with the table of created contexts.
+fn table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
+    let mut table: MutexGuard<'_, Option<Table>> =
+        TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    act(table.get_or_insert_default())
 }
 
 /// Returns the device whose context is current.
 pub(crate) fn current() -> Outcome<Ordinal> {
-    state()?;
-    CURRENT
-        .with_borrow(|stack| stack.last().copied())
-        .ok_or(NONE)
+    let state = state()?;
+    let context = top().ok_or(NONE)?;
+    of(state, context).map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
 }
 
-/// Returns the context of a device.
+/// Returns the primary context of a device.
 pub(crate) fn name(device: Ordinal) -> CUcontext {
-    std::ptr::without_provenance_mut((device.0 as usize + 1) << 12)
+    std::ptr::without_provenance_mut((device.0 as usize + 1) << PRIMARY)
 }
 
-/// Returns the device of a retained context.
+/// Returns the device of a live context.
 pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
-    let index = (context.addr() >> 12).wrapping_sub(1);
+    let made = |table: &mut Table| table.made.get(&context.addr()).map(|made| made.device);
+    if let Some(device) = table(made) {
+        return Ok(device);
+    }
+    let index = (context.addr() >> PRIMARY).wrapping_sub(1);
     let live = state
         .retained
         .get(index)
@@ -50,16 +102,160 @@ pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     }
 }
 
+/// Returns the device of a context that is live, or of a primary context that was.
+fn known(state: &State, context: CUcontext) -> Outcome<Ordinal> {
+    let found = of(state, context);
+    let primary = |device: &i32| name(Ordinal(*device)) == context;
+    let former = table(|table| table.ids.keys().copied().find(primary));
+    found.or_else(|none| former.map(Ordinal).ok_or(none))
+}
+
+/// Returns the context that a call names, which is the current one for null, and its device.
+pub(crate) fn named(context: CUcontext) -> Outcome<(CUcontext, Ordinal)> {
+    if context.is_null() {
+        let device = current()?;
+        return Ok((top().ok_or(NONE)?, device));
+    }
+    Ok((context, of(state()?, context)?))
+}
+
 fn release(device: CUdevice) -> Outcome {
     let state = state()?;
     let device = state.device(device)?;
     let count = state.retained.get(device.0 as usize).ok_or(NONE)?;
-    count
+    let before = count
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
             count.checked_sub(1)
         })
-        .map(drop)
-        .map_err(|_| NONE)
+        .map_err(|_| NONE)?;
+    if before == 1 {
+        end(device, name(device));
+    }
+    Ok(())
+}
+
+/// Destroys the objects of a context. The context of the host driver is reset if no other context of
+/// the device is left, so that a lost one works again.
+fn end(device: Ordinal, context: CUcontext) {
+    let Ok(state) = state() else {
+        return;
+    };
+    owned::end(&state.driver, device, context);
+    let others = table(|table| table.made.values().any(|made| made.device == device));
+    if !others && of(state, name(device)).is_err() {
+        state.driver.reset_context(device);
+    }
+}
+
+fn reset(device: CUdevice) -> Outcome {
+    let state = state()?;
+    let device = state.device(device)?;
+    if let Some(count) = state.retained.get(device.0 as usize) {
+        count.store(0, Ordering::Release);
+    }
+    owned::end(&state.driver, device, name(device));
+    state.driver.reset_context(device);
+    Ok(())
+}
+
+/// Makes a context and makes it current.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUdevice) -> Outcome {
+    let state = state()?;
+    present(context)?;
+    let device = state.device(device)?;
+    check_flags(flags)?;
+    let number = table(|table| {
+        table.count += 1;
+        let number = FIRST + ((table.count as usize) << 12);
+        let made = Made {
+            device,
+            flags,
+            references: 1,
+            id: table.count,
+            version,
+        };
+        table.made.insert(number, made);
+        number
+    });
+    let made: CUcontext = std::ptr::without_provenance_mut(number);
+    stack::push(made);
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put(context, made) }
+}
+
+/// Refuses flags that do not exist, and two ways of scheduling at once.
+fn check_flags(flags: u32) -> Outcome {
+    let schedules = (flags & 0x7).count_ones();
+    if flags & !FLAGS != 0 || schedules > 1 {
+        return Err(INVALID);
+    }
+    Ok(())
+}
+
+/// Destroys a created context, and pops it if it is current.
+fn destroy(context: CUcontext) -> Outcome {
+    state()?;
+    if context.is_null() {
+        return Err(INVALID);
+    }
+    let made = table(|table| table.made.remove(&context.addr())).ok_or(NONE)?;
+    if top() == Some(context) {
+        stack::pop();
+    }
+    end(made.device, context);
+    Ok(())
+}
+
+fn push(context: CUcontext) -> Outcome {
+    let state = state()?;
+    if context.is_null() {
+        return Err(INVALID);
+    }
+    known(state, context)?;
+    stack::push(context);
+    Ok(())
+}
+
+/// Pops the current context.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn pop(context: *mut CUcontext) -> Outcome {
+    state()?;
+    let popped = stack::pop().ok_or(NONE)?;
+    if context.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put(context, popped) }
+}
+
+fn set_primary_flags(device: CUdevice, flags: u32) -> Outcome {
+    let device = state()?.device(device)?;
+    check_flags(flags)?;
+    table(|table| table.primary_flags.insert(device.0, flags));
+    Ok(())
+}
+
+/// Returns the flag of host mapping that a primary context has of itself.
+fn map_host(context: CUcontext, device: Ordinal) -> u32 {
+    const MAP_HOST: u32 = 8;
+    if context == name(device) { MAP_HOST } else { 0 }
+}
+
+/// Returns the flags of a context.
+fn flags_of(context: CUcontext, device: Ordinal) -> u32 {
+    table(|table| match table.made.get(&context.addr()) {
+        Some(made) => made.flags,
+        None => table
+            .primary_flags
+            .get(&device.0)
+            .copied()
+            .unwrap_or_default(),
+    })
 }
 
 export! {
@@ -67,8 +263,13 @@ export! {
         let state = state()?;
         present(context)?;
         let device = state.device(device)?;
-        if let Some(count) = state.retained.get(device.0 as usize) {
-            count.fetch_add(1, Ordering::AcqRel);
+        if let Some(count) = state.retained.get(device.0 as usize)
+            && count.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            table(|table| {
+                table.count += 1;
+                table.ids.insert(device.0, table.count);
+            });
         }
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, name(device)) }
@@ -90,46 +291,42 @@ export! {
         let live = of(state, name(device)).is_ok();
         // SAFETY: the caller passes valid pointers for both results.
         unsafe {
-            put(flags, 0)?;
+            put(flags, flags_of(name(device), device))?;
             put(active, i32::from(live))
         }
     }
 
     fn cuCtxPushCurrent_v2(context: CUcontext) {
-        let device = of(state()?, context)?;
-        CURRENT.with_borrow_mut(|stack| stack.push(device));
-        Ok(())
+        push(context)
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
-        state()?;
-        let device = CURRENT.with_borrow_mut(Vec::pop).ok_or(NONE)?;
-        if context.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(context, name(device)) }
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { pop(context) }
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         state()?;
-        let found = current().map_or(std::ptr::null_mut(), name);
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { put(context, found) }
+        unsafe { put(context, top().unwrap_or(std::ptr::null_mut())) }
     }
 
     fn cuCtxSetCurrent(context: CUcontext) {
         let state = state()?;
-        let device = if context.is_null() { None } else { Some(of(state, context)?) };
-        CURRENT.with_borrow_mut(|stack| {
-            stack.pop();
-            stack.extend(device);
-        });
+        if !context.is_null() {
+            known(state, context)?;
+        }
+        stack::pop();
+        if !context.is_null() {
+            stack::push(context);
+        }
         Ok(())
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
-        let found = current()?;
+        let state = state()?;
+        let found = known(state, top().ok_or(NONE)?)
+            .map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { put(device, found.0) }
     }
@@ -144,5 +341,169 @@ export! {
         let event = EventHandle(event.addr() as u64);
         // SAFETY: the caller passes an event that it created and has not destroyed.
         unsafe { state.driver.context_record_event(device, event) }.map_err(code)
+    }
+}
+
+export_also! {
+    fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(context, FIRST_VERSION, flags, device) }
+    }
+
+    fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(context, VERSION, flags, device) }
+    }
+
+    fn cuCtxCreate_v3(
+        context: *mut CUcontext,
+        affinities: *const u8,
+        count: i32,
+        flags: u32,
+        device: CUdevice,
+    ) {
+        state()?;
+        if count != 0 {
+            // Execution affinity exists under MPS only.
+            return Err(if affinities.is_null() { INVALID } else { UNSUPPORTED });
+        }
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(context, VERSION, flags, device) }
+    }
+
+    fn cuCtxCreate_v4(
+        context: *mut CUcontext,
+        parameters: *const [usize; 3],
+        flags: u32,
+        device: CUdevice,
+    ) {
+        state()?;
+        if !parameters.is_null() {
+            // SAFETY: the caller passes the structure: a pointer to affinities, their number, and a
+            // pointer to the parameters of graphics interoperation.
+            let [affinities, count, graphics] = unsafe { crate::edge::take(parameters) }?;
+            if affinities != 0 || count as u32 != 0 || graphics != 0 {
+                return Err(UNSUPPORTED);
+            }
+        }
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(context, VERSION, flags, device) }
+    }
+
+    fn cuCtxDestroy(context: CUcontext) {
+        destroy(context)
+    }
+
+    fn cuCtxDestroy_v2(context: CUcontext) {
+        destroy(context)
+    }
+
+    fn cuCtxPushCurrent(context: CUcontext) {
+        push(context)
+    }
+
+    fn cuCtxPopCurrent(context: *mut CUcontext) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { pop(context) }
+    }
+
+    fn cuCtxAttach(context: *mut CUcontext, flags: u32) {
+        current()?;
+        present(context)?;
+        let attached = top().ok_or(NONE)?;
+        if flags != 0 {
+            return Err(INVALID);
+        }
+        // A primary context is not counted.
+        table(|table| {
+            if let Some(made) = table.made.get_mut(&attached.addr()) {
+                made.references += 1;
+            }
+        });
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(context, attached) }
+    }
+
+    fn cuCtxDetach(context: CUcontext) {
+        of(state()?, context)?;
+        let left = table(|table| {
+            let made = table.made.get_mut(&context.addr())?;
+            made.references = made.references.saturating_sub(1);
+            Some(made.references)
+        });
+        match left {
+            Some(0) => destroy(context),
+            _ => Ok(()),
+        }
+    }
+
+    fn cuCtxGetFlags(flags: *mut u32) {
+        let device = current()?;
+        present(flags)?;
+        let context = top().ok_or(NONE)?;
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(flags, flags_of(context, device) | map_host(context, device)) }
+    }
+
+    fn cuCtxSetFlags(flags: u32) {
+        let device = current()?;
+        check_flags(flags)?;
+        let context = top().ok_or(NONE)?;
+        table(|table| match table.made.get_mut(&context.addr()) {
+            Some(made) => made.flags = flags,
+            None => {
+                table.primary_flags.insert(device.0, flags);
+            }
+        });
+        Ok(())
+    }
+
+    fn cuCtxGetId(context: CUcontext, id: *mut u64) {
+        let (context, device) = named(context)?;
+        present(id)?;
+        let found = table(|table| match table.made.get(&context.addr()) {
+            Some(made) => made.id,
+            None => table.ids.get(&device.0).copied().unwrap_or_default(),
+        });
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(id, found) }
+    }
+
+    fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) {
+        let (context, _) = named(context)?;
+        let found = table(|table| table.made.get(&context.addr()).map(|made| made.version));
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(version, found.unwrap_or(VERSION)) }
+    }
+
+    fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) {
+        let (_, found) = named(context)?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(device, found.0) }
+    }
+
+    fn cuCtxSynchronize_v2(context: CUcontext) {
+        let (_, device) = named(context)?;
+        driver()?.context_synchronize(device).map_err(code)
+    }
+
+    fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: u32) {
+        let state = state()?;
+        if of(state, name(state.device(device)?)).is_ok() {
+            return Err(CUresult::CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
+        }
+        set_primary_flags(device, flags)
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: u32) {
+        set_primary_flags(device, flags)
+    }
+
+    fn cuDevicePrimaryCtxReset(device: CUdevice) {
+        reset(device)
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) {
+        reset(device)
     }
 }

@@ -9,9 +9,12 @@ use std::ffi::c_void;
 use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
 
-use crate::contexts::{current, of};
+use crate::anywhere;
+use crate::contexts::{current, named};
 use crate::edge::{Outcome, code, export, present};
-use crate::state::{driver, state};
+use crate::fills;
+use crate::owned;
+use crate::state::driver;
 use crate::streams::stream_handle;
 
 /// Copies between two device ranges, on a stream or on the default stream.
@@ -22,6 +25,9 @@ fn between(
     bytes: usize,
     stream: Option<StreamHandle>,
 ) -> Outcome {
+    if owned::registered(to).is_some() || owned::registered(from).is_some() {
+        return anywhere::copy(to, from, bytes, stream);
+    }
     let (to, from, bytes) = (DeviceAddress(to), DeviceAddress(from), bytes as u64);
     let driver = driver()?;
     match stream {
@@ -36,6 +42,9 @@ fn between(
 export! {
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
         let device = current()?;
+        if bytes == 0 {
+            return Ok(());
+        }
         present(from)?;
         // SAFETY: the caller passes `bytes` readable bytes.
         let source = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
@@ -45,6 +54,9 @@ export! {
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
         let device = current()?;
+        if bytes == 0 {
+            return Ok(());
+        }
         present(to)?;
         // SAFETY: the caller passes `bytes` writable bytes that nothing else uses.
         let destination = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
@@ -63,8 +75,8 @@ export! {
         from_context: CUcontext,
         bytes: usize,
     ) {
-        of(state()?, from_context)?;
-        between(of(state()?, to_context)?, to, from, bytes, None)
+        named(from_context)?;
+        between(named(to_context)?.1, to, from, bytes, None)
     }
 
     fn cuMemcpyHtoDAsync_v2(
@@ -114,18 +126,24 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        of(state()?, from_context)?;
-        between(of(state()?, to_context)?, to, from, bytes, Some(stream_handle(stream)))
+        named(from_context)?;
+        between(named(to_context)?.1, to, from, bytes, Some(stream_handle(stream)))
     }
 
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {
         let device = current()?;
+        if fills::fill_registered(to, &[value], count, StreamHandle::NULL)? {
+            return Ok(());
+        }
         // SAFETY: the caller keeps the range until it is filled.
         unsafe { driver()?.fill(device, DeviceAddress(to), value, count as u64) }.map_err(code)
     }
 
     fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
         let (device, stream) = (current()?, stream_handle(stream));
+        if fills::fill_registered(to, &[value], count, stream)? {
+            return Ok(());
+        }
         // SAFETY: the caller keeps the range until it is filled.
         unsafe { driver()?.fill_async(device, DeviceAddress(to), value, count as u64, stream) }
             .map_err(code)

@@ -10,6 +10,7 @@ use cuvmm_sys::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
 
 use crate::contexts::current;
 use crate::edge::{Outcome, code, export, present, put};
+use crate::identity;
 use crate::state::{driver, state};
 
 /// Writes a device's UUID.
@@ -78,7 +79,10 @@ export! {
         present(value)?;
         let device = state.device(device)?;
         let asked = DeviceAttribute(attribute.0);
-        let found = state.driver.device_attribute(device, asked).map_err(code)?;
+        let found = match identity::place(device, attribute.0) {
+            Some(place) => place,
+            None => state.driver.device_attribute(device, asked).map_err(code)?,
+        };
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(value, found) }
     }

@@ -27,6 +27,18 @@ macro_rules! export {
 }
 pub(crate) use export;
 
+/// Defines functions with C names that are not in the table of `cuvmm-sys`, which has only what the
+/// library calls.
+macro_rules! export_also {
+    ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($parameter: $type),*) -> cuvmm_sys::CUresult {
+            $crate::edge::answer(|| $crate::calls::around(stringify!($name), || $body))
+        }
+    )*};
+}
+pub(crate) use export_also;
+
 /// Returns the code of a result. A panic must not unwind into C: it becomes `UNKNOWN`.
 pub(crate) fn answer(work: impl FnOnce() -> Outcome) -> CUresult {
     match catch_unwind(AssertUnwindSafe(work)) {

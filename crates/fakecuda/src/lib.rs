@@ -40,9 +40,14 @@
 //! process ends, or by a function of `include/fakecuda.h`. That header declares what tests have in
 //! addition: they hold streams back, count live objects and make calls fail.
 //!
-//! Calls that the host driver does not have are absent, as in an older driver: kernels, 16- and
-//! 32-bit fills, multicast.
+//! Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
+//! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of
+//! the CUDA version that the library reports.
 
+mod anywhere;
+mod attributes;
+mod buffers;
+mod callbacks;
 mod calls;
 mod capture;
 mod contexts;
@@ -52,17 +57,31 @@ mod devices;
 mod diagnosis;
 mod edge;
 mod ending;
+mod entry;
 mod errors;
+mod fills;
+mod gate;
+mod identity;
+mod interprocess;
+mod listed;
 mod loaded;
 mod managed;
 mod mappings;
+mod owned;
+mod peers;
+mod per_thread;
 mod physicals;
 mod plain;
 mod pools;
+mod queries;
 mod ranges;
+mod registered;
+mod rest;
 mod settings;
+mod stack;
 mod state;
 mod status;
 mod streams;
+mod symbols;
 mod watch;
 mod watched;

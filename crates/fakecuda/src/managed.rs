@@ -15,6 +15,7 @@ use cuvmm_sys::{
 
 use crate::contexts::current;
 use crate::edge::{Outcome, code, export, present, put};
+use crate::owned::{self, Known, Object};
 use crate::physicals::location;
 use crate::state::driver;
 use crate::streams::stream_handle;
@@ -77,6 +78,7 @@ export! {
         let device = current()?;
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
+        owned::own(Object::Memory(made.0), Known::of(device));
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }

@@ -6,6 +6,7 @@
 use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Driver, PhysicalHandle};
 use cuvmm_sys::{CUdeviceptr, CUmemAccessDesc, CUmemGenericAllocationHandle, CUmemLocation};
 
+use crate::buffers;
 use crate::edge::{code, export, present, put, take, take_all};
 use crate::physicals::location;
 use crate::state::driver;
@@ -46,7 +47,9 @@ export! {
 
     fn cuMemUnmap(address: CUdeviceptr, size: usize) {
         // SAFETY: the caller passes a range that nothing uses.
-        unsafe { driver()?.unmap(DeviceAddress(address), size as u64) }.map_err(code)
+        unsafe { driver()?.unmap(DeviceAddress(address), size as u64) }.map_err(code)?;
+        buffers::forget(address, size as u64);
+        Ok(())
     }
 
     fn cuMemSetAccess(

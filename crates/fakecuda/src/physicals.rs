@@ -13,10 +13,10 @@ use cuvmm_driver::{
 use cuvmm_sys::{
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationPropFlags, CUmemAllocationType, CUmemFabricHandle, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemLocationType,
+    CUmemLocation, CUmemLocationType, CUresult,
 };
 
-use crate::edge::{code, export, present, put, take};
+use crate::edge::{Outcome, code, export, present, put, take};
 use crate::state::driver;
 
 /// Converts a location from its C form.
@@ -60,6 +60,18 @@ fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
     }
 }
 
+/// Refuses properties that the trait cannot express: reserved bytes, metadata of Windows, and ways
+/// of compression that do not exist. As recorded, the last reserved byte may hold anything.
+fn check(props: &CUmemAllocationProp) -> Outcome {
+    let [first, second, third, _] = props.allocFlags.reserved;
+    let reserved = [first, second, third] != [0; 3];
+    let windows = !props.win32HandleMetaData.is_null();
+    if reserved || windows || props.allocFlags.compressionType > 1 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
 export! {
     fn cuMemGetAllocationGranularity(
         granularity: *mut usize,
@@ -85,7 +97,9 @@ export! {
         let driver = driver()?;
         present(handle)?;
         // SAFETY: the caller passes properties, or null.
-        let props = from_c(&unsafe { take(properties) }?);
+        let props = unsafe { take(properties) }?;
+        check(&props)?;
+        let props = from_c(&props);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(handle, made.0) }

@@ -168,7 +168,10 @@ export! {
     fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) {
         let driver = driver()?;
         present(pool)?;
-        let found = driver.current_mem_pool(Ordinal(device)).map_err(code)?;
+        let found = driver.current_mem_pool(Ordinal(device)).map_err(|error| match code(error) {
+            CUresult::CUDA_ERROR_INVALID_DEVICE => CUresult::CUDA_ERROR_INVALID_VALUE,
+            other => other,
+        })?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put_handle(pool, found) }
     }
@@ -187,6 +190,10 @@ export! {
         let device = current()?;
         present(address)?;
         let (size, pool, stream) = (bytes as u64, pool_handle(pool), stream_handle(stream));
+        if size == 0 {
+            // SAFETY: the caller passes a valid pointer for the result.
+            return unsafe { put(address, 0) };
+        }
         // SAFETY: the caller passes a stream that it created and has not destroyed; a wrong pool
         // is refused by the host driver.
         let made = unsafe { driver()?.alloc_from_pool_async(device, size, pool, stream) }

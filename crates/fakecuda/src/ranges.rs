@@ -6,8 +6,8 @@
 use std::ffi::{c_char, c_void};
 use std::os::fd::IntoRawFd as _;
 
-use cuvmm_driver::{DeviceAddress, Driver, PointerAttribute};
-use cuvmm_sys::{CUdeviceptr, CUipcMemHandle, CUmemRangeHandleType, CUpointer_attribute, CUresult};
+use cuvmm_driver::{DeviceAddress, Driver};
+use cuvmm_sys::{CUdeviceptr, CUipcMemHandle, CUmemRangeHandleType, CUresult};
 
 use crate::contexts::current;
 use crate::edge::{code, export, present, put};
@@ -36,34 +36,6 @@ export! {
         Ok(())
     }
 
-    fn cuPointerGetAttribute(
-        data: *mut c_void,
-        attribute: CUpointer_attribute,
-        address: CUdeviceptr,
-    ) {
-        let device = current()?;
-        present(data)?;
-        let asked = PointerAttribute(attribute.0);
-        let found = driver()?
-            .pointer_attribute(device, DeviceAddress(address), asked)
-            .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for a value of the attribute's size.
-        unsafe {
-            match asked {
-                PointerAttribute::MEMORY_TYPE | PointerAttribute::DEVICE_ORDINAL => {
-                    put(data.cast(), found as u32)
-                }
-                PointerAttribute::IS_MANAGED => put(data.cast(), found as u8),
-                PointerAttribute::BUFFER_ID
-                | PointerAttribute::RANGE_START_ADDR
-                | PointerAttribute::RANGE_SIZE
-                | PointerAttribute::ALLOWED_HANDLE_TYPES
-                | PointerAttribute::MEMPOOL_HANDLE => put(data.cast(), found),
-                _ => Err(INVALID),
-            }
-        }
-    }
-
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void,
         address: CUdeviceptr,
@@ -73,8 +45,14 @@ export! {
     ) {
         let device = current()?;
         present(handle)?;
-        if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 {
+        if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(INVALID);
+        }
+        // The flag asks for a mapping through PCIe where there are other ways, which there are not.
+        match flags {
+            0 => (),
+            1 => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(INVALID),
         }
         // SAFETY: the caller keeps the range mapped while it uses the descriptor.
         let fd = unsafe { driver()?.dma_buf(device, DeviceAddress(address), size as u64) }

@@ -14,6 +14,7 @@ use cuvmm_sys::CUresult;
 
 use crate::calls;
 use crate::edge::{Outcome, code, export, put};
+use crate::gate;
 use crate::loaded;
 use crate::settings::{self, Settings, Work};
 use crate::status;
@@ -32,9 +33,10 @@ pub(crate) struct State {
 /// The result of the first `cuInit`; later calls return the same.
 static STATE: OnceLock<Outcome<State>> = OnceLock::new();
 
-/// Returns the state, or `NOT_INITIALIZED`.
+/// Returns the state, or `NOT_INITIALIZED`. A function of the program that runs in the order of a
+/// stream may not use it.
 pub(crate) fn state() -> Outcome<&'static State> {
-    match STATE.get() {
+    match gate::pass(&STATE)? {
         Some(Ok(state)) => Ok(state),
         Some(Err(_)) | None => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
     }
@@ -122,7 +124,7 @@ export! {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         match STATE.get_or_init(State::make) {
-            Ok(_) => Ok(()),
+            Ok(_) => gate::init(),
             Err(code) => Err(*code),
         }
     }

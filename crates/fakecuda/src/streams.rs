@@ -4,20 +4,44 @@
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
+use std::time::Instant;
+
+use cuvmm_driver::{CaptureStatus, EventFlags, EventHandle, Ordinal, StreamFlags, StreamHandle};
 use cuvmm_sys::{CUcontext, CUevent, CUresult, CUstream};
 
 use crate::contexts::{current, name};
-use crate::edge::{Outcome, code, export, present, put};
+use crate::diagnosis::books::Class;
+use crate::edge::{Outcome, code, export, export_also, present, put};
+use crate::owned::{self, Known, Object};
+use crate::per_thread;
+use crate::stack;
 use crate::state::{driver, state};
 
-/// Converts a stream to the trait's handle. The pointer is used as a number only.
+/// Converts a stream to the trait's handle. The pointer is used as a number only. Null is the
+/// thread's own stream in a call of the functions for it.
 pub(crate) fn stream_handle(stream: CUstream) -> StreamHandle {
-    StreamHandle(stream.addr() as u64)
+    match StreamHandle(stream.addr() as u64) {
+        StreamHandle::NULL if per_thread::is_meant() => StreamHandle::PER_THREAD,
+        stream => stream,
+    }
 }
 
-fn event_handle(event: CUevent) -> EventHandle {
+pub(crate) fn event_handle(event: CUevent) -> EventHandle {
     EventHandle(event.addr() as u64)
+}
+
+/// The flag of an event that has no time.
+pub(crate) const TIMELESS: u32 = 2;
+
+/// The flag of an event that other processes open.
+pub(crate) const SHARED: u32 = 4;
+
+/// Checks the flags of an event to create, and returns those that the host driver takes.
+fn event_flags(flags: u32) -> Outcome<u32> {
+    if flags & SHARED != 0 && flags & TIMELESS == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(flags & !SHARED)
 }
 
 /// Returns the code for finished or unfinished work.
@@ -29,62 +53,184 @@ fn done(done: bool) -> Outcome {
     }
 }
 
-/// Returns the device of a stream. A default stream belongs to the current context.
-fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
+/// Returns the device of a stream. A default stream belongs to the current context; another needs
+/// none.
+pub(crate) fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
     if stream.0 <= StreamHandle::PER_THREAD.0 {
         return current();
     }
-    let (state, driver) = (state()?, driver()?);
-    let devices = (0..state.retained.len()).filter_map(|index| i32::try_from(index).ok());
-    let is_its = |device: &Ordinal| {
-        // SAFETY: the caller promises valid handles, and others are refused.
-        let asked = unsafe { driver.stream_query(*device, stream) };
-        asked.map_err(code) != Err(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    let known = owned::known(Object::Stream(stream.0));
+    if known.is_none() {
+        driver()?.note_use(Class::Stream, stream.0);
+    }
+    let known = known.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    Ok(Ordinal(known.device))
+}
+
+/// Returns an event, its device and its context.
+fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
+    state()?;
+    let event = event_handle(event);
+    let known = owned::known(Object::Event(event.0));
+    if known.is_none() {
+        driver()?.note_use(Class::Event, event.0);
+    }
+    let known = known.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    Ok((event, Ordinal(known.device), known.context))
+}
+
+/// Returns a stream and its device.
+fn live_stream(stream: CUstream) -> Outcome<(StreamHandle, Ordinal)> {
+    state()?;
+    let stream = stream_handle(stream);
+    Ok((stream, device_of(stream)?))
+}
+
+/// The highest priority of a stream, as a number.
+pub(crate) const HIGHEST: i32 = -5;
+
+/// Creates a stream.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn create(stream: *mut CUstream, flags: u32, priority: i32) -> Outcome {
+    let device = current()?;
+    present(stream)?;
+    let made = driver()?
+        .stream_create(device, StreamFlags::from_bits_retain(flags))
+        .map_err(code)?;
+    // A priority outside the range counts as the nearest in it.
+    let known = Known {
+        flags,
+        priority: priority.clamp(HIGHEST, 0),
+        ..Known::of(device)
     };
-    let found = devices.map(Ordinal).find(is_its);
-    found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    owned::own(Object::Stream(made.0), known);
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put(stream, std::ptr::without_provenance_mut(made.0 as usize)) }
+}
+
+fn destroy(stream: CUstream) -> Outcome {
+    let (stream, device) = live_stream(stream)?;
+    // SAFETY: the caller promises valid handles, and others are refused.
+    unsafe { driver()?.stream_destroy(device, stream) }.map_err(code)?;
+    owned::forget(Object::Stream(stream.0));
+    Ok(())
+}
+
+fn destroy_event(event: CUevent) -> Outcome {
+    let (event, device, _) = live_event(event)?;
+    // SAFETY: the caller promises valid handles, and others are refused.
+    unsafe { driver()?.event_destroy(device, event) }.map_err(code)?;
+    owned::forget(Object::Event(event.0));
+    Ok(())
+}
+
+fn record(event: CUevent, stream: CUstream) -> Outcome {
+    let (stream, device) = live_stream(stream)?;
+    let (event, _, context) = live_event(event)?;
+    let of_stream = match owned::known(Object::Stream(stream.0)) {
+        Some(known) => known.context,
+        None => stack::top().map_or(0, |context| context.addr()),
+    };
+    if of_stream != context {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    // SAFETY: the caller promises valid handles, and others are refused.
+    unsafe { driver()?.event_record(device, event, stream) }.map_err(code)?;
+    let now = Instant::now();
+    owned::change(Object::Event(event.0), |known| known.recorded = Some(now));
+    Ok(())
+}
+
+/// Checks the flags of a record or a wait. A node for events of other graphs exists in captures only.
+fn check_external(device: Ordinal, stream: StreamHandle, flags: u32) -> Outcome {
+    match flags {
+        0 => Ok(()),
+        1 => {
+            // SAFETY: the stream was found, so it is live.
+            let status = unsafe { driver()?.capture_status(device, stream) };
+            match status.map_err(code)? {
+                CaptureStatus::NONE => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
+                _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            }
+        }
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// Measures between two events and writes the milliseconds.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outcome {
+    state()?;
+    present(milliseconds).map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let mut times = [None; 2];
+    for (time, event) in times.iter_mut().zip([start, end]) {
+        let event = event_handle(event);
+        let known = owned::known(Object::Event(event.0));
+        let known = known.filter(|known| known.flags & TIMELESS == 0);
+        *time = known.and_then(|known| known.recorded);
+    }
+    let [Some(first), Some(last)] = times else {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    };
+    for event in [start, end] {
+        let (event, device, _) = live_event(event)?;
+        // SAFETY: the event is live.
+        done(unsafe { driver()?.event_query(device, event) }.map_err(code)?)?;
+    }
+    let time = match last.checked_duration_since(first) {
+        Some(time) => time.as_secs_f32(),
+        None => -first.duration_since(last).as_secs_f32(),
+    };
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put(milliseconds, time * 1000.0) }
 }
 
 export! {
     fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
-        let device = device_of(stream_handle(stream))?;
+        let stream = stream_handle(stream);
+        let device = device_of(stream)?;
+        let found = match owned::known(Object::Stream(stream.0)) {
+            Some(known) => std::ptr::without_provenance_mut(known.context),
+            None => stack::top().unwrap_or(name(device)),
+        };
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { put(context, name(device)) }
+        unsafe { put(context, found) }
     }
 
     fn cuStreamCreate(stream: *mut CUstream, flags: u32) {
-        let device = current()?;
-        present(stream)?;
-        let flags = StreamFlags::from_bits_retain(flags);
-        let made = driver()?.stream_create(device, flags).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(stream, std::ptr::without_provenance_mut(made.0 as usize)) }
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(stream, flags, 0) }
+    }
+
+    fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { create(stream, flags, priority) }
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
-        let device = current()?;
-        // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.stream_destroy(device, stream_handle(stream)) }.map_err(code)
+        destroy(stream)
     }
 
     fn cuStreamSynchronize(stream: CUstream) {
-        let device = current()?;
+        let (stream, device) = live_stream(stream)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.stream_synchronize(device, stream_handle(stream)) }.map_err(code)
+        unsafe { driver()?.stream_synchronize(device, stream) }.map_err(code)
     }
 
     fn cuStreamQuery(stream: CUstream) {
-        let device = current()?;
+        let (stream, device) = live_stream(stream)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        done(unsafe { driver()?.stream_query(device, stream_handle(stream)) }.map_err(code)?)
+        done(unsafe { driver()?.stream_query(device, stream) }.map_err(code)?)
     }
 
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) {
-        let device = current()?;
-        if flags > 1 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        let (stream, event) = (stream_handle(stream), event_handle(event));
+        let (stream, device) = live_stream(stream)?;
+        let (event, _, _) = live_event(event)?;
+        check_external(device, stream, flags)?;
         // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.stream_wait_event(device, stream, event) }.map_err(code)
     }
@@ -92,34 +238,57 @@ export! {
     fn cuEventCreate(event: *mut CUevent, flags: u32) {
         let device = current()?;
         present(event)?;
-        let flags = EventFlags::from_bits_retain(flags);
-        let made = driver()?.event_create(device, flags).map_err(code)?;
+        let kept = event_flags(flags)?;
+        let kept = EventFlags::from_bits_retain(kept);
+        let made = driver()?.event_create(device, kept).map_err(code)?;
+        owned::own(Object::Event(made.0), Known { flags, ..Known::of(device) });
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuEventDestroy_v2(event: CUevent) {
-        let device = current()?;
-        // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.event_destroy(device, event_handle(event)) }.map_err(code)
+        destroy_event(event)
     }
 
     fn cuEventRecord(event: CUevent, stream: CUstream) {
-        let device = current()?;
-        let (stream, event) = (stream_handle(stream), event_handle(event));
-        // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.event_record(device, event, stream) }.map_err(code)
+        record(event, stream)
+    }
+
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { elapsed(milliseconds, start, end) }
     }
 
     fn cuEventQuery(event: CUevent) {
-        let device = current()?;
+        let (event, device, _) = live_event(event)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        done(unsafe { driver()?.event_query(device, event_handle(event)) }.map_err(code)?)
+        done(unsafe { driver()?.event_query(device, event) }.map_err(code)?)
     }
 
     fn cuEventSynchronize(event: CUevent) {
-        let device = current()?;
+        let (event, device, _) = live_event(event)?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.event_synchronize(device, event_handle(event)) }.map_err(code)
+        unsafe { driver()?.event_synchronize(device, event) }.map_err(code)
+    }
+}
+
+export_also! {
+    fn cuStreamDestroy(stream: CUstream) {
+        destroy(stream)
+    }
+
+    fn cuEventDestroy(event: CUevent) {
+        destroy_event(event)
+    }
+
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) {
+        let (handle, device) = live_stream(stream)?;
+        check_external(device, handle, flags)?;
+        record(event, stream)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { elapsed(milliseconds, start, end) }
     }
 }

@@ -313,7 +313,10 @@ fn contexts_are_counted_and_each_thread_has_its_own_stack() {
         assert_eq!(active, 1);
         assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
         assert_eq!((api.cuDevicePrimaryCtxRelease)(0), INVALID_CONTEXT);
-        assert_eq!((api.cuCtxPushCurrent_v2)(first), INVALID_CONTEXT);
+        // As recorded, a primary context that was released can still be made current.
+        assert_eq!((api.cuCtxPushCurrent_v2)(first), OK);
+        let destroyed = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        assert_eq!((api.cuCtxSynchronize)(), destroyed);
     }
 }
 

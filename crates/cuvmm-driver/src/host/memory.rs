@@ -12,8 +12,11 @@ use rustix::io::{pread, pwrite, retry_on_intr};
 use super::addresses::Addresses;
 use super::bytes;
 use super::files::{Files, punch};
+use super::plain::{Mapped, PlainFile};
 use super::system;
-use crate::model::{Answer, Backing, Change, MemoryKey, OUT_OF_MEMORY, Pages, Part, Place};
+use crate::model::{
+    Answer, Backing, Change, INVALID_VALUE, MemoryKey, OUT_OF_MEMORY, Pages, Part, Place, PlainName,
+};
 use crate::{CUresult, DeviceMemory, DriverKind};
 
 /// The number of bytes copied at a time.
@@ -26,6 +29,11 @@ pub struct HostMemory {
     addresses: Addresses,
     files: Files,
     pages: BTreeMap<u64, Pages>,
+    plain: PlainFile,
+    /// Plain memory by address: this process's, and that of others.
+    mapped: BTreeMap<u64, Mapped>,
+    opened: BTreeMap<u64, Mapped>,
+    granularity: u64,
     buffer: Vec<u8>,
 }
 
@@ -35,6 +43,10 @@ impl HostMemory {
             addresses: Addresses::new(gap),
             files: Files::new(granularity),
             pages: BTreeMap::new(),
+            plain: PlainFile::new(granularity),
+            mapped: BTreeMap::new(),
+            opened: BTreeMap::new(),
+            granularity,
             buffer: Vec::new(),
         }
     }
@@ -111,7 +123,13 @@ impl Backing for HostMemory {
         Ok(())
     }
 
-    fn allocate(&mut self, size: u64, _touchable: bool) -> Answer<u64> {
+    fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64> {
+        if !touchable {
+            let mapped = self.plain.allocate(size)?;
+            let address = mapped.address();
+            self.mapped.insert(address, mapped);
+            return Ok(address);
+        }
         let pages = Pages::new(size)?;
         let address = pages.address();
         self.pages.insert(address, pages);
@@ -120,6 +138,25 @@ impl Backing for HostMemory {
 
     fn deallocate(&mut self, address: u64, _size: u64) {
         self.pages.remove(&address);
+        self.opened.remove(&address);
+        if let Some(mapped) = self.mapped.remove(&address) {
+            self.plain.free(mapped);
+        }
+    }
+
+    fn name(&mut self, part: u64, address: u64, size: u64) -> Answer<PlainName> {
+        let mapped = self.mapped.get(&part).ok_or(INVALID_VALUE)?;
+        self.plain.name(mapped, address, size)
+    }
+
+    fn end_name(&mut self, name: &PlainName) {
+        self.plain.end_name(name);
+    }
+
+    fn open(&mut self, name: &PlainName) -> Answer<u64> {
+        let (mapped, address) = super::plain::open(name, self.granularity)?;
+        self.opened.insert(address, mapped);
+        Ok(address)
     }
 
     fn read(&mut self, from: Place, to: &mut [u8]) -> Answer {

@@ -47,6 +47,7 @@ mod bytes;
 mod files;
 mod memory;
 mod options;
+mod plain;
 mod system;
 
 pub use memory::HostMemory;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::advice::Advised;
-use super::backing::MemoryKey;
+use super::backing::{MemoryKey, PlainName};
 use super::device_state::Owner;
 use super::pool_table::PoolKey;
 
@@ -16,6 +16,8 @@ pub(crate) enum Kind {
     HostPool,
     Pinned,
     Managed,
+    /// Plain memory of another process.
+    Opened,
 }
 
 impl Kind {
@@ -33,10 +35,14 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
+    /// The granule that it shares with other small allocations.
+    pub(crate) slab: Option<u64>,
     /// The memory pool that it came from, which is charged for it.
     pub(crate) pool: Option<PoolKey>,
     /// Its range in the memory of a pool that can be shared: the offset of its first byte.
     pub(crate) memory: Option<(MemoryKey, u64)>,
+    /// The name that other processes know it by.
+    pub(crate) name: Option<PlainName>,
     /// `free_async` was called, and the work that ends the allocation is queued.
     pub(crate) ending: bool,
 }

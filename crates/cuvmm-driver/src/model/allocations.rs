@@ -1,6 +1,6 @@
 //! Allocations outside virtual memory management: plain, from a memory pool, pinned, managed.
 //!
-//! Simplified: every allocation takes whole granules.
+//! An allocation takes whole granules, except that small ones share them (see `slabs`).
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
@@ -8,6 +8,7 @@ use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::Backing;
 use super::device_state::Owner;
 use super::losses::{Loss, Taken};
+use super::slabs::PIECE;
 use super::state::State;
 use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal};
 
@@ -30,20 +31,16 @@ impl<B: Backing> State<B> {
         let owner = match kind {
             Kind::Plain => Some(Owner::Device(index)),
             Kind::Pinned => Some(Owner::Host),
-            Kind::Managed | Kind::Pool | Kind::HostPool => None,
+            Kind::Managed | Kind::Pool | Kind::HostPool | Kind::Opened => None,
         };
         self.sweep();
-        if let Some(owner) = owner {
-            self.charge(owner, taken)?;
-        }
-        let address = match self.backing.allocate(taken, kind.is_touchable()) {
-            Ok(address) => address,
-            Err(code) => {
-                owner
-                    .into_iter()
-                    .for_each(|owner| self.refund(owner, taken));
-                return Err(code);
-            }
+        let small = matches!(kind, Kind::Plain | Kind::Pinned) && size <= granularity / 2;
+        let (address, slab, taken) = if small {
+            let piece = size.max(1).next_multiple_of(PIECE);
+            let (slab, address) = self.take_piece(kind, device.0, owner, piece)?;
+            (address, Some(slab), piece)
+        } else {
+            (self.take_granules(kind, owner, taken)?, None, taken)
         };
         let advised = Advised::new(address);
         let device = device.0;
@@ -54,12 +51,65 @@ impl<B: Backing> State<B> {
             advised,
             owner,
             taken,
+            slab,
             pool: None,
             memory: None,
+            name: None,
             ending: false,
         };
         self.allocations.by_address.insert(address, allocation);
         Ok(address)
+    }
+
+    /// Takes memory from the owner and gives it an address.
+    fn take_granules(&mut self, kind: Kind, owner: Option<Owner>, taken: u64) -> Answer<u64> {
+        if let Some(owner) = owner {
+            self.charge(owner, taken)?;
+        }
+        let address = self.backing.allocate(taken, kind.is_touchable());
+        if address.is_err() {
+            owner
+                .into_iter()
+                .for_each(|owner| self.refund(owner, taken));
+        }
+        address
+    }
+
+    /// Takes a piece of a granule that small allocations share, and returns both addresses.
+    fn take_piece(
+        &mut self,
+        kind: Kind,
+        device: i32,
+        owner: Option<Owner>,
+        piece: u64,
+    ) -> Answer<(u64, u64)> {
+        if let Some(found) = self.slabs.take(kind, device, piece) {
+            return Ok(found);
+        }
+        let granule = self.rules.granularity;
+        let start = self.take_granules(kind, owner, granule)?;
+        self.slabs.add(kind, device, owner, (start, granule));
+        self.slabs
+            .take(kind, device, piece)
+            .ok_or(super::answer::OUT_OF_MEMORY)
+    }
+
+    /// Gives back what an allocation has taken.
+    fn give_back(&mut self, address: u64, gone: &Allocation) {
+        if let Some(name) = &gone.name {
+            self.backing.end_name(name);
+        }
+        let (start, taken, owner) = match gone.slab {
+            None => (address, gone.taken, gone.owner),
+            Some(slab) => match self.slabs.give_back(slab, address, gone.taken) {
+                Some(last) => (slab, self.rules.granularity, last.owner),
+                None => return,
+            },
+        };
+        self.backing.deallocate(start, taken);
+        if let Some(owner) = owner {
+            self.refund(owner, taken);
+        }
     }
 
     /// Removes an allocation.
@@ -81,10 +131,7 @@ impl<B: Backing> State<B> {
             self.end_in_pool(pool, address, &gone);
             return;
         }
-        self.backing.deallocate(address, gone.taken);
-        if let Some(owner) = gone.owner {
-            self.refund(owner, gone.taken);
-        }
+        self.give_back(address, &gone);
     }
 
     /// Releases memory that the device's pools keep beyond their thresholds, after a stream, an

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::answer::Answer;
+use super::answer::{Answer, NOT_SUPPORTED};
 use crate::{DeviceMemory, DriverKind};
 
 /// The key of the bytes of one physical, which may have several handles.
@@ -42,6 +42,11 @@ pub struct Change {
     pub(crate) from: Reach,
     pub(crate) to: Reach,
 }
+
+/// A name of plain memory for another process: the process, the descriptor of the file there, the
+/// offset, the size, a number that no other name of the process has, and where the file holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PlainName(pub(crate) [u64; 6]);
 
 /// A location of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +98,20 @@ pub trait Backing: Debug + Send + 'static {
     fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64>;
     #[doc(hidden)]
     fn deallocate(&mut self, address: u64, size: u64);
+    /// Names memory outside every reservation to other processes: the first address of the part that
+    /// was allocated, the first named address and the size.
+    #[doc(hidden)]
+    fn name(&mut self, _part: u64, address: u64, size: u64) -> Answer<PlainName> {
+        Ok(PlainName([0, 0, address, size, 0, 0]))
+    }
+    /// Ends a name, because its memory is freed.
+    #[doc(hidden)]
+    fn end_name(&mut self, _name: &PlainName) {}
+    /// Maps memory that another process has named. `deallocate` ends it.
+    #[doc(hidden)]
+    fn open(&mut self, _name: &PlainName) -> Answer<u64> {
+        Err(NOT_SUPPORTED)
+    }
     #[doc(hidden)]
     fn read(&mut self, from: Place, to: &mut [u8]) -> Answer;
     #[doc(hidden)]

@@ -30,7 +30,7 @@ impl<B: Backing> State<B> {
     }
 
     pub(crate) fn capture_status(
-        &self,
+        &mut self,
         device: Ordinal,
         stream: StreamHandle,
     ) -> Answer<CaptureStatus> {

@@ -1,42 +1,13 @@
 //! Devices: names, attributes, free memory.
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
+use super::attributes::ATTRIBUTES;
 use super::backing::Backing;
 use super::state::State;
 use crate::{
     CUresult, DeviceAttribute, DriverKind, GranularityKind, LocationKind, MemoryInfo, Ordinal,
     PhysicalProps,
 };
-
-/// The values of attributes that the options do not set: those of an H200.
-const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
-    (DeviceAttribute::MANAGED_MEMORY, 1),
-    (DeviceAttribute::CONCURRENT_MANAGED_ACCESS, 1),
-    (DeviceAttribute::PAGEABLE_MEMORY_ACCESS, 0),
-    (
-        DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-        0,
-    ),
-    (DeviceAttribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0),
-    (DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT, 1),
-    (DeviceAttribute::HANDLE_TYPE_POSIX_FD, 1),
-    (DeviceAttribute::HANDLE_TYPE_WIN32, 0),
-    (DeviceAttribute::HANDLE_TYPE_WIN32_KMT, 0),
-    (DeviceAttribute::GENERIC_COMPRESSION, 1),
-    (DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM, 1),
-    (DeviceAttribute::MEMORY_POOLS, 1),
-    (DeviceAttribute::DMA_BUF, 1),
-    (DeviceAttribute::HANDLE_TYPE_FABRIC, 1),
-    (DeviceAttribute::MULTICAST, 0),
-    (DeviceAttribute::HOST_NUMA_ID, 0),
-    (DeviceAttribute::HOST_NUMA_VMM, 1),
-    // The number of multiprocessors, unified addressing, and the two parts of the compute
-    // capability.
-    (DeviceAttribute(16), 132),
-    (DeviceAttribute(41), 1),
-    (DeviceAttribute(75), 9),
-    (DeviceAttribute(76), 0),
-];
 
 impl<B: Backing> State<B> {
     pub(crate) fn device_name(&self, device: Ordinal) -> Answer<String> {
@@ -64,10 +35,8 @@ impl<B: Backing> State<B> {
         self.device(device)?;
         let told = self.rules.attributes.get(&attribute.0).copied();
         let usual = || {
-            ATTRIBUTES
-                .iter()
-                .find(|(known, _)| *known == attribute)
-                .map(|known| known.1)
+            let found = ATTRIBUTES.binary_search_by_key(&attribute.0, |&(known, _)| known);
+            found.ok().map(|index| ATTRIBUTES[index].1)
         };
         told.or_else(usual).ok_or(INVALID_VALUE)
     }

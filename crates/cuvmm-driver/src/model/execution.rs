@@ -77,6 +77,10 @@ impl<B: Backing> State<B> {
                 self.end_allocation(Call::MemFreeAsync, address);
                 Ok(())
             }
+            Work::Host(call) => {
+                call.run();
+                Ok(())
+            }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
         }
     }

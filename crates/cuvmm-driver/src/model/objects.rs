@@ -87,7 +87,7 @@ impl<B: Backing> State<B> {
             }
             let device = Some(Location::device(crate::Ordinal(allocation.device)));
             let (kind, at) = match allocation.kind {
-                Kind::Plain => (ObjectKind::Allocation, device),
+                Kind::Plain | Kind::Opened => (ObjectKind::Allocation, device),
                 Kind::Pool => (ObjectKind::PoolAllocation, device),
                 Kind::HostPool => (ObjectKind::PoolAllocation, Some(Location::HOST)),
                 Kind::Pinned => (ObjectKind::Pinned, Some(Location::HOST)),

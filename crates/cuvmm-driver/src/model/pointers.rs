@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::allocation_table::Kind;
+use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::exports;
@@ -18,6 +18,10 @@ const DEVICE_MEMORY: u64 = 2;
 struct Found {
     start: u64,
     size: u64,
+    /// The reservation, or the allocation, that it lies in: its start and size.
+    range: (u64, u64),
+    /// The block of memory from the device behind it: its start and size.
+    block: (u64, u64),
     memory_type: u64,
     device: i32,
     handle_types: u32,
@@ -30,9 +34,12 @@ impl<B: Backing> State<B> {
         if let Some((start, mapping)) = self.mappings.containing(address) {
             let props = self.physicals.by_handle.get(&mapping.handle)?.props;
             let on_device = props.location.kind == LocationKind::DEVICE;
+            let reserved = self.reservations.containing(address);
             return Some(Found {
                 start,
                 size: mapping.size,
+                range: reserved.map_or((start, mapping.size), |(from, to)| (from, to - from)),
+                block: (start, mapping.size),
                 memory_type: if on_device {
                     DEVICE_MEMORY
                 } else {
@@ -50,12 +57,28 @@ impl<B: Backing> State<B> {
         Some(Found {
             start,
             size: allocation.size,
+            range: (start, allocation.size),
+            block: self.block(start, allocation),
             memory_type: if on_host { HOST_MEMORY } else { DEVICE_MEMORY },
             device: allocation.device,
             handle_types: pool.map_or(0, |pool| pool.props.handle_types.bits()),
             managed: allocation.kind == Kind::Managed,
             pool: pool.and_then(|pool| pool.handle),
         })
+    }
+
+    /// Returns the block of memory from the device that an allocation lies in.
+    fn block(&self, start: u64, allocation: &Allocation) -> (u64, u64) {
+        if let Some(slab) = allocation.slab {
+            return (slab, self.rules.granularity);
+        }
+        match allocation.kind {
+            Kind::Pool => (
+                start,
+                allocation.size.next_multiple_of(super::pool_memory::STEP),
+            ),
+            _ => (start, allocation.taken),
+        }
     }
 
     /// Returns the range that contains an address. A mapping that the device has no access to is
@@ -88,8 +111,10 @@ impl<B: Backing> State<B> {
             PointerAttribute::BUFFER_ID => Ok(found.start),
             PointerAttribute::IS_MANAGED => Ok(u64::from(found.managed)),
             PointerAttribute::DEVICE_ORDINAL => Ok(found.device as u64),
-            PointerAttribute::RANGE_START_ADDR => Ok(found.start),
-            PointerAttribute::RANGE_SIZE => Ok(found.size),
+            PointerAttribute::RANGE_START_ADDR => Ok(found.range.0),
+            PointerAttribute::RANGE_SIZE => Ok(found.range.1),
+            PointerAttribute::MAPPING_BASE_ADDR => Ok(found.block.0),
+            PointerAttribute::MAPPING_SIZE => Ok(found.block.1),
             PointerAttribute::ALLOWED_HANDLE_TYPES => Ok(u64::from(found.handle_types)),
             PointerAttribute::MEMPOOL_HANDLE => Ok(found.pool.unwrap_or_default()),
             _ => Err(INVALID_VALUE),
@@ -109,27 +134,13 @@ impl<B: Backing> State<B> {
         let whole = address.0.is_multiple_of(page) && size.is_multiple_of(page);
         require(size != 0 && whole, INVALID_VALUE)?;
         let mapped = self.mappings.containing(address.0).is_some();
-        require(
-            mapped && self.mappings.cover(address.0, size),
-            INVALID_VALUE,
-        )?;
+        let allocated = self.allocations.containing(address.0);
+        let exportable = allocated.is_some_and(|(start, allocation)| {
+            let on_device = matches!(allocation.kind, Kind::Plain | Kind::Pool);
+            on_device && size <= start + allocation.size - address.0
+        });
+        let covered = mapped && self.mappings.cover(address.0, size);
+        require(covered || exportable, INVALID_VALUE)?;
         exports::stand_in(size)
-    }
-
-    /// Returns the legacy handle of plain memory, which nothing here can open. Mappings have none.
-    pub(crate) fn ipc_mem_handle(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-    ) -> Answer<[u8; 64]> {
-        self.context(device)?;
-        let (start, allocation) = self
-            .allocations
-            .containing(address.0)
-            .ok_or(INVALID_VALUE)?;
-        require(allocation.kind == Kind::Plain, INVALID_VALUE)?;
-        let mut name = [0; 64];
-        name[..8].copy_from_slice(&start.to_le_bytes());
-        Ok(name)
     }
 }

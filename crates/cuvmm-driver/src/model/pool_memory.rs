@@ -14,7 +14,7 @@ use super::stream_table::{Mark, StreamKey};
 use crate::LocationKind;
 
 /// A pool obtains and releases memory in steps of this size, as measured on an H200.
-const STEP: u64 = 32 << 20;
+pub(crate) const STEP: u64 = 32 << 20;
 
 /// The bytes that an allocation takes from its pool.
 struct Taken {
@@ -78,6 +78,8 @@ impl<B: Backing> State<B> {
             advised: Advised::new(address),
             owner: None,
             taken: bytes,
+            slab: None,
+            name: None,
             ending: false,
             pool: Some(key),
             memory,

@@ -144,6 +144,8 @@ impl<B: Backing> State<B> {
             advised: Advised::new(address),
             owner: None,
             taken: bytes,
+            slab: None,
+            name: None,
             ending: false,
             pool: Some(key),
             memory: Some((memory, offset)),

@@ -47,7 +47,8 @@ impl<B: Backing> State<B> {
 
         let allocations = self.allocations.by_address.iter();
         let of_context = allocations.filter(|(_, allocation)| {
-            allocation.device == device.0 && matches!(allocation.kind, Kind::Plain | Kind::Pool)
+            allocation.device == device.0
+                && matches!(allocation.kind, Kind::Plain | Kind::Pool | Kind::Opened)
         });
         let addresses: Vec<_> = of_context.map(|(&address, _)| address).collect();
         for address in addresses {

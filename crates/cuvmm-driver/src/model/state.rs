@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::allocation_table::Allocations;
 use super::answer::{Answer, INVALID_DEVICE, INVALID_HANDLE, require};
-use super::backing::Backing;
+use super::backing::{Backing, PlainName};
 use super::chance::Chance;
 use super::clock::Clock;
 use super::device_state::{Device, Owner, ScheduledUse};
@@ -19,6 +19,7 @@ use super::pool_table::{Pool, Pools};
 use super::reservation_table::Reservations;
 use super::rights::{Rights, Who};
 use super::shadow::Shadow;
+use super::slabs::Slabs;
 use super::spite::Spiting;
 use super::stream_table::{Capture, Event, StreamKey, Streams};
 use super::work::Work;
@@ -35,6 +36,9 @@ pub(crate) struct State<B> {
     pub(crate) mappings: Mappings,
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
+    pub(crate) slabs: Slabs,
+    /// Opened memory of other processes, by name: the address and the number of times.
+    pub(crate) opened: BTreeMap<PlainName, (u64, u64)>,
     pub(crate) pools: Pools,
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
@@ -89,6 +93,8 @@ impl<B: Backing> State<B> {
             mappings: Mappings::default(),
             physicals: Physicals::default(),
             allocations: Allocations::default(),
+            slabs: Slabs::default(),
+            opened: BTreeMap::new(),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),
             captures_begun: 0,
@@ -137,10 +143,16 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the key of a live stream of this device, or of its legacy default stream.
-    pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
+    /// Returns the key of a live stream of this device, of its legacy default stream, or of the
+    /// default stream of the calling thread, which is made when it is first used.
+    pub(crate) fn stream(&mut self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
         let key = match stream {
             StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),
+            StreamHandle::PER_THREAD => {
+                let index = self.device(device)?;
+                self.streams
+                    .of_thread(device.0, self.devices[index].hold_new)
+            }
             StreamHandle(handle) => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
         };
         let here = key.device == device.0 && self.streams.get(key).is_some();

@@ -1,7 +1,7 @@
 //! The tables of streams and their queued work, and the types of events and captures.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::thread::ThreadId;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::work::Work;
@@ -67,6 +67,8 @@ pub(crate) struct Streams {
     pub(crate) named: BTreeMap<u64, StreamKey>,
     /// The number of streams created so far, which is the number of the last one.
     pub(crate) made: u64,
+    /// The default streams of threads, by device and thread.
+    threads: BTreeMap<i32, HashMap<ThreadId, StreamKey>>,
     /// Streams with queued work.
     pub(crate) backlog: BTreeSet<StreamKey>,
 }
@@ -78,6 +80,27 @@ impl Streams {
             by_key: (0..devices).map(legacy).collect(),
             ..Self::default()
         }
+    }
+
+    /// Returns the default stream of the calling thread on a device, and makes it at its first use.
+    /// It waits for the legacy default stream, as that waits for it, and ends with the context.
+    pub(crate) fn of_thread(&mut self, device: i32, held: bool) -> StreamKey {
+        let threads = self.threads.entry(device).or_default();
+        let made = &mut self.made;
+        let by_key = &mut self.by_key;
+        *threads.entry(thread::current().id()).or_insert_with(|| {
+            *made += 1;
+            let key = StreamKey {
+                device,
+                number: *made,
+            };
+            let stream = Stream {
+                held,
+                ..Stream::default()
+            };
+            by_key.insert(key, stream);
+            key
+        })
     }
 
     pub(crate) fn get(&self, key: StreamKey) -> Option<&Stream> {
@@ -216,6 +239,7 @@ impl Streams {
     /// Resets its legacy default stream.
     pub(crate) fn end_all(&mut self, device: i32) -> Vec<u64> {
         self.by_key.retain(|key, _| key.device != device);
+        self.threads.remove(&device);
         let legacy = StreamKey::legacy(device);
         self.by_key.insert(legacy, Stream::default());
         let mut gone = Vec::new();
@@ -227,11 +251,12 @@ impl Streams {
         gone
     }
 
-    /// Returns the number of streams created and not destroyed, without the default streams.
+    /// Returns the number of streams created and not destroyed, without the default streams, which
+    /// have no handle.
     pub(crate) fn live(&self) -> usize {
         self.by_key
-            .iter()
-            .filter(|(key, stream)| !key.is_legacy() && !stream.ending)
+            .values()
+            .filter(|stream| stream.handle != 0 && !stream.ending)
             .count()
     }
 

@@ -47,8 +47,9 @@ impl<B: Backing> State<B> {
     /// context's code.
     pub(crate) fn stream_destroy(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         self.device(device)?;
+        // A default stream has no handle.
+        require(stream.0 > StreamHandle::PER_THREAD.0, INVALID_HANDLE)?;
         let key = self.stream(device, stream)?;
-        require(!key.is_legacy(), INVALID_HANDLE)?;
         self.leave_capture(key);
         self.streams.named.remove(&stream.0);
         self.handles.give_back(stream.0);

@@ -1,6 +1,7 @@
 //! The kinds of work that can be queued on a stream.
 
 use super::costs::Costs;
+use super::host_calls::HostCall;
 use crate::AccessFlags;
 
 /// One piece of work.
@@ -41,6 +42,8 @@ pub(crate) enum Work {
     },
     /// A prefetch of a managed range. The bytes stay where they are.
     Prefetch,
+    /// A function of the program.
+    Host(HostCall),
     Graph(Vec<Work>),
 }
 
@@ -83,6 +86,7 @@ impl Work {
             Self::Kernel { .. } => "kernel",
             Self::FreeAllocation { .. } => "free",
             Self::Prefetch => "prefetch",
+            Self::Host(_) => "function of the host",
             Self::Graph(_) => "graph",
         }
     }
@@ -120,7 +124,7 @@ impl Work {
                 }
             }
             Self::Graph(nodes) => nodes.iter().for_each(|node| node.each_named(see)),
-            Self::Marker | Self::FreeAllocation { .. } | Self::Prefetch => {}
+            Self::Marker | Self::FreeAllocation { .. } | Self::Prefetch | Self::Host(_) => {}
         }
     }
 
@@ -134,7 +138,8 @@ impl Work {
             Self::Marker
             | Self::Kernel { .. }
             | Self::FreeAllocation { .. }
-            | Self::Prefetch { .. } => 0.0,
+            | Self::Prefetch { .. }
+            | Self::Host(_) => 0.0,
         }
     }
 }

@@ -4,6 +4,8 @@
 #   run.sh tests            runs every packed test, one at a time; without a GPU they fail
 #   run.sh conform          runs every conformance case on the GPU, records its answers and compares
 #                           them with those in answers/
+#   run.sh edges            asks the GPU's driver in C (conformance-c), records its answers in edges.tsv
+#                           and compares them with those in answers/
 #   run.sh stand-in         runs the cases through the packed libcuda.so.1, on host memory
 #   run.sh replay FOLDER    replays the Azure traces in FOLDER on the GPU
 #   run.sh dlpack LIBRARY   exchanges GPU memory with Python's torch or cupy, which is found by
@@ -15,7 +17,7 @@
 #                           under install and in a pool, and its examples. NAMEs are parts of names
 #                           of test files; the examples are left out then
 #   run.sh info             runs `cuvmm info`
-#   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay if FOLDER is given
+#   run.sh all [FOLDER]     info, tests, stand-in, conform, edges, and replay if FOLDER is given
 #
 # Results are written to $OUT, or to the folder out beside this script. Exits with 1 if a step
 # failed. CUVMM_SKIP_TESTS is a space-separated list of names, or parts of names, of tests to skip.
@@ -79,6 +81,15 @@ conform() {
     done
 }
 
+edges() {
+    step edges-record "$here/bin/conformance-c" --record "$out/edges.tsv"
+    local known
+    for known in "$here"/answers/*.tsv; do
+        [ -e "$known" ] || continue
+        step "edges-against-$(basename "$known" .tsv)" "$here/bin/conformance-c" --against "$known"
+    done
+}
+
 # The loader finds the packed library instead of the driver.
 stand_in() {
     step stand-in env LD_LIBRARY_PATH="$here/lib" "$CUVMM_BENCH_BIN" conform --driver cuda
@@ -136,6 +147,7 @@ usage() {
 case ${1:-} in
 tests) tests ;;
 conform) conform ;;
+edges) edges ;;
 stand-in) stand_in ;;
 replay) [ $# -eq 2 ] || usage; replay "$2" ;;
 dlpack) [ $# -eq 2 ] || usage; dlpack "$2" ;;
@@ -147,6 +159,7 @@ all)
     tests
     stand_in
     conform
+    edges
     [ $# -lt 2 ] || replay "$2"
     ;;
 *) usage ;;

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Runs programs of other projects and programs against NVIDIA's headers on the stand-in for libcuda.
+
+    python3 .ci/clients.py [NAME...]
+
+The script builds the stand-in, installs the clients by pip and cargo in the target folder, where later
+runs find them, and runs the programs in .ci/clients. NAME chooses some of: c, bindings, core, rust,
+upstream. The last runs cuda-core's own memory tests if CUDA_PYTHON names a checkout of NVIDIA's
+cuda-python, which no package registry holds.
+
+The last line counts the programs.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLIENTS = ROOT / ".ci/clients"
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+PLACE = TARGET / "clients"
+PYTHON = PLACE / "env/bin/python"
+
+# The versions for which the expectations in the programs hold.
+PACKAGES = ["cuda-bindings==13.5.0", "cuda-core==1.2.2", "numpy", "pytest"]
+HEADERS = "nvidia-cuda-runtime==13.5.37"
+
+# Tests of cuda-core that cannot pass here, by a part of their name, and the reason.
+UPSTREAM = CLIENTS / "upstream.txt"
+
+
+def run(*command, **options):
+    print("+", *map(str, command), flush=True)
+    subprocess.run([str(word) for word in command], check=True, **options)
+
+
+def environment():
+    """Returns an environment in which the stand-in is found before a driver."""
+    changed = dict(os.environ, LD_LIBRARY_PATH=str(PLACE / "lib"), PYTHONDONTWRITEBYTECODE="1")
+    # The stand-in answers for an H200, also to a program that asks for its memory.
+    changed.setdefault("FAKECUDA_CAPACITY", str(1 << 30))
+    return changed
+
+
+def library():
+    """Builds the stand-in under the name that loaders look for."""
+    run("cargo", "build", "--quiet", "--package", "fakecuda", "--lib", cwd=ROOT)
+    (PLACE / "lib").mkdir(parents=True, exist_ok=True)
+    built = (TARGET / "debug/libfakecuda.so").read_bytes()
+    for name in ("libcuda.so.1", "libcuda.so"):
+        (PLACE / "lib" / name).write_bytes(built)
+
+
+def python():
+    """Installs the Python packages."""
+    mark = PLACE / "env/installed"
+    wanted = "\n".join(PACKAGES)
+    if mark.is_file() and mark.read_text() == wanted:
+        return
+    run(sys.executable, "-m", "venv", "--clear", PLACE / "env")
+    run(PYTHON, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *PACKAGES)
+    mark.write_text(wanted)
+
+
+def headers():
+    """Unpacks NVIDIA's headers and returns their folder."""
+    folder = PLACE / "headers"
+    found = list(folder.rglob("cuda.h"))
+    if not found:
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--target", folder]
+        run(sys.executable, "-m", "pip", "install", *options, HEADERS)
+        found = list(folder.rglob("cuda.h"))
+    return found[0].parent
+
+
+def c():
+    """A program in C, compiled against NVIDIA's headers and linked with the stand-in."""
+    library()
+    for name, flags in (("memory", []), ("memory-per-thread", ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"])):
+        program = PLACE / name
+        command = ["cc", "-std=gnu11", "-Wall", "-Werror", "-isystem", headers(), *flags]
+        run(*command, CLIENTS / "memory.c", "-o", program, f"-L{PLACE / 'lib'}", "-lcuda", "-lpthread")
+        run(program, env=environment())
+
+
+def bindings():
+    """NVIDIA's cuda-bindings: the whole interface of virtual memory, from two processes."""
+    library()
+    python()
+    run(PYTHON, CLIENTS / "bindings.py", env=environment())
+
+
+def core():
+    """NVIDIA's cuda-core: its memory resources, and two faults of the published version."""
+    library()
+    python()
+    run(PYTHON, CLIENTS / "core.py", env=environment())
+
+
+def rust():
+    """The safe interfaces of cudarc and baracuda-driver."""
+    library()
+    changed = dict(environment(), CARGO_TARGET_DIR=str(PLACE / "rust"))
+    manifest = CLIENTS / "rust/Cargo.toml"
+    run("cargo", "run", "--quiet", "--locked", "--manifest-path", manifest, env=changed, cwd=CLIENTS)
+
+
+def upstream():
+    """cuda-core's own memory tests. Each test that fails is listed with its reason."""
+    checkout = os.environ.get("CUDA_PYTHON")
+    if not checkout:
+        print("CUDA_PYTHON names no checkout: NVIDIA's own tests of cuda-core DID NOT RUN")
+        return
+    library()
+    python()
+    tests = pathlib.Path(checkout) / "cuda_core/tests"
+    known = {}
+    for line in UPSTREAM.read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, reason = line.split("\t")
+            known[name] = reason
+    command = [PYTHON, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-rfE"]
+    files = [tests / "test_memory.py", tests / "test_memory_peer_access.py"]
+    files = [file for file in files if file.is_file()]
+    done = subprocess.run(
+        [*map(str, command), *map(str, files)], env=environment(), cwd=tests, capture_output=True, text=True
+    )
+    failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    names = [name.split("::")[-1] for name in failed]
+    unknown = [name for name in names if not any(part in name for part in known)]
+    stale = [part for part in known if not any(part in name for name in names)]
+    print(done.stdout[-2000:])
+    if unknown or stale:
+        sys.exit(f"without a reason: {unknown}\nlisted and passing: {stale}")
+
+
+ALL = {function.__name__: function for function in (c, bindings, core, rust, upstream)}
+
+
+def main():
+    PLACE.mkdir(parents=True, exist_ok=True)
+    passed, failed = 0, []
+    for name in sys.argv[1:] or ALL:
+        print(f"== {name}: {ALL[name].__doc__}", flush=True)
+        try:
+            ALL[name]()
+            passed += 1
+        except (subprocess.CalledProcessError, SystemExit) as error:
+            print(f"FAILED: {name}: {error}", flush=True)
+            failed.append(name)
+    print(f"{passed} passed, {len(failed)} failed")
+    sys.exit(1 if failed else 0)
+
+
+main()

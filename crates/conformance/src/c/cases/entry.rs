@@ -1,0 +1,230 @@
+//! Finding functions: exported names, and `cuGetProcAddress`.
+
+use std::collections::BTreeMap;
+
+use super::super::asker::Asker;
+use super::super::library::{at, call_at};
+use super::{Case, case};
+
+/// The names that the header declares.
+const SYMBOLS: &str = include_str!("../../../../fakecuda/symbols.tsv");
+
+pub(super) const CASES: &[Case] = &[
+    case("exports.absent", |a| {
+        for row in rows() {
+            if a.library.address(row.symbol).is_none() {
+                a.note(row.symbol);
+            }
+        }
+        a.note("end");
+    }),
+    case("entry.by_version", by_version),
+    case("entry.v1", |a| {
+        a.need("cuInit", &[0]);
+        for (part, name, version) in [
+            ("known", c"cuMemAlloc", 12_000),
+            ("unknown", c"cuNoSuchFunction", 12_000),
+            ("too_old", c"cuMemCreate", 10_010),
+            ("empty", c"", 12_000),
+        ] {
+            a.part(part);
+            let mut found = 7u64;
+            a.say(
+                "cuGetProcAddress",
+                &[name.as_ptr().addr() as u64, at(&mut found), version, 0],
+            );
+            named_result(a, found);
+        }
+    }),
+    case("entry.before_init", |a| {
+        ask(a, "v2", c"cuInit", 12_000, 0);
+    }),
+    case("entry.known", |a| {
+        a.need("cuInit", &[0]);
+        ask(a, "usual", c"cuMemAlloc", 12_000, 0);
+        ask(a, "versioned_name", c"cuMemAlloc_v2", 12_000, 0);
+        ask(a, "ptsz_name", c"cuStreamQuery_ptsz", 12_000, 0);
+        ask(a, "unknown", c"cuNoSuchFunction", 12_000, 0);
+        ask(a, "empty", c"", 12_000, 0);
+        ask(a, "runtime_name", c"cudaMalloc", 12_000, 0);
+        ask(a, "export_table", c"cuGetExportTable", 12_000, 0);
+        ask(a, "itself", c"cuGetProcAddress", 12_000, 0);
+        ask(a, "itself_old", c"cuGetProcAddress", 11_030, 0);
+    }),
+    case("entry.version", |a| {
+        a.need("cuInit", &[0]);
+        ask(a, "0", c"cuMemAlloc", 0, 0);
+        ask(a, "negative", c"cuMemAlloc", 0xFFFF_FFFF, 0);
+        ask(a, "1000", c"cuMemAlloc", 1_000, 0);
+        ask(a, "too_old", c"cuMemCreate", 10_010, 0);
+        ask(a, "just_old_enough", c"cuMemCreate", 10_020, 0);
+        ask(a, "13000", c"cuMemAlloc", 13_000, 0);
+        ask(a, "13050", c"cuMemAlloc", 13_050, 0);
+        ask(a, "14000", c"cuMemAlloc", 14_000, 0);
+        ask(a, "99990", c"cuMemAlloc", 99_990, 0);
+        ask(a, "unknown_99990", c"cuNoSuchFunction", 99_990, 0);
+    }),
+    case("entry.flags", |a| {
+        a.need("cuInit", &[0]);
+        for flags in [0, 1, 2, 3, 4, 8, 1 << 40] {
+            ask(
+                a,
+                &format!("{flags}.stream"),
+                c"cuStreamQuery",
+                12_000,
+                flags,
+            );
+        }
+        ask(a, "2.without_variant", c"cuStreamCreate", 12_000, 2);
+        ask(a, "2.copy", c"cuMemcpyHtoD", 12_000, 2);
+        ask(a, "2.old", c"cuMemcpyHtoD", 5_000, 2);
+        ask(a, "2.too_old", c"cuStreamQuery", 1_000, 2);
+    }),
+    case("entry.null.symbol", |a| {
+        a.need("cuInit", &[0]);
+        let (mut found, mut status) = (7u64, 7u32);
+        let arguments = [0, at(&mut found), 12_000, 0, at(&mut status)];
+        a.say("cuGetProcAddress_v2", &arguments);
+        a.note(found);
+        a.note(status);
+    }),
+    case("entry.null.pointer", |a| {
+        a.need("cuInit", &[0]);
+        let mut status = 7u32;
+        let name = c"cuMemAlloc".as_ptr().addr() as u64;
+        let arguments = [name, 0, 12_000, 0, at(&mut status)];
+        a.say("cuGetProcAddress_v2", &arguments);
+        a.note(status);
+    }),
+    case("entry.null.status", |a| {
+        a.need("cuInit", &[0]);
+        for (part, name) in [("known", c"cuMemAlloc"), ("unknown", c"cuNoSuchFunction")] {
+            a.part(part);
+            let mut found = 7u64;
+            let name = name.as_ptr().addr() as u64;
+            let arguments = [name, at(&mut found), 12_000, 0, 0];
+            a.say("cuGetProcAddress_v2", &arguments);
+            named_result(a, found);
+        }
+    }),
+    case("entry.found_works", |a| {
+        let (mut found, mut status, mut version) = (0u64, 0u32, 0i32);
+        let name = c"cuDriverGetVersion".as_ptr().addr() as u64;
+        let arguments = [name, at(&mut found), 12_000, 0, at(&mut status)];
+        if a.say("cuGetProcAddress_v2", &arguments) && found != 0 {
+            let address = std::ptr::with_exposed_provenance_mut(found as usize);
+            a.note(call_at(address, &[at(&mut version)]));
+            a.note(version > 10_000);
+        }
+    }),
+    case("export_table.unknown", |a| {
+        a.need("cuInit", &[0]);
+        let (mut table, mut id) = (7u64, [0u8; 16]);
+        a.say("cuGetExportTable", &[at(&mut table), at(&mut id)]);
+        a.note(table);
+    }),
+    case("export_table.null", |a| {
+        let mut id = [0u8; 16];
+        a.say("cuGetExportTable", &[0, at(&mut id)]);
+    }),
+];
+
+/// A row of the table of names.
+struct Row {
+    symbol: &'static str,
+    base: &'static str,
+    version: u64,
+    per_thread: bool,
+}
+
+fn rows() -> impl Iterator<Item = Row> {
+    SYMBOLS.lines().filter_map(|line| {
+        let mut fields = line.split('\t');
+        Some(Row {
+            symbol: fields.next()?,
+            base: fields.next()?,
+            version: fields.next()?.parse().ok()?,
+            per_thread: fields.next()? == "thread",
+        })
+    })
+}
+
+/// Asks for a function and notes the code, the status and the exported name of what is found.
+fn ask(a: &mut Asker, part: &str, name: &std::ffi::CStr, version: u64, flags: u64) {
+    a.part(part);
+    let (mut found, mut status) = (7u64, 7u32);
+    let name = name.as_ptr().addr() as u64;
+    let arguments = [name, at(&mut found), version, flags, at(&mut status)];
+    a.say("cuGetProcAddress_v2", &arguments);
+    a.note(format_args!("status {status}"));
+    named_result(a, found);
+}
+
+/// Notes the exported name of an address.
+fn named_result(a: &mut Asker, found: u64) {
+    match found {
+        0 => a.note("null"),
+        7 => a.note("unwritten"),
+        _ => {
+            let name = rows().find(|row| {
+                let address = a.library.address(row.symbol);
+                address.is_some_and(|address| address.addr() as u64 == found)
+            });
+            a.note(name.map_or("unexported", |row| row.symbol));
+        }
+    }
+}
+
+/// Asks for every function of the header, in each of its versions and just below the first, and
+/// notes those for which the answer is not the exported name of the table.
+fn by_version(a: &mut Asker) {
+    a.need("cuInit", &[0]);
+    let mut driver = 0i32;
+    a.need("cuDriverGetVersion", &[at(&mut driver)]);
+    let mut first = BTreeMap::new();
+    for row in rows() {
+        let begun = first.entry(row.base).or_insert(row.version);
+        *begun = row.version.min(*begun);
+    }
+    for row in rows().filter(|row| row.version <= driver as u64) {
+        let flags = if row.per_thread { 2 } else { 1 };
+        let (status, found) = look(a, row.base, row.version, flags);
+        let exported = a.library.address(row.symbol);
+        let same = exported.is_some_and(|address| address.addr() as u64 == found);
+        if status != "SUCCESS 0" || !same {
+            a.part(row.symbol);
+            a.note(format_args!("at {}: {status}", row.version));
+            named_result(a, found);
+        }
+        if !row.per_thread && first.get(row.base) == Some(&row.version) {
+            let (status, found) = look(a, row.base, row.version - 10, flags);
+            if status != "SUCCESS 2" || found != 0 {
+                a.part(format_args!("{}.before", row.base));
+                a.note(format_args!("at {}: {status}", row.version - 10));
+                named_result(a, found);
+            }
+        }
+    }
+    a.part("end");
+    a.note("end");
+}
+
+/// Returns the code and status of a search, and the address found.
+fn look(a: &Asker, base: &str, version: u64, flags: u64) -> (String, u64) {
+    let (mut found, mut status) = (0u64, 7u32);
+    let mut name = base.as_bytes().to_vec();
+    name.push(0);
+    let arguments = [
+        at(&mut *name),
+        at(&mut found),
+        version,
+        flags,
+        at(&mut status),
+    ];
+    let code = a.call("cuGetProcAddress_v2", &arguments);
+    let code = code
+        .and_then(|code| code.name())
+        .unwrap_or("CUDA_ABSENT")
+        .trim_start_matches("CUDA_");
+    (format!("{code} {status}"), found)
+}

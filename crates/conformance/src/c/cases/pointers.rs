@@ -1,0 +1,320 @@
+//! Attributes of addresses.
+
+use super::super::asker::{Asker, GRANULE};
+use super::super::library::at;
+use super::{Case, case};
+
+/// The attributes whose values are numbers without a meaning of their own.
+const IDS: [u64; 2] = [7, 20];
+
+/// The attribute that takes a structure and is not asked for.
+const TOKENS: u64 = 5;
+
+pub(super) const CASES: &[Case] = &[
+    case("pointer.alloc", |a| {
+        let context = a.enter();
+        let address = a.alloc(GRANULE);
+        every(a, address, address, context);
+    }),
+    case("pointer.alloc_interior", |a| {
+        let context = a.enter();
+        let address = a.alloc(GRANULE);
+        every(a, address + 4096, address, context);
+    }),
+    case("pointer.alloc_small", |a| {
+        let context = a.enter();
+        let address = a.alloc(100);
+        every(a, address, address, context);
+    }),
+    case("pointer.alloc_large", |a| {
+        let context = a.enter();
+        let address = a.alloc(3 * GRANULE + 512);
+        every(a, address, address, context);
+    }),
+    case("pointer.pool", |a| {
+        let context = a.enter();
+        let address = a.alloc_async(GRANULE);
+        every(a, address, address, context);
+    }),
+    case("pointer.pool_interior", |a| {
+        let context = a.enter();
+        let address = a.alloc_async(4096);
+        every(a, address + 512, address, context);
+    }),
+    case("pointer.pinned", |a| {
+        let context = a.enter();
+        let address = a.pinned(8192, 0);
+        every(a, address + 64, address, context);
+    }),
+    case("pointer.pinned_mapped", |a| {
+        let context = a.enter();
+        let address = a.pinned(8192, 2);
+        every(a, address, address, context);
+    }),
+    case("pointer.registered", |a| {
+        let context = a.enter();
+        let memory = super::host::pages(4);
+        a.need("cuMemHostRegister_v2", &[memory, 4 * 4096, 0]);
+        every(a, memory + 64, memory, context);
+    }),
+    case("pointer.managed", |a| {
+        let context = a.enter();
+        let mut address = 0u64;
+        a.need("cuMemAllocManaged", &[at(&mut address), GRANULE, 1]);
+        every(a, address + 4096, address, context);
+    }),
+    case("pointer.mapping", |a| {
+        let context = a.enter();
+        let address = a.reserve(2 * GRANULE);
+        a.map(address, true);
+        every(a, address + 4096, address, context);
+    }),
+    case("pointer.mapping_second", |a| {
+        let context = a.enter();
+        let address = a.reserve(2 * GRANULE);
+        a.map(address, true);
+        a.map(address + GRANULE, true);
+        every(a, address + GRANULE, address, context);
+    }),
+    case("pointer.mapping_closed", |a| {
+        let context = a.enter();
+        let address = a.reserve(GRANULE);
+        a.map(address, false);
+        every(a, address, address, context);
+    }),
+    case("pointer.mapping_read_only", |a| {
+        let context = a.enter();
+        let address = a.reserve(GRANULE);
+        a.map(address, false);
+        let mut access = [1u32, 0, 1];
+        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+        every(a, address, address, context);
+    }),
+    case("pointer.reserved", |a| {
+        let context = a.enter();
+        let address = a.reserve(GRANULE);
+        every(a, address, address, context);
+    }),
+    case("pointer.host", |a| {
+        let context = a.enter();
+        let memory = super::host::pages(1);
+        every(a, memory, memory, context);
+    }),
+    case("pointer.null", |a| {
+        let context = a.enter();
+        every(a, 0, 0, context);
+    }),
+    case("pointer.freed", |a| {
+        let context = a.enter();
+        let address = a.alloc(GRANULE);
+        a.need("cuMemFree_v2", &[address]);
+        every(a, address, address, context);
+    }),
+    case("pointer.odd_attributes", |a| {
+        a.enter();
+        let address = a.alloc(GRANULE);
+        for attribute in [0u64, 5, 22, 23, 99] {
+            let mut value = [0u64; 4];
+            a.part(attribute);
+            a.say(
+                "cuPointerGetAttribute",
+                &[at(&mut value), attribute, address],
+            );
+        }
+        a.part("null");
+        a.say("cuPointerGetAttribute", &[0, 2, address]);
+    }),
+    case("pointer.without_context", |a| {
+        a.enter();
+        let address = a.alloc(GRANULE);
+        a.need("cuCtxSetCurrent", &[0]);
+        let mut value = 0u64;
+        a.say("cuPointerGetAttribute", &[at(&mut value), 2, address]);
+        a.note(value);
+    }),
+    case("pointer.several", several),
+    case("pointer.several_null", |a| {
+        a.enter();
+        let address = a.alloc(GRANULE);
+        let (mut attribute, mut data) = (2u32, 0u64);
+        a.part("count_0");
+        let arguments = [0, at(&mut attribute), at(&mut data), address];
+        a.say("cuPointerGetAttributes", &arguments);
+        a.part("no_attributes");
+        a.say("cuPointerGetAttributes", &[1, 0, at(&mut data), address]);
+        a.part("no_data");
+        a.say(
+            "cuPointerGetAttributes",
+            &[1, at(&mut attribute), 0, address],
+        );
+    }),
+    case("pointer.set", |a| {
+        a.enter();
+        let address = a.alloc(GRANULE);
+        let mut on = 1u32;
+        a.part("sync_memops");
+        a.say("cuPointerSetAttribute", &[at(&mut on), 6, address]);
+        let mut got = 7u32;
+        a.need("cuPointerGetAttribute", &[at(&mut got), 6, address]);
+        a.note(got);
+        a.part("sync_memops_2");
+        on = 2;
+        a.say("cuPointerSetAttribute", &[at(&mut on), 6, address]);
+        a.part("other");
+        a.say("cuPointerSetAttribute", &[at(&mut on), 2, address]);
+        a.part("null");
+        a.say("cuPointerSetAttribute", &[0, 6, address]);
+        a.part("unknown_address");
+        a.say("cuPointerSetAttribute", &[at(&mut on), 6, 4096]);
+        a.part("mapping");
+        let mapped = a.reserve(GRANULE);
+        a.map(mapped, true);
+        on = 1;
+        a.say("cuPointerSetAttribute", &[at(&mut on), 6, mapped]);
+    }),
+    case("pointer.buffer_ids", buffer_ids),
+    case("pointer.range", |a| {
+        a.enter();
+        for (part, bytes) in [("1", 1u64), ("100", 100), ("513", 513), ("3MiB", 3 << 20)] {
+            let address = a.alloc(bytes);
+            let (mut base, mut size) = (0u64, 0u64);
+            a.part(part);
+            let arguments = [at(&mut base), at(&mut size), address];
+            a.say("cuMemGetAddressRange_v2", &arguments);
+            a.note(format_args!("{} {size}", base == address));
+        }
+        a.part("pool_100");
+        let address = a.alloc_async(100);
+        let (mut base, mut size) = (0u64, 0u64);
+        let arguments = [at(&mut base), at(&mut size), address];
+        a.say("cuMemGetAddressRange_v2", &arguments);
+        a.note(format_args!("{} {size}", base == address));
+        a.part("null_outs");
+        a.say("cuMemGetAddressRange_v2", &[0, 0, address]);
+        a.part("pinned");
+        let address = a.pinned(100, 0);
+        let arguments = [at(&mut base), at(&mut size), address];
+        a.say("cuMemGetAddressRange_v2", &arguments);
+        a.note(format_args!("{} {size}", base == address));
+    }),
+];
+
+/// Asks for every attribute of an address. Values are related to what is known, because addresses
+/// are not part of an answer.
+fn every(a: &mut Asker, address: u64, base: u64, context: u64) {
+    for attribute in (1..=21).filter(|&attribute| attribute != TOKENS) {
+        let mut value = [0xAAu8; 32];
+        a.part(attribute);
+        let arguments = [at(&mut value), attribute, address];
+        a.say("cuPointerGetAttribute", &arguments);
+        let bytes = value.iter().rposition(|&byte| byte != 0xAA);
+        let Some(bytes) = bytes.map(|last| last + 1) else {
+            continue;
+        };
+        let mut word = [0u8; 8];
+        for (to, from) in word.iter_mut().zip(&value[..bytes.min(8)]) {
+            *to = *from;
+        }
+        let word = u64::from_le_bytes(word);
+        let named = match word {
+            0 => "0".to_owned(),
+            _ if IDS.contains(&attribute) => "id".to_owned(),
+            word if word == address => "address".to_owned(),
+            word if word == base => "base".to_owned(),
+            word if word == context => "context".to_owned(),
+            word if word < 1 << 32 => word.to_string(),
+            _ => "large".to_owned(),
+        };
+        a.note(format_args!("{named} in {bytes}"));
+    }
+}
+
+/// Asks for several attributes at once, of several addresses.
+fn several(a: &mut Asker) {
+    a.enter();
+    let known = a.alloc(GRANULE);
+    let host = super::host::pages(1);
+    for (part, address) in [("known", known), ("host", host), ("null", 0)] {
+        let mut attributes = [1u32, 2, 3, 4, 8, 9, 11, 12];
+        let mut values = [0xAAAA_AAAA_AAAA_AAAAu64; 8];
+        let mut places = [0u64; 8];
+        for (place, value) in places.iter_mut().zip(&mut values) {
+            *place = at(value);
+        }
+        a.part(part);
+        let arguments = [8, at(&mut attributes), at(&mut places), address];
+        a.say("cuPointerGetAttributes", &arguments);
+        for (attribute, value) in attributes.iter().zip(values) {
+            let named = match value {
+                0xAAAA_AAAA_AAAA_AAAA => "unwritten".to_owned(),
+                0 => "0".to_owned(),
+                value if value == address => "address".to_owned(),
+                value if value >> 32 == 0xAAAA_AAAA => format!("{}w4", value as i32),
+                value if value & !0xFF == 0xAAAA_AAAA_AAAA_AA00 => format!("{}w1", value & 0xFF),
+                value if value < 1 << 32 => value.to_string(),
+                _ => "large".to_owned(),
+            };
+            a.note(format_args!("{attribute}:{named}"));
+        }
+    }
+    a.part("bad_attribute");
+    let (mut attributes, mut value) = ([2u32, 99], 7u64);
+    let mut places = [at(&mut value), at(&mut value)];
+    let arguments = [2, at(&mut attributes), at(&mut places), known];
+    a.say("cuPointerGetAttributes", &arguments);
+}
+
+/// Compares the numbers of buffers.
+fn buffer_ids(a: &mut Asker) {
+    a.enter();
+    let id = |a: &mut Asker, address: u64| {
+        let mut id = 0u64;
+        a.need("cuPointerGetAttribute", &[at(&mut id), 7, address]);
+        id
+    };
+    let (one, two) = (a.alloc(GRANULE), a.alloc(GRANULE));
+    let (first, second) = (id(a, one), id(a, two));
+    a.part("two_differ");
+    a.note(first != second);
+    a.part("rises_by");
+    a.note(second.wrapping_sub(first));
+    a.part("interior");
+    let inside = id(a, one + 4096);
+    a.note(inside == first);
+    a.part("again");
+    a.need("cuMemFree_v2", &[one]);
+    let again = a.alloc(GRANULE);
+    let third = id(a, again);
+    a.note(third != first && third != second);
+    a.part("pool_again");
+    let pooled = a.alloc_async(4096);
+    let before = id(a, pooled);
+    a.need("cuMemFreeAsync", &[pooled, 0]);
+    let reused = a.alloc_async(4096);
+    let after = id(a, reused);
+    a.note(format_args!(
+        "address-same {} id-same {}",
+        reused == pooled,
+        before == after
+    ));
+    a.part("mappings_of_one_physical");
+    let handle = a.physical();
+    let range = a.reserve(2 * GRANULE);
+    let mut access = [1u32, 0, 3];
+    for at_granule in [0, 1] {
+        let address = range + at_granule * GRANULE;
+        a.need("cuMemMap", &[address, GRANULE, 0, handle, 0]);
+        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+    }
+    let (low, high) = (id(a, range), id(a, range + GRANULE));
+    a.note(low == high);
+    a.part("mapped_again");
+    a.need("cuMemUnmap", &[range, GRANULE]);
+    a.need("cuMemMap", &[range, GRANULE, 0, handle, 0]);
+    let remapped = id(a, range);
+    a.note(remapped == low);
+    a.part("small_ones_differ");
+    let (one, two) = (a.alloc(100), a.alloc(100));
+    let (one, two) = (id(a, one), id(a, two));
+    a.note(one != two);
+}

@@ -1,0 +1,112 @@
+//! Copies whose direction follows from the addresses: `cuMemcpy` and `cuMemcpyAsync`.
+//!
+//! `unsafe` is allowed here to export functions (see `state`), and to copy host memory.
+#![allow(unsafe_code)]
+
+use cuvmm_driver::{DeviceAddress, Driver, Ordinal, PointerAttribute, StreamHandle};
+use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
+
+use crate::attributes::{self, Kind};
+use crate::contexts::current;
+use crate::edge::{Outcome, code, export_also};
+use crate::owned;
+use crate::state::driver;
+use crate::streams::stream_handle;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// Returns `true` if an address is in pinned or registered memory.
+pub(crate) fn is_pinned(device: Ordinal, address: u64) -> Outcome<bool> {
+    match attributes::find(device, address) {
+        Ok(found) => Ok(matches!(found.kind, Kind::Pinned | Kind::Registered)),
+        Err(INVALID) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
+/// Returns `true` if the host driver knows the memory at an address.
+pub(crate) fn is_device(device: Ordinal, address: u64) -> Outcome<bool> {
+    let asked = driver()?.pointer_attribute(
+        device,
+        DeviceAddress(address),
+        PointerAttribute::MEMORY_TYPE,
+    );
+    match asked.map_err(code) {
+        Ok(_) => Ok(true),
+        Err(INVALID) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
+/// Returns `true` if the process can read a range, which a wrong address is not.
+pub(crate) fn is_readable(address: u64, bytes: usize) -> bool {
+    let last = address.saturating_add(bytes as u64 - 1);
+    [address, last].iter().all(|&at| {
+        let mut byte = 0u8;
+        let local = libc::iovec {
+            iov_base: std::ptr::from_mut(&mut byte).cast(),
+            iov_len: 1,
+        };
+        let remote = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(at as usize),
+            iov_len: 1,
+        };
+        let process = std::process::id().cast_signed();
+        // SAFETY: the system checks the remote address; the local one is that of `byte`.
+        unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) == 1 }
+    })
+}
+
+/// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
+pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
+    let device = current()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let driver = driver()?;
+    let known = |address| match owned::registered(address) {
+        Some(_) => Ok(false),
+        None => is_device(device, address),
+    };
+    let (to_device, from_device) = (known(to)?, known(from)?);
+    let host = |at_device: bool, address| at_device || is_readable(address, bytes);
+    if !host(to_device, to) || !host(from_device, from) {
+        return Err(INVALID);
+    }
+    let (target, source) = (DeviceAddress(to), DeviceAddress(from));
+    let (to_host, from_host) = (
+        std::ptr::with_exposed_provenance_mut::<u8>(to as usize),
+        std::ptr::with_exposed_provenance::<u8>(from as usize),
+    );
+    let size = bytes as u64;
+    let order = stream.unwrap_or(StreamHandle::NULL);
+    // SAFETY: the caller of the exported function keeps both ranges until the copy is done, and lets
+    // nothing else write the source or use the destination meanwhile.
+    unsafe {
+        match (to_device, from_device) {
+            (true, true) => driver.copy_on_device_async(device, target, source, size, order),
+            (true, false) => driver.copy_to_device_async(device, target, from_host, size, order),
+            (false, true) => driver.copy_to_host_async(device, to_host, source, size, order),
+            (false, false) => {
+                driver.stream_synchronize(device, order).map_err(code)?;
+                std::ptr::copy(from_host, to_host, bytes);
+                return Ok(());
+            }
+        }
+        .map_err(code)?;
+        match stream {
+            Some(_) => Ok(()),
+            None => driver.stream_synchronize(device, order).map_err(code),
+        }
+    }
+}
+
+export_also! {
+    fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        copy(to, from, bytes, None)
+    }
+
+    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+        copy(to, from, bytes, Some(stream_handle(stream)))
+    }
+}

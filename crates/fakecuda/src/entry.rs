@@ -1,0 +1,189 @@
+//! Finding functions by name and version: `cuGetProcAddress`.
+//!
+//! `unsafe` is allowed here to export functions (see `state`) and to declare those whose addresses
+//! are returned.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::OnceLock;
+
+use cuvmm_driver::Driver;
+use cuvmm_sys::{CUresult, CUuuid};
+
+use crate::edge::{Outcome, export_also, present, put};
+use crate::state;
+use crate::symbols::ADDRESSES;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// The exported names, each with the name to search for, the version, and whether its default
+/// stream is the thread's own. `symbols.py` makes the table from a header.
+const SYMBOLS: &str = include_str!("../symbols.tsv");
+
+/// One function under the name that is searched for.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    since: i32,
+    per_thread: bool,
+    address: usize,
+}
+
+/// Returns the versions of each function.
+fn versions() -> &'static HashMap<&'static str, Vec<Version>> {
+    static VERSIONS: OnceLock<HashMap<&str, Vec<Version>>> = OnceLock::new();
+    VERSIONS.get_or_init(|| {
+        let addresses: HashMap<_, _> = ADDRESSES.iter().copied().collect();
+        let mut versions = HashMap::<_, Vec<_>>::new();
+        for line in SYMBOLS.lines() {
+            let fields: Vec<_> = line.split('\t').collect();
+            let &[symbol, base, since, thread] = &fields[..] else {
+                continue;
+            };
+            let (Some(function), Ok(since)) = (addresses.get(symbol), since.parse()) else {
+                continue;
+            };
+            versions.entry(base).or_default().push(Version {
+                since,
+                per_thread: thread == "thread",
+                address: *function as usize,
+            });
+        }
+        versions
+    })
+}
+
+/// The results of a search, as the driver numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Found = 0,
+    Unknown = 1,
+    TooOld = 2,
+}
+
+/// Searches for a function of a version that this driver has.
+fn search(name: &str, wanted: i32, flags: u64, driver: i32) -> (Option<usize>, Status) {
+    let known = versions().get(name).map_or(&[][..], Vec::as_slice);
+    let newest = |per_thread: bool| {
+        let usable = known.iter().filter(|version| {
+            version.per_thread == per_thread && version.since <= wanted.min(driver)
+        });
+        usable.max_by_key(|version| version.since)
+    };
+    // A function with a variant for the thread's own stream is found in that variant only.
+    let own = flags & 2 != 0 && known.iter().any(|version| version.per_thread);
+    match newest(own) {
+        Some(found) => (Some(found.address), Status::Found),
+        None if known.iter().any(|version| version.since <= driver) => (None, Status::TooOld),
+        None => (None, Status::Unknown),
+    }
+}
+
+/// Looks a function up for both versions of the call.
+///
+/// # Safety
+/// The pointers are null or valid: a C string, and the place for the result.
+unsafe fn look_up(
+    name: *const c_char,
+    found: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) -> Outcome<(*mut c_void, Status)> {
+    present(name)?;
+    present(found)?;
+    if flags > 3 {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller promises a C string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let driver = match state::driver() {
+        Ok(driver) => driver.version().map_or(13_000, |version| version.as_raw()),
+        Err(_) => 13_000,
+    };
+    if version > driver {
+        return Err(INVALID);
+    }
+    // As recorded, a negative version finds the newest function.
+    let version = if version < 0 { driver } else { version };
+    let name = name.to_str().map_err(|_| INVALID)?;
+    let (address, status) = search(name, version, flags, driver);
+    let pointer = std::ptr::with_exposed_provenance_mut(address.unwrap_or_default());
+    Ok((pointer, status))
+}
+
+export_also! {
+    fn cuGetProcAddress(
+        name: *const c_char,
+        found: *mut *mut c_void,
+        version: i32,
+        flags: u64,
+    ) {
+        // SAFETY: the caller passes a C string and a place for the result, or null.
+        match unsafe { look_up(name, found, version, flags) }? {
+            // SAFETY: the caller passes a place for the result.
+            (pointer, Status::Found) => unsafe { put(found, pointer) },
+            (_, Status::Unknown | Status::TooOld) => Err(CUresult::CUDA_ERROR_NOT_FOUND),
+        }
+    }
+
+    fn cuGetProcAddress_v2(
+        name: *const c_char,
+        found: *mut *mut c_void,
+        version: i32,
+        flags: u64,
+        status: *mut i32,
+    ) {
+        // SAFETY: the caller passes a C string and a place for the result, or null.
+        let (pointer, result) = unsafe { look_up(name, found, version, flags) }?;
+        // SAFETY: the caller passes a place for the result.
+        unsafe { put(found, pointer) }?;
+        if status.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller passes a valid pointer for the status.
+        unsafe { put(status, result as i32) }
+    }
+
+    fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) {
+        present(table)?;
+        // The tables are private to NVIDIA's own libraries: none is known here.
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(table, std::ptr::null()) }?;
+        Err(INVALID)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_of_the_table_is_exported() {
+        let rows = SYMBOLS.lines().count();
+        let found: usize = versions().values().map(Vec::len).sum();
+        assert_eq!((found, ADDRESSES.len()), (rows, rows));
+    }
+
+    #[test]
+    fn the_newest_version_up_to_the_wanted_one_is_found() {
+        let at = |name, wanted, flags| search(name, wanted, flags, 13_000);
+        let first = at("cuCtxCreate", 3_020, 0).0;
+        assert!(first.is_some());
+        assert_ne!(first, at("cuCtxCreate", 12_050, 0).0);
+        assert_eq!(
+            at("cuCtxCreate", 12_040, 0).0,
+            at("cuCtxCreate", 11_040, 0).0
+        );
+        assert_eq!(at("cuMemCreate", 10_010, 0), (None, Status::TooOld));
+        assert_eq!(at("cuMemCreat", 13_000, 0), (None, Status::Unknown));
+        let (shared, own) = (
+            at("cuStreamQuery", 12_000, 0),
+            at("cuStreamQuery", 12_000, 2),
+        );
+        assert_ne!(shared.0, own.0);
+        assert_eq!(
+            at("cuStreamCreate", 12_000, 2),
+            at("cuStreamCreate", 12_000, 0)
+        );
+    }
+}

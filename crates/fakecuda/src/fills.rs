@@ -1,0 +1,366 @@
+//! Fills with elements of two and four bytes, fills and copies of rectangles.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use cuvmm_driver::{CaptureStatus, DeviceAddress, Ordinal, StreamHandle};
+use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
+
+use crate::anywhere;
+use crate::contexts::current;
+use crate::edge::{Outcome, code, export, export_also, take};
+use crate::owned;
+use crate::state::driver;
+use crate::streams::stream_handle;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// The bytes of a pattern that are copied from the host; the rest is copied on the device.
+const PIECE: usize = 1 << 20;
+
+/// Fills a range with a repeated element, on a stream or in the order of the default stream.
+fn fill(to: CUdeviceptr, element: &[u8], count: usize, stream: Option<StreamHandle>) -> Outcome {
+    let device = current()?;
+    // As recorded, the number of bytes is computed without a check.
+    let bytes = count.wrapping_mul(element.len());
+    if bytes == 0 {
+        return Ok(());
+    }
+    if !to.is_multiple_of(element.len() as u64) {
+        return Err(INVALID);
+    }
+    let (driver, target) = (driver()?, DeviceAddress(to));
+    let order = stream.unwrap_or(StreamHandle::NULL);
+    if fill_registered(to, element, count, order)? {
+        return Ok(());
+    }
+    // The whole range is checked by this fill, so that a refusal changes nothing.
+    let first = element.first().copied().unwrap_or_default();
+    // SAFETY: the caller keeps the range until it is filled.
+    unsafe { driver.fill_async(device, target, first, bytes as u64, order) }.map_err(code)?;
+    if element.iter().any(|&byte| byte != first) {
+        repeat(device, to, element, bytes, order)?;
+    }
+    match stream {
+        Some(_) => Ok(()),
+        // SAFETY: the default stream lives as long as its context.
+        None => unsafe { driver.stream_synchronize(device, order) }.map_err(code),
+    }
+}
+
+/// Fills registered memory of the program when the stream's work is done, and returns `true`, or
+/// returns `false` for other memory.
+pub(crate) fn fill_registered(
+    to: CUdeviceptr,
+    element: &[u8],
+    count: usize,
+    order: StreamHandle,
+) -> Outcome<bool> {
+    let Some((start, known)) = owned::registered(to) else {
+        return Ok(false);
+    };
+    let bytes = count.checked_mul(element.len()).ok_or(INVALID)?;
+    let end = to.checked_add(bytes as u64).ok_or(INVALID)?;
+    if end > start + known.size {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller of the exported function passes a live stream.
+    unsafe { driver()?.stream_synchronize(current()?, order) }.map_err(code)?;
+    let target = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    for (index, byte) in element.iter().cycle().take(bytes).enumerate() {
+        // SAFETY: the range lies in memory that the program registered and keeps.
+        unsafe { target.add(index).write(*byte) };
+    }
+    Ok(true)
+}
+
+/// Writes a pattern over a range that can be written.
+fn repeat(
+    device: Ordinal,
+    to: CUdeviceptr,
+    element: &[u8],
+    bytes: usize,
+    order: StreamHandle,
+) -> Outcome {
+    let driver = driver()?;
+    let mut done = bytes.min(PIECE);
+    let pattern: Box<[u8]> = element.iter().copied().cycle().take(done).collect();
+    // SAFETY: the pattern is kept below until the copy is done, and the caller keeps the range.
+    unsafe {
+        driver.copy_to_device_async(
+            device,
+            DeviceAddress(to),
+            pattern.as_ptr(),
+            done as u64,
+            order,
+        )
+    }
+    .map_err(code)?;
+    while done < bytes {
+        let size = done.min(bytes - done);
+        let (target, source) = (DeviceAddress(to + done as u64), DeviceAddress(to));
+        // SAFETY: the caller keeps the range until it is filled.
+        unsafe { driver.copy_on_device_async(device, target, source, size as u64, order) }
+            .map_err(code)?;
+        done += size;
+    }
+    // SAFETY: the stream is one that the calls above accepted.
+    let recorded = unsafe { driver.capture_status(device, order) }.map_err(code)?;
+    let kept = recorded != CaptureStatus::NONE
+        // SAFETY: the stream is one that the calls above accepted.
+        || !unsafe { driver.stream_query(device, order) }.unwrap_or(false);
+    if kept {
+        // A stream that is held back, or a graph, reads the pattern at some later time.
+        Box::leak(pattern);
+    }
+    Ok(())
+}
+
+/// Writes one element in the order of a stream.
+fn write_value(stream: CUstream, to: CUdeviceptr, element: &[u8], flags: u32) -> Outcome {
+    /// The flag of a write without a barrier.
+    const NO_BARRIER: u32 = 1;
+    if flags & !NO_BARRIER != 0 {
+        return Err(INVALID);
+    }
+    fill(to, element, 1, Some(stream_handle(stream)))
+}
+
+/// Checks a condition on a value when the stream has done its work. Streams do not wait for values
+/// that are written later: such a wait is not supported.
+fn wait_value(
+    stream: CUstream,
+    from: CUdeviceptr,
+    (value, width): (u64, usize),
+    flags: u32,
+) -> Outcome {
+    /// The flag of a wait that also flushes writes of other devices.
+    const FLUSH: u32 = 1 << 30;
+    let (device, stream) = (current()?, stream_handle(stream));
+    if !from.is_multiple_of(width as u64) || flags & !FLUSH > 3 {
+        return Err(INVALID);
+    }
+    let mut bytes = [0u8; 8];
+    // SAFETY: the stream is live, and the array has eight bytes, of which no more are written.
+    unsafe {
+        driver()?.stream_synchronize(device, stream).map_err(code)?;
+        driver()?.copy_to_host(device, &mut bytes[..width], DeviceAddress(from))
+    }
+    .map_err(code)?;
+    let found = u64::from_le_bytes(bytes);
+    let holds = match flags & !FLUSH {
+        // The difference, as a signed number of the width, is not negative.
+        0 => (found.wrapping_sub(value) << (64 - 8 * width)).cast_signed() >= 0,
+        1 => found == value,
+        2 => found & value != 0,
+        _ => !(found | value) << (64 - 8 * width) != 0,
+    };
+    if holds {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+}
+
+/// Fills the rows of a rectangle.
+fn fill_rows(
+    to: CUdeviceptr,
+    pitch: usize,
+    element: &[u8],
+    (width, height): (usize, usize),
+    stream: Option<StreamHandle>,
+) -> Outcome {
+    let row = width.checked_mul(element.len()).ok_or(INVALID)?;
+    if height > 1 && pitch < row {
+        return Err(INVALID);
+    }
+    for index in 0..height {
+        let start = (pitch as u64).checked_mul(index as u64).ok_or(INVALID)?;
+        fill(to + start, element, width, stream)?;
+    }
+    Ok(())
+}
+
+/// One side of a copy of a rectangle, in the words of the C structure: the offset in bytes and rows,
+/// the kind of memory, the host's and the device's address, the array, the length of a row.
+type Side = [usize; 7];
+
+/// The words of the C structure of a copy of a rectangle: both sides, the width and the height.
+type Rectangle = [usize; 16];
+
+/// Returns the first address of one side, and the distance of its rows.
+fn start(side: &[usize], width: usize, height: usize) -> Outcome<(u64, usize)> {
+    const HOST: u32 = 1;
+    const ARRAY: u32 = 3;
+    let &[x, y, kind, host, device, _, pitch] = side else {
+        return Err(INVALID);
+    };
+    let base = match kind as u32 {
+        HOST => host,
+        ARRAY => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        2 | 4 => device,
+        _ => return Err(INVALID),
+    };
+    let narrow = pitch != 0 && pitch < x.saturating_add(width);
+    if narrow || pitch == 0 && height > 1 && kind as u32 != HOST {
+        return Err(INVALID);
+    }
+    let pitch = if pitch == 0 { width } else { pitch };
+    let first = y.checked_mul(pitch).and_then(|rows| rows.checked_add(x));
+    let first = first.and_then(|offset| base.checked_add(offset));
+    Ok((first.ok_or(INVALID)? as u64, pitch))
+}
+
+/// Copies a rectangle row by row.
+///
+/// # Safety
+/// The pointer is null or points to the structure.
+unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -> Outcome {
+    current()?;
+    // SAFETY: the caller passes the structure, or null.
+    let words = unsafe { take(rectangle) }?;
+    let (sides, [width, height]) = words.split_at(2 * size_of::<Side>() / size_of::<usize>())
+    else {
+        return Err(INVALID);
+    };
+    let (from, to) = sides.split_at(sides.len() / 2);
+    let (from, from_pitch) = start(from, *width, *height)?;
+    let (to, to_pitch) = start(to, *width, *height)?;
+    for row in 0..*height as u64 {
+        let (from, to) = (from + row * from_pitch as u64, to + row * to_pitch as u64);
+        anywhere::copy(to, from, *width, stream)?;
+    }
+    Ok(())
+}
+
+export! {
+    fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) {
+        fill(to, &value.to_ne_bytes(), count, None)
+    }
+
+    fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) {
+        fill(to, &value.to_ne_bytes(), count, None)
+    }
+
+    fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) {
+        fill(to, &value.to_ne_bytes(), count, Some(stream_handle(stream)))
+    }
+
+    fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) {
+        fill(to, &value.to_ne_bytes(), count, Some(stream_handle(stream)))
+    }
+}
+
+export_also! {
+    fn cuMemsetD2D8_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u8,
+        width: usize,
+        height: usize,
+    ) {
+        fill_rows(to, pitch, &[value], (width, height), None)
+    }
+
+    fn cuMemsetD2D16_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u16,
+        width: usize,
+        height: usize,
+    ) {
+        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
+    }
+
+    fn cuMemsetD2D32_v2(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u32,
+        width: usize,
+        height: usize,
+    ) {
+        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
+    }
+
+    fn cuMemsetD2D8Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u8,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    ) {
+        fill_rows(to, pitch, &[value], (width, height), Some(stream_handle(stream)))
+    }
+
+    fn cuMemsetD2D16Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u16,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    ) {
+        let stream = Some(stream_handle(stream));
+        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), stream)
+    }
+
+    fn cuMemsetD2D32Async(
+        to: CUdeviceptr,
+        pitch: usize,
+        value: u32,
+        width: usize,
+        height: usize,
+        stream: CUstream,
+    ) {
+        let stream = Some(stream_handle(stream));
+        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), stream)
+    }
+
+    fn cuMemcpy2D_v2(rectangle: *const Rectangle) {
+        // SAFETY: the caller passes the structure, or null.
+        unsafe { copy_rows(rectangle, None) }
+    }
+
+    fn cuMemcpy2DUnaligned_v2(rectangle: *const Rectangle) {
+        // SAFETY: the caller passes the structure, or null.
+        unsafe { copy_rows(rectangle, None) }
+    }
+
+    fn cuMemcpy2DAsync_v2(rectangle: *const Rectangle, stream: CUstream) {
+        // SAFETY: the caller passes the structure, or null.
+        unsafe { copy_rows(rectangle, Some(stream_handle(stream))) }
+    }
+
+    fn cuStreamWriteValue32(stream: CUstream, to: CUdeviceptr, value: u32, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue32_v2(stream: CUstream, to: CUdeviceptr, value: u32, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue64(stream: CUstream, to: CUdeviceptr, value: u64, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWriteValue64_v2(stream: CUstream, to: CUdeviceptr, value: u64, flags: u32) {
+        write_value(stream, to, &value.to_ne_bytes(), flags)
+    }
+
+    fn cuStreamWaitValue32(stream: CUstream, from: CUdeviceptr, value: u32, flags: u32) {
+        wait_value(stream, from, (u64::from(value), 4), flags)
+    }
+
+    fn cuStreamWaitValue32_v2(stream: CUstream, from: CUdeviceptr, value: u32, flags: u32) {
+        wait_value(stream, from, (u64::from(value), 4), flags)
+    }
+
+    fn cuStreamWaitValue64(stream: CUstream, from: CUdeviceptr, value: u64, flags: u32) {
+        wait_value(stream, from, (value, 8), flags)
+    }
+
+    fn cuStreamWaitValue64_v2(stream: CUstream, from: CUdeviceptr, value: u64, flags: u32) {
+        wait_value(stream, from, (value, 8), flags)
+    }
+}

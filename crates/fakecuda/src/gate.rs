@@ -1,0 +1,48 @@
+//! Calls that may not reach the driver: those of a forked child, and those of a function that the
+//! driver runs in the order of a stream.
+//!
+//! The driver's state does not survive a fork, so every call in a child answers `NOT_INITIALIZED`, also
+//! `cuInit`. A lock that another thread of the parent held would stay locked in the child, so no call
+//! of a child may come as far as a lock.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuvmm_sys::CUresult;
+
+use crate::edge::Outcome;
+
+/// The process that called `cuInit` first, or 0.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the program. Its calls of the driver answer `NOT_PERMITTED`.
+pub(crate) fn inside(call: impl FnOnce()) {
+    INSIDE.set(true);
+    call();
+    INSIDE.set(false);
+}
+
+/// Returns the state, unless another process made it or a function of the program runs.
+pub(crate) fn pass<T>(state: &'static OnceLock<T>) -> Outcome<Option<&'static T>> {
+    if INSIDE.get() {
+        return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+    }
+    let is_owner = OWNER.load(Ordering::Acquire) == std::process::id();
+    Ok(state.get().filter(|_| is_owner))
+}
+
+/// Notes the process that initializes the driver, and refuses a forked child of it.
+pub(crate) fn init() -> Outcome {
+    let process = std::process::id();
+    let first = OWNER.compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire);
+    match first {
+        Ok(_) => Ok(()),
+        Err(owner) if owner == process => Ok(()),
+        Err(_) => Err(CUresult::CUDA_ERROR_NOT_INITIALIZED),
+    }
+}

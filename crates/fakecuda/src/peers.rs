@@ -1,0 +1,83 @@
+//! Access of contexts to memory of contexts on other devices.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use cuvmm_driver::Driver;
+use cuvmm_sys::{CUcontext, CUdevice, CUresult};
+
+use crate::contexts::{self, current};
+use crate::edge::{Outcome, code, export_also, present, put};
+use crate::stack;
+use crate::state::{driver, state};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
+
+/// The pairs of a context and a peer whose memory it may access.
+static ENABLED: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
+
+/// Returns the current context and a peer of it as numbers.
+fn pair(peer: CUcontext) -> Outcome<(usize, usize)> {
+    current()?;
+    let own = stack::top().ok_or(NONE)?;
+    contexts::of(state()?, peer)?;
+    Ok((own.addr(), peer.addr()))
+}
+
+export_also! {
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) {
+        let pair = pair(peer)?;
+        if flags != 0 {
+            return Err(INVALID);
+        }
+        let (device, other) = (current()?, contexts::of(state()?, peer)?);
+        let reaches = device != other
+            && driver()?.can_access_peer(device, other).map_err(code)?;
+        if !reaches {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        }
+        let mut enabled = ENABLED.lock().unwrap_or_else(PoisonError::into_inner);
+        match enabled.insert(pair) {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+        }
+    }
+
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        let pair = pair(peer)?;
+        let mut enabled = ENABLED.lock().unwrap_or_else(PoisonError::into_inner);
+        match enabled.remove(&pair) {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+        }
+    }
+
+    fn cuDeviceGetP2PAttribute(
+        value: *mut i32,
+        attribute: u32,
+        device: CUdevice,
+        peer: CUdevice,
+    ) {
+        let state = state()?;
+        present(value)?;
+        let (device, peer) = (state.device(device)?, state.device(peer)?);
+        if device == peer {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+        }
+        let reaches = state.driver.can_access_peer(device, peer).map_err(code)?;
+        let found = match attribute {
+            // The rank of the link, of which there is one kind.
+            1 => 0,
+            // Access, atomic operations, access to arrays.
+            2..=4 => i32::from(reaches),
+            5 => 0,
+            _ => return Err(INVALID),
+        };
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(value, found) }
+    }
+}

@@ -1,0 +1,299 @@
+//! Questions about streams and contexts whose answers are settings: flags, priorities, limits.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use cuvmm_driver::{CaptureStatus, DeviceAttribute, Driver, StreamHandle};
+use cuvmm_sys::{CUcontext, CUdevice, CUresult, CUstream, CUstreamCaptureStatus};
+
+use crate::contexts::{current, name};
+use crate::edge::{Outcome, code, export_also, present, put};
+use crate::owned::{self, Known, Object};
+use crate::stack;
+use crate::state::{driver, state};
+use crate::streams::{HIGHEST, device_of, stream_handle};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
+
+/// The limits of a context and their values on an H200: the stack, the buffer of `printf`, the heap
+/// of `malloc` in kernels, the depth of launches, which is no more, the number of pending launches,
+/// the fetch granularity and the persisting part of the L2 cache, the shared memory of a block, and
+/// the memory of graphics interoperation. The last two can only be read.
+const LIMITS: [Option<u64>; 9] = [
+    Some(1024),
+    Some(8_650_752),
+    Some(8_388_608),
+    None,
+    Some(2048),
+    Some(64),
+    Some(11_796_480),
+    Some(232_448),
+    Some(0),
+];
+
+/// The number of limits that can be set.
+const SETTABLE: u32 = 7;
+
+/// The number of the attribute that holds the number of multiprocessors.
+const MULTIPROCESSORS: i32 = 16;
+
+/// The limits that were set, by context and number.
+static SET: Mutex<BTreeMap<(usize, u32), u64>> = Mutex::new(BTreeMap::new());
+
+/// Returns what is known about a stream. A default stream has the default settings.
+fn about(stream: CUstream) -> Outcome<Known> {
+    let stream = stream_handle(stream);
+    device_of(stream)?;
+    if stream.0 <= StreamHandle::PER_THREAD.0 {
+        return Ok(Known::default());
+    }
+    owned::known(Object::Stream(stream.0)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// Writes the state of a stream's capture.
+///
+/// # Safety
+/// The pointers are null or valid for writing.
+unsafe fn capture_info(
+    stream: CUstream,
+    status: *mut CUstreamCaptureStatus,
+    id: *mut u64,
+) -> Outcome {
+    let device = current()?;
+    present(status)?;
+    // SAFETY: the caller promises valid handles, and others are refused.
+    let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) }.map_err(code)?;
+    // SAFETY: the caller promises that the pointers are null or valid.
+    unsafe {
+        put(status, CUstreamCaptureStatus(found.0))?;
+        if !id.is_null() && found != CaptureStatus::NONE {
+            put(id, stream.addr() as u64)?;
+        }
+    }
+    Ok(())
+}
+
+fn limit(limit: u32) -> Outcome<u64> {
+    current()?;
+    let usual = LIMITS.get(limit as usize).ok_or(INVALID)?;
+    let usual = usual.ok_or(UNSUPPORTED)?;
+    let context = stack::top().map_or(0, |context| context.addr());
+    let set = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(set.get(&(context, limit)).copied().unwrap_or(usual))
+}
+
+export_also! {
+    fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) {
+        let known = about(stream)?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(flags, known.flags) }
+    }
+
+    fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) {
+        let known = about(stream)?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(priority, known.priority) }
+    }
+
+    fn cuStreamGetId(stream: CUstream, id: *mut u64) {
+        let known = about(stream)?;
+        let found = match stream_handle(stream) {
+            StreamHandle::NULL | StreamHandle::LEGACY => 1,
+            StreamHandle::PER_THREAD => 2,
+            // The numbers after those of the default streams.
+            _ => known.id + 2,
+        };
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(id, found) }
+    }
+
+    fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) {
+        let found = device_of(stream_handle(stream))?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(device, found.0) }
+    }
+
+    fn cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut *mut u8) {
+        let known = about(stream)?;
+        let found = match known.context {
+            0 => stack::top().unwrap_or(name(current()?)),
+            context => std::ptr::without_provenance_mut(context),
+        };
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe {
+            put(context, found)?;
+            if !green.is_null() {
+                put(green, std::ptr::null_mut())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuStreamGetCaptureInfo(
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
+        id: *mut u64,
+    ) {
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe { capture_info(stream, status, id) }
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
+        id: *mut u64,
+        graph: *mut *mut u8,
+        nodes: *mut *const u8,
+        count: *mut usize,
+    ) {
+        if !(graph.is_null() && nodes.is_null() && count.is_null()) {
+            // A graph that is being captured cannot be looked into.
+            let device = current()?;
+            // SAFETY: the caller promises valid handles, and others are refused.
+            let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) };
+            if found.map_err(code)? != CaptureStatus::NONE {
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+        }
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe { capture_info(stream, status, id) }
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
+        id: *mut u64,
+        graph: *mut *mut u8,
+        nodes: *mut *const u8,
+        _edges: *mut *const u8,
+        count: *mut usize,
+    ) {
+        if !(graph.is_null() && nodes.is_null() && count.is_null()) {
+            let device = current()?;
+            // SAFETY: the caller promises valid handles, and others are refused.
+            let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) };
+            if found.map_err(code)? != CaptureStatus::NONE {
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+        }
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe { capture_info(stream, status, id) }
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) {
+        current()?;
+        for (place, value) in [(least, 0), (greatest, HIGHEST)] {
+            if !place.is_null() {
+                // SAFETY: the caller passes valid pointers for the results, or null.
+                unsafe { put(place, value) }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(value: *mut usize, which: u32) {
+        current()?;
+        present(value)?;
+        let found = limit(which)?;
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(value, found as usize) }
+    }
+
+    fn cuCtxSetLimit(which: u32, value: usize) {
+        limit(which)?;
+        if which >= SETTABLE {
+            return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+        }
+        let context = stack::top().map_or(0, |context| context.addr());
+        let mut set = SET.lock().unwrap_or_else(PoisonError::into_inner);
+        set.insert((context, which), value as u64);
+        Ok(())
+    }
+
+    fn cuCtxGetExecAffinity(affinity: *mut [u32; 2], kind: u32) {
+        let device = current()?;
+        present(affinity)?;
+        let all = DeviceAttribute(MULTIPROCESSORS);
+        let found = driver()?.device_attribute(device, all).map_err(code)?;
+        // Execution affinity exists under MPS only: a context has all multiprocessors.
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(affinity, [kind, found as u32]) }
+    }
+
+    fn cuStreamCopyAttributes(to: CUstream, from: CUstream) {
+        about(to)?;
+        about(from).map(drop)
+    }
+
+    fn cuStreamGetAttribute(stream: CUstream, which: u32, value: *mut u64) {
+        let known = about(stream)?;
+        present(value)?;
+        let found = match which {
+            // The window of the access policy, whose other words are zero too.
+            1 => 0,
+            // The policy of synchronization, where none was chosen.
+            3 => u64::from(u32::MAX),
+            8 => known.priority as u32 as u64,
+            _ => return Err(INVALID),
+        };
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(value, found) }
+    }
+
+    fn cuCtxGetCacheConfig(config: *mut u32) {
+        current()?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(config, 0) }
+    }
+
+    fn cuCtxSetCacheConfig(config: u32) {
+        current()?;
+        if config > 3 { Err(INVALID) } else { Ok(()) }
+    }
+
+    fn cuCtxGetSharedMemConfig(config: *mut u32) {
+        current()?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(config, 1) }
+    }
+
+    fn cuCtxSetSharedMemConfig(config: u32) {
+        current()?;
+        if config > 2 { Err(INVALID) } else { Ok(()) }
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        current().map(drop)
+    }
+
+    fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) {
+        current()?;
+        if target == 0 && [100, 200].contains(&scope) { Ok(()) } else { Err(INVALID) }
+    }
+
+    fn cuProfilerStart() {
+        current().map(drop)
+    }
+
+    fn cuProfilerStop() {
+        current().map(drop)
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: u32, value: *mut u64) {
+        state()?.device(device)?;
+        present(value)?;
+        if attribute > 3 {
+            return Err(INVALID);
+        }
+        // SAFETY: the caller passes a valid pointer for the result.
+        unsafe { put(value, 0) }
+    }
+
+    fn cuDeviceGraphMemTrim(device: CUdevice) {
+        state()?.device(device).map(drop)
+    }
+}

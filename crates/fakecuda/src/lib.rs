@@ -18,7 +18,8 @@
 //! Tests that load the library as a driver count live objects and hold streams back through
 //! additional functions, whose names begin with `fakecuda_`.
 //!
-//! Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
+//! Kernels and NVIDIA's runtime library are not aimed at: the latter works by private tables, of which
+//! `cuGetExportTable` finds none. Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
 //! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of
 //! the CUDA version that the library reports.
 

@@ -174,9 +174,11 @@ fn fill_rows(
     if height > 1 && pitch < row {
         return Err(INVALID);
     }
-    for index in 0..height {
-        let start = (pitch as u64).checked_mul(index as u64).ok_or(INVALID)?;
-        fill(to + start, element, width, stream)?;
+    // The last row is the first, so that a rectangle past the end of its memory changes nothing.
+    for index in (0..height).rev() {
+        let start = (pitch as u64).checked_mul(index as u64);
+        let row = start.and_then(|start| to.checked_add(start));
+        fill(row.ok_or(INVALID)?, element, width, stream)?;
     }
     Ok(())
 }
@@ -226,9 +228,14 @@ unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -
     let (from, to) = sides.split_at(sides.len() / 2);
     let (from, from_pitch) = start(from, *width, *height)?;
     let (to, to_pitch) = start(to, *width, *height)?;
-    for row in 0..*height as u64 {
-        let (from, to) = (from + row * from_pitch as u64, to + row * to_pitch as u64);
-        anywhere::copy(to, from, *width, stream)?;
+    // The last row is the first, so that a rectangle past the end of its memory changes nothing.
+    for row in (0..*height as u64).rev() {
+        let at = |first: u64, pitch: usize| {
+            let distance = row.checked_mul(pitch as u64);
+            let place = distance.and_then(|distance| first.checked_add(distance));
+            place.ok_or(INVALID)
+        };
+        anywhere::copy(at(to, to_pitch)?, at(from, from_pitch)?, *width, stream)?;
     }
     Ok(())
 }

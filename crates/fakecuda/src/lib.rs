@@ -40,7 +40,8 @@
 //! process ends, or by a function of `include/fakecuda.h`. That header declares what tests have in
 //! addition: they hold streams back, count live objects and make calls fail.
 //!
-//! Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
+//! Kernels and NVIDIA's runtime library are not aimed at: the latter works by private tables, of which
+//! `cuGetExportTable` finds none. Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
 //! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of
 //! the CUDA version that the library reports.
 

@@ -165,7 +165,7 @@ impl PlainFile {
     }
 }
 
-/// Maps memory that another process has named, and returns it with the address of its first byte.
+/// Maps memory that a process has named, and returns it with the address of its first byte.
 pub(super) fn open(name: &PlainName, granularity: u64) -> Answer<(Mapped, u64)> {
     let [process, descriptor, offset, size, number, place] = name.0;
     let path = format!("/proc/{process}/fd/{descriptor}");
@@ -181,8 +181,39 @@ pub(super) fn open(name: &PlainName, granularity: u64) -> Answer<(Mapped, u64)> 
         return Err(INVALID_VALUE);
     }
     let lead = offset % granularity;
-    let whole = (lead + size).next_multiple_of(granularity);
+    let whole = lead.checked_add(size);
+    let whole = whole.and_then(|bytes| bytes.checked_next_multiple_of(granularity));
+    let whole = whole.filter(|&bytes| offset.checked_add(bytes).is_some_and(|end| end <= LENGTH));
+    let whole = whole.ok_or(INVALID_VALUE)?;
     let mapped = Mapped::new(&file, offset - lead, whole, granularity)?;
     let address = mapped.address() + lead;
     Ok((mapped, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PlainFile, PlainName, open};
+
+    const GRANULE: u64 = 2 << 20;
+
+    #[test]
+    fn a_name_opens_its_memory_until_it_ends() {
+        let mut file = PlainFile::new(GRANULE);
+        let mapped = file.allocate(GRANULE).expect("memory");
+        assert_eq!(mapped.address() % GRANULE, 0);
+        let name = file
+            .name(&mapped, mapped.address() + 512, 100)
+            .expect("a name");
+        let (seen, address) = open(&name, GRANULE).expect("opened");
+        assert_eq!(address, seen.address() + 512);
+        for (word, wrong) in [(0, u64::MAX), (2, u64::MAX), (3, u64::MAX), (3, 0), (4, 7)] {
+            let mut forged = name;
+            forged.0[word] = wrong;
+            assert!(open(&forged, GRANULE).is_err(), "word {word}");
+        }
+        file.end_name(&name);
+        assert!(open(&name, GRANULE).is_err());
+        assert!(open(&PlainName([0; 6]), GRANULE).is_err());
+        file.free(mapped);
+    }
 }

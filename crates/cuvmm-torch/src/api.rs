@@ -1,7 +1,7 @@
 //! The functions of C beyond those that allocate: settings, figures, limits, pools of graphs.
 //!
 //! Functions that return an `int` return 0, or a negative number and keep the error for
-//! [`cuvmm_last_error`]. Functions that write a text terminate it by a zero byte, write it only if it
+//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that write a text terminate it by a zero byte, write it only if it
 //! fits in `length` bytes, and return the bytes needed, the zero byte included.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
@@ -285,8 +285,9 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 /// goes back to the driver, and their addresses stay. Waits for all work of the device. With `keep`
 /// other than 0 the contents are copied to host memory, else they are lost.
 ///
-/// A tag that is asleep or unknown is an error, and nothing has changed then. After another error the
-/// tags before that one in the list sleep.
+/// After an error nothing has changed, whichever tag it was: a tag that is asleep or unknown, work that
+/// does not end, too little host memory, a refusal of the driver. If the driver then also refuses to
+/// map memory again, that tag sleeps.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte. No work that is queued later uses the memory before it is
@@ -303,8 +304,8 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
 /// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
 /// their addresses again, with the contents if these were kept.
 ///
-/// A tag that is awake or unknown is an error, and nothing has changed then. After another error the
-/// tags before that one in the list are awake.
+/// After an error nothing has changed, whichever tag it was: a tag that is awake or unknown, too little
+/// memory (-3), a refusal of the driver.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte.

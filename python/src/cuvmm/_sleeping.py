@@ -63,8 +63,9 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
     >>> cuvmm.wake("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if a tag is unknown or asleep, and nothing has changed; or if there is too
-    little host memory, and `asleep` tells which tags sleep.
+    Raises `cuvmm.Error` if a tag is unknown or asleep, work does not end, there is too little host
+    memory, or the driver refuses. All tags are then as before, with their contents. (If the driver
+    refuses to map memory again too, that tag sleeps: see `asleep`.)
     """
     names = _names(tags)
     library = _library.get()
@@ -77,8 +78,10 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
     tags: one tag, several, or None for all that are asleep.
 
-    Raises `cuvmm.Error` if a tag is unknown or awake, and nothing has changed; or if the memory is
-    not to be had, and `asleep` tells which tags sleep still.
+    Waits for memory for at most 60 s for each tag.
+
+    Raises `cuvmm.OutOfMemoryError` if the memory is not to be had, and `cuvmm.Error` if a tag is
+    unknown or awake, or the driver refuses. All tags sleep then as before.
     """
     names = _names(tags)
     library = _library.get()

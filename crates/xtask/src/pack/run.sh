@@ -125,6 +125,7 @@ python() {
     step python-train "${PYTHON:-python3}" "$example/train.py" --limit 8GiB
     step python-sleep "${PYTHON:-python3}" "$example/sleep.py"
     step python-sleep-installed "${PYTHON:-python3}" "$example/sleep.py" --install
+    step python-publish "${PYTHON:-python3}" "$example/publish.py"
     step python-two-models "${PYTHON:-python3}" "$example/two_models.py"
 }
 

@@ -7,13 +7,14 @@
 //! complete.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use cuvmm::sleep::PreparedSleep;
-use cuvmm::{Block, Contents, HostStore, MemoryError, SleepError, Tenant};
+use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
 
+use crate::blocks::{Blocks, block_for};
 use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
@@ -53,8 +54,8 @@ struct Tag {
 
 struct State {
     tags: Vec<Tag>,
-    /// By the address: the block, and the index of its tag.
-    blocks: Option<HashMap<usize, (Block, usize)>>,
+    /// The blocks with the indices of their tags.
+    blocks: Option<Blocks>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -107,23 +108,29 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     let name = name.unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant, still) = tag(device, &name)?;
     let _still = still.read().unwrap_or_else(PoisonError::into_inner);
-    if lock().tags[index].is_asleep {
+    let mut state = lock();
+    if state.tags[index].is_asleep {
         return Err(Error::Asleep(name));
     }
-    let block = match tenant.allocate(size) {
+    if let Some(address) = state.blocks.get_or_insert_default().share(index, size) {
+        drop(state);
+        heaps::of(device)?.figures().made(size);
+        return Ok(address);
+    }
+    drop(state);
+    let bytes = block_for(size);
+    let block = match tenant.allocate(bytes) {
         // Publications that have ended may have left more of the limit.
         Err(error) if error.is_out_of_memory() => {
             limits::settle(heaps::of(device)?)?;
-            tenant.allocate(size)?
+            tenant.allocate(bytes)?
         }
         outcome => outcome?,
     };
     heaps::of(device)?.figures().made(size);
-    let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
-    blocks.insert(address, (block, index));
-    Ok(address)
+    Ok(blocks.add(index, size, block))
 }
 
 /// Returns the index of a tag, its tenant and what keeps it from moving. The tag is made if there is
@@ -156,27 +163,29 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
     Ok((state.tags.len() - 1, tenant, still))
 }
 
-/// Frees the block at an address, awake or asleep.
+/// Frees the allocation at an address, awake or asleep.
 pub(crate) fn free(address: usize) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
     }
     let mut state = lock();
-    let block = state.blocks.get_or_insert_default().remove(&address);
-    let (block, index) = block.ok_or(Error::NotAllocated)?;
-    let of = state.tags[index].of;
+    let removed = state.blocks.get_or_insert_default().remove(address);
+    let removed = removed.ok_or(Error::NotAllocated)?;
+    let of = state.tags[removed.tag].of;
     drop(state);
-    of.figures().ended(block.size());
+    // Without the lock.
+    drop(removed.block);
+    of.figures().ended(removed.size);
     Ok(())
 }
 
-/// Returns all blocks of a device, by address.
+/// Returns all allocations under tags of a device, by address.
 pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     let state = lock();
-    let blocks = state.blocks.iter().flatten();
-    let ours = blocks.filter(|(_, (_, index))| std::ptr::eq(state.tags[*index].of, of));
+    let all = state.blocks.iter().flat_map(Blocks::allocations);
+    let ours = all.filter(|&(.., tag)| std::ptr::eq(state.tags[tag].of, of));
     let mut entries: Vec<Entry> = ours
-        .map(|(&address, (block, _))| Entry::block(address, block.size()))
+        .map(|(address, size, _)| Entry::block(address, size))
         .collect();
     entries.sort_unstable_by_key(|entry| entry.address);
     entries
@@ -372,9 +381,8 @@ impl<'a> Moving<'a> {
 /// Returns host memory for the contents of a tag, in pinned memory if that can be had.
 fn store(index: usize) -> Result<HostStore, Error> {
     let mut state = lock();
-    let blocks = state.blocks.get_or_insert_default().values();
-    let sizes = blocks.filter(|(_, tag)| *tag == index);
-    let bytes = sizes.map(|(block, _)| block.size().next_multiple_of(PART));
+    let sizes = state.blocks.get_or_insert_default().sizes(index);
+    let bytes = sizes.map(|size| size.next_multiple_of(PART));
     let bytes = bytes.sum::<u64>().max(PART);
     let tag = &mut state.tags[index];
     if let Some(store) = tag.store.take_if(|store| store.free() >= bytes) {

@@ -276,6 +276,64 @@ over_the_stand_in! {
         cuda.expect(large, 2, 40 * MIB);
     }
 
+    small_allocations_share_blocks [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        let small = |bytes: isize| {
+            let name = CString::new("a").unwrap();
+            // SAFETY: the text is terminated.
+            unsafe { (tags.enter)(name.as_ptr()) };
+            let address = tags.torch.malloc(bytes, stream);
+            // SAFETY: it takes no arguments.
+            unsafe { (tags.leave)() };
+            assert_eq!(address % 512, 0);
+            address
+        };
+        // The first ones fill a block: 3 * 512, 1 MiB and 1 MiB - 3 * 512.
+        let sizes = [1, 513, 1 << 20, (1 << 20) - 3 * 512];
+        let mut parts: Vec<usize> = sizes.iter().map(|&size| small(size)).collect();
+        assert_eq!(cuda.physicals_and_mappings().1, 1);
+        let offsets: Vec<usize> = parts.iter().map(|part| part - parts[0]).collect();
+        assert_eq!(offsets, [0, 512, 1536, 1536 + MIB]);
+        parts.push(small(512));
+        assert_eq!(cuda.physicals_and_mappings().1, 2);
+        // A larger one has a block of its own.
+        let large = small((1 << 20) + 1);
+        assert_eq!(cuda.physicals_and_mappings().1, 3);
+        for (byte, (&part, size)) in (1..).zip(parts.iter().zip([1, 513, MIB, MIB - 1536, 512])) {
+            cuda.fill(part, byte, size, stream);
+        }
+        cuda.synchronize(stream);
+        let snapshot = tags.torch.text("cuvmm_snapshot");
+        let snapshot: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+        let live = snapshot["allocations"].as_array().unwrap();
+        let requested: Vec<u64> = live.iter().map(|it| it["requested"].as_u64().unwrap()).collect();
+        let mut sorted = requested.clone();
+        sorted.sort_unstable();
+        let mut expected = vec![1, 513, 1 << 20, (1 << 20) - 1536, 512, (1 << 20) + 1];
+        expected.sort_unstable();
+        assert_eq!(sorted, expected);
+        tags.sleep(r#"["a"]"#, true).unwrap();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        tags.torch.free(parts[1], stream);
+        tags.wake(r#"["a"]"#).unwrap();
+        cuda.expect(parts[2], 3, MIB);
+        cuda.expect(parts[4], 5, 512);
+        // A place that was freed is not used again while its block has others.
+        let next = small(512);
+        assert_eq!(next, parts[4] + 512);
+        for address in [parts[0], parts[2], parts[4], next, large] {
+            tags.torch.free(address, stream);
+        }
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings().1, 1, "of the block with a part that lives");
+        cuda.expect(parts[3], 4, MIB - 1536);
+        tags.torch.free(parts[3], stream);
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        assert_eq!(tags.torch.number("cuvmm_memory_stats", "requested_bytes.all.current"), 0);
+    }
+
     without_a_tag [] says [] {
         let (tags, _cuda) = (Tags::load(), Cuda::load());
         // SAFETY: it has no requirements; null is allowed to be freed.

@@ -397,6 +397,24 @@ class Attach(unittest.TestCase):
             """
         )
 
+    def test_peers_read_it(self):
+        for peers, outcome in (("[]", "refused"), ("[0, 1]", "read")):
+            said = case(
+                f"""
+                import cuvmm.torch
+                cuvmm.configure(peers={peers})
+                cuvmm.publish({{"it": made((4,), torch.float32)}}, "model")
+                it = cuvmm.attach("model")["it"]
+                try:
+                    cuvmm.torch.check_access(it, "cuda:1")
+                    print("read")
+                except cuvmm.Error as error:
+                    assert "peers=[0, 1]" in str(error), error
+                    print("refused")
+                """
+            )
+            self.assertEqual(said.strip(), outcome)
+
     def test_types_without_a_name(self):
         case(
             """

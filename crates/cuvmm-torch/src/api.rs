@@ -15,7 +15,7 @@ use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
-use crate::{heaps, limits, live, stats, tags};
+use crate::{fork, heaps, limits, live, stats, tags};
 
 /// Sets how the heaps are made, before the first allocation on any device. The README names the keys
 /// of the JSON object. An unknown one is an error.
@@ -111,6 +111,22 @@ pub unsafe extern "C" fn cuvmm_base_alloc(address: *mut c_void, size: *mut usize
             unsafe { size.write(bytes) };
         }
         first
+    })
+}
+
+/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing. A
+/// negative number where nothing is mapped, or what `cudaMalloc` allocated.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
+    guard(-2, || {
+        if fork::is_child() {
+            edge::keep(&Error::Forked);
+            return -1;
+        }
+        heaps::access(address.addr() as u64, device).unwrap_or_else(|error| {
+            edge::keep(&error);
+            -1
+        })
     })
 }
 

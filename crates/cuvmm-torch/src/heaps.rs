@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use cuvmm::driver::cuda::CudaDriver;
-use cuvmm::driver::{CUresult, HandleTypes, StreamHandle};
+use cuvmm::driver::{
+    CUresult, DeviceAddress, Driver as _, HandleTypes, Location, Ordinal, StreamHandle,
+};
 use cuvmm::heap::HeapBuilder;
 use cuvmm::pool::Growth;
 use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
@@ -144,6 +146,17 @@ pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
+}
+
+/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing.
+///
+/// # Errors
+/// Memory that was not mapped by this process, such as that of `cudaMalloc`.
+pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
+    let (_, of) = all().next().ok_or(Error::NotAllocated)?;
+    let location = Location::device(Ordinal(device));
+    let found = of.driver.get_access(DeviceAddress(address), location);
+    Ok(found.map_err(CallError::from)?.0)
 }
 
 /// Counts an allocation that failed.

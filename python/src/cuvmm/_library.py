@@ -38,6 +38,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_reset_peak_stats": (None, [_int]),
     "cuvmm_reset_accumulated_stats": (None, [_int]),
     "cuvmm_mem_get_info": (_int, [_int, _result, _result]),
+    "cuvmm_access": (_int, [_pointer, _int]),
     "cuvmm_tag_enter": (_int, [_text]),
     "cuvmm_tag_leave": (None, []),
     "cuvmm_synchronize": (_int, [_int, _pointer]),

@@ -286,7 +286,9 @@ def main() -> None:
     print(table(results))
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"gib": options.gib, "tensor_mib": options.tensor_mib, "results": results}, file)
+            json.dump(
+                {"gib": options.gib, "tensor_mib": options.tensor_mib, "results": results}, file
+            )
     sys.exit(any(result["error"] for result in results))
 
 

@@ -56,7 +56,9 @@ def serve(number: int, layers: int, answers) -> None:
     with torch.device("meta"):
         model = Model(layers)
     model.load_state_dict(weights, assign=True)
-    print(f"reader {number}: {weights}, {took:.1f} ms, {taken / 2**20:.0f} MiB less free", flush=True)
+    print(
+        f"reader {number}: {weights}, {took:.1f} ms, {taken / 2**20:.0f} MiB less free", flush=True
+    )
     answers.put((weights.version, answer_of(model)))
     newer = weights.newer(timeout=60)
     model.load_state_dict(newer, assign=True)

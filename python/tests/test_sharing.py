@@ -190,6 +190,8 @@ class Publish(unittest.TestCase):
             del (more := [cuvmm.empty(40 * MIB)])[:]
             published = cuvmm.publish({"a": source}, "model")
             assert cuvmm.stats().limit == 44 * MIB, cuvmm.stats().limit
+            assert cuvmm.stats().published == 20 * MIB
+            assert "published  20.0 MiB" in str(cuvmm.stats()), str(cuvmm.stats())
             refused(cuvmm.OutOfMemoryError, lambda: cuvmm.empty(30 * MIB), "44 MiB")
             # A second version needs room beside the first.
             again = lambda: cuvmm.publish({"a": source}, "model")
@@ -202,6 +204,7 @@ class Publish(unittest.TestCase):
             assert cuvmm.attach("model").version == 2
             published.withdraw()
             assert cuvmm.stats().limit == 64 * MIB
+            assert cuvmm.stats().published == 0 and "published" not in str(cuvmm.stats())
             cuvmm.empty(30 * MIB)
             refused(cuvmm.NotPublishedError, published.withdraw, "no such name")
             """
@@ -230,6 +233,39 @@ class Publish(unittest.TestCase):
             refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"))
             del source
             assert cuvmm.publish({"a": cuvmm.empty(30 << 20)}, "model").version == 1
+            """
+        )
+
+    def test_a_graph_is_captured(self):
+        case(
+            """
+            from cuvmm import _library
+
+            class Id(ctypes.Structure):
+                _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
+            loaded = ctypes.CDLL(cuvmm.library_path())
+            loaded.cuvmm_begin_allocate_to_pool.argtypes = [ctypes.c_int, Id, ctypes.c_void_p]
+            loaded.cuvmm_end_allocate_to_pool.argtypes = [ctypes.c_int, Id]
+            tensor = made((4,), torch.float32)
+            published = cuvmm.publish({"it": tensor}, "model")
+            loaded.cuvmm_begin_allocate_to_pool(0, Id(1, 0), None)
+            refused(cuvmm.Error, lambda: cuvmm.publish({"it": tensor}, "model"), "captured")
+            loaded.cuvmm_end_allocate_to_pool(0, Id(1, 0))
+            assert cuvmm.publish({"it": tensor}, "model").version == 2
+            """
+        )
+
+    def test_a_ledger_has_what_the_heap_gave_back(self):
+        case(
+            """
+            folder = os.environ["XDG_RUNTIME_DIR"] + "/ledger"
+            os.mkdir(folder)
+            cuvmm.configure(ledger=folder, ledger_limit="64MiB")
+            for _ in range(3):
+                del (it := [cuvmm.empty(50 << 20)])[:]
+                published = cuvmm.publish({"a": torch.empty((50 << 20,), torch.uint8)}, "m", device=0)
+                published.withdraw()
             """
         )
 
@@ -371,6 +407,15 @@ class Attach(unittest.TestCase):
             elsewhere = f"cuvmm.publish({{'it': cuvmm.empty(4)}}, 'model', sys.argv[1])"
             said = other("try:\\n  " + elsewhere + "\\nexcept cuvmm.Error as error: print(error)", path)
             assert "another process listens at " + path in said, said
+            # A relative one is that of the folder at the time.
+            os.chdir(folder)
+            relative = cuvmm.publish({"it": tensor}, "relative", "here.sock")
+            os.chdir("/")
+            assert relative.path == folder + "/here.sock"
+            assert cuvmm.attach("relative", relative.path).version == 1
+            relative.withdraw()
+            refused(ValueError, lambda: cuvmm.publish({"it": tensor}, "a", users=[5]), "name a path")
+            refused(ValueError, lambda: cuvmm.attach("a", users=[5]), "name it")
             # Several publish one name.
             mine = cuvmm.publish({"it": tensor}, "model")
             code = elsewhere.replace("sys.argv[1]", "None") + '''

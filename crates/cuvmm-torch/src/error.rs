@@ -84,6 +84,8 @@ pub(crate) enum Error {
         published: u64,
         granule: u64,
     },
+    #[error("a graph is captured: publish before or after")]
+    Capturing,
     #[error("part {index} of the publication: {problem}")]
     Part { index: usize, problem: &'static str },
     #[error("{name:?} is not published: {instead}")]

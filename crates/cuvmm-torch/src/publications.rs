@@ -21,7 +21,7 @@ use serde::Deserialize;
 use crate::edge::complain;
 use crate::error::Error;
 use crate::heaps::{self, DeviceHeap};
-use crate::{exit, folder, fork, limits};
+use crate::{exit, folder, fork, graphs, limits};
 
 /// How long a publication waits for other processes of a ledger to give memory back.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
@@ -81,6 +81,9 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
         return Err(Error::Forked);
     }
     let request: Request = serde_json::from_str(json)?;
+    if !graphs::may_wait() {
+        return Err(Error::Capturing);
+    }
     Publisher::check_name(&request.name)?;
     request.check()?;
     let of = heaps::of(request.device)?;
@@ -207,8 +210,10 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
 fn end(publishers: &BTreeMap<PathBuf, Open>) {
     let listed = publishers.values().flat_map(|open| open.publisher.list());
     let listed: u64 = listed.map(|one| one.held).sum();
-    for (_, of) in heaps::all() {
-        let _ = of.device.synchronize();
+    if graphs::may_wait() {
+        for (_, of) in heaps::all() {
+            let _ = of.device.synchronize();
+        }
     }
     for _ in 0..LOOKS {
         let mut held = 0;

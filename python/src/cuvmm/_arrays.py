@@ -203,7 +203,7 @@ def empty(
 
 @dataclasses.dataclass(frozen=True)
 class ForeignArray:
-    """Where another library's tensor lies. The tensor lives as long as this does."""
+    """Where another library's tensor lies: see `from_dlpack`. It keeps the tensor alive."""
 
     address: int
     #: The bytes from the first element to the end of the last; for a tensor with holes, with them.

@@ -15,7 +15,7 @@ from . import _dlpack, _library
 from ._arrays import DeviceArray, SharedMemory, device_of
 from ._dtypes import dtype_of, name_from_files
 from ._errors import Error, NotPublishedError
-from ._publishing import STRIDES
+from ._publishing import STRIDES, absolute
 from ._sizes import text_of
 
 if TYPE_CHECKING:
@@ -184,8 +184,10 @@ def attach(
     do, the publisher is of another user, or the memory is on another device. Nothing is attached then.
     """
     ordinal = _current_device() if device is None else device_of(device)
-    where = None if path is None else os.fspath(path)
+    where = None if path is None else absolute(path)
     others = [int(user) for user in users]
+    if others and where is None:
+        raise ValueError("publications of other users are attached by their path: name it")
     until = time.monotonic() + timeout
     while True:
         try:

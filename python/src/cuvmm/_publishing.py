@@ -16,6 +16,11 @@ from ._sources import device_of_all, lay_out, sources_of
 STRIDES = "cuvmm.strides"
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns the path of a socket, which stays right when the process changes its folder."""
+    return os.path.abspath(os.fspath(path))
+
+
 class Publication:
     """A name that this process publishes, with the version that `publish` has made.
 
@@ -73,7 +78,8 @@ def publish(
 
     The tensors are copied, because memory that PyTorch allocated cannot be given to other processes.
     They are free to be changed or deleted afterwards; a process can attach its own publication. The
-    copy counts against the limit of `cuvmm.configure`, and in its ledger. A publication stays on the
+    copy counts against the limit of `cuvmm.configure`, and in its ledger. Of tensors whose bytes
+    overlap, the bytes between their elements are copied too. A publication stays on the
     device for as long as it is published or a process has it attached.
 
     Waits for all work of the device, and must not be called while a graph is captured.
@@ -94,7 +100,10 @@ def publish(
     if strides:
         texts[STRIDES] = json.dumps(strides)
     library = _library.get()
-    where = library.required("socket") if path is None else os.fspath(path)
+    others = [int(user) for user in users]
+    if others and path is None:
+        raise ValueError("the usual folder is this user's: name a path that the other users can reach")
+    where = library.required("socket") if path is None else absolute(path)
     manifest = [
         {
             "name": source.name,
@@ -117,7 +126,7 @@ def publish(
     request = {
         "name": name,
         "path": where,
-        "users": [int(user) for user in users],
+        "users": others,
         "device": ordinal,
         "size": nbytes,
         "manifest": {"tensors": manifest, "metadata": texts},

@@ -97,7 +97,9 @@ def sources_of(tensors: Mapping[str, Any]) -> list[Source]:
 
 def _of_torch(torch: Any, name: str, tensor: Any) -> Source:
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise ValueError(f"{name!r} is sparse or quantized: publish the tensors that it consists of")
+        raise ValueError(
+            f"{name!r} is sparse or quantized: publish the tensors that it consists of"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name!r} is on device {tensor.device}: it has no bytes to publish")
     # Without lazy conjugation and negation the bytes are the values.

@@ -100,7 +100,9 @@ class Tensor:
 
     def fill(self, content):
         """Writes the bytes of a dense tensor."""
-        assert self.strides == dense(self.shape) and len(content) == self.numel() * self.dtype.itemsize
+        assert (
+            self.strides == dense(self.shape) and len(content) == self.numel() * self.dtype.itemsize
+        )
         ctypes.memmove(self.address, content, len(content))
         return self
 

@@ -192,8 +192,8 @@ class Sharing(GpuTest):
         torch.testing.assert_close(product, tensor @ tensor[:256].t())
 
     def test_limits_count_what_is_published(self):
-        before = cuvmm.stats().limit
         tensor = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        before = cuvmm.stats().limit
         published = self.publish({"it": tensor})
         self.assertEqual(before - cuvmm.stats().limit, 64 * MIB)
         # The copy would need as much again, which the limit does not leave.

@@ -460,6 +460,35 @@ class Attach(unittest.TestCase):
             )
             self.assertEqual(said.strip(), outcome)
 
+    def test_a_publisher_that_says_what_is_wrong(self):
+        case(
+            """
+            import json
+            from cuvmm import _library
+            library, array = _library.get(), cuvmm.empty(4096)
+
+            def publish(shape, size, metadata):
+                it = {"name": "it", "dtype": "F32", "shape": shape, "offset": 0, "size": size}
+                library.number("publish", json.dumps({"name": "model", "path": None, "device": 0,
+                    "size": 4096, "manifest": {"tensors": [it], "metadata": metadata},
+                    "parts": []}).encode())
+
+            take = lambda: cuvmm.attach("model").array("it")
+            publish([4, 4], 64, {})
+            assert take().strides == (4, 1)
+            publish([4, 4], 60, {})
+            refused(cuvmm.Error, take, "60 bytes, and takes 64")
+            for strides, text in [('{"it": [9, 1]}', "and takes 124"), ('{"it": [1]}', "2 dimensions"),
+                    ('{"it": [-4, 1]}', "negative"), ('{"it": ["a", 1]}', "not understood"),
+                    ("[1]", "not understood"), ("{", "not understood")]:
+                publish([4, 4], 64, {"cuvmm.strides": strides})
+                refused(cuvmm.Error, take, text)
+            publish([4, 4], 64, {"cuvmm.strides": '{"other": [1], "it": [1, 4]}'})
+            assert take().strides == (1, 4)
+            refused(cuvmm.Error, lambda: publish([4, 4], 8192 << 20, {}), "it")
+            """
+        )
+
     def test_types_without_a_name(self):
         case(
             """

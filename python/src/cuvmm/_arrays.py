@@ -123,6 +123,14 @@ class DeviceArray:
         """The size of all elements, in bytes."""
         return math.prod(self.shape) * self._dtype.itemsize
 
+    @property
+    def span(self) -> int:
+        """The bytes from the first element to the end of the last; with holes, more than `nbytes`."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.strides, strict=True)
+        return (1 + sum((size - 1) * step for size, step in steps)) * self._dtype.itemsize
+
     def record_stream(self, stream: int) -> None:
         """Records that work of a stream uses the memory, so that it is freed behind that work.
 

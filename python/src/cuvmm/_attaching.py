@@ -67,7 +67,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
         self.metadata: dict[str, str] = manifest["metadata"]
         self._address: int = described["address"]
         self._tensors = {tensor["name"]: tensor for tensor in manifest["tensors"]}
-        self._strides = json.loads(self.metadata.pop(STRIDES, "{}"))
+        self._strides = _strides_in(self.metadata.pop(STRIDES, "{}"))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -111,14 +111,24 @@ class Attached(Mapping[str, "torch.Tensor"]):
         except ValueError:
             raise Error(f"{name!r} has elements of type {kind}: DLPack has no such here") from None
         there, strides = self._at(tensor), self._strides_of(tensor)
-        return DeviceArray(there, tuple(tensor["shape"]), dtype, strides)
+        array = DeviceArray(there, tuple(tensor["shape"]), dtype, strides)
+        # PyTorch checks this itself for its own tensors.
+        if array.span > tensor["size"]:
+            raise Error(f"{name!r} is said to have {tensor['size']} bytes, and takes {array.span}")
+        return array
 
     def _at(self, tensor: dict[str, Any]) -> SharedMemory:
         return SharedMemory(self._address + tensor["offset"], self.device, self._memory)
 
     def _strides_of(self, tensor: dict[str, Any]) -> tuple[int, ...]:
-        strides = self._strides.get(tensor["name"])
-        return _dlpack.dense(tuple(tensor["shape"])) if strides is None else tuple(strides)
+        shape, strides = tuple(tensor["shape"]), self._strides.get(tensor["name"])
+        if strides is None:
+            return _dlpack.dense(shape)
+        if len(strides) != len(shape):
+            raise Error(
+                f"{tensor['name']!r} has {len(shape)} dimensions and {len(strides)} strides"
+            )
+        return strides
 
     def newer(self, timeout: float = 0) -> Attached | None:
         """Attaches the newest version, if it is another one. Returns None if there is none.
@@ -153,6 +163,17 @@ class Attached(Mapping[str, "torch.Tensor"]):
             f"<cuvmm.Attached {self.name!r} version {self.version}: {len(self)} tensors,"
             f" {text_of(self.nbytes)} on device {self.device}>"
         )
+
+
+def _strides_in(text: str) -> dict[str, tuple[int, ...]]:
+    """Reads what a publisher, which may be any program, says about strides."""
+    try:
+        found = {name: tuple(map(int, strides)) for name, strides in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Error(f"the publisher's strides are not understood: {error}") from error
+    if any(step < 0 for strides in found.values() for step in strides):
+        raise Error("the publisher's strides are negative")
+    return found
 
 
 def attach(

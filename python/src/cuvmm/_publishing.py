@@ -102,7 +102,9 @@ def publish(
     library = _library.get()
     others = [int(user) for user in users]
     if others and path is None:
-        raise ValueError("the usual folder is this user's: name a path that the other users can reach")
+        raise ValueError(
+            "the usual folder is this user's: name a path that the other users can reach"
+        )
     where = library.required("socket") if path is None else absolute(path)
     manifest = [
         {

@@ -22,9 +22,7 @@ def tag(name: str) -> Iterator[None]:
     if not name or "\0" in name:
         raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
     if name in asleep():
-        raise Error(
-            f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first"
-        )
+        raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
     library = _library.get()
     library.check(library.tag_enter(name.encode()))
     try:

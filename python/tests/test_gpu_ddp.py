@@ -1,10 +1,12 @@
 """Two GPUs: copies between them, and data-parallel training over NCCL."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 
-from modes import MIB, MODE, GpuTest, memory, torch
+from modes import MIB, MODE, GpuTest, memory, only_installed, torch
 
 two = unittest.skipUnless(torch.cuda.device_count() >= 2, "needs two GPUs")
 
@@ -64,6 +66,31 @@ class TwoGpus(GpuTest):
         torch.cuda.synchronize(0)
         torch.cuda.synchronize(1)
         self.assertTrue(torch.equal(here[:1_000_000].cpu(), torch.arange(1_000_000.0) * 32))
+
+    @only_installed
+    def test_access_is_there_with_peers_and_is_missed_without(self):
+        import cuvmm.torch
+
+        here = torch.ones(1000, device="cuda:0")
+        cuvmm.torch.check_access(here, "cuda:1")
+        code = """
+import cuvmm.torch
+cuvmm.torch.install()
+import torch
+here = torch.ones(1000, device="cuda:0")
+try:
+    here.to("cuda:1")
+    torch.cuda.synchronize("cuda:1")
+    print("copied")
+except RuntimeError as error:
+    print("failed")
+try:
+    cuvmm.torch.check_access(here, "cuda:1")
+except cuvmm.Error as error:
+    print("peers=[0, 1]" in str(error))
+"""
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(ended.stdout.split(), ["failed", "True"], ended.stderr)
 
     def test_data_parallel_training(self):
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

@@ -2,7 +2,7 @@
 
 import unittest
 
-from modes import MIB, GpuTest, only_cuvmm, torch
+from modes import MIB, GpuTest, only_cuvmm, only_installed, torch
 
 
 def free_on_the_device() -> int:
@@ -87,6 +87,39 @@ class Sleep(GpuTest):
         graph.replay()
         torch.cuda.synchronize()
         self.assertEqual((float(result.min()), float(result.max())), (14.0, 14.0))
+
+    @only_installed
+    def test_small_tensors_share_memory(self):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        with self.cuvmm.torch.pool("small"):
+            tensors = [torch.full((1000,), float(it), device="cuda") for it in range(200)]
+        # 200 tensors of 4000 bytes, and not 200 granules.
+        self.assertLessEqual(torch.cuda.memory_reserved() - before, 4 * MIB)
+        self.cuvmm.sleep("small")
+        self.cuvmm.wake("small")
+        for number, tensor in enumerate(tensors):
+            self.assertEqual((float(tensor.min()), float(tensor.max())), (number, number))
+
+    @only_installed
+    def test_too_little_memory_wakes_none_of_several(self):
+        with self.cuvmm.torch.pool("few"):
+            few = torch.full((32 * MIB,), 1, dtype=torch.uint8, device="cuda")
+        with self.cuvmm.torch.pool("many"):
+            many = torch.full((2048 * MIB,), 2, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        self.cuvmm.sleep(["few", "many"])
+        limit = self.cuvmm.stats().limit
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(1024 * MIB / total)
+        try:
+            with self.assertRaises(self.cuvmm.OutOfMemoryError):
+                self.cuvmm.wake(["few", "many"])
+            self.assertEqual(self.cuvmm.asleep(), {"few", "many"})
+        finally:
+            torch.cuda.set_per_process_memory_fraction(limit / total)
+        self.cuvmm.wake()
+        self.assertEqual((int(few.min()), int(many.max())), (1, 2))
 
     def test_unknown(self):
         with self.assertRaisesRegex(self.cuvmm.Error, "never"):

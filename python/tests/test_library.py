@@ -148,7 +148,7 @@ class Exchange(unittest.TestCase):
         run(
             """
             import cuvmm
-            from cuvmm._arrays import _device_of
+            from cuvmm._arrays import device_of
 
             class Torch:
                 def __init__(self, type, index):
@@ -161,11 +161,11 @@ class Exchange(unittest.TestCase):
 
             for device, expected in [(1, 1), ("cuda:1", 1), ("cuda", 0), (CuPy(), 1),
                     (Torch("cuda", 1), 1), (Torch("cuda", None), 0)]:
-                assert _device_of(device) == expected, device
+                assert device_of(device) == expected, device
             for device, kind in [(Torch("cpu", 0), ValueError), ("cpu", ValueError),
                     (1.5, TypeError), (None, TypeError)]:
                 try:
-                    _device_of(device)
+                    device_of(device)
                 except kind as error:
                     assert "cuda:0" in str(error), error
                 else:

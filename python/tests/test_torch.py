@@ -256,8 +256,31 @@ class Pools(unittest.TestCase):
             assert not cuvmm.torch.is_installed() and torch._C.current is None
             cuvmm.torch.install(peers=range(2))
             kept = torch.empty(1 << 20)
+            there = torch.Tensor(kept.address, (4,), torch.float32, torch.device("cuda", 0), kept)
+            cuvmm.torch.check_access(there, "cuda:1")
             assert cuvmm.stats().live == 1 << 20
             kept.free()
+            """
+        )
+
+    def test_access(self):
+        case(
+            """
+            array = cuvmm.empty((4,), "float32")
+            place = torch.device("cuda", 0)
+            tensor = torch.Tensor(array.address, (4,), torch.float32, place, array)
+            check = cuvmm.torch.check_access
+            check(tensor, 0)
+            refused(cuvmm.Error, lambda: check(tensor, torch.device("cuda", 1)),
+                "device 1 has no access to this tensor of device 0", "peers=[0, 1]", "cuda:1")
+            with cuvmm.torch.pool("a"):
+                pooled = torch.empty(4 << 20)
+            tensor = torch.Tensor(pooled.address, (4,), torch.float32, place, pooled)
+            refused(cuvmm.Error, lambda: check(tensor, 1), "cuvmm.torch.pool")
+            # Memory of which the driver says nothing is PyTorch's own.
+            check(torch.Tensor(1 << 40, (4,), torch.float32, place, None), 1)
+            check(torch.empty((0,), dtype=torch.float32, device="cuda:0"), 1)
+            refused(ValueError, lambda: check(torch.empty((1,), torch.float32), 1), "on cpu")
             """
         )
 

@@ -1,7 +1,7 @@
 //! The functions of C beyond those that allocate: settings, figures, limits, pools of graphs.
 //!
 //! Functions that return an `int` return 0, or a negative number and keep the error for
-//! [`cuvmm_last_error`]. Functions that write a text terminate it by a zero byte, write it only if it
+//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that write a text terminate it by a zero byte, write it only if it
 //! fits in `length` bytes, and return the bytes needed, the zero byte included.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
@@ -15,7 +15,7 @@ use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
-use crate::{heaps, limits, live, stats, tags};
+use crate::{fork, heaps, limits, live, stats, tags};
 
 /// Sets how the heaps are made, before the first allocation on any device. The README names the keys
 /// of the JSON object. An unknown one is an error.
@@ -111,6 +111,22 @@ pub unsafe extern "C" fn cuvmm_base_alloc(address: *mut c_void, size: *mut usize
             unsafe { size.write(bytes) };
         }
         first
+    })
+}
+
+/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing. A
+/// negative number where nothing is mapped, or what `cudaMalloc` allocated.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
+    guard(-2, || {
+        if fork::is_child() {
+            edge::keep(&Error::Forked);
+            return -1;
+        }
+        heaps::access(address.addr() as u64, device).unwrap_or_else(|error| {
+            edge::keep(&error);
+            -1
+        })
     })
 }
 
@@ -285,8 +301,9 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 /// goes back to the driver, and their addresses stay. Waits for all work of the device. With `keep`
 /// other than 0 the contents are copied to host memory, else they are lost.
 ///
-/// A tag that is asleep or unknown is an error, and nothing has changed then. After another error the
-/// tags before that one in the list sleep.
+/// After an error nothing has changed, whichever tag it was: a tag that is asleep or unknown, work that
+/// does not end, too little host memory, a refusal of the driver. If the driver then also refuses to
+/// map memory again, that tag sleeps.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte. No work that is queued later uses the memory before it is
@@ -303,8 +320,8 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
 /// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
 /// their addresses again, with the contents if these were kept.
 ///
-/// A tag that is awake or unknown is an error, and nothing has changed then. After another error the
-/// tags before that one in the list are awake.
+/// After an error nothing has changed, whichever tag it was: a tag that is awake or unknown, too little
+/// memory (-3), a refusal of the driver.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte.

@@ -32,13 +32,17 @@ pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 }
 
 /// Runs the body of a C function that returns 0, or a negative number and keeps the error for
-/// [`last`].
+/// [`last`]: -3 if memory was short, -4 if a name is not published, -2 after a panic, and else -1.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Error>) -> i32 {
     guard(-2, || match body() {
         Ok(()) => 0,
         Err(error) => {
             keep(&error);
-            -1
+            match error {
+                error if error.is_out_of_memory() => -3,
+                error if error.is_not_published() => -4,
+                _ => -1,
+            }
         }
     })
 }

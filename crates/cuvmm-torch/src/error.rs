@@ -1,7 +1,10 @@
 //! The reasons why a function of this library fails.
 
 use bytesize::ByteSize;
+use std::path::{Path, PathBuf};
+
 use cuvmm::driver::cuda::OpenError;
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::{BlockError, CallError, DeviceError, LedgerError, MemoryError, PoolError, SleepError};
 
 /// The number of devices that can have a heap.
@@ -69,6 +72,40 @@ pub(crate) enum Error {
     NoSuchPool(u64, u64),
     #[error("a null address was passed where a result is to be written")]
     Null,
+    #[error(
+        "{} cannot be published: the limit is {}, allocations hold {} of it and publications {}, \
+         and {} always stay for allocations",
+        size(*wanted), size(*limit), size(*held), size(*published), size(*granule)
+    )]
+    NoRoom {
+        wanted: u64,
+        limit: u64,
+        held: u64,
+        published: u64,
+        granule: u64,
+    },
+    #[error("a graph is captured: publish before or after")]
+    Capturing,
+    #[error("part {index} of the publication: {problem}")]
+    Part { index: usize, problem: &'static str },
+    #[error("{name:?} is not published: {instead}")]
+    NotPublished { name: String, instead: String },
+    #[error("{name:?} is published by several processes: name the path, one of {paths}")]
+    Ambiguous { name: String, paths: String },
+    #[error("{} is open to other users than these already", path.display())]
+    OtherUsers { path: PathBuf },
+    #[error("{} {problem}", path.display())]
+    Folder { path: PathBuf, problem: String },
+    #[error("{}: {cause}", path.display())]
+    Publisher { path: PathBuf, cause: ShareError },
+    #[error("{name:?} is on device {device}: attach it there")]
+    OtherDevice { name: String, device: i32 },
+    #[error("nothing is attached under the number {0}")]
+    NotAttached(u64),
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -84,15 +121,54 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// Makes an error of sharing that names the path of the socket.
+    pub(crate) fn at(path: &Path, cause: impl Into<ShareError>) -> Self {
+        let cause = cause.into();
+        match cause.to_string().contains(&*path.to_string_lossy()) {
+            true => Self::Share(cause),
+            false => Self::Publisher {
+                path: path.to_owned(),
+                cause,
+            },
+        }
+    }
+
     /// Returns `true` if memory was short.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Block(error) => error.is_out_of_memory(),
             Self::Pool(error) => error.is_out_of_memory(),
             Self::Call(error) => error.is_out_of_memory(),
+            Self::Memory(error) => error.is_out_of_memory(),
+            Self::Share(error) => error.is_out_of_memory(),
+            Self::Sleep { cause, .. } => cause.is_out_of_memory(),
+            Self::NoRoom { .. } => true,
             _ => false,
         }
     }
+
+    /// Returns `true` if a name is not published, or not any more.
+    pub(crate) const fn is_not_published(&self) -> bool {
+        let share = match self {
+            Self::NotPublished { .. } => return true,
+            Self::Share(error) | Self::Publisher { cause: error, .. } => error,
+            Self::Channel(error) => return is_gone(error),
+            _ => return false,
+        };
+        match share {
+            ShareError::NotFound { .. } => true,
+            ShareError::Channel(error) => is_gone(error),
+            _ => false,
+        }
+    }
+}
+
+/// Returns `true` if there is no process at the other end, or none any more.
+const fn is_gone(error: &ChannelError) -> bool {
+    matches!(
+        error,
+        ChannelError::Closed | ChannelError::NotListening { .. }
+    )
 }
 
 /// Shows a number of bytes.

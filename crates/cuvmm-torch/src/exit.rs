@@ -1,4 +1,4 @@
-//! The end of the process: the mappers' threads stop before the driver goes.
+//! The end of the process: the threads of mappers and publishers stop before the driver goes.
 //!
 //! The driver tears itself down in a function that the C library calls at the exit, and a thread that
 //! is then within the driver may crash or hang. Functions registered later are called earlier, so the
@@ -12,28 +12,26 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use cuvmm::Mapper;
-
 use crate::fork;
 
-/// How long the exit waits for the mappers. One may be within a call that the driver does not end.
+/// How long the exit waits for the threads. One may be within a call that the driver does not end.
 const LONGEST: Duration = Duration::from_secs(2);
+
+type End = Box<dyn FnOnce() + Send>;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// The mappers of all devices.
-static MAPPERS: Mutex<Vec<Mapper>> = Mutex::new(Vec::new());
+/// Functions that are called at the exit: they stop threads and wait for them.
+static ENDS: Mutex<Vec<End>> = Mutex::new(Vec::new());
 
-/// Keeps a mapper until the process exits.
-pub(crate) fn keep(mapper: Mapper) {
-    MAPPERS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(mapper);
+/// Calls a function when the process exits, in a thread, if [`watch`] returned `true`.
+pub(crate) fn at_end(end: impl FnOnce() + Send + 'static) {
+    let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    ends.push(Box::new(end));
 }
 
-/// Registers the function that is called at the exit. Returns `false` if that fails: no mapper may
-/// be started then.
+/// Registers the function that is called at the exit. Returns `false` if that fails: no thread that
+/// calls the driver may be started then.
 pub(crate) fn watch() -> bool {
     if REGISTERED.swap(true, Ordering::Relaxed) {
         return true;
@@ -45,24 +43,24 @@ pub(crate) fn watch() -> bool {
 }
 
 extern "C" fn at_exit() {
-    // A forked child has no mapper's thread, and may find the lock held.
+    // A forked child has none of the threads, and may find the lock held.
     if !fork::is_child() {
         crate::edge::guard((), stop);
     }
 }
 
-/// Stops all mappers. Waits for them for a bounded time.
+/// Stops all threads. Waits for them for a bounded time.
 fn stop() {
-    let mappers = std::mem::take(&mut *MAPPERS.lock().unwrap_or_else(PoisonError::into_inner));
-    if mappers.is_empty() {
+    let ends = std::mem::take(&mut *ENDS.lock().unwrap_or_else(PoisonError::into_inner));
+    if ends.is_empty() {
         return;
     }
     let (done, stopped) = mpsc::channel();
     let stop = move || {
-        drop(mappers);
+        ends.into_iter().for_each(|end| end());
         let _ = done.send(());
     };
-    // Without a thread, dropping the closure stops them, and waits as long as it takes.
+    // Without a thread, dropping the closure leaves the others as they are.
     if thread::Builder::new().spawn(stop).is_ok() {
         let _ = stopped.recv_timeout(LONGEST);
     }

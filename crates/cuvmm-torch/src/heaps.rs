@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use cuvmm::driver::cuda::CudaDriver;
-use cuvmm::driver::{CUresult, StreamHandle};
+use cuvmm::driver::{
+    CUresult, DeviceAddress, Driver as _, HandleTypes, Location, Ordinal, StreamHandle,
+};
 use cuvmm::heap::HeapBuilder;
+use cuvmm::pool::Growth;
 use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
 use crate::edge::message;
@@ -24,6 +27,13 @@ use crate::{exit, fork};
 /// The addresses of a graph's heap, for each byte that its pool may hold. They are fewer than those
 /// of a heap by default, since a program may have very many.
 const GRAPH_ADDRESSES: u64 = 8;
+
+/// The tenant of memory that other processes may attach.
+const PUBLISHED: &str = "published";
+
+/// The largest extent of such memory. It is given up as a whole, and each process that attaches it
+/// maps each extent.
+const PUBLISHED_EXTENT: u64 = 64 << 30;
 
 /// The heaps, by the device's number. They are never dropped: when the process exits, the driver may
 /// be gone before the statics of this library would be, and the driver gives all memory back then.
@@ -63,8 +73,14 @@ pub(crate) struct DeviceHeap {
     tenant: Tenant,
     /// The other devices that have access to the heap's memory.
     peers: Vec<Device>,
-    pub(crate) has_ledger: bool,
+    ledger: Option<Ledger>,
     settings: Settings,
+    /// The most bytes that the device's pools may hold together. `None` for the default, with which
+    /// the driver is asked for what is left.
+    pub(crate) limit: Mutex<Option<u64>>,
+    /// The pool of memory that other processes may attach, and its tenant. Memory is made for that or
+    /// not, so it is not the heap's pool. It is made for the first publication.
+    published: OnceLock<(Pool, Tenant)>,
     /// Streams by their handles, which are kept for ever. One that is used for two allocations has one
     /// table of events.
     streams: RwLock<HashMap<u64, &'static Stream>>,
@@ -132,6 +148,17 @@ pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
 }
 
+/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing.
+///
+/// # Errors
+/// Memory that was not mapped by this process, such as that of `cudaMalloc`.
+pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
+    let (_, of) = all().next().ok_or(Error::NotAllocated)?;
+    let location = Location::device(Ordinal(device));
+    let found = of.driver.get_access(DeviceAddress(address), location);
+    Ok(found.map_err(CallError::from)?.0)
+}
+
 /// Counts an allocation that failed.
 pub(crate) fn note_failure(device: i32) {
     if let Some(heap) = known(device) {
@@ -186,7 +213,7 @@ impl DeviceHeap {
         let peers: Vec<Device> = peers.collect::<Result<_, _>>()?;
         let heap = settings.apply(Heap::builder(&tenant), &peers).build()?;
         if let Some(mapper) = mapper {
-            exit::keep(mapper);
+            exit::at_end(move || drop(mapper));
         }
         Ok(Self {
             driver,
@@ -195,7 +222,9 @@ impl DeviceHeap {
             pool,
             tenant,
             peers,
-            has_ledger: ledger.is_some(),
+            ledger,
+            limit: Mutex::new(settings.limit),
+            published: OnceLock::new(),
             settings,
             streams: RwLock::default(),
             figures: Mutex::default(),
@@ -211,6 +240,44 @@ impl DeviceHeap {
             .apply(Heap::builder(&self.tenant), &self.peers);
         let addresses = limit.saturating_mul(GRAPH_ADDRESSES).max(1 << 30);
         Ok(builder.for_graphs(true).addresses(addresses).build()?)
+    }
+
+    /// Returns the tenant of memory that other processes may attach. Its pool is made now if there is
+    /// none.
+    pub(crate) fn publishing(&self) -> Result<&Tenant, Error> {
+        let _common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, tenant)) = self.published.get() {
+            return Ok(tenant);
+        }
+        let mut builder = Pool::builder(&self.device)
+            .shareable(HandleTypes::POSIX_FD)
+            .growth(Growth::Exact)
+            .largest_extent(PUBLISHED_EXTENT);
+        if let Some(ledger) = &self.ledger {
+            builder = builder.ledger(ledger);
+        }
+        if self.settings.limit.is_some() {
+            // The heap's pool leaves what this one holds.
+            builder = builder.limit(Limit::Bytes(self.device.total_memory()));
+        }
+        let pool = builder.build()?;
+        let tenant = pool.tenant(PUBLISHED).register()?;
+        Ok(&self.published.get_or_init(|| (pool, tenant)).1)
+    }
+
+    /// Returns the pool of memory that other processes may attach, if there is one.
+    pub(crate) fn published(&self) -> Option<&Pool> {
+        self.published.get().map(|(pool, _)| pool)
+    }
+
+    /// Returns the ledger that the process has joined for this device.
+    pub(crate) const fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_ref()
+    }
+
+    /// Returns the other devices that have access to the heap's memory.
+    pub(crate) fn peers(&self) -> &[Device] {
+        &self.peers
     }
 
     /// Returns the tenant that PyTorch's allocations are charged to.
@@ -231,8 +298,7 @@ impl DeviceHeap {
 
     /// Returns the bytes that the device's pool has from the driver.
     pub(crate) fn held(&self) -> u64 {
-        let stats = self.pool.stats();
-        stats.committed + stats.free + stats.quarantined
+        held(&self.pool)
     }
 
     /// Gives free memory back to the driver, where its work is complete.
@@ -317,6 +383,12 @@ impl Settings {
         let open = |builder: HeapBuilder<'a>, peer| builder.open_to(peer, Access::ReadWrite);
         peers.iter().fold(builder, open)
     }
+}
+
+/// Returns the bytes that a pool has from the driver.
+pub(crate) fn held(pool: &Pool) -> u64 {
+    let stats = pool.stats();
+    stats.committed + stats.free + stats.quarantined
 }
 
 /// Starts a device's mapper. The heap works without it too.

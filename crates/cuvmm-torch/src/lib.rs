@@ -11,24 +11,31 @@
 //! texts with C, `fork` detects forked children, `exit` stops threads before the driver goes,
 //! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
 //! calls its functions, `heaps` makes heaps and knows their streams, `graphs` has the heaps of
-//! graphs, `live` finds allocations by address, `tags` has memory that can sleep, `limits` and `stats`
-//! have the figures, `api` and this file the functions of C.
+//! graphs, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
+//! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
+//! `attachments` share tensors with other processes, `sharing`, `api` and this file have the functions
+//! of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
 
 mod api;
+mod attachments;
+mod blocks;
 mod cxx;
 mod edge;
 mod error;
 mod exit;
 mod figures;
+mod folder;
 mod fork;
 mod graphs;
 mod heaps;
 mod limits;
 mod live;
+mod publications;
 mod settings;
+mod sharing;
 mod stats;
 mod tags;
 
@@ -41,6 +48,7 @@ use self::error::Error;
 use self::graphs::PoolId;
 
 pub use self::api::*;
+pub use self::sharing::*;
 
 /// The outcome of an allocation. It has nothing to drop, so that an exception can pass.
 #[derive(Clone, Copy)]

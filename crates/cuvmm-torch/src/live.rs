@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fork;
 use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
+use crate::limits;
 
 /// Locks that share the table, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
@@ -112,6 +113,7 @@ fn again(
     graphs::collect();
     // If the driver refuses, the second attempt says more.
     let _ = of.trim();
+    let _ = limits::settle(of);
     let mut outcome = heap.allocate(size, 1, stream);
     let may_wait = || graphs::may_wait() && stream.is_capturing().is_ok_and(|it| !it);
     let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
@@ -123,7 +125,7 @@ fn again(
             outcome = heap.allocate(size, 1, stream);
         }
     }
-    if outcome.is_err() && of.has_ledger && may_wait() {
+    if outcome.is_err() && of.ledger().is_some() && may_wait() {
         // A heap does not wait for other processes, and a block does. What it gets stays with the
         // pool, which can hand it on when the stream's work is complete.
         let block = of.tenant().block(size).home_stream(stream);

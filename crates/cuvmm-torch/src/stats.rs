@@ -22,6 +22,8 @@ struct All<'a> {
     limit: u64,
     /// Allocations that failed since the heap was made.
     failed: u64,
+    /// Memory of publications, in bytes.
+    published: u64,
     heap: HeapStats,
 }
 
@@ -42,6 +44,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         name: known.device.name(),
         limit: known.pool.stats().limit,
         failed: known.failed.load(Ordering::Relaxed),
+        published: known.published().map_or(0, heaps::held),
         heap: known.heap.stats(),
     };
     serde_json::to_vec(&figures).ok()
@@ -178,6 +181,13 @@ pub(crate) fn table(device: i32) -> Option<String> {
         known.failed.load(Ordering::Relaxed),
         figures.ooms
     );
+    if let Some(published) = known.published().map(heaps::held).filter(|&it| it > 0) {
+        let _ = writeln!(
+            text,
+            "published  {}, which lower a limit that was set",
+            size(published)
+        );
+    }
     let _ = write!(text, "{pool}");
     Some(text)
 }

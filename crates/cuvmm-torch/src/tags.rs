@@ -7,15 +7,18 @@
 //! complete.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use cuvmm::{Block, Contents, HostStore, MemoryError, SleepError, Tenant};
+use cuvmm::sleep::PreparedSleep;
+use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
 
+use crate::blocks::{Blocks, block_for};
 use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
+use crate::limits;
 use crate::live::Entry;
 
 /// The tag of allocations on threads that have entered none.
@@ -41,8 +44,9 @@ struct Tag {
     tenant: Tenant,
     of: &'static DeviceHeap,
     is_asleep: bool,
-    /// Held for reading while a block is allocated, and for writing while the tag moves: a block that
-    /// came to it meanwhile would be awake under a tag that is asleep, or asleep and not known to be.
+    /// Held for reading while a block is allocated, and for writing once the tag counts as asleep,
+    /// before it moves: a block that came to it meanwhile would be awake under a tag that is asleep,
+    /// or asleep and not known to be.
     still: Arc<RwLock<()>>,
     /// Host memory for the contents, which is kept for the next time.
     store: Option<HostStore>,
@@ -50,8 +54,8 @@ struct Tag {
 
 struct State {
     tags: Vec<Tag>,
-    /// By the address: the block, and the index of its tag.
-    blocks: Option<HashMap<usize, (Block, usize)>>,
+    /// The blocks with the indices of their tags.
+    blocks: Option<Blocks>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -104,16 +108,29 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     let name = name.unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant, still) = tag(device, &name)?;
     let _still = still.read().unwrap_or_else(PoisonError::into_inner);
-    if lock().tags[index].is_asleep {
+    let mut state = lock();
+    if state.tags[index].is_asleep {
         return Err(Error::Asleep(name));
     }
-    let block = tenant.allocate(size)?;
+    if let Some(address) = state.blocks.get_or_insert_default().share(index, size) {
+        drop(state);
+        heaps::of(device)?.figures().made(size);
+        return Ok(address);
+    }
+    drop(state);
+    let bytes = block_for(size);
+    let block = match tenant.allocate(bytes) {
+        // Publications that have ended may have left more of the limit.
+        Err(error) if error.is_out_of_memory() => {
+            let _ = limits::settle(heaps::of(device)?);
+            tenant.allocate(bytes)?
+        }
+        outcome => outcome?,
+    };
     heaps::of(device)?.figures().made(size);
-    let address = usize::try_from(block.address().0).unwrap_or(usize::MAX);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
-    blocks.insert(address, (block, index));
-    Ok(address)
+    Ok(blocks.add(index, size, block))
 }
 
 /// Returns the index of a tag, its tenant and what keeps it from moving. The tag is made if there is
@@ -146,27 +163,29 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
     Ok((state.tags.len() - 1, tenant, still))
 }
 
-/// Frees the block at an address, awake or asleep.
+/// Frees the allocation at an address, awake or asleep.
 pub(crate) fn free(address: usize) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
     }
     let mut state = lock();
-    let block = state.blocks.get_or_insert_default().remove(&address);
-    let (block, index) = block.ok_or(Error::NotAllocated)?;
-    let of = state.tags[index].of;
+    let removed = state.blocks.get_or_insert_default().remove(address);
+    let removed = removed.ok_or(Error::NotAllocated)?;
+    let of = state.tags[removed.tag].of;
     drop(state);
-    of.figures().ended(block.size());
+    // Without the lock.
+    drop(removed.block);
+    of.figures().ended(removed.size);
     Ok(())
 }
 
-/// Returns all blocks of a device, by address.
+/// Returns all allocations under tags of a device, by address.
 pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     let state = lock();
-    let blocks = state.blocks.iter().flatten();
-    let ours = blocks.filter(|(_, (_, index))| std::ptr::eq(state.tags[*index].of, of));
+    let all = state.blocks.iter().flat_map(Blocks::allocations);
+    let ours = all.filter(|&(.., tag)| std::ptr::eq(state.tags[tag].of, of));
     let mut entries: Vec<Entry> = ours
-        .map(|(&address, (block, _))| Entry::block(address, block.size()))
+        .map(|(address, size, _)| Entry::block(address, size))
         .collect();
     entries.sort_unstable_by_key(|entry| entry.address);
     entries
@@ -221,86 +240,149 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// work of their devices. With `keep` the contents are copied to host memory, else they are lost.
 ///
 /// # Errors
-/// JSON that is none, an unknown tag, one that is asleep: nothing has changed. Work that does not
-/// end, too little host memory, a refusal of the driver: the tags before that one in the list sleep.
+/// JSON that is none, an unknown tag, one that is asleep, work that does not end, too little host
+/// memory, a refusal of the driver. All tags are as before, unless the driver refuses to map the
+/// memory of some again: those sleep.
 pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     let names = names(json)?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
-    for index in chosen(names.as_deref(), false)? {
-        let store = match keep {
-            true => Some(store(index)?),
-            false => None,
-        };
-        let contents = store.as_ref().map_or(Contents::Discard, Contents::Keep);
-        change(index, true, |tenant| {
-            let blocks = tenant.blocks().timeout(LONGEST).release(true);
-            blocks.sleep(contents).map(drop)
-        })?;
+    let chosen = chosen(names.as_deref(), false)?;
+    let moving = Moving::begin(&chosen);
+    let mut prepared = Vec::new();
+    for &index in &chosen {
+        match prepare_sleep(index, keep) {
+            Ok(one) => prepared.push(one),
+            Err(error) => {
+                let failed = prepared.len();
+                let stayed = prepared
+                    .into_iter()
+                    .map(|one: PreparedSleep| one.cancel().is_err());
+                let stayed = stayed.collect::<Vec<bool>>();
+                moving.end(|at| match at {
+                    at if at < failed => stayed[at],
+                    at => at == failed && stays(&error),
+                });
+                return Err(error);
+            }
+        }
     }
+    for one in prepared {
+        one.finish();
+    }
+    moving.end(|_| true);
     Ok(())
 }
 
 /// Wakes tags, given by a JSON list of names, or `null` for all that are asleep.
 ///
 /// # Errors
-/// JSON that is none, an unknown tag, one that is awake: nothing has changed. Too little memory, a
-/// refusal of the driver: the tags before that one in the list are awake.
+/// JSON that is none, an unknown tag, one that is awake, too little memory, a refusal of the driver.
+/// All tags are as before.
 pub(crate) fn wake(json: &str) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     let names = names(json)?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
-    for index in chosen(names.as_deref(), true)? {
-        change(index, false, |tenant| {
-            tenant.blocks().timeout(LONGEST).wake().map(drop)
-        })?;
+    let chosen = chosen(names.as_deref(), true)?;
+    let moving = Moving::begin(&chosen);
+    let prepared = chosen.iter().map(|&index| {
+        let tenant = lock().tags[index].tenant.clone();
+        let prepared = tenant.blocks().timeout(LONGEST).prepare_wake();
+        prepared.map_err(|cause| refused(index, cause))
+    });
+    match prepared.collect::<Result<Vec<_>, _>>() {
+        Ok(prepared) => {
+            for one in prepared {
+                one.finish();
+            }
+            moving.end(|_| false);
+            Ok(())
+        }
+        Err(error) => {
+            moving.end(|_| true);
+            Err(error)
+        }
     }
-    Ok(())
 }
 
-/// Puts a tag to sleep or wakes it, when allocations under it have ended. It counts as asleep from the
-/// start, so no new one begins.
-fn change(
-    index: usize,
-    sleeps: bool,
-    act: impl FnOnce(&Tenant) -> Result<(), SleepError>,
-) -> Result<(), Error> {
-    let mut state = lock();
-    let tag = &mut state.tags[index];
-    tag.is_asleep = true;
-    let (tenant, device, name) = (tag.tenant.clone(), tag.device, tag.name.clone());
-    let still = Arc::clone(&tag.still);
-    drop(state);
-    let _moving = still.write().unwrap_or_else(PoisonError::into_inner);
-    let outcome = act(&tenant);
-    lock().tags[index].is_asleep = is_asleep_after(sleeps, &outcome);
-    outcome.map_err(|cause| Error::Sleep {
-        tag: name,
-        device,
+/// Does all that can fail of putting a tag to sleep.
+fn prepare_sleep(index: usize, keep: bool) -> Result<PreparedSleep, Error> {
+    let store = match keep {
+        true => Some(store(index)?),
+        false => None,
+    };
+    let contents = store.as_ref().map_or(Contents::Discard, Contents::Keep);
+    let tenant = lock().tags[index].tenant.clone();
+    let blocks = tenant.blocks().timeout(LONGEST).release(true);
+    blocks
+        .prepare_sleep(contents)
+        .map_err(|cause| refused(index, cause))
+}
+
+fn refused(index: usize, cause: SleepError) -> Error {
+    let state = lock();
+    let tag = &state.tags[index];
+    Error::Sleep {
+        tag: tag.name.clone(),
+        device: tag.device,
         cause,
-    })
+    }
 }
 
-/// Returns `true` if a tag is asleep after it was put to sleep or woken with this outcome.
-const fn is_asleep_after(sleeps: bool, outcome: &Result<(), SleepError>) -> bool {
-    match outcome {
-        Ok(()) => sleeps,
-        // Some blocks sleep. Waking the tag wakes them, and leaves the others as they are.
-        Err(SleepError::Stayed { .. }) => true,
-        Err(_) => !sleeps,
+/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes them, and leaves
+/// the others as they are.
+const fn stays(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Sleep {
+            cause: SleepError::Stayed { .. },
+            ..
+        }
+    )
+}
+
+/// Tags that are put to sleep or woken. They count as asleep, so no allocation under them begins, and
+/// those that had begun have ended.
+struct Moving<'a> {
+    chosen: &'a [usize],
+}
+
+impl<'a> Moving<'a> {
+    /// Waits until allocations under the tags have ended.
+    fn begin(chosen: &'a [usize]) -> Self {
+        let mut state = lock();
+        let still = chosen.iter().map(|&index| {
+            let tag = &mut state.tags[index];
+            tag.is_asleep = true;
+            Arc::clone(&tag.still)
+        });
+        let still: Vec<_> = still.collect();
+        drop(state);
+        // An allocation that begins from here on finds the tag asleep, so none needs to be held up.
+        for still in &still {
+            drop(still.write().unwrap_or_else(PoisonError::into_inner));
+        }
+        Self { chosen }
+    }
+
+    /// Sets which tags are asleep, by their places in the list.
+    fn end(self, is_asleep: impl Fn(usize) -> bool) {
+        let mut state = lock();
+        for (at, &index) in self.chosen.iter().enumerate() {
+            state.tags[index].is_asleep = is_asleep(at);
+        }
     }
 }
 
 /// Returns host memory for the contents of a tag, in pinned memory if that can be had.
 fn store(index: usize) -> Result<HostStore, Error> {
     let mut state = lock();
-    let blocks = state.blocks.get_or_insert_default().values();
-    let sizes = blocks.filter(|(_, tag)| *tag == index);
-    let bytes = sizes.map(|(block, _)| block.size().next_multiple_of(PART));
+    let sizes = state.blocks.get_or_insert_default().sizes(index);
+    let bytes = sizes.map(|size| size.next_multiple_of(PART));
     let bytes = bytes.sum::<u64>().max(PART);
     let tag = &mut state.tags[index];
     if let Some(store) = tag.store.take_if(|store| store.free() >= bytes) {
@@ -322,19 +404,23 @@ fn store(index: usize) -> Result<HostStore, Error> {
 mod tests {
     use cuvmm::SleepError;
 
-    use super::is_asleep_after;
+    use super::stays;
+    use crate::error::Error;
 
     #[test]
     fn a_tag_of_which_some_blocks_stay_asleep_can_be_woken() {
+        let sleep = |cause| Error::Sleep {
+            tag: "a".to_owned(),
+            device: 0,
+            cause,
+        };
         let stayed = SleepError::Stayed {
             blocks: 1,
             bytes: 2 << 20,
             cause: Box::new(SleepError::Cancelled),
         };
-        assert!(is_asleep_after(true, &Err(stayed)));
-        assert!(!is_asleep_after(true, &Err(SleepError::Cancelled)));
-        assert!(is_asleep_after(false, &Err(SleepError::Cancelled)));
-        assert!(is_asleep_after(true, &Ok(())));
-        assert!(!is_asleep_after(false, &Ok(())));
+        assert!(stays(&sleep(stayed)));
+        assert!(!stays(&sleep(SleepError::Cancelled)));
+        assert!(!stays(&Error::Asleep("a".to_owned())));
     }
 }

@@ -46,6 +46,13 @@ fn size(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap()
 }
 
+/// Returns the access that a device has at an address.
+fn access(torch: &Torch, address: usize, device: c_int) -> c_int {
+    let ask: unsafe extern "C" fn(*const c_void, c_int) -> c_int = torch.function("cuvmm_access");
+    // SAFETY: the address is not used.
+    unsafe { ask(std::ptr::without_provenance(address), device) }
+}
+
 over_the_stand_in! {
     peers [] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
@@ -69,6 +76,18 @@ over_the_stand_in! {
         cuda.fill(there, 8, MIB, stream);
         cuda.synchronize(stream);
         cuda.expect(there, 8, MIB);
+        assert_eq!((access(&torch, there, 0), access(&torch, there, 1)), (3, 3));
+    }
+
+    access_of_other_devices [] says [] {
+        let torch = Torch::load();
+        assert_eq!(access(&torch, 0x1000, 0), -1);
+        assert!(torch.last_error().contains("not allocated here"), "{}", torch.last_error());
+        let cuda = Cuda::load();
+        let address = torch.malloc(size(3 * MIB), cuda.stream());
+        assert_eq!((access(&torch, address, 0), access(&torch, address, 1)), (3, 0));
+        assert_eq!(access(&torch, 0x1000, 0), -1);
+        assert!(torch.last_error().contains("cuMemGetAccess"), "{}", torch.last_error());
     }
 
     a_peer_that_is_not_there [] says ["allocation of 512 B on device 0 failed: "] {

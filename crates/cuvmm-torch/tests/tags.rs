@@ -85,7 +85,7 @@ impl Tags {
     fn outcome(&self, code: c_int) -> Result<(), String> {
         match code {
             0 => Ok(()),
-            -1 => Err(self.torch.last_error()),
+            -1 | -3 => Err(self.torch.last_error()),
             code => panic!("{code}"),
         }
     }
@@ -254,6 +254,86 @@ over_the_stand_in! {
         });
     }
 
+    memory_for_one_tag_wakes_none_of_two [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let fraction: unsafe extern "C" fn(f64, c_int) =
+            tags.torch.function("cuvmm_memory_fraction");
+        let stream = cuda.stream();
+        let (small, large) = (tags.allocate("a", 8), tags.allocate("b", 40));
+        cuda.fill(small, 1, 8 * MIB, stream);
+        cuda.fill(large, 2, 40 * MIB, stream);
+        tags.sleep(r#"["a", "b"]"#, true).unwrap();
+        // SAFETY: it may be called at any time.
+        unsafe { fraction(0.125, 0) };
+        let error = tags.wake(r#"["a", "b"]"#).unwrap_err();
+        assert!(error.contains("the tag \"b\"") && error.contains("32 MiB"), "{error}");
+        assert_eq!(tags.asleep(), r#"["a","b"]"#);
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        // SAFETY: it may be called at any time.
+        unsafe { fraction(0.5, 0) };
+        tags.wake("null").unwrap();
+        cuda.expect(small, 1, 8 * MIB);
+        cuda.expect(large, 2, 40 * MIB);
+    }
+
+    small_allocations_share_blocks [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        let small = |bytes: isize| {
+            let name = CString::new("a").unwrap();
+            // SAFETY: the text is terminated.
+            unsafe { (tags.enter)(name.as_ptr()) };
+            let address = tags.torch.malloc(bytes, stream);
+            // SAFETY: it takes no arguments.
+            unsafe { (tags.leave)() };
+            assert_eq!(address % 512, 0);
+            address
+        };
+        // The first ones fill a block: 3 * 512, 1 MiB and 1 MiB - 3 * 512.
+        let sizes = [1, 513, 1 << 20, (1 << 20) - 3 * 512];
+        let mut parts: Vec<usize> = sizes.iter().map(|&size| small(size)).collect();
+        assert_eq!(cuda.physicals_and_mappings().1, 1);
+        let offsets: Vec<usize> = parts.iter().map(|part| part - parts[0]).collect();
+        assert_eq!(offsets, [0, 512, 1536, 1536 + MIB]);
+        parts.push(small(512));
+        assert_eq!(cuda.physicals_and_mappings().1, 2);
+        // A larger one has a block of its own.
+        let large = small((1 << 20) + 1);
+        assert_eq!(cuda.physicals_and_mappings().1, 3);
+        for (byte, (&part, size)) in (1..).zip(parts.iter().zip([1, 513, MIB, MIB - 1536, 512])) {
+            cuda.fill(part, byte, size, stream);
+        }
+        cuda.synchronize(stream);
+        let snapshot = tags.torch.text("cuvmm_snapshot");
+        let snapshot: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+        let live = snapshot["allocations"].as_array().unwrap();
+        let requested: Vec<u64> = live.iter().map(|it| it["requested"].as_u64().unwrap()).collect();
+        let mut sorted = requested.clone();
+        sorted.sort_unstable();
+        let mut expected = vec![1, 513, 1 << 20, (1 << 20) - 1536, 512, (1 << 20) + 1];
+        expected.sort_unstable();
+        assert_eq!(sorted, expected);
+        tags.sleep(r#"["a"]"#, true).unwrap();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        tags.torch.free(parts[1], stream);
+        tags.wake(r#"["a"]"#).unwrap();
+        cuda.expect(parts[2], 3, MIB);
+        cuda.expect(parts[4], 5, 512);
+        // A place that was freed is not used again while its block has others.
+        let next = small(512);
+        assert_eq!(next, parts[4] + 512);
+        for address in [parts[0], parts[2], parts[4], next, large] {
+            tags.torch.free(address, stream);
+        }
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings().1, 1, "of the block with a part that lives");
+        cuda.expect(parts[3], 4, MIB - 1536);
+        tags.torch.free(parts[3], stream);
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        assert_eq!(tags.torch.number("cuvmm_memory_stats", "requested_bytes.all.current"), 0);
+    }
+
     without_a_tag [] says [] {
         let (tags, _cuda) = (Tags::load(), Cuda::load());
         // SAFETY: it has no requirements; null is allowed to be freed.
@@ -309,6 +389,89 @@ mod nothing_comes_to_a_tag_that_moves {
             tags.free(first);
             tags.torch.reset();
             assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        });
+    }
+}
+
+/// The driver refuses a call of each kind once, at every place where it is made. All tags are then as
+/// before, with their contents.
+mod a_refusal_moves_no_tag {
+    use super::*;
+
+    #[test]
+    fn over_the_stand_in() {
+        let folder = tempfile::tempdir().unwrap();
+        if !common::refusing_in(folder.path()) {
+            return;
+        }
+        let case = "a_refusal_moves_no_tag::in_a_process_of_its_own";
+        let path = folder.path().to_str().unwrap();
+        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
+        assert!(lines.is_empty(), "{lines:#?}");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+    fn in_a_process_of_its_own() {
+        common::case(|| {
+            let (tags, cuda) = (Tags::load(), Cuda::load());
+            let refuse: unsafe extern "C" fn(i64, i64) = cuda.function("refuse_after");
+            let stream = cuda.stream();
+            let blocks: Vec<(usize, u8, usize)> = ["a", "b", "c"]
+                .iter()
+                .zip(1..)
+                .flat_map(|(tag, byte)| [(tag, byte, 6), (tag, byte + 10, 4)])
+                .map(|(tag, byte, mib)| (tags.allocate(tag, mib), byte, mib))
+                .collect();
+            let fill = || {
+                for &(address, byte, mib) in &blocks {
+                    cuda.fill(address, byte, mib * MIB, stream);
+                }
+                cuda.synchronize(stream);
+            };
+            let expect = || {
+                for &(address, byte, mib) in &blocks {
+                    cuda.expect(address, byte, mib * MIB);
+                }
+            };
+            let all = r#"["a", "b", "c"]"#;
+            // SAFETY: it may be called at any time.
+            let refuse = |unmap, map| unsafe { refuse(unmap, map) };
+            fill();
+            let before = cuda.physicals_and_mappings();
+            for keep in [false, true] {
+                let mut refused = 0;
+                loop {
+                    refuse(refused, -1);
+                    let outcome = tags.sleep(all, keep);
+                    refuse(-1, -1);
+                    let Err(error) = outcome else { break };
+                    assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+                    assert_eq!(tags.asleep(), "[]");
+                    assert_eq!(cuda.physicals_and_mappings(), before);
+                    expect();
+                    refused += 1;
+                }
+                assert!(refused >= 6, "{refused}: an unmapping for each block");
+                assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
+                let mut refused = 0;
+                loop {
+                    refuse(-1, refused);
+                    let outcome = tags.wake(all);
+                    refuse(-1, -1);
+                    let Err(error) = outcome else { break };
+                    assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+                    assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
+                    assert_eq!(cuda.physicals_and_mappings().1, 0);
+                    refused += 1;
+                }
+                assert!(refused >= 6, "{refused}: a mapping for each block");
+                assert_eq!(tags.asleep(), "[]");
+                if keep {
+                    expect();
+                }
+                fill();
+            }
         });
     }
 }

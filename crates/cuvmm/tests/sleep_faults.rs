@@ -112,6 +112,105 @@ fn falling_asleep_and_waking() {
     }
 }
 
+/// Two tenants that sleep and wake together, or not at all.
+struct Together {
+    sleepers: [Sleepers; 2],
+}
+
+impl Together {
+    fn new(rig: &Rig<Nothing>) -> Self {
+        let one = sleepers(rig);
+        // Of the same pool.
+        let tenant = one.pool.tenant("other").register().unwrap();
+        let blocks = vec![tenant.allocate(2 * G).unwrap(), tenant.allocate(G).unwrap()];
+        let other = Sleepers {
+            pool: one.pool.clone(),
+            tenant,
+            blocks,
+            store: one.store.clone(),
+            stream: one.stream.clone(),
+        };
+        Self {
+            sleepers: [one, other],
+        }
+    }
+
+    fn picture(&self) -> Vec<(Books, Vec<bool>, u64)> {
+        self.sleepers.iter().map(Sleepers::picture).collect()
+    }
+
+    fn sleep(&self, contents: [Contents<'_>; 2]) -> Result<(), String> {
+        let pairs = self.sleepers.iter().zip(contents);
+        let prepared = pairs.map(|(one, contents)| one.tenant.blocks().prepare_sleep(contents));
+        let prepared: Vec<_> = text(prepared.collect())?;
+        let slept = prepared.into_iter().map(|one| one.finish().given);
+        assert_eq!(slept.collect::<Vec<_>>(), [10 * G, 3 * G]);
+        Ok(())
+    }
+}
+
+#[test]
+fn tenants_sleep_and_wake_together() {
+    let sleep = |_: &Rig<Nothing>, world: &mut Together| {
+        let store = &world.sleepers[0].store;
+        world.sleep([Contents::Keep(store), Contents::Discard])
+    };
+    let wake = |_: &Rig<Nothing>, world: &mut Together| {
+        let prepared = world.sleepers.iter();
+        let prepared = prepared.map(|one| one.tenant.blocks().prepare_wake());
+        let prepared: Vec<_> = text(prepared.collect())?;
+        let woken = prepared.into_iter().map(|one| one.finish().mapped);
+        assert_eq!(woken.collect::<Vec<_>>(), [10 * G, 3 * G]);
+        Ok(())
+    };
+    let calls = sweep(Together::new, sleep, Together::picture, true);
+    assert!(
+        calls >= 19,
+        "{calls}: ten copies, and one unmapping per extent"
+    );
+    let asleep = |rig: &Rig<Nothing>| {
+        let mut world = Together::new(rig);
+        sleep(rig, &mut world).unwrap();
+        world
+    };
+    let calls = sweep(asleep, wake, Together::picture, true);
+    assert!(calls >= 20, "{calls}: ten copies, and two calls per extent");
+}
+
+#[test]
+fn what_is_prepared_can_be_cancelled() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    let before = world.picture();
+    let contents = Contents::Keep(&world.store);
+    for how in 0..2 {
+        let prepared = world.tenant.blocks().prepare_sleep(contents).unwrap();
+        match how {
+            0 => drop(prepared),
+            _ => prepared.cancel().unwrap(),
+        }
+        assert_eq!(world.picture(), before);
+    }
+    world.tenant.blocks().sleep(contents).unwrap();
+    let asleep = world.picture();
+    drop(world.tenant.blocks().prepare_wake().unwrap());
+    assert_eq!(world.picture(), asleep);
+    // Memory that cannot be mapped again leaves its block asleep.
+    world.tenant.blocks().wake().unwrap();
+    let prepared = world.tenant.blocks().prepare_sleep(contents).unwrap();
+    rig.faults.forget();
+    for nth in [1, 2] {
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+    }
+    let outcome = prepared.cancel();
+    rig.faults.disarm();
+    let stayed = matches!(outcome, Err(SleepError::Stayed { blocks: 1, .. }));
+    assert!(stayed, "{outcome:?}");
+    world.tenant.blocks().wake().unwrap();
+    assert_eq!(world.picture().1, [false; 3]);
+}
+
 /// If its memory cannot be put back either, a block sleeps with its contents kept.
 #[test]
 fn a_block_that_cannot_stay_awake_sleeps() {

@@ -7,30 +7,38 @@
 `cuvmm.torch.install` makes all of PyTorch's tensors use the heap; `cuvmm.torch.pool` only those of
 a block of code, which `cuvmm.sleep` and `cuvmm.wake` move out and in. `cuvmm.cupy.install` does it
 for CuPy. `cuvmm.stats` shows who has what. `cuvmm.empty` and `cuvmm.from_dlpack` exchange memory
-with any library that has DLPack.
+with any library that has DLPack. `cuvmm.publish` gives tensors to other processes, which
+`cuvmm.attach` them without a copy.
 """
 
 from __future__ import annotations
 
 from ._arrays import DeviceArray, ForeignArray, empty, from_dlpack
-from ._errors import Error, OutOfMemoryError
+from ._attaching import Attached, attach
+from ._errors import Error, NotPublishedError, OutOfMemoryError
 from ._library import path as library_path
+from ._publishing import Publication, publish
 from ._settings import configure
 from ._sleeping import asleep, sleep, wake
 from ._stats import Stats, empty_cache, stats
 
 __all__ = [
+    "Attached",
     "DeviceArray",
     "Error",
     "ForeignArray",
+    "NotPublishedError",
     "OutOfMemoryError",
+    "Publication",
     "Stats",
     "asleep",
+    "attach",
     "configure",
     "empty",
     "empty_cache",
     "from_dlpack",
     "library_path",
+    "publish",
     "sleep",
     "stats",
     "wake",

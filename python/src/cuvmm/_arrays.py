@@ -37,10 +37,35 @@ class _Memory:
         )
 
     def record(self, stream: int) -> None:
+        """Notes that work of a stream uses the memory."""
         _library.get().record_stream(self.address, stream)
 
+    def hand_to(self, stream: int) -> None:
+        """Makes the memory usable for work of a stream."""
+        self.record(stream)
+        if stream != self.stream:
+            # Work that used this memory before may still be queued on its stream.
+            library = _library.get()
+            library.check(library.synchronize(self.device, self.stream))
 
-def _device_of(device: Any) -> int:
+
+class SharedMemory:
+    """Part of a publication that is attached, which `keeps` keeps. No work of this process wrote it."""
+
+    stream = 0
+
+    def __init__(self, address: int, device: int, keeps: Any) -> None:
+        self.address, self.device, self._keeps = address, device, keeps
+
+    __reduce_ex__ = _Memory.__reduce_ex__
+
+    def record(self, stream: int) -> None:
+        """Does nothing: detaching waits for all work."""
+
+    hand_to = record
+
+
+def device_of(device: Any) -> int:
     """Returns a device's ordinal, of an int, of "cuda:1", or of PyTorch's or CuPy's device."""
     if isinstance(getattr(device, "type", None), str):
         # PyTorch's, of any kind, with or without an ordinal.
@@ -58,7 +83,7 @@ def _device_of(device: Any) -> int:
 
 
 class DeviceArray:
-    """A dense array in device memory, made by `cuvmm.empty`.
+    """An array in device memory, made by `cuvmm.empty`, or of a publication that is attached.
 
     Libraries take it without a copy by DLPack (`torch.from_dlpack(array)`,
     `cupy.from_dlpack(array)`) or by the CUDA array interface (`cupy.asarray(array)`). The memory
@@ -67,8 +92,16 @@ class DeviceArray:
     process ends. PyTorch's own never are; keep a `cupy.cuda.Stream` that takes an array.
     """
 
-    def __init__(self, memory: _Memory, shape: tuple[int, ...], dtype: DType) -> None:
+    def __init__(
+        self,
+        memory: _Memory | SharedMemory,
+        shape: tuple[int, ...],
+        dtype: DType,
+        strides: tuple[int, ...] | None = None,
+    ) -> None:
         self._memory, self._dtype, self.shape = memory, dtype, shape
+        #: Elements from one to the next of each dimension.
+        self.strides = _dlpack.dense(shape) if strides is None else strides
 
     @property
     def address(self) -> int:
@@ -89,6 +122,14 @@ class DeviceArray:
     def nbytes(self) -> int:
         """The size of all elements, in bytes."""
         return math.prod(self.shape) * self._dtype.itemsize
+
+    @property
+    def span(self) -> int:
+        """The bytes from the first element to the end of the last; with holes, more than `nbytes`."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.strides, strict=True)
+        return (1 + sum((size - 1) * step for size, step in steps)) * self._dtype.itemsize
 
     def record_stream(self, stream: int) -> None:
         """Records that work of a stream uses the memory, so that it is freed behind that work.
@@ -117,23 +158,23 @@ class DeviceArray:
         # None, 0 and 1 are the legacy default stream; -1 says that the taker keeps the order.
         taker = 0 if stream in (None, 0, 1) else stream
         if taker != -1:
-            memory.record(taker)
-            if taker != memory.stream:
-                # Work that used this memory before may still be queued on its stream.
-                library = _library.get()
-                library.check(library.synchronize(self.device, memory.stream))
+            memory.hand_to(taker)
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
         kept = [memory]
         codes = (self._dtype.code, self._dtype.bits)
-        return _dlpack.export(self.address, self.device, self.shape, codes, versioned, kept.clear)
+        return _dlpack.export(
+            self.address, self.device, self.shape, self.strides, codes, versioned, kept.clear
+        )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        size = self._dtype.itemsize
+        is_dense = self.strides == _dlpack.dense(self.shape)
         return {
             "shape": self.shape,
             "typestr": self._dtype.typestr,
             "data": (self.address, False),
-            "strides": None,
+            "strides": None if is_dense else tuple(step * size for step in self.strides),
             "stream": self._memory.stream or 1,
             "version": 3,
         }
@@ -164,13 +205,13 @@ def empty(
     if any(size < 0 for size in sizes):
         raise ValueError(f"a size is not negative: {sizes}")
     kind = dtype_of(dtype)
-    memory = _Memory(math.prod(sizes) * kind.itemsize, _device_of(device), stream)
+    memory = _Memory(math.prod(sizes) * kind.itemsize, device_of(device), stream)
     return DeviceArray(memory, sizes, kind)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForeignArray:
-    """Where another library's tensor lies. The tensor lives as long as this does."""
+    """Where another library's tensor lies: see `from_dlpack`. It keeps the tensor alive."""
 
     address: int
     #: The bytes from the first element to the end of the last; for a tensor with holes, with them.
@@ -202,7 +243,7 @@ def from_dlpack(tensor: Any) -> ForeignArray:
     shape = _dlpack.sizes(found.shape, found.ndim)
     strides = _dlpack.sizes(found.strides, found.ndim)
     if not strides and shape:
-        strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+        strides = _dlpack.dense(shape)
     if any(step < 0 for step in strides):
         raise Error("a tensor with negative strides has no first byte here")
     dtype = dtype_of_code(found.dtype.code, found.dtype.bits)

@@ -101,11 +101,15 @@ def export(
     address: int,
     device: int,
     shape: tuple[int, ...],
+    strides: tuple[int, ...],
     dtype: tuple[int, int],
     versioned: bool,
     done: Callable[[], None],
 ) -> Any:
-    """Returns a capsule of a dense tensor on a CUDA device. `done` is called once, at its end."""
+    """Returns a capsule of a tensor on a CUDA device. `done` is called once, at its end.
+
+    strides: elements from one to the next of each dimension.
+    """
     managed = _ManagedVersioned() if versioned else _Managed()
     if versioned:
         managed.major, managed.minor = VERSION
@@ -115,10 +119,7 @@ def export(
     tensor.ndim = len(shape)
     tensor.dtype = _DLDataType(*dtype, 1)
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    steps = (ctypes.c_int64 * max(1, len(shape)))(*reversed(strides))
+    steps = (ctypes.c_int64 * max(1, len(shape)))(*strides)
     tensor.shape, tensor.strides = sizes, steps
     managed.deleter = _delete_address
     place = ctypes.addressof(managed)
@@ -142,3 +143,15 @@ def read(capsule: Any) -> DLTensor:
 def sizes(pointer: Any, count: int) -> tuple[int, ...]:
     """Returns the numbers that a description points to."""
     return tuple(itertools.islice(pointer, count)) if pointer else ()
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides of a tensor of this shape whose elements lie one after the other.
+
+    >>> dense((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))[: len(shape)]

@@ -36,6 +36,28 @@ def _make() -> dict[str, DType]:
 
 
 _BY_NAME = _make()
+
+# The names of types in manifests, which are those of safetensors files.
+_IN_FILES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+_FROM_FILES = {name: ours for ours, name in _IN_FILES.items()}
 _BY_CODE = {(dtype.code, dtype.bits): dtype for dtype in _BY_NAME.values()}
 
 
@@ -58,3 +80,21 @@ def dtype_of_code(code: int, bits: int) -> DType:
     """Returns an element type by its codes in DLPack."""
     found = _BY_CODE.get((code, bits))
     return found or DType(f"dlpack:{code}:{bits}", code, bits, f"|V{-(-bits // 8)}")
+
+
+def name_in_files(name: str) -> str:
+    """Returns the name of a type in a manifest. One that files have no name for keeps its own.
+
+    >>> name_in_files("bfloat16"), name_in_files("complex128")
+    ('BF16', 'complex128')
+    """
+    return _IN_FILES.get(name, name)
+
+
+def name_from_files(name: str) -> str:
+    """Returns the name that NumPy and PyTorch have for a type of a manifest.
+
+    >>> name_from_files("F8_E4M3"), name_from_files("complex128")
+    ('float8_e4m3fn', 'complex128')
+    """
+    return _FROM_FILES.get(name, name)

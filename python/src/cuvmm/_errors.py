@@ -8,7 +8,11 @@ class Error(RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """An allocation through `cuvmm.empty` or CuPy found no memory.
+    """`cuvmm.empty`, `cuvmm.publish` or `cuvmm.wake` found too little memory.
 
-    PyTorch's allocations raise `torch.cuda.OutOfMemoryError` instead.
+    PyTorch's allocations raise `torch.cuda.OutOfMemoryError` instead, and CuPy's its own error.
     """
+
+
+class NotPublishedError(Error, LookupError):
+    """No process publishes the name, or not any more."""

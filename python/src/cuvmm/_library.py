@@ -12,9 +12,13 @@ import os
 import threading
 from typing import Any
 
-from ._errors import Error
+from ._errors import Error, NotPublishedError, OutOfMemoryError
 
 _int, _size, _text, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
+_number, _result = ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+
+# What a function returns that has failed for a reason of its own class.
+_CLASSES = {-3: OutOfMemoryError, -4: NotPublishedError}
 
 # The functions that this package calls: the type of the result, and those of the arguments.
 _TYPES: dict[str, tuple[Any, list[Any]]] = {
@@ -33,16 +37,21 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_get_memory_fraction": (ctypes.c_double, [_int]),
     "cuvmm_reset_peak_stats": (None, [_int]),
     "cuvmm_reset_accumulated_stats": (None, [_int]),
-    "cuvmm_mem_get_info": (
-        _int,
-        [_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)],
-    ),
+    "cuvmm_mem_get_info": (_int, [_int, _result, _result]),
+    "cuvmm_access": (_int, [_pointer, _int]),
     "cuvmm_tag_enter": (_int, [_text]),
     "cuvmm_tag_leave": (None, []),
     "cuvmm_synchronize": (_int, [_int, _pointer]),
     "cuvmm_asleep": (_size, [_text, _size]),
     "cuvmm_sleep": (_int, [_text, _int]),
     "cuvmm_wake": (_int, [_text]),
+    "cuvmm_socket": (_size, [_text, _size]),
+    "cuvmm_publish": (_int, [_text, _result]),
+    "cuvmm_withdraw": (_int, [_text, _text]),
+    "cuvmm_attach": (_int, [_text, _result]),
+    "cuvmm_attached": (_size, [_number, _text, _size]),
+    "cuvmm_newer": (_int, [_number, _number, _result]),
+    "cuvmm_detach": (_int, [_number]),
 }
 
 
@@ -99,6 +108,13 @@ class Library:
             # The figures of a busy process can grow between two calls.
             needed = found + (found >> 3)
 
+    def required(self, name: str, *arguments: Any) -> str:
+        """Returns the text that a function writes, or raises the library's last error."""
+        text = self.text(name, *arguments)
+        if not text:
+            raise Error(self.reason())
+        return text
+
     def figures(self, name: str, device: int) -> dict[str, Any]:
         """Returns the figures that a function writes as JSON; empty if the device has none yet."""
         text = self.text(name, device)
@@ -111,7 +127,13 @@ class Library:
     def check(self, code: int) -> None:
         """Raises the library's last error if a function failed."""
         if code < 0:
-            raise Error(self.reason())
+            raise _CLASSES.get(code, Error)(self.reason())
+
+    def number(self, name: str, *arguments: Any) -> int:
+        """Returns the number that a function writes, or raises the library's last error."""
+        result = ctypes.c_uint64()
+        self.check(getattr(self, name)(*arguments, ctypes.byref(result)))
+        return result.value
 
 
 _loading = threading.Lock()

@@ -33,7 +33,8 @@ def configure(
     ledger: the directory of a ledger. Processes that name the same one share the device's memory.
     ledger_limit: the most that all processes of the ledger may have together. The first process
         sets it, and others name the same or none.
-    peers: the ordinals of devices that may read and write the memory of every other one.
+    peers: the ordinals of devices that may read and write the memory of every other one, for copies
+        between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from . import _library
+from ._errors import Error
 
 
 @contextlib.contextmanager
@@ -21,9 +22,7 @@ def tag(name: str) -> Iterator[None]:
     if not name or "\0" in name:
         raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
     if name in asleep():
-        raise _library.Error(
-            f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first"
-        )
+        raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
     library = _library.get()
     library.check(library.tag_enter(name.encode()))
     try:
@@ -50,12 +49,12 @@ def _synchronize() -> None:
 
 
 def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
-    """Gives up the device memory of tagged allocations. Their addresses stay theirs.
+    """Gives up the device memory of pools, which keep their addresses.
 
-    tags: one tag, several, or None for all that were used.
-    keep: True copies the contents to host memory; False discards them.
+    tags: the name of a pool (its tag), several, or None for all that are awake.
+    keep: True copies the contents to host memory; False discards them: after `wake` they are not set.
 
-    Tensors of these tags must not be used until `wake`, and nothing must be allocated under them.
+    Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
     Waits for the work that PyTorch has queued.
 
     >>> with cuvmm.torch.pool("weights"):  # doctest: +SKIP
@@ -63,8 +62,9 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
     >>> cuvmm.wake("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if a tag is unknown or asleep, and nothing has changed; or if there is too
-    little host memory, and `asleep` tells which tags sleep.
+    Raises `cuvmm.Error` if a tag is unknown or asleep, work does not end, there is too little host
+    memory, or the driver refuses. All tags are then as before, with their contents. (If the driver
+    refuses to map memory again too, that tag sleeps: see `asleep`.)
     """
     names = _names(tags)
     library = _library.get()
@@ -73,12 +73,14 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
 
 
 def wake(tags: str | Iterable[str] | None = None) -> None:
-    """Brings tagged memory back at its addresses, with its contents if `sleep` kept them.
+    """Gives pools their memory back at its addresses, with its contents if `sleep` kept them.
 
-    tags: one tag, several, or None for all that are asleep.
+    tags: the name of a pool (its tag), several, or None for all that are asleep.
 
-    Raises `cuvmm.Error` if a tag is unknown or awake, and nothing has changed; or if the memory is
-    not to be had, and `asleep` tells which tags sleep still.
+    Waits for memory for at most 60 s for each tag.
+
+    Raises `cuvmm.OutOfMemoryError` if the memory is not to be had, and `cuvmm.Error` if a tag is
+    unknown or awake, or the driver refuses. All tags sleep then as before.
     """
     names = _names(tags)
     library = _library.get()
@@ -86,5 +88,5 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
 
 def asleep() -> frozenset[str]:
-    """Returns the tags that are asleep."""
+    """Returns the names of the pools that are asleep."""
     return frozenset(json.loads(_library.get().text("asleep")))

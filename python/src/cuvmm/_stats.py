@@ -18,7 +18,7 @@ class Stats:
     device: int
     #: The device's name; empty before the first allocation on it.
     name: str = ""
-    #: The most that may be held.
+    #: The most that may be held. Under a limit that was set, what is published lowers it.
     limit: int = 0
     #: Live allocations.
     allocations: int = 0
@@ -36,6 +36,8 @@ class Stats:
     stitches: int = 0
     #: Allocations that failed.
     failed: int = 0
+    #: What `cuvmm.publish` has published, beside `held`.
+    published: int = 0
     #: All that the library reports, with further figures.
     all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, hash=False)
     table: str = dataclasses.field(default="", repr=False, compare=False)
@@ -73,6 +75,7 @@ def stats(device: int = 0) -> Stats:
         name=figures.get("name", ""),
         limit=figures.get("limit", 0),
         failed=figures.get("failed", 0),
+        published=figures.get("published", 0),
         all=figures,
         table=library.text("table", device),
         **{name: heap.get(name, 0) for name in _HEAP},
@@ -80,5 +83,7 @@ def stats(device: int = 0) -> Stats:
 
 
 def empty_cache() -> None:
-    """Gives free memory back to the driver, where its work is complete."""
+    """Gives free memory of the heap back to the driver, for other programs, where the work that used it
+    is complete. `torch.cuda.empty_cache` does it too after `cuvmm.torch.install`.
+    """
     _library.get().reset()

@@ -271,6 +271,25 @@ pub(crate) fn compiled(
     }
 }
 
+/// Puts a library that can refuse calls in the place of libcuda, in a folder. Returns `false` where
+/// there is no compiler.
+pub(crate) fn refusing_in(folder: &std::path::Path) -> bool {
+    let all = folder.join("all");
+    std::fs::create_dir(&all).unwrap();
+    let stand_in = built::fakecuda_in(&all)
+        .into_os_string()
+        .into_string()
+        .unwrap();
+    // A library that asks for this one must not find the other.
+    compiled(
+        folder,
+        "refuse.cpp",
+        "libcuda.so.1",
+        &["-Wl,--no-as-needed", &stand_in, "-ldl"],
+    )
+    .is_some()
+}
+
 /// Makes the two complaints of the case of filters where there is no compiler.
 pub(crate) fn complain_twice(torch: &Torch) {
     let end: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_end_allocate_to_pool");
@@ -303,6 +322,7 @@ pub(crate) struct Cuda {
     end: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
     instantiate: unsafe extern "C" fn(*mut Handle, Handle, u64) -> c_int,
     launch: unsafe extern "C" fn(Handle, Handle) -> c_int,
+    library: &'static Library,
 }
 
 impl Cuda {
@@ -326,9 +346,15 @@ impl Cuda {
             end: function(library, "cuStreamEndCapture"),
             instantiate: function(library, "cuGraphInstantiateWithFlags"),
             launch: function(library, "cuGraphLaunch"),
+            library,
         };
         cuda.enter(0);
         cuda
+    }
+
+    /// Returns a function of the library, whose type the caller names.
+    pub(crate) fn function<F: Copy>(&self, name: &str) -> F {
+        function(self.library, name)
     }
 
     /// Makes the primary context of a device current on this thread.

@@ -1,11 +1,12 @@
 //! Putting blocks to sleep.
 
-use super::{Blocks, Slept};
+use super::Blocks;
+use super::prepared::{PreparedSleep, undo};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::{ToSleep, TransitioningBlock};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
-pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
+pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> {
     let to_sleep = blocks
         .tenant
         .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
@@ -17,12 +18,12 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
         go_on(blocks, done, total)
     });
     match withdrawn {
-        Ok(()) => Ok(finish(blocks, to_sleep)),
+        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, 0)),
         Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
 
-pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, SleepError> {
+pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSleep, SleepError> {
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(ArgumentError::WrongDevice { what: "the store" }.into());
     }
@@ -39,10 +40,7 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
         one.keep_in(room);
     }
     match copy_out(blocks, store, &mut to_sleep) {
-        Ok(()) => Ok(Slept {
-            kept: wanted,
-            ..finish(blocks, to_sleep)
-        }),
+        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, wanted)),
         Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
@@ -84,44 +82,5 @@ fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
     match blocks.goes_on(done, total) {
         true => Ok(()),
         false => Err(SleepError::Cancelled),
-    }
-}
-
-/// Gives all memory that was taken out to the pool.
-fn finish(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>) -> Slept {
-    let mut slept = Slept::default();
-    for one in to_sleep {
-        slept.blocks += 1;
-        slept.given += one.sleep(blocks.release);
-    }
-    if blocks.tags.is_empty() {
-        match blocks.tenant.give_up_cached(blocks.release) {
-            Ok(given) => slept.given += given,
-            // It stays charged, and is reclaimed when another tenant needs it.
-            Err(error) => {
-                tracing::warn!(%error, "cached memory of a sleeping tenant stays mapped")
-            }
-        }
-    }
-    slept
-}
-
-/// Returns to every block the memory that was taken out.
-fn undo(to_sleep: Vec<ToSleep>, cause: SleepError) -> SleepError {
-    let (mut stayed, mut lost) = (0, 0);
-    for one in to_sleep {
-        let bytes = one.bytes();
-        if !one.stay() {
-            stayed += 1;
-            lost += bytes;
-        }
-    }
-    match stayed {
-        0 => cause,
-        blocks => SleepError::Stayed {
-            blocks,
-            bytes: lost,
-            cause: Box::new(cause),
-        },
     }
 }

@@ -53,6 +53,7 @@
 
 mod apart;
 mod down;
+mod prepared;
 mod wake;
 
 use std::fmt;
@@ -65,6 +66,7 @@ use crate::store::HostStore;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
+pub use prepared::{PreparedSleep, PreparedWake};
 
 /// The treatment of the contents of sleeping blocks.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +190,33 @@ impl<'a> Blocks<'a> {
     /// asleep](SleepError::Stayed).
     #[doc(alias("cuMemUnmap", "cuMemcpyDtoHAsync"))]
     pub fn sleep(&self, contents: Contents<'_>) -> Result<Slept, SleepError> {
+        Ok(self.prepare_sleep(contents)?.finish())
+    }
+
+    /// Does all of [`sleep`](Self::sleep) that can fail, so that blocks of several tenants can sleep
+    /// together or not at all.
+    ///
+    /// ```
+    /// # use cuvmm::driver::host::{HostDriver, HostOptions};
+    /// # use cuvmm::{Contents, Device, Pool};
+    /// # let driver = std::sync::Arc::new(HostDriver::new(HostOptions::new()));
+    /// # let device = Device::open(driver, 0)?;
+    /// # let pool = Pool::builder(&device).build()?;
+    /// # let (chat, code) = (pool.tenant("chat").register()?, pool.tenant("code").register()?);
+    /// # let blocks = [chat.allocate(4 << 20)?, code.allocate(4 << 20)?];
+    /// let tenants = [chat, code];
+    /// let prepared = tenants.iter().map(|tenant| tenant.blocks().prepare_sleep(Contents::Discard));
+    /// let prepared = prepared.collect::<Result<Vec<_>, _>>()?; // after an error all stay awake
+    /// for one in prepared {
+    ///     one.finish();
+    /// }
+    /// assert!(blocks.iter().all(|block| block.is_asleep()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`sleep`](Self::sleep).
+    pub fn prepare_sleep(&self, contents: Contents<'_>) -> Result<PreparedSleep, SleepError> {
         match contents {
             Contents::Discard => down::discard(self),
             Contents::Keep(store) => down::keep(self, store),
@@ -207,6 +236,15 @@ impl<'a> Blocks<'a> {
     /// that memory is quarantined at the block's addresses, and the block cannot be woken any more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<Woken, SleepError> {
+        Ok(self.prepare_wake()?.finish())
+    }
+
+    /// Does all of [`wake`](Self::wake) that can fail, so that blocks of several tenants can wake
+    /// together or not at all.
+    ///
+    /// # Errors
+    /// The errors of [`wake`](Self::wake).
+    pub fn prepare_wake(&self) -> Result<PreparedWake, SleepError> {
         wake::wake(self)
     }
 

@@ -1,11 +1,12 @@
 //! Waking blocks.
 
-use super::{Blocks, Woken};
+use super::Blocks;
+use super::prepared::PreparedWake;
 use crate::error::SleepError;
 use crate::pool::ToWake;
 use crate::store::{Direction, Job, copy};
 
-pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
+pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
     let to_wake = blocks
         .tenant
         .begin_wake(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
@@ -26,7 +27,8 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
     for group in kept.chunk_by_mut(|one, other| store(one) == store(other)) {
         waking.restore(group)?;
     }
-    Ok(finish(bare.into_iter().chain(kept)))
+    bare.append(&mut kept);
+    Ok(PreparedWake::new(bare))
 }
 
 /// A wake in progress.
@@ -83,16 +85,4 @@ impl Waking<'_, '_> {
             Ok(())
         })
     }
-}
-
-/// Finishes blocks whose memory and contents are complete.
-fn finish(all: impl Iterator<Item = ToWake>) -> Woken {
-    let mut woken = Woken::default();
-    for one in all {
-        woken.blocks += 1;
-        woken.mapped += one.used();
-        woken.restored += one.kept();
-        one.wake();
-    }
-    woken
 }

@@ -72,7 +72,8 @@ impl Pack {
     }
 }
 
-/// Builds the wheel of the Python package into a folder, with the tests and examples beside it.
+/// Builds the wheel of the Python package into a folder, with the tests, examples and comparisons
+/// beside it.
 fn python(folder: &Path) -> Result<()> {
     let package = cargo::workspace().join("python");
     succeed(
@@ -82,7 +83,7 @@ fn python(folder: &Path) -> Result<()> {
             .arg("--out")
             .arg(folder),
     )?;
-    for part in ["tests", "examples"] {
+    for part in ["tests", "examples", "bench"] {
         let to = folder.join(part);
         std::fs::create_dir_all(&to)?;
         for file in files_in(&package.join(part))? {

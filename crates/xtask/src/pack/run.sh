@@ -14,8 +14,10 @@
 #                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
 #                           or python3
 #   run.sh python [NAME...] runs the GPU tests of the Python package with $PYTHON or python3, natively,
-#                           under install and in a pool, and its examples. NAMEs are parts of names
-#                           of test files; the examples are left out then
+#                           under install and in a pool, its examples, and sleep beside
+#                           torch_memory_saver, whose wheel or unpacked folder is
+#                           $TORCH_MEMORY_SAVER. NAMEs are parts of names of test files; all but
+#                           these tests is left out then
 #   run.sh info             runs `cuvmm info`
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, edges, and replay if FOLDER is given
 #
@@ -136,6 +138,9 @@ python() {
     step python-train "${PYTHON:-python3}" "$example/train.py" --limit 8GiB
     step python-sleep "${PYTHON:-python3}" "$example/sleep.py"
     step python-sleep-installed "${PYTHON:-python3}" "$example/sleep.py" --install
+    step python-publish "${PYTHON:-python3}" "$example/publish.py"
+    step python-bench-sleep "${PYTHON:-python3}" "$here/python/bench/sleep.py" \
+        --json "$out/python-sleep.json" ${TORCH_MEMORY_SAVER:+--tms "$TORCH_MEMORY_SAVER"}
     step python-two-models "${PYTHON:-python3}" "$example/two_models.py"
 }
 

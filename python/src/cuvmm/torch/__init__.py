@@ -9,7 +9,8 @@ the heap's figures. Without `install`, `pool` gives the memory of some tensors a
 `cuvmm.sleep` and `cuvmm.wake` move it out and in.
 """
 
+from ._access import check_access
 from ._install import install, is_installed
 from ._pools import pool
 
-__all__ = ["install", "is_installed", "pool"]
+__all__ = ["check_access", "install", "is_installed", "pool"]

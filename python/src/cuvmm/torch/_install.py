@@ -49,6 +49,12 @@ def install(
 
     The settings are those of `cuvmm.configure`.
 
+    A process that copies tensors between devices, or whose kernels read those of another device, names
+    all of them as `peers`. Without it a copy between devices fails with `CUDA error: invalid
+    argument`: `check_access` says why. It is left out by default because mapping memory takes many
+    times as long with it; processes with one device each, as data-parallel training has, do not need
+    it.
+
     An allocation that finds no memory raises `torch.cuda.OutOfMemoryError`, with a table of what is
     held. `memory_stats`, `memory_summary`, `max_memory_allocated`, `memory_reserved` and snapshots
     report the heap's figures, and `torch.cuda.mem_get_info` what this process could still

@@ -15,8 +15,8 @@ import torch
 from ._replacing import replace, replaced
 
 _IPC = (
-    "CUDA tensors cannot be shared with other processes while cuvmm is PyTorch's allocator: send"
-    " a copy in host memory (tensor.cpu()), or use cuvmm.torch.pool() without install()"
+    "CUDA tensors cannot be shared with other processes while cuvmm is PyTorch's allocator: publish"
+    " them (cuvmm.publish), or send a copy in host memory (tensor.cpu())"
 )
 _TREES = (
     "CUDA graph trees (torch.compile with mode='reduce-overhead' or 'max-autotune') need PyTorch's"

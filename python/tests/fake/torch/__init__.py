@@ -1,12 +1,15 @@
 """A stand-in for PyTorch: see README.md in the folder above."""
 
-from . import _C, accelerator, backends, cuda, version  # noqa: F401
+from . import _C, accelerator, backends, cuda, tensors, version  # noqa: F401
+from .tensors import Tensor, device, dtype, from_dlpack, sparse_coo, strided  # noqa: F401
+
+globals().update(tensors.types)
 
 
 class UntypedStorage(_C.StorageBase):
     """A storage, of which only sharing is here."""
 
 
-def empty(size):
-    """Allocates bytes on the current device and stream, as a tensor would."""
-    return cuda.Tensor(size)
+def empty(size, dtype=None, device="cpu"):
+    """Makes a tensor; without a type, bytes on the current device and stream from its allocator."""
+    return cuda.Tensor(size) if dtype is None else tensors.empty(size, dtype, device)

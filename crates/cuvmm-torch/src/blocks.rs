@@ -1,0 +1,136 @@
+//! The blocks of tags by address. Small allocations share blocks.
+//!
+//! A block has whole granules, so a small allocation is part of a block that it shares with others of
+//! its tag. Parts are made one behind the other. What is freed is not used again before all parts of
+//! its block are freed, and the block with them: that waits for the work of the device, as each free
+//! under a tag does.
+
+use std::collections::HashMap;
+
+use cuvmm::Block;
+use cuvmm::heap::ALIGNMENT;
+
+/// The largest allocation that shares a block, in bytes.
+const SMALL: u64 = 1 << 20;
+
+/// The bytes of a block that small allocations share.
+const SHARED: u64 = 2 << 20;
+
+/// The blocks of all tags, which have numbers.
+#[derive(Default)]
+pub(crate) struct Blocks {
+    /// Blocks of one allocation, by their addresses, with their tags.
+    whole: HashMap<usize, (Block, usize)>,
+    /// Blocks that allocations share, by their addresses.
+    shared: HashMap<usize, Shared>,
+    /// The allocations in them by their addresses: the size and the address of the block.
+    parts: HashMap<usize, (u64, usize)>,
+    /// The address of the block that gets the next small allocation of a tag.
+    open: HashMap<usize, usize>,
+}
+
+struct Shared {
+    block: Block,
+    tag: usize,
+    /// The offset behind the last part.
+    end: u64,
+    /// The parts that are not freed.
+    parts: usize,
+}
+
+/// An allocation that was removed.
+pub(crate) struct Removed {
+    pub(crate) size: u64,
+    pub(crate) tag: usize,
+    /// The block, if it ends with the allocation.
+    pub(crate) block: Option<Block>,
+}
+
+/// Returns the bytes of the block that an allocation needs if no block has room for it.
+pub(crate) const fn block_for(size: u64) -> u64 {
+    if size <= SMALL { SHARED } else { size }
+}
+
+impl Blocks {
+    /// Makes a small allocation in a block of the tag. Returns its address, or `None` if it is not
+    /// small or no block has room.
+    pub(crate) fn share(&mut self, tag: usize, size: u64) -> Option<usize> {
+        if size > SMALL {
+            return None;
+        }
+        let place = *self.open.get(&tag)?;
+        let shared = self.shared.get_mut(&place)?;
+        let end = shared.end.checked_add(size.next_multiple_of(ALIGNMENT))?;
+        if end > shared.block.size() {
+            return None;
+        }
+        let address = place + usize::try_from(shared.end).ok()?;
+        shared.end = end;
+        shared.parts += 1;
+        self.parts.insert(address, (size, place));
+        Some(address)
+    }
+
+    /// Adds a block of [`block_for`] the size for an allocation of a tag. Returns the allocation's
+    /// address.
+    pub(crate) fn add(&mut self, tag: usize, size: u64, block: Block) -> usize {
+        let place = usize::try_from(block.address().0).unwrap_or(usize::MAX);
+        if size > SMALL {
+            self.whole.insert(place, (block, tag));
+            return place;
+        }
+        let shared = Shared {
+            block,
+            tag,
+            end: size.next_multiple_of(ALIGNMENT),
+            parts: 1,
+        };
+        self.shared.insert(place, shared);
+        self.parts.insert(place, (size, place));
+        self.open.insert(tag, place);
+        place
+    }
+
+    /// Removes the allocation at an address.
+    pub(crate) fn remove(&mut self, address: usize) -> Option<Removed> {
+        if let Some((block, tag)) = self.whole.remove(&address) {
+            return Some(Removed {
+                size: block.size(),
+                tag,
+                block: Some(block),
+            });
+        }
+        let (size, place) = self.parts.remove(&address)?;
+        let shared = self.shared.get_mut(&place)?;
+        shared.parts -= 1;
+        let (tag, left) = (shared.tag, shared.parts);
+        let mut block = None;
+        if left == 0 {
+            block = self.shared.remove(&place).map(|shared| shared.block);
+            if self.open.get(&tag) == Some(&place) {
+                self.open.remove(&tag);
+            }
+        }
+        Some(Removed { size, tag, block })
+    }
+
+    /// Returns the sizes of all blocks of a tag.
+    pub(crate) fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
+        let whole = self.whole.values().map(|(block, tag)| (block, *tag));
+        let shared = self.shared.values();
+        let shared = shared.map(|shared| (&shared.block, shared.tag));
+        let ours = whole.chain(shared).filter(move |&(_, of)| of == tag);
+        ours.map(|(block, _)| block.size())
+    }
+
+    /// Returns the address, the size and the tag of each allocation.
+    pub(crate) fn allocations(&self) -> impl Iterator<Item = (usize, u64, usize)> {
+        let whole = self.whole.iter();
+        let whole = whole.map(|(&address, (block, tag))| (address, block.size(), *tag));
+        let parts = self.parts.iter().filter_map(|(&address, &(size, place))| {
+            let tag = self.shared.get(&place)?.tag;
+            Some((address, size, tag))
+        });
+        whole.chain(parts)
+    }
+}

@@ -1,0 +1,241 @@
+//! Publications: tensors are copied into memory that other processes may attach, and published under a
+//! name.
+//!
+//! Memory that PyTorch has allocated was not made for other processes, so a publication has memory of
+//! its own, in a pool beside the heap's. The heap's pool leaves it that much of the device's limit.
+//!
+//! `unsafe` is used to copy from the addresses that C passes.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{slice, thread};
+
+use cuvmm::driver::{DeviceAddress, StreamHandle};
+use cuvmm::share::{Manifest, Users};
+use cuvmm::{Block, CallError, Publisher};
+use serde::Deserialize;
+
+use crate::edge::complain;
+use crate::error::Error;
+use crate::heaps::{self, DeviceHeap};
+use crate::{exit, folder, fork, graphs, limits};
+
+/// How long a publication waits for other processes of a ledger to give memory back.
+const NEIGHBOURS: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether readers have let go of a version that has ended, and the pause.
+const LOOKS: u32 = 100;
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The JSON that `cuvmm_publish` takes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Request {
+    name: String,
+    /// Where the publisher listens. `None` for the socket of this process in the usual folder.
+    path: Option<PathBuf>,
+    /// Other users that may attach, by their numbers.
+    #[serde(default)]
+    users: Vec<u32>,
+    device: i32,
+    /// The bytes of the publication.
+    size: u64,
+    manifest: Manifest,
+    parts: Vec<Part>,
+}
+
+/// Bytes that are copied into the publication.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    address: u64,
+    offset: u64,
+    size: u64,
+    /// `true` if the address is one of host memory.
+    is_host: bool,
+}
+
+/// A publisher and the users that it is open to.
+struct Open {
+    publisher: Publisher,
+    users: Vec<u32>,
+}
+
+/// The publishers of this process, by the path of the socket. A publisher is kept when all its names
+/// are withdrawn, so that versions go on.
+static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
+
+/// Publishes bytes under a name. Returns the version.
+///
+/// # Errors
+/// Nothing is published then.
+///
+/// # Safety
+/// The addresses of the parts are valid for reading their sizes, on the device or the host as they
+/// say, and nothing writes there meanwhile.
+pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let request: Request = serde_json::from_str(json)?;
+    if !graphs::may_wait() {
+        return Err(Error::Capturing);
+    }
+    Publisher::check_name(&request.name)?;
+    request.check()?;
+    let of = heaps::of(request.device)?;
+    let path = match &request.path {
+        Some(path) => path.clone(),
+        None => folder::own_socket()?,
+    };
+    let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let publishers = publishers.get_or_insert_default();
+    listen(publishers, &path, &request.users)?;
+    let publisher = &publishers[&path].publisher;
+    limits::make_room(of, request.size)?;
+    // SAFETY: the caller says so.
+    let outcome = unsafe { filled(of, &request) }.and_then(|block| {
+        let Request { name, manifest, .. } = request;
+        let published = publisher.publish(&name, manifest, block);
+        published.map_err(|refused| Error::Share(refused.reason))
+    });
+    end(publishers);
+    outcome
+}
+
+impl Request {
+    /// Checks that all parts are within the publication.
+    fn check(&self) -> Result<(), Error> {
+        let problem = |part: &Part| match part.offset.checked_add(part.size) {
+            Some(end) if end > self.size => Some("it ends after the publication"),
+            None => Some("it ends after the publication"),
+            _ if part.size > 0 && part.address == 0 => Some("it has no address"),
+            _ => None,
+        };
+        let mut found = self.parts.iter().map(problem).enumerate();
+        match found.find_map(|(index, problem)| Some((index, problem?))) {
+            Some((index, problem)) => Err(Error::Part { index, problem }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes a publisher at a path if this process has none there.
+fn listen(
+    publishers: &mut BTreeMap<PathBuf, Open>,
+    path: &Path,
+    users: &[u32],
+) -> Result<(), Error> {
+    match publishers.get(path) {
+        Some(open) if open.users == users => return Ok(()),
+        Some(_) => {
+            let path = path.to_owned();
+            return Err(Error::OtherUsers { path });
+        }
+        None => {}
+    }
+    let admitted = users.iter().copied().fold(Users::own(), Users::and);
+    let publisher = Publisher::bind_for(path, admitted);
+    let publisher = publisher.map_err(|error| Error::at(path, error))?;
+    // Without it the socket's file stays until another process looks for publications.
+    if publishers.is_empty() && exit::watch() {
+        exit::at_end(close);
+    }
+    let users = users.to_vec();
+    publishers.insert(path.to_owned(), Open { publisher, users });
+    Ok(())
+}
+
+/// Allocates the memory of a publication, and copies all parts to it.
+///
+/// # Safety
+/// The requirements of [`publish`].
+unsafe fn filled(of: &DeviceHeap, request: &Request) -> Result<Block, Error> {
+    // A publication of empty tensors has memory too.
+    let block = of.publishing()?.block(request.size.max(1));
+    let block = block.timeout(NEIGHBOURS).allocate()?;
+    // The parts may still be written by work of any stream.
+    of.device.synchronize()?;
+    let (driver, ordinal) = (of.device.driver(), of.device.ordinal());
+    for part in request.parts.iter().filter(|part| part.size > 0) {
+        if part.is_host {
+            let size = usize::try_from(part.size).unwrap_or(usize::MAX);
+            let first = usize::try_from(part.address).unwrap_or(usize::MAX);
+            let first = std::ptr::with_exposed_provenance(first);
+            // SAFETY: the caller says that the bytes are readable and not written meanwhile.
+            block.write(part.offset, unsafe { slice::from_raw_parts(first, size) })?;
+            continue;
+        }
+        let to = DeviceAddress(block.address().0 + part.offset);
+        let from = DeviceAddress(part.address);
+        // SAFETY: the part lies within the block, which only this function knows, and the caller
+        // says that the bytes are there. Both are until all work is complete, which is waited for.
+        unsafe { driver.copy_on_device_async(ordinal, to, from, part.size, StreamHandle::LEGACY) }
+            .map_err(CallError::from)?;
+    }
+    of.device.synchronize()?;
+    Ok(block)
+}
+
+/// Withdraws a name. Processes that have attached it keep it.
+///
+/// # Errors
+/// A name that this process does not publish at the path.
+pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let path = match path {
+        Some(path) => path,
+        None => folder::own_socket()?,
+    };
+    let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let publishers = publishers.get_or_insert_default();
+    let open = publishers.get(&path);
+    if !open.is_some_and(|open| open.publisher.withdraw(name)) {
+        return Err(Error::NotPublished {
+            name: name.to_owned(),
+            instead: format!("this process has no such name at {}", path.display()),
+        });
+    }
+    end(publishers);
+    Ok(())
+}
+
+/// Gives the memory of versions that have ended back, and the heaps what they leave. Waits a moment for
+/// readers that were attaching one.
+fn end(publishers: &BTreeMap<PathBuf, Open>) {
+    let listed = publishers.values().flat_map(|open| open.publisher.list());
+    let listed: u64 = listed.map(|one| one.held).sum();
+    if graphs::may_wait() {
+        for (_, of) in heaps::all() {
+            let _ = of.device.synchronize();
+        }
+    }
+    for _ in 0..LOOKS {
+        let mut held = 0;
+        for (device, of) in heaps::all() {
+            // A heap asks again when it is short of memory.
+            if let Err(error) = limits::settle(of) {
+                complain(&format!("limit of device {device}: {error}"));
+            }
+            held += of.published().map_or(0, heaps::held);
+        }
+        if held <= listed {
+            break;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Ends all publishers.
+fn close() {
+    let publishers = PUBLISHERS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take();
+    drop(publishers);
+}

@@ -1,0 +1,130 @@
+//! The functions of C that publish tensors for other processes and attach those of others.
+//!
+//! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+use std::time::Duration;
+
+use crate::edge::{self, guard, status};
+use crate::error::Error;
+use crate::{attachments, folder, publications};
+
+/// Writes the path of the socket at which this process publishes if no other is named. Makes its folder
+/// if it is missing. Returns 0 and keeps the error if that fails.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usize {
+    let path = guard(None, || kept(folder::own_socket()));
+    let path = path.map(|path| path.into_os_string().into_encoded_bytes());
+    // SAFETY: the caller says so.
+    path.map_or(0, |path| unsafe { edge::write(path, buffer, length) })
+}
+
+/// Copies bytes into memory of their own, and publishes it under a name for other processes to
+/// attach. Writes the version, which counts from 1 for each name. Waits for all work of the device.
+///
+/// The keys of the JSON object: `name`; `path`, the socket, or null for that of this process in the
+/// usual folder; `users`, a list of other users that may attach; `device`; `size`, the bytes of the
+/// publication; `manifest`, with `tensors` and `metadata` as [`cuvmm::share::Manifest`] has them; and
+/// `parts`, a list of objects with `address`, `offset`, `size` and `is_host`, which are copied.
+///
+/// Returns -3 if there is too little memory.
+///
+/// # Safety
+/// `json` is null or ends with a zero byte, and `version` is null or valid for writing. The parts are
+/// readable, on the device or the host as they say, and nothing that is queued after this call writes
+/// them before it returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
+        // SAFETY: the caller passes an address that is valid for writing, or null.
+        let version = unsafe { version.as_mut() }.ok_or(Error::Null)?;
+        // SAFETY: the caller says so.
+        *version = unsafe { publications::publish(json) }?;
+        Ok(())
+    })
+}
+
+/// Withdraws a name that this process publishes at a path; null is the usual one. Processes that have
+/// attached it keep it. Returns -4 if the name is not published there.
+///
+/// # Safety
+/// The texts are null or end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_withdraw(name: *const c_char, path: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let (name, path) = unsafe { (edge::read(name)?, edge::read(path)?) };
+        publications::withdraw(name.ok_or(Error::NotText)?, path.map(Into::into))
+    })
+}
+
+/// Attaches the newest version of a name for reading, without a copy, and writes a number for it.
+///
+/// The keys of the JSON object: `name`; `path`, the socket, or null to search the usual folder;
+/// `users`, a list of other users that the publisher may be of; and `device`.
+///
+/// Returns -4 if the name is not published, or the publisher has ended.
+///
+/// # Safety
+/// `json` is null or ends with a zero byte, and `number` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_attach(json: *const c_char, number: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
+        // SAFETY: the caller passes an address that is valid for writing, or null.
+        let number = unsafe { number.as_mut() }.ok_or(Error::Null)?;
+        *number = attachments::attach(json)?;
+        Ok(())
+    })
+}
+
+/// Writes what is attached under a number as one JSON object: name, version, device, path, address,
+/// size and manifest. Returns 0 and keeps the error if nothing is. Makes no driver call.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_attached(number: u64, buffer: *mut c_char, length: usize) -> usize {
+    let description = guard(None, || kept(attachments::describe(number)));
+    // SAFETY: the caller says so.
+    description.map_or(0, |text| unsafe { edge::write(text, buffer, length) })
+}
+
+/// Waits up to some milliseconds for another version than is attached under a number, and writes it,
+/// or 0 if there is none. Returns -4 if the name is not published any more, or the publisher has
+/// ended.
+///
+/// # Safety
+/// `version` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_newer(number: u64, millis: u64, version: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller passes an address that is valid for writing, or null.
+        let version = unsafe { version.as_mut() }.ok_or(Error::Null)?;
+        let newer = attachments::newer(number, Duration::from_millis(millis))?;
+        *version = newer.unwrap_or(0);
+        Ok(())
+    })
+}
+
+/// Detaches what is attached under a number, when all work of the devices that have access is
+/// complete, which is waited for. The memory stays with the processes that have it.
+///
+/// # Safety
+/// Work that is queued later does not use the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_detach(number: u64) -> c_int {
+    status(|| attachments::detach(number))
+}
+
+/// Keeps an error as the thread's last one.
+fn kept<T>(outcome: Result<T, Error>) -> Option<T> {
+    outcome.inspect_err(edge::keep).ok()
+}

@@ -1,0 +1,133 @@
+//! Sleep and wake up to the point from which nothing can fail.
+
+use std::fmt;
+
+use super::{Blocks, Slept, Woken};
+use crate::error::SleepError;
+use crate::pool::{Tenant, ToSleep, ToWake};
+
+/// Blocks that are ready to sleep: their contents are kept or may be lost, and their memory is put
+/// aside. Made by [`Blocks::prepare_sleep`].
+///
+/// The memory is still charged to the tenant. No operation but dropping them takes the blocks until
+/// this value is gone. Dropping it returns the memory to them, as [`cancel`](Self::cancel) does.
+#[must_use = "dropping it leaves the blocks awake"]
+pub struct PreparedSleep {
+    tenant: Tenant,
+    release: bool,
+    /// `true` if all blocks of the tenant were chosen.
+    is_whole: bool,
+    to_sleep: Vec<ToSleep>,
+    kept: u64,
+}
+
+impl PreparedSleep {
+    pub(super) fn new(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>, kept: u64) -> Self {
+        Self {
+            tenant: blocks.tenant.clone(),
+            release: blocks.release,
+            is_whole: blocks.tags.is_empty(),
+            to_sleep,
+            kept,
+        }
+    }
+
+    /// Gives the memory of the blocks up. They sleep from here on.
+    pub fn finish(self) -> Slept {
+        let mut slept = Slept {
+            kept: self.kept,
+            ..Slept::default()
+        };
+        for one in self.to_sleep {
+            slept.blocks += 1;
+            slept.given += one.sleep(self.release);
+        }
+        if self.is_whole {
+            match self.tenant.give_up_cached(self.release) {
+                Ok(given) => slept.given += given,
+                // It stays charged, and is reclaimed when another tenant needs it.
+                Err(error) => {
+                    tracing::warn!(%error, "cached memory of a sleeping tenant stays mapped")
+                }
+            }
+        }
+        slept
+    }
+
+    /// Returns their memory to the blocks, which are as before.
+    ///
+    /// # Errors
+    /// [`SleepError::Stayed`] if the driver refused twice to map the memory of some: they sleep, and
+    /// can be woken.
+    pub fn cancel(self) -> Result<(), SleepError> {
+        match undo(self.to_sleep, SleepError::Cancelled) {
+            SleepError::Cancelled => Ok(()),
+            stayed => Err(stayed),
+        }
+    }
+}
+
+impl fmt::Debug for PreparedSleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedSleep")
+            .field("tenant", &self.tenant)
+            .field("blocks", &self.to_sleep.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Blocks that are ready to be awake: they have memory, with their contents. Made by
+/// [`Blocks::prepare_wake`].
+///
+/// No operation but dropping them takes the blocks until this value is gone. Dropping it takes the
+/// memory away again, and the blocks sleep with the contents that were kept.
+#[must_use = "dropping it leaves the blocks asleep"]
+pub struct PreparedWake {
+    to_wake: Vec<ToWake>,
+}
+
+impl PreparedWake {
+    pub(super) const fn new(to_wake: Vec<ToWake>) -> Self {
+        Self { to_wake }
+    }
+
+    /// Ends the sleep of the blocks. Contents that were kept are removed from the store.
+    pub fn finish(self) -> Woken {
+        let mut woken = Woken::default();
+        for one in self.to_wake {
+            woken.blocks += 1;
+            woken.mapped += one.used();
+            woken.restored += one.kept();
+            one.wake();
+        }
+        woken
+    }
+}
+
+impl fmt::Debug for PreparedWake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedWake")
+            .field("blocks", &self.to_wake.len())
+            .finish()
+    }
+}
+
+/// Returns to every block the memory that was taken out.
+pub(super) fn undo(to_sleep: Vec<ToSleep>, cause: SleepError) -> SleepError {
+    let (mut stayed, mut lost) = (0, 0);
+    for one in to_sleep {
+        let bytes = one.bytes();
+        if !one.stay() {
+            stayed += 1;
+            lost += bytes;
+        }
+    }
+    match stayed {
+        0 => cause,
+        blocks => SleepError::Stayed {
+            blocks,
+            bytes: lost,
+            cause: Box::new(cause),
+        },
+    }
+}

@@ -1,0 +1,138 @@
+"""Publication of tensors for other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import _library
+from ._arrays import device_of
+from ._sizes import text_of
+from ._sources import device_of_all, lay_out, sources_of
+
+#: The key of the metadata that has the strides of tensors that are not dense, as JSON.
+STRIDES = "cuvmm.strides"
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns the path of a socket, which stays right when the process changes its folder."""
+    return os.path.abspath(os.fspath(path))
+
+
+class Publication:
+    """A name that this process publishes, with the version that `publish` has made.
+
+    It stays published, with this object and without it, until it is withdrawn, the name is published
+    again, or the process ends.
+    """
+
+    def __init__(self, name: str, version: int, path: str, device: int, nbytes: int) -> None:
+        #: The name.
+        self.name = name
+        #: The version, which counts from 1 for each name.
+        self.version = version
+        #: The path of the socket at which other processes attach it.
+        self.path = path
+        #: The ordinal of the device that has the memory.
+        self.device = device
+        #: The bytes of all tensors, with gaps for alignment.
+        self.nbytes = nbytes
+
+    def withdraw(self) -> None:
+        """Withdraws the name, with all its versions. Processes that have attached it keep it.
+
+        Raises `cuvmm.NotPublishedError` if it is withdrawn already.
+        """
+        library = _library.get()
+        library.check(library.withdraw(self.name.encode(), os.fsencode(self.path)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<cuvmm.Publication {self.name!r} version {self.version}, {text_of(self.nbytes)}"
+            f" on device {self.device}, at {self.path}>"
+        )
+
+
+def publish(
+    tensors: Mapping[str, Any],
+    name: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    device: Any = None,
+    users: Iterable[int] = (),
+    metadata: Mapping[str, str] | None = None,
+) -> Publication:
+    """Publishes finished tensors, which other processes attach with `cuvmm.attach` without a copy.
+
+    tensors: names and tensors, such as `model.state_dict()`: PyTorch's, or of any library with
+        DLPack. Those that share memory, such as tied weights, are stored once.
+    name: the name of the publication. Published again, it gets a new version.
+    path: the socket at which other processes attach it. By default it is in a folder in which
+        `cuvmm.attach` and the command `cuvmm share` look.
+    device: the device that gets the memory. Needed if all tensors are in host memory; else it is
+        theirs.
+    users: the numbers of other users whose processes may attach it. They must name the path.
+    metadata: texts by their names, which are attached too.
+
+    The tensors are copied, because memory that PyTorch allocated cannot be given to other processes.
+    They are free to be changed or deleted afterwards; a process can attach its own publication. The
+    copy counts against the limit of `cuvmm.configure`, and in its ledger. Of tensors whose bytes
+    overlap, the bytes between their elements are copied too. A publication stays on the
+    device for as long as it is published or a process has it attached.
+
+    Waits for all work of the device, and must not be called while a graph is captured.
+
+    >>> model = Model().cuda()  # doctest: +SKIP
+    >>> cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP
+    <cuvmm.Publication 'model' version 1, 15.01 GiB on device 0, at /run/user/1000/cuvmm/17644.sock>
+
+    Raises TypeError or ValueError for what cannot be published, `cuvmm.OutOfMemoryError` if there is
+    too little memory, and `cuvmm.Error` if another process listens at the path. Nothing has changed
+    then.
+    """
+    sources = sources_of(tensors)
+    ordinal = device_of_all(sources, None if device is None else device_of(device))
+    runs, nbytes = lay_out(sources)
+    texts = {str(key): str(value) for key, value in (metadata or {}).items()}
+    strides = {source.name: source.strides for source in sources if not source.is_dense}
+    if strides:
+        texts[STRIDES] = json.dumps(strides)
+    library = _library.get()
+    others = [int(user) for user in users]
+    if others and path is None:
+        raise ValueError(
+            "the usual folder is this user's: name a path that the other users can reach"
+        )
+    where = library.required("socket") if path is None else absolute(path)
+    manifest = [
+        {
+            "name": source.name,
+            "dtype": source.dtype,
+            "shape": source.shape,
+            "offset": source.offset,
+            "size": source.span,
+        }
+        for source in sources
+    ]
+    parts = [
+        {
+            "address": run.start,
+            "offset": run.offset,
+            "size": run.end - run.start,
+            "is_host": run.device is None,
+        }
+        for run in runs
+    ]
+    request = {
+        "name": name,
+        "path": where,
+        "users": others,
+        "device": ordinal,
+        "size": nbytes,
+        "manifest": {"tensors": manifest, "metadata": texts},
+        "parts": parts,
+    }
+    version = library.number("publish", json.dumps(request).encode())
+    return Publication(name, version, where, ordinal, nbytes)

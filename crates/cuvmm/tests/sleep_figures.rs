@@ -40,6 +40,19 @@ on_both! {
         });
     }
 
+    fn one_event_covers_all_blocks_without_a_stream(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("model").register().unwrap();
+        let blocks: Vec<Block> = (0..32).map(|_| tenant.allocate(G).unwrap()).collect();
+        let before = pool.stats().calls;
+        tenant.blocks().release(true).sleep(Contents::Discard).unwrap();
+        let calls = pool.stats().calls.since(&before);
+        assert_eq!(calls.count(Call::EventCreate), 1);
+        assert_eq!((calls.count(Call::MemUnmap), calls.count(Call::MemRelease)), (32, 32));
+        assert!(calls.total() <= 64 + 6, "{calls:?}");
+        assert!(blocks.iter().all(Block::is_asleep));
+    }
+
     fn whoever_watches_hears_how_far_it_is(rig) {
         let pool = pool(rig, 64);
         let tenant = pool.tenant("model").register().unwrap();

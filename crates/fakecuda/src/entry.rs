@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
-use cuvmm_driver::Driver;
 use cuvmm_sys::{CUresult, CUuuid};
 
 use crate::edge::{Outcome, export_also, present, put};
@@ -96,10 +95,7 @@ unsafe fn look_up(
     }
     // SAFETY: the caller promises a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    let driver = match state::driver() {
-        Ok(driver) => driver.version().map_or(13_000, |version| version.as_raw()),
-        Err(_) => 13_000,
-    };
+    let driver = state::version()?;
     if version > driver {
         return Err(INVALID);
     }

@@ -47,6 +47,17 @@ pub(crate) fn driver() -> Outcome<&'static Watched> {
     Ok(&state()?.driver)
 }
 
+/// Returns the CUDA version of the driver; before `cuInit`, the one that it will report.
+pub(crate) fn version() -> Outcome<i32> {
+    match state() {
+        Ok(state) => Ok(state.driver.version().map_err(code)?.as_raw()),
+        Err(_) => Ok(settings::get().map_or_else(
+            |_| Settings::default().version.as_raw(),
+            |settings| settings.version.as_raw(),
+        )),
+    }
+}
+
 fn clock() -> Duration {
     driver().map_or(Duration::ZERO, |driver| driver.clock())
 }
@@ -130,15 +141,7 @@ export! {
     }
 
     fn cuDriverGetVersion(version: *mut i32) {
-        let answered = match state() {
-            Ok(state) => state.driver.version().map_err(code)?.as_raw(),
-            // Before there is a driver: the version that it will report.
-            Err(_) => settings::get().map_or_else(
-                |_| Settings::default().version.as_raw(),
-                |settings| settings.version.as_raw(),
-            ),
-        };
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { put(version, answered) }
+        unsafe { put(version, self::version()?) }
     }
 }

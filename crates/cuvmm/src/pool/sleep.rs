@@ -17,7 +17,7 @@ use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{CallError, MemoryError, SleepError};
+use crate::error::{MemoryError, SleepError};
 use crate::own::Stream;
 use crate::store::Saved;
 
@@ -162,6 +162,12 @@ impl State {
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());
         };
+        // All fences are stamped before the first one is polled: one event then covers them all.
+        for id in &chosen {
+            if let Some(slot) = tenancy.slot_mut(id.index) {
+                slot.fence_work();
+            }
+        }
         for id in &chosen {
             let Some(slot) = tenancy.slot_mut(id.index) else {
                 continue;
@@ -172,7 +178,7 @@ impl State {
                 leased.add(slot);
             } else if slot.exported {
                 exported.add(slot);
-            } else if slot.is_busy() || slot.pinned || !Self::is_complete_now(needs, slot)? {
+            } else if slot.is_busy() || slot.pinned || !Self::poll(0, needs, &mut slot.fence)? {
                 busy.add(slot);
             }
         }
@@ -192,15 +198,6 @@ impl State {
             .into_iter()
             .filter_map(|id| self.mark(id, SleepState::moving(0)));
         Ok(marked.collect())
-    }
-
-    /// Returns `true` if the work queued on a block in use is complete.
-    fn is_complete_now(needs: &mut bool, slot: &mut Slot) -> Result<bool, CallError> {
-        if let Some(block) = &slot.block {
-            let fence = block.fence(&slot.space);
-            slot.fence.merge(fence);
-        }
-        Self::poll(0, needs, &mut slot.fence)
     }
 
     /// Notes copies out of a moving block that may still be running.

@@ -74,12 +74,21 @@ impl Generation {
     }
 }
 
-/// Figures of the newest pool, in bytes.
+/// The figures of the newest pool in bytes when an exchange for less gained nothing. Nothing is
+/// offered until they are lower, and for some readings of them in any case: otherwise a request and
+/// a library that allocates and frees all the time could disturb each other without end.
 #[derive(Clone, Copy, Debug)]
 struct Barren {
     used: u64,
     reserved: u64,
+    /// The number of such exchanges in sequence.
+    times: u32,
+    /// The number of readings that are left.
+    readings: u32,
 }
+
+/// The most readings for which nothing is offered.
+const MOST_READINGS: u32 = 16;
 
 /// The charge of all pools, in bytes.
 #[derive(Default)]
@@ -260,7 +269,10 @@ impl Generations {
         let Some(newest) = &self.newest else {
             return 0;
         };
-        let barren = |it: Barren| newest.in_use() >= it.used && newest.reserved >= it.reserved;
+        let barren = |it: Barren| {
+            let lower = newest.in_use() < it.used || newest.reserved < it.reserved;
+            it.readings > 0 || !lower
+        };
         if self.barren.is_some_and(barren) {
             return 0;
         }
@@ -300,7 +312,8 @@ impl Generations {
     pub(super) fn look(&mut self) -> Result<(), CallError> {
         let granule = self.granule;
         let mut outcome = self.resume();
-        if let (Some(newest), Some(_)) = (&self.newest, self.barren) {
+        if let (Some(newest), Some(barren)) = (&self.newest, &mut self.barren) {
+            barren.readings = barren.readings.saturating_sub(1);
             // What other tenants could not get may be free by now.
             outcome = outcome.and(newest.pool.trim_to(0));
         }
@@ -389,6 +402,7 @@ impl Generations {
         self.look()?;
         let idle = self.idle();
         if idle == 0 {
+            self.note_barren();
             return Ok(false);
         }
         // Each exchange costs the pool its free memory, so small requests do not come one by one.
@@ -426,12 +440,19 @@ impl Generations {
             (maximum.checked_add(step.bytes())? <= left).then_some(maximum)
         });
         if matches!(exchanged, Ok(false)) {
-            self.barren = self.newest.as_ref().map(|newest| Barren {
-                used: newest.in_use(),
-                reserved: newest.reserved,
-            });
+            self.note_barren();
         }
         exchanged
+    }
+
+    fn note_barren(&mut self) {
+        let times = self.barren.map_or(0, |it| it.times);
+        self.barren = self.newest.as_ref().map(|newest| Barren {
+            used: newest.in_use(),
+            reserved: newest.reserved,
+            times: times.saturating_add(1),
+            readings: times.min(MOST_READINGS),
+        });
     }
 
     /// Exchanges the newest pool for one with the maximum that `choose` returns for the bytes that
@@ -472,9 +493,7 @@ impl Generations {
     /// Makes the stand-in current, unless what is charged covers the newest pool and one with this
     /// maximum beside it.
     fn suspend(&mut self, maximum: u64) -> Result<(), CallError> {
-        let allowed = self.allowed();
-        let both = |newest: &Generation| newest.charged.saturating_add(maximum);
-        if self.newest.as_ref().is_none_or(|it| both(it) <= allowed) {
+        if self.covers_both(maximum) {
             return Ok(());
         }
         match (&mut self.guard, &self.stand_in) {
@@ -486,6 +505,12 @@ impl Generations {
             // Nothing but this value allocates from the newest pool.
             _ => Ok(()),
         }
+    }
+
+    /// Returns `true` if what is charged covers the newest pool and one with this maximum beside it.
+    fn covers_both(&self, maximum: u64) -> bool {
+        let newest = self.newest.as_ref().map_or(0, |newest| newest.charged);
+        newest.saturating_add(maximum) <= self.allowed()
     }
 
     /// Makes the newest pool current again where the stand-in is. Asks the driver twice.
@@ -506,7 +531,7 @@ impl Generations {
         maximum: u64,
         choose: impl Fn(u64) -> Option<u64>,
     ) -> Result<bool, CallError> {
-        let granule = self.granule;
+        let (granule, covered) = (self.granule, self.covers_both(maximum));
         let Some(newest) = &mut self.newest else {
             return Ok(false);
         };
@@ -516,6 +541,10 @@ impl Generations {
         }
         if let Some(guard) = &mut self.guard {
             guard.switch(&next)?;
+        }
+        if !covered {
+            // It was out of reach when it was looked at.
+            newest.charged = granule.round_up(newest.reserved).unwrap_or(u64::MAX);
         }
         let old = self.newest.replace(Generation::new(next, maximum));
         self.barren = None;

@@ -524,7 +524,8 @@ fn a_lost_context_gives_everything_back() {
     let stream = Stream::new(&rig.device).unwrap();
     let guard = memory.make_current().unwrap();
     let held = memory.allocate_on(&stream, STEP).unwrap();
-    rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    rig.machine
+        .lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert!(stream.synchronize().is_err());
     assert!(memory.reserve(5 * STEP).is_err());
     assert!(memory.stats().is_err());

@@ -225,7 +225,11 @@ fn ending() {
 
 fn end(mut world: World, rig: &Rig<Nothing>, library: DeviceAddress) {
     // SAFETY: nothing uses the memory.
-    unsafe { rig.machine.free_async(D0, library, world.stream.as_raw()).unwrap() };
+    unsafe {
+        rig.machine
+            .free_async(D0, library, world.stream.as_raw())
+            .unwrap()
+    };
     world.held.clear();
     world.stream.synchronize().unwrap();
     let _all = world.other.allocate(16 * STEP).unwrap();
@@ -242,7 +246,8 @@ fn a_stand_in_that_could_not_be_left_is_left_by_the_next_operation() {
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     // The switch to the new pool fails, and both attempts to go back.
     for nth in [2, 3, 4] {
-        rig.faults.arm(Fault::nth(nth, code).of(Call::DeviceSetMemPool));
+        rig.faults
+            .arm(Fault::nth(nth, code).of(Call::DeviceSetMemPool));
     }
     assert!(world.memory().reserve(6 * STEP).is_err());
     rig.faults.disarm();

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use common::books::figures;
 use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Nothing, ModelDriver};
+use cuvmm::driver::model::{ModelDriver, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, StreamHandle};
 use cuvmm::{
     Block, CurrentTenantMemPool, Limit, MemPool, Pool, PoolAllocation, Stream, Tenant,
@@ -36,27 +36,71 @@ const LIMIT: u64 = 14;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Build { which: usize, maximum: u64, minimum: u64 },
-    Drop { which: usize },
-    Reserve { which: usize, steps: u64 },
-    GrowTo { which: usize, steps: u64 },
-    ShrinkTo { which: usize, steps: u64 },
-    Trim { which: usize },
-    Current { which: usize },
+    Build {
+        which: usize,
+        maximum: u64,
+        minimum: u64,
+    },
+    Drop {
+        which: usize,
+    },
+    Reserve {
+        which: usize,
+        steps: u64,
+    },
+    GrowTo {
+        which: usize,
+        steps: u64,
+    },
+    ShrinkTo {
+        which: usize,
+        steps: u64,
+    },
+    Trim {
+        which: usize,
+    },
+    Current {
+        which: usize,
+    },
     EndCurrent,
-    Allocate { which: usize, steps: u64 },
-    Free { index: usize },
-    Block { which: usize, granules: u64 },
-    FreeBlock { index: usize },
-    TrimPool { keep: u64 },
-    Guarantee { which: usize, steps: u64 },
-    Limit { which: usize, steps: u64 },
-    Unregister { which: usize },
-    /// What the other library does at each driver call from here on: it allocates pieces of so many
-    /// MiB, and frees one in so many calls.
-    Library { piece: u64, frees: u64 },
+    Allocate {
+        which: usize,
+        steps: u64,
+    },
+    Free {
+        index: usize,
+    },
+    Block {
+        which: usize,
+        granules: u64,
+    },
+    FreeBlock {
+        index: usize,
+    },
+    TrimPool {
+        keep: u64,
+    },
+    Guarantee {
+        which: usize,
+        steps: u64,
+    },
+    Limit {
+        which: usize,
+        steps: u64,
+    },
+    Unregister {
+        which: usize,
+    },
+    /// Sets the size in MiB of the pieces that the other library allocates at each driver call, and
+    /// the number of calls after which it frees one.
+    Library {
+        piece: u64,
+        frees: u64,
+    },
     Settle,
-    Fail { nth: u64 },
+    Fail {
+        nth: u64,
+    },
     Heal,
 }
 
@@ -116,7 +160,12 @@ impl Library {
         }
         let info = machine.memory_info(D0).unwrap();
         let used = info.total - info.free;
-        assert!(used <= self.limit, "{} MiB of {}", used >> 20, self.limit >> 20);
+        assert!(
+            used <= self.limit,
+            "{} MiB of {}",
+            used >> 20,
+            self.limit >> 20
+        );
         if self.calls.is_multiple_of(self.frees) && !self.held.is_empty() {
             let at = self.held.remove(self.calls as usize % self.held.len());
             // SAFETY: nothing uses the memory.
@@ -194,7 +243,11 @@ impl<'a> Run<'a> {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Build { which, maximum, minimum } => {
+            Step::Build {
+                which,
+                maximum,
+                minimum,
+            } => {
                 let Some(tenant) = &self.tenants[which] else {
                     self.tenants[which] = register(&self.pool, which);
                     return;
@@ -244,7 +297,8 @@ impl<'a> Run<'a> {
             }
             Step::Block { which, granules } => {
                 let tenant = self.tenants[which].as_ref();
-                self.blocks.extend(tenant.and_then(|it| it.allocate(granules * G).ok()));
+                self.blocks
+                    .extend(tenant.and_then(|it| it.allocate(granules * G).ok()));
             }
             Step::FreeBlock { index } => {
                 if !self.blocks.is_empty() {
@@ -275,7 +329,12 @@ impl<'a> Run<'a> {
                 let _ = self.stream.synchronize();
                 let library = self.library.lock().unwrap();
                 // SAFETY: the stream is alive.
-                unsafe { library.machine.stream_synchronize(D0, library.stream).unwrap() };
+                unsafe {
+                    library
+                        .machine
+                        .stream_synchronize(D0, library.stream)
+                        .unwrap()
+                };
             }
             Step::Fail { nth } => {
                 self.rig.faults.disarm();
@@ -308,7 +367,12 @@ impl<'a> Run<'a> {
             library.piece = 0;
             library.free_all();
             // SAFETY: the stream is alive.
-            unsafe { library.machine.stream_synchronize(D0, library.stream).unwrap() };
+            unsafe {
+                library
+                    .machine
+                    .stream_synchronize(D0, library.stream)
+                    .unwrap()
+            };
         }
         self.guard = None;
         self.held.clear();
@@ -331,10 +395,8 @@ impl<'a> Run<'a> {
 
 fn run(steps: Vec<Step>) {
     let rig = common::model();
-    if std::env::var("SHOW").is_ok() { eprintln!("---"); }
     let mut run = Run::new(&rig);
     for step in steps {
-        if std::env::var("SHOW").is_ok() { eprintln!("{step:?}"); }
         run.step(step);
         run.check();
     }

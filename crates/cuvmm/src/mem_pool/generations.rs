@@ -103,7 +103,7 @@ struct Account {
     being_charged: u64,
 }
 
-/// What a tenant's pool shows to others, in bytes.
+/// The figures that a tenant's pool shows to others, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct View {
     /// The bytes that the tenant is charged.
@@ -131,7 +131,7 @@ pub(super) struct Sums {
     pub(super) current: bool,
 }
 
-/// What it takes to have room for some bytes.
+/// The requirements of room for some bytes.
 pub(super) enum Need {
     /// There is room.
     Nothing,

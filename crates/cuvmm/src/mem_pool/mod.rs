@@ -294,9 +294,7 @@ impl Shared {
                 self.core.lock().allow(charge);
             }
             let device = &self.core.device;
-            let grown = self.work(bytes, |generations| {
-                Ok(generations.grow(device, bytes)?)
-            });
+            let grown = self.work(bytes, |generations| Ok(generations.grow(device, bytes)?));
             if !matches!(grown, Ok(true)) {
                 self.core.lock().recount();
                 self.give_up_returned();

@@ -1,13 +1,13 @@
 //! Memory that the driver's own memory pools hold for a tenant.
 //!
 //! The pool sees no allocation of these. So it charges what they may hold at most, before they may
-//! hold it, and ends the charge when they cannot hold it any more. Their figures are read from the
-//! driver without the lock: before memory is reclaimed, and by the mapper.
+//! hold it, and ends the charge when they cannot hold it any more. Their [figures](super::driver_figures)
+//! are read from the driver.
 
 use std::sync::Arc;
 
 use super::budget::{Amount, TenantId};
-use super::core::{Core, Locked};
+use super::core::Locked;
 use super::holder::{Held, Holder, HolderId};
 use super::tenant::Tenant;
 use super::wait::Wait;
@@ -66,18 +66,6 @@ impl Tenant {
     }
 }
 
-impl Core {
-    /// Returns the bytes that memory pools of the driver may still obtain. Called without the lock.
-    pub(super) fn promised_to_driver(&self) -> u64 {
-        let holders: Vec<Arc<dyn Holder>> = self.look(|state| {
-            let held = state.tenants.values().flat_map(|it| &it.holders);
-            let of_driver = held.filter(|held| held.holder.is_of_driver());
-            of_driver.map(|held| Arc::clone(&held.holder)).collect()
-        });
-        holders.iter().map(|holder| holder.not_obtained()).sum()
-    }
-}
-
 impl Locked<'_> {
     fn charge_driver_memory(
         &mut self,
@@ -130,37 +118,5 @@ impl Locked<'_> {
         }
         core.note_created(bytes);
         Ok(())
-    }
-
-    /// Reads what the driver's memory pools hold, and ends the charge for what they have returned.
-    /// Makes no driver call while a capture guard lives.
-    pub(super) fn refresh_driver_memory(&mut self) {
-        if self.capturing > 0 || self.device.usable().is_err() {
-            return;
-        }
-        for (tenant, id) in self.holders() {
-            let holder = match self.held(tenant, id) {
-                Some(held) if held.holder.is_of_driver() => Arc::clone(&held.holder),
-                _ => continue,
-            };
-            let given = self.unlocked(move || holder.refresh());
-            self.receive(tenant, id, given);
-            self.forget_holder(tenant, id);
-        }
-    }
-
-    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits. Releases
-    /// the lock.
-    pub(super) fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
-        let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
-            return;
-        };
-        held.bytes += bytes;
-        let holder = Arc::clone(&held.holder);
-        self.budget.charge_beyond(tenant, bytes);
-        self.budget.created(bytes);
-        self.core().note_created(bytes);
-        self.unlocked(move || holder.acknowledge(bytes));
-        tracing::warn!(bytes, "a memory pool of the driver held more than was charged");
     }
 }

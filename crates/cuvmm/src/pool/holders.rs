@@ -81,6 +81,24 @@ impl Locked<'_> {
         self.put_back(given.extents);
     }
 
+    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits. Releases
+    /// the lock.
+    fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
+        let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
+            return;
+        };
+        held.bytes += bytes;
+        let holder = Arc::clone(&held.holder);
+        self.budget.charge_beyond(tenant, bytes);
+        self.budget.created(bytes);
+        self.core().note_created(bytes);
+        self.unlocked(move || holder.acknowledge(bytes));
+        tracing::warn!(
+            bytes,
+            "a memory pool of the driver held more than was charged"
+        );
+    }
+
     /// Asks the mapper to tidy a holder that will have more to give.
     fn tidy_soon(&mut self, tenant: TenantId, id: HolderId) {
         let asked = (tenant, id);

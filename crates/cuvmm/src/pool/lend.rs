@@ -279,7 +279,13 @@ impl Locked<'_> {
         }
     }
 
-    pub(super) fn count_lent(&mut self, tenant: TenantId, holder: HolderId, bytes: u64, more: bool) {
+    pub(super) fn count_lent(
+        &mut self,
+        tenant: TenantId,
+        holder: HolderId,
+        bytes: u64,
+        more: bool,
+    ) {
         if let Some(held) = self
             .tenants
             .get_mut(&tenant)

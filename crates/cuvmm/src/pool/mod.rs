@@ -91,6 +91,7 @@ mod change;
 mod commit;
 mod compact;
 mod core;
+mod driver_figures;
 mod driver_memory;
 mod exported;
 mod fills;

@@ -61,8 +61,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     };
     let kept = library.allocate(96 * MIB)?;
     let scratch = library.allocate(256 * MIB)?;
-    let refused = library.allocate(64 * MIB).unwrap_err();
-    println!("the library asked for 64 MiB more: {refused}");
+    if let Err(refused) = library.allocate(64 * MIB) {
+        println!("the library asked for 64 MiB more: {refused}");
+    }
     library.free(scratch)?;
     stream.synchronize()?;
 
@@ -75,7 +76,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         stats.maximum / MIB,
         stats.in_use / MIB
     );
-    println!("{}", memory.reserve(256 * MIB).unwrap_err());
+    if let Err(refused) = memory.reserve(256 * MIB) {
+        println!("{refused}");
+    }
     drop(block);
 
     // Before its next step the model asks for room again.

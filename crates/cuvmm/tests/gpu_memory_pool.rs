@@ -86,7 +86,7 @@ on_each! {
     }
 
     fn contents_stay_in_an_exchanged_pool(stage) {
-        let pool = pool(stage, 16);
+        let pool = pool(stage, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let memory = memory(&tenant, 3, 1);
         let stream = stage.stream();
@@ -114,30 +114,30 @@ on_each! {
     }
 
     fn another_tenant_gets_what_is_not_in_use(stage) {
-        let pool = pool(stage, 12);
+        let pool = pool(stage, 8);
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
-        let memory = memory(&a, 10, 1);
+        let memory = memory(&a, 6, 1);
         let stream = stage.stream();
         let current = memory.make_current().unwrap();
-        let kept = library(stage, &stream, 2).unwrap();
+        let kept = library(stage, &stream, 1).unwrap();
         let stamp = stage.stamp();
-        stage.work().fill(&stream, kept, 2 * STEP, stamp, std::time::Duration::ZERO);
-        let idle = library(stage, &stream, 7).unwrap();
+        stage.work().fill(&stream, kept, STEP, stamp, std::time::Duration::ZERO);
+        let idle = library(stage, &stream, 4).unwrap();
         free(stage, &stream, idle);
         stream.synchronize().unwrap();
-        let block = b.allocate(8 * STEP).unwrap();
-        assert_eq!((charged(&a), charged(&b)), (4, 8));
+        let block = b.allocate(5 * STEP).unwrap();
+        assert_eq!((charged(&a), charged(&b)), (3, 5));
         assert!(b.allocate(STEP).unwrap_err().is_out_of_memory());
         let theirs = stage.stamp();
         stage.fill(&stream, &block, theirs);
         stage.check(&stream, &block, theirs);
-        stage.work().check(&stream, kept, 2 * STEP, stamp);
+        stage.work().check(&stream, kept, STEP, stamp);
         assert!(is_full(&library(stage, &stream, 2)));
         drop(block);
         stream.synchronize().unwrap();
-        memory.reserve(5 * STEP).unwrap();
-        let again = library(stage, &stream, 5).unwrap();
+        memory.reserve(4 * STEP).unwrap();
+        let again = library(stage, &stream, 4).unwrap();
         for at in [kept, again] {
             free(stage, &stream, at);
         }
@@ -167,11 +167,11 @@ on_each! {
     /// Threads of another library allocate while the pool is exchanged and reclaimed from. The
     /// driver's figures of the device stay within the limit, with what it had before.
     fn threads_stay_within_the_limit_by_the_drivers_figure(stage) {
-        let limit = 16;
+        let limit = 8;
         let pool = pool(stage, limit);
         let tenant = pool.tenant("a").register().unwrap();
         let other = pool.tenant("b").register().unwrap();
-        let memory = memory(&tenant, 6, 1);
+        let memory = memory(&tenant, 3, 1);
         // What a stream and a first allocation cost the driver itself.
         let streams: [Stream; 2] = stage.streams();
         for stream in &streams {
@@ -216,8 +216,8 @@ on_each! {
                     break;
                 }
                 match round % 5 {
-                    0 => drop(memory.reserve((1 + round % 7) * STEP)),
-                    1 => drop(other.try_allocate((1 + round % 11) * STEP)),
+                    0 => drop(memory.reserve((1 + round % 4) * STEP)),
+                    1 => drop(other.try_allocate((1 + round % 6) * STEP)),
                     2 => drop(memory.shrink_to((round % 4) * STEP)),
                     3 => drop(pool.trim(0)),
                     _ => drop(memory.stats().unwrap()),

@@ -25,8 +25,8 @@ use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::mem_pool::TenantMemPoolStats;
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    CallError, CurrentTenantMemPool, Device, Limit, MemPool, Pool, PoolAllocation, Stream, Tenant,
-    TenantMemPool,
+    CallError, CurrentTenantMemPool, Device, Ledger, Limit, MemPool, Pool, PoolAllocation, Stream,
+    Tenant, TenantMemPool,
 };
 
 /// The size in which a pool of the driver obtains memory.
@@ -422,6 +422,69 @@ on_both! {
             assert_eq!((used(rig), rig.machine.live().mem_pools), (0, 0), "{order}");
             assert!(is_default_current(&rig.device));
         }
+    }
+
+    /// A thread was inside of `cuMemAllocAsync`, for which the driver had chosen the old pool, when
+    /// that was exchanged.
+    fn what_the_driver_holds_beyond_the_charge_is_charged_when_it_is_seen(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").limit(7 * STEP).register().unwrap();
+        let memory = memory(&tenant, 4, 4);
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = memory.allocate_on(&stream, STEP).unwrap();
+        memory.reserve(5 * STEP).unwrap();
+        assert_eq!(charged(&tenant), 7);
+        let old = held.pool().as_raw();
+        // SAFETY: the pool lives as long as the allocation, and the stream is alive.
+        let late = unsafe { rig.machine.alloc_from_pool_async(D0, 3 * STEP, old, stream.as_raw()) };
+        let late = late.unwrap();
+        let now = stats(&memory);
+        assert_eq!((now.charged, now.older_held, charged(&tenant)), (10 * STEP, 4 * STEP, 10));
+        assert!(tenant.try_allocate(G).unwrap_err().is_out_of_memory());
+        let other = common_tenant(&pool);
+        assert!(other.try_allocate(G).unwrap_err().is_out_of_memory());
+        free(rig, &stream, late);
+        stream.synchronize().unwrap();
+        let _block = other.try_allocate(STEP).unwrap();
+        assert_eq!((stats(&memory).charged, charged(&tenant)), (7 * STEP, 7));
+        drop(held);
+        stream.synchronize().unwrap();
+        drop(memory);
+        assert_eq!(charged(&tenant), 0);
+    }
+
+    fn a_ledger_grants_what_is_charged_and_gets_back_what_is_not_in_use(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let process = |name: &str| {
+            let ledger = Ledger::builder(&rig.device, dir.path());
+            let ledger = ledger.limit(12 * STEP).name(name).open().unwrap();
+            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(12 * STEP));
+            (pool.ledger(&ledger).build().unwrap(), ledger)
+        };
+        let ((one, ledger), (two, _other)) = (process("one"), process("two"));
+        let (a, b) = (tenant(&one, "a"), tenant(&two, "b"));
+        let memory = memory(&a, 8, 1);
+        let own = |of: fn(&cuvmm::ledger::ProcessStats) -> u64| {
+            let stats = ledger.stats();
+            let own = stats.processes.iter().find(|it| it.slot == ledger.slot());
+            of(own.unwrap()) / STEP
+        };
+        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 9));
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = memory.allocate_on(&stream, 2 * STEP).unwrap();
+        let refused = b.try_allocate(5 * STEP).unwrap_err();
+        assert!(refused.shortage().unwrap().ledger.is_some(), "{refused}");
+        let waits = std::time::Duration::from_secs(60);
+        let block = b.block(6 * STEP).timeout(waits).allocate().unwrap();
+        assert!(charged(&a) <= 6, "{}", charged(&a));
+        assert!(own(|it| it.charged) <= 6);
+        let refused = memory.reserve(4 * STEP).unwrap_err();
+        assert!(refused.shortage().unwrap().ledger.is_some(), "{refused}");
+        drop(block);
+        assert!(two.trim(0).unwrap() > 0);
+        memory.reserve(4 * STEP).unwrap();
+        drop(held);
+        stream.synchronize().unwrap();
     }
 
     fn arguments_that_cannot_be_change_nothing(rig) {

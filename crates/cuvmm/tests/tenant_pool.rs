@@ -242,6 +242,26 @@ on_both! {
         drop(current);
     }
 
+    fn a_hook_gives_what_the_minimum_keeps(rig) {
+        let pool = pool(rig, 8);
+        let given: Arc<std::sync::Mutex<Option<TenantMemPool>>> = Arc::default();
+        let giving = Arc::clone(&given);
+        let hooked = pool.tenant("a").on_pressure(move |pressure| {
+            let memory = giving.lock().unwrap().clone().unwrap();
+            let maximum = memory.stats().unwrap().maximum;
+            memory.shrink_to(maximum - pressure.bytes).unwrap();
+            // It waits for nothing here.
+            assert!(memory.reserve(8 * STEP).is_err());
+        });
+        let a = hooked.register().unwrap();
+        *given.lock().unwrap() = Some(a.memory_pool(6 * STEP).build().unwrap());
+        let other = common_tenant(&pool);
+        let _block = other.allocate(4 * STEP).unwrap();
+        assert_eq!((charged(&a), charged(&other)), (4, 4));
+        given.lock().unwrap().take();
+        assert_eq!(charged(&a), 0);
+    }
+
     fn by_default_nothing_is_reclaimed(rig) {
         let pool = pool(rig, 8);
         let one = tenant(&pool, "a");

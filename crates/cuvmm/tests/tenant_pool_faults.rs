@@ -7,7 +7,8 @@
     missing_docs,
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic
+    clippy::panic,
+    clippy::unit_arg
 )]
 
 mod common;

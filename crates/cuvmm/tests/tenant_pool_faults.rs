@@ -240,6 +240,32 @@ fn end(mut world: World, rig: &Rig<Nothing>, library: DeviceAddress) {
     assert_eq!(rig.machine.live().mem_pools, 0);
 }
 
+/// While the driver refuses, exchanges keep the newest pool the current one: an old one must not be
+/// allocated from.
+#[test]
+fn a_pool_that_could_not_be_left_at_a_drop_is_left_by_the_next_operation() {
+    let rig = common::model();
+    let mut world = world(&rig, 16);
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults
+        .arm(Fault::nth(1, code).of(Call::DeviceSetMemPool));
+    world.guards.clear();
+    rig.faults.disarm();
+    assert!(world.memory().is_current().unwrap());
+    world.memory().reserve(7 * STEP).unwrap();
+    let default = MemPool::default_of(&rig.device).unwrap();
+    assert!(default.is_current().unwrap());
+    assert_eq!(rig.device.drop_failures(), 0);
+    // Through the end of the pool too.
+    world.guards.push(world.memory().make_current().unwrap());
+    rig.faults
+        .arm(Fault::nth(1, code).of(Call::DeviceSetMemPool));
+    world.guards.clear();
+    world.memory = None;
+    rig.faults.disarm();
+    assert!(default.is_current().unwrap());
+}
+
 #[test]
 fn a_stand_in_that_could_not_be_left_is_left_by_the_next_operation() {
     let rig = common::model();

@@ -515,6 +515,7 @@ impl Generations {
 
     /// Makes the newest pool current again where the stand-in is. Asks the driver twice.
     fn resume(&mut self) -> Result<(), CallError> {
+        self.let_go();
         let (Some(guard), Some(newest)) = (&mut self.guard, &self.newest) else {
             return Ok(());
         };
@@ -649,14 +650,22 @@ impl Generations {
         Ok(())
     }
 
-    /// Lets go of the guard of a value that is dropped.
+    /// Ends a value that kept the newest pool current. If the driver refuses to make the previous pool
+    /// current, the next operation tries again; until then the newest pool is kept current.
     pub(super) fn forget_current(&mut self) {
-        if self.guards > 1 {
-            self.guards -= 1;
-            return;
+        if let Err(error) = self.end_current() {
+            self.guards = 0;
+            tracing::warn!(%error, "a memory pool stays the current one for now");
         }
-        self.guards = 0;
-        // Its drop makes the previous pool current, or reports why it could not.
-        drop(self.guard.take());
+    }
+
+    /// Makes the previous pool current where that was refused before.
+    fn let_go(&mut self) {
+        if self.guards == 0
+            && let Some(guard) = self.guard.take()
+            && let Err(refused) = guard.close()
+        {
+            self.guard = Some(refused.owner);
+        }
     }
 }

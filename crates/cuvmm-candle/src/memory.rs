@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Shape, Tensor};
 use cuvmm::error::BlockError;
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Access, Block, Tenant};
+use cuvmm::{Access, Block, CurrentTenantMemPool, Tenant};
 
 use crate::error::TensorError;
 use crate::gpu::Gpu;
@@ -58,6 +58,26 @@ impl Memory {
     #[must_use]
     pub const fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    /// Takes what candle allocates by itself, such as the tensors between the layers of a model, out of
+    /// the tenant's limit: at most `maximum` bytes, while the returned value lives.
+    ///
+    /// The tenant is charged the maximum and 32 MiB, whether or not candle uses them. candle returns
+    /// an error for a tensor that exceeds it; [`TenantMemPool::reserve`](cuvmm::TenantMemPool::reserve)
+    /// makes room for more. Tensors that candle allocated before do not count. It applies to
+    /// everything that allocates by `cuMemAllocAsync` on this GPU in this process, so one tenant at
+    /// a time can have it. For a pool with other settings, build it with
+    /// [`Tenant::memory_pool`](cuvmm::Tenant::memory_pool) and make it current.
+    ///
+    /// # Errors
+    /// [`TensorError::Block`] if the limits do not leave the memory, another memory pool than the
+    /// default one is current, or the driver is older than CUDA 12.2.
+    pub fn intermediates(&self, maximum: u64) -> Result<CurrentTenantMemPool, TensorError> {
+        let pool = self.gpu.allocate(BlockError::is_shortage, || {
+            self.tenant.memory_pool(maximum).build()
+        })?;
+        Ok(pool.make_current()?)
     }
 
     /// Makes a tensor over the first bytes of a block, with the elements that are there. The block

@@ -14,6 +14,8 @@
 mod caches;
 #[path = "gpu/forks.rs"]
 mod forks;
+#[path = "gpu/intermediates.rs"]
+mod intermediates;
 #[path = "gpu/rig.rs"]
 mod rig;
 #[path = "gpu/sleep.rs"]

@@ -179,9 +179,11 @@ pub(crate) fn models(
     let specs = options.specs()?;
     let limit = options.limit(&specs, gpu.device().granularity())?;
     let slots = options.slots;
+    let limits = (limit, options.intermediates << 20);
+    let elastic = Split::Elastic(options.sleep);
     let models = match mode {
-        Mode::Elastic => modes::pooled(gpu, &specs, slots, limit, Split::Elastic(options.sleep))?,
-        Mode::Static => modes::pooled(gpu, &specs, slots, limit, Split::Shares)?,
+        Mode::Elastic => modes::pooled(gpu, &specs, slots, limits, elastic)?,
+        Mode::Static => modes::pooled(gpu, &specs, slots, limits, Split::Shares)?,
         Mode::Candle => modes::plain(gpu.candle(), &specs, slots, limit)?,
     };
     println!(

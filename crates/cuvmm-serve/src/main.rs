@@ -29,6 +29,7 @@ mod tests;
 mod trace;
 mod weights;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -56,8 +57,27 @@ fn main() -> anyhow::Result<()> {
 /// Serves a trace in one mode.
 fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, None)?;
+    let device = gpu.device();
+    let before = used(device)?;
     let (models, shared) = compare::models(gpu, options, options.mode)?;
-    let served = Server::serve(&models, shared, drawn(&requests, &models))?;
+    let (served, most) = watched(device, || {
+        Server::serve(&models, shared, drawn(&requests, &models))
+    })?;
+    println!(
+        "the device's used memory, by the driver: {} MiB before, at most {} MiB more",
+        before >> 20,
+        most.saturating_sub(before) >> 20,
+    );
+    let first = models.first();
+    if let Some(intermediates) = first.and_then(|model| model.intermediates.as_ref()) {
+        let stats = intermediates.pool().stats()?;
+        println!(
+            "candle's own tensors: {} of {} MiB held now",
+            stats.reserved >> 20,
+            stats.maximum >> 20
+        );
+    }
+    println!("{:.1} tokens/s", served.figures.rate());
     served.figures.print_models(&names(&models));
     let name = match options.mode {
         Mode::Elastic => "elastic",
@@ -78,6 +98,36 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the bytes of the device's memory in use, by the driver's count.
+fn used(device: &cuvmm::Device) -> anyhow::Result<u64> {
+    let info = device.memory_info()?;
+    Ok(info.total - info.free)
+}
+
+/// Runs `work`, and returns its result with the most bytes of the device in use meanwhile.
+fn watched<T>(
+    device: &cuvmm::Device,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, u64)> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            while !stop.load(Ordering::Relaxed) {
+                most = most.max(used(device)?);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            anyhow::Ok(most)
+        });
+        let done = work();
+        stop.store(true, Ordering::Relaxed);
+        let most = watcher
+            .join()
+            .map_err(|_| anyhow::anyhow!("the watcher panicked"))??;
+        Ok((done?, most))
+    })
 }
 
 /// Answers one prompt, after the system prompt.

@@ -1,5 +1,7 @@
 //! A model that is served: its decoder, its memory and its system prompt.
 
+use cuvmm::CurrentTenantMemPool;
+
 use super::cache::Caches;
 use super::cache_memory::CacheMemory;
 use super::decoder::Decoder;
@@ -12,6 +14,8 @@ pub(crate) struct Model {
     /// The number of token ids.
     pub(crate) words: usize,
     pub(crate) system: SystemPrompt,
+    /// The memory of candle's own tensors, for all models, with the first of them.
+    pub(crate) intermediates: Option<CurrentTenantMemPool>,
 }
 
 impl Model {

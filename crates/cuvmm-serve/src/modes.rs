@@ -5,7 +5,7 @@ use std::rc::Rc;
 use anyhow::Context as _;
 use candle_core::Device;
 use candle_nn::VarBuilder;
-use cuvmm::{HostStore, Limit, Pool};
+use cuvmm::{CurrentTenantMemPool, HostStore, Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
 use super::cache::Budget;
@@ -37,21 +37,50 @@ fn model(
         cache_memory: Box::new(cache_memory),
         words: spec.config.vocab_size,
         system: spec.system.clone(),
+        intermediates: None,
     })
 }
 
+/// The bytes that a tenant is charged for a memory pool of the driver beyond its maximum.
+const EXCHANGE: u64 = 32 << 20;
+
+/// Returns the bytes by which a pool is larger for `room` bytes of intermediate tensors.
+pub(crate) fn charged_for(room: u64) -> u64 {
+    match room {
+        0 => 0,
+        _ => room.next_multiple_of(EXCHANGE) + EXCHANGE,
+    }
+}
+
+/// Takes what candle allocates by itself out of a tenant of its own, with `room` bytes, or leaves it
+/// outside of the pool if that is zero.
+fn intermediates(
+    gpu: &Gpu,
+    pool: &Pool,
+    room: u64,
+) -> anyhow::Result<Option<CurrentTenantMemPool>> {
+    if room == 0 {
+        return Ok(None);
+    }
+    let tenant = pool.tenant("intermediates").guarantee(charged_for(room));
+    let memory = Memory::new(gpu, &tenant.register()?);
+    Ok(Some(memory.intermediates(room)?))
+}
+
 /// Makes models over tenants of one pool with a limit in bytes, which is split equally or used as
-/// needed.
+/// needed, and with `room` bytes in addition for what candle allocates by itself.
 pub(crate) fn pooled(
     gpu: &Gpu,
     specs: &[Spec],
     slots: usize,
-    limit: u64,
+    (limit, room): (u64, u64),
     split: Split,
 ) -> anyhow::Result<Vec<Model>> {
     let pool = Pool::builder(gpu.device())
-        .limit(Limit::Bytes(limit))
+        .limit(Limit::Bytes(limit + charged_for(room)))
         .build()?;
+    // Before the models are loaded, which takes memory of candle too.
+    let mut intermediates = intermediates(gpu, &pool, room)?;
     let granule = gpu.device().granularity();
     let asleep = match split {
         Split::Shares | Split::Elastic(Sleep::Never) => Asleep::Never,
@@ -79,13 +108,10 @@ pub(crate) fn pooled(
         let memory = Memory::new(gpu, &tenant.register()?);
         let cache_memory =
             Elastic::new(&memory, spec, asleep.clone()).with_context(|| weights_in(index, most))?;
-        models.push(model(
-            index,
-            spec,
-            slots,
-            &cache_memory.var_builder(),
-            cache_memory,
-        )?);
+        let vb = cache_memory.var_builder();
+        let mut model = model(index, spec, slots, &vb, cache_memory)?;
+        model.intermediates = intermediates.take();
+        models.push(model);
     }
     Ok(models)
 }

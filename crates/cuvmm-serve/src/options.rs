@@ -68,6 +68,10 @@ pub(crate) struct Options {
     /// addition to its weights and its system prompt.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     share: u64,
+    /// The most that candle's own tensors between the layers may take, in MiB, in addition to the
+    /// limit of the models; 0 leaves them outside of any limit, as in the mode `candle`.
+    #[arg(long, value_name = "MIB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
+    pub(crate) intermediates: u64,
     /// The treatment of a sleeping model's weights, and of its system prompt's caches, in the mode
     /// `elastic`.
     #[arg(long, value_enum, default_value_t = Sleep::Keep)]

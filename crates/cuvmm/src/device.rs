@@ -456,5 +456,12 @@ const fn takes_long(call: Call) -> bool {
             | Call::MemAddressFree
             | Call::StreamSynchronize
             | Call::CtxSynchronize
+            | Call::MemPoolCreate
+            | Call::MemPoolDestroy
+            | Call::MemPoolTrimTo
+            | Call::MemPoolGetAttribute
+            | Call::MemPoolSetAttribute
+            | Call::DeviceSetMemPool
+            | Call::MemAllocFromPoolAsync
     )
 }

@@ -199,6 +199,7 @@ mod growth;
 pub mod heap;
 pub mod kv;
 pub mod ledger;
+pub mod mem_pool;
 pub mod own;
 mod peer;
 pub mod plan;
@@ -224,6 +225,7 @@ pub use error::*;
 pub use heap::{Allocation, Heap};
 pub use kv::KvCache;
 pub use ledger::{Ledger, LedgerView};
+pub use mem_pool::{CurrentTenantMemPool, TenantMemPool};
 pub use own::{
     Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, MemPool, Physical,
     Place, PoolAllocation, Reservation, Stream,

@@ -45,6 +45,9 @@ mod kv_fork;
 #[path = "../examples/limits.rs"]
 mod limits;
 
+#[path = "../examples/memory_pool.rs"]
+mod memory_pool;
+
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
@@ -136,6 +139,11 @@ fn sequences_share_a_prefix() {
 #[test]
 fn a_pool_makes_room_for_another_program() {
     limits::main().unwrap();
+}
+
+#[test]
+fn another_library_stays_within_a_tenants_limit() {
+    memory_pool::main().unwrap();
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod launch;
 mod ledger;
 mod lower_limit;
 mod mapper;
+mod memory_pool;
 mod metadata;
 pub(crate) mod nccl;
 mod options;
@@ -179,6 +180,19 @@ fn groups() -> Vec<Group> {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
     groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
+    let names = [memory_pool::ALLOCATE, memory_pool::CURRENT].map(str::to_owned);
+    groups.push(Group::new(names.to_vec(), |stage, _, report| {
+        memory_pool::allocate(stage, report)
+    }));
+    let names = [
+        memory_pool::RESERVE,
+        memory_pool::EXCHANGE,
+        memory_pool::TRIM,
+    ];
+    groups.push(Group::new(
+        names.map(str::to_owned).to_vec(),
+        |stage, _, report| memory_pool::change(stage, report),
+    ));
     groups.push(Group::one(ledger::CHARGE, ledger::charge));
     groups.push(Group::one(ledger::TAKE, ledger::take));
     groups.push(Group::one(waiting_futures::NAME, waiting_futures::measure));

@@ -41,7 +41,11 @@ const WORTH_SLEEPING: Duration = Duration::from_micros(200);
 pub struct FaultDriver {
     inner: Arc<dyn Driver>,
     log: Mutex<Log>,
+    watcher: Mutex<Option<Watcher>>,
 }
+
+/// A function that is called before each call.
+type Watcher = Arc<dyn Fn(Call) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct Log {
@@ -64,6 +68,7 @@ impl FaultDriver {
         Self {
             inner,
             log: Mutex::new(log),
+            watcher: Mutex::new(None),
         }
     }
 
@@ -127,8 +132,45 @@ impl FaultDriver {
         self.log().costs[call as usize] = cost;
     }
 
+    /// Sets a function that is called before each call, on the thread that makes it, for example to
+    /// do there what another thread might do at that moment. It must use the wrapped driver, not
+    /// this one. `None` removes it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use cuvmm_driver::fault::FaultDriver;
+    /// use cuvmm_driver::model::ModelDriver;
+    /// use cuvmm_driver::{Call, Driver};
+    ///
+    /// let driver = FaultDriver::new(Arc::new(ModelDriver::default()));
+    /// let seen = Arc::new(AtomicU32::new(0));
+    /// let counted = Arc::clone(&seen);
+    /// driver.watch(Some(Arc::new(move |call| {
+    ///     counted.fetch_add(u32::from(call == Call::DeviceGetCount), Ordering::SeqCst);
+    /// })));
+    /// driver.device_count().unwrap();
+    /// driver.watch(None);
+    /// driver.device_count().unwrap();
+    /// assert_eq!(seen.load(Ordering::SeqCst), 1);
+    /// ```
+    pub fn watch(&self, watcher: Option<Arc<dyn Fn(Call) + Send + Sync>>) {
+        let mut current = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *current, watcher);
+        drop(current);
+        // Its drop may make calls.
+        drop(before);
+    }
+
     /// Records the call and applies the armed faults to it.
     fn enter(&self, call: Call) -> Result<()> {
+        let watcher = {
+            let watcher = self.watcher.lock();
+            watcher.unwrap_or_else(PoisonError::into_inner).clone()
+        };
+        if let Some(watcher) = watcher {
+            watcher(call);
+        }
         let (delay, verdict) = {
             let mut log = self.log();
             log.calls.push(call);

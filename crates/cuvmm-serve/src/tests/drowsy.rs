@@ -103,6 +103,7 @@ pub(super) fn over(
             decoder: Decoder::load(&plain.var_builder(), &spec.config, slots).unwrap(),
             words: spec.config.vocab_size,
             system: spec.system.clone(),
+            intermediates: None,
             cache_memory: Box::new(Drowsy {
                 plain,
                 whole: Rc::clone(&whole),

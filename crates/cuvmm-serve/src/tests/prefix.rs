@@ -320,7 +320,7 @@ fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
     };
     let specs = long(true);
     let split = Split::Elastic(Sleep::Never);
-    let models = modes::pooled(&gpu, &specs[..1], 4, 192 << 20, split).unwrap();
+    let models = modes::pooled(&gpu, &specs[..1], 4, (192 << 20, 0), split).unwrap();
     let cache_memory = &models[0].cache_memory;
     // The granules of caches, and those of them that are shared.
     let held = || {
@@ -375,7 +375,7 @@ fn servers_of_all_kinds_share_a_prompt() {
         (Split::Elastic(Sleep::Never), true),
         (Split::Shares, false),
     ] {
-        let models = modes::pooled(&gpu, &shared, 8, limit, split).unwrap();
+        let models = modes::pooled(&gpu, &shared, 8, (limit, 0), split).unwrap();
         let served = serve_all(&models, together, &requests);
         assert!(served.answers == wide.answers, "{split:?}");
         let figures = &served.figures;
@@ -432,7 +432,7 @@ fn a_prefix_sleeps_with_its_model_or_is_read_anew() {
         (Sleep::Keep, [Uses { read: 1, hits: 7 }, once]),
         (Sleep::Discard, [Uses { read: 2, hits: 6 }, once]),
     ] {
-        let models = modes::pooled(&gpu, &specs, 4, limit, Split::Elastic(sleep)).unwrap();
+        let models = modes::pooled(&gpu, &specs, 4, (limit, 0), Split::Elastic(sleep)).unwrap();
         let served = serve_all(&models, true, &requests);
         assert!(served.answers == wide.answers, "{sleep:?}");
         assert_eq!(served.figures.prefixes, uses, "{sleep:?}");

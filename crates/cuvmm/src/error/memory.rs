@@ -261,12 +261,16 @@ pub enum MemoryError {
     /// destroy it before it is set again.
     #[error(
         "the current memory pool of {device} is not the default one, and its owner could destroy \
-         it: replace it through its guard"
+         it: drop the guard that made it current first, or replace it through that guard"
     )]
     CurrentPool {
         /// The device.
         device: Location,
     },
+    /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone
+    /// allocates from it, makes it current, and replaces it.
+    #[error("the memory pool is a tenant's: allocate from its `TenantMemPool`")]
+    ManagedPool,
     /// The system has not enough pageable memory.
     #[error("cannot allocate {} of host memory", Bytes(*.size))]
     HostOutOfMemory {

@@ -403,5 +403,6 @@ fn returned(pieces: Vec<Piece>, mappings: u64) -> Given {
         extents: extents.collect(),
         mappings,
         error: None,
+        ..Given::default()
     }
 }

@@ -603,13 +603,16 @@ impl Holder for Core {
         given
     }
 
-    fn tidy(&self) -> u64 {
+    fn tidy(&self) -> Given {
         let many = {
             let state = self.lock();
             let kept = state.most_retired() / 2;
             state.retired.len().saturating_sub(kept)
         };
-        self.unmap_retired(many)
+        Given {
+            mappings: self.unmap_retired(many),
+            ..Given::default()
+        }
     }
 
     fn settle(&self) -> Result<(), CallError> {

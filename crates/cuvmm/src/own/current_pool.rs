@@ -41,11 +41,21 @@ impl MemPool {
     /// it, within its maximum.
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory is on the host, another pool than the default one is current
-    /// (its owner could destroy it before the guard puts it back; see
-    /// [`CurrentPoolGuard::replace`]), or the driver refuses.
+    /// [`MemoryError`] when the memory is on the host, the pool is a part of a
+    /// [`TenantMemPool`](crate::TenantMemPool), another pool than the default one is current (its
+    /// owner could destroy it before the guard puts it back; see [`CurrentPoolGuard::replace`]), or
+    /// the driver refuses.
     #[doc(alias = "cuDeviceSetMemPool")]
     pub fn make_current(&self) -> Result<CurrentPoolGuard<'static>, MemoryError> {
+        self.check_not_managed()?;
+        self.make_current_instead_of_default()
+    }
+
+    /// Makes this the current pool as [`make_current`](Self::make_current) does, also if it belongs
+    /// to a tenant.
+    pub(crate) fn make_current_instead_of_default(
+        &self,
+    ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
         let default = Self::default_of(self.device())?;
         if !default.is_current()? {
             let device = self.device().location();
@@ -106,7 +116,8 @@ impl CurrentPoolGuard<'_> {
     /// (`cuDeviceSetMemPool`). Then this guard's pool is current again.
     ///
     /// # Errors
-    /// [`MemoryError`] when the pool's memory is not on this guard's device, or the driver refuses.
+    /// [`MemoryError`] when the pool's memory is not on this guard's device, the pool is a part of a
+    /// [`TenantMemPool`](crate::TenantMemPool), or the driver refuses.
     pub fn replace(&self, pool: &MemPool) -> Result<CurrentPoolGuard<'_>, MemoryError> {
         if !pool.device().is_same(self.pool.device()) {
             return Err(ArgumentError::WrongDevice {
@@ -114,7 +125,22 @@ impl CurrentPoolGuard<'_> {
             }
             .into());
         }
+        pool.check_not_managed()?;
         pool.make_current_after(self.pool.as_raw())
+    }
+
+    /// Makes another pool of the same device current in place of this guard's pool, and keeps it
+    /// current from then on (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this
+    /// guard's pool is not the current one any more. On failure nothing has changed.
+    pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
+        if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
+            pool.call(Call::DeviceSetMemPool, |driver, device, pool| {
+                // SAFETY: the handle is alive, and the guard keeps it alive.
+                unsafe { driver.set_current_mem_pool(device, pool) }
+            })?;
+        }
+        self.pool = pool.clone();
+        Ok(())
     }
 
     /// Sets the previous pool (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`), or returns the guard

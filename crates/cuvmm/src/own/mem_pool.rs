@@ -64,6 +64,8 @@ struct Shared {
     props: MemPoolProps,
     /// Nothing is left to destroy: the pool is a default pool, or was destroyed.
     ended: bool,
+    /// Its owner is a tenant, which is charged for it and replaces it.
+    managed: bool,
 }
 
 /// Options of a [`MemPool`].
@@ -197,9 +199,27 @@ impl MemPool {
             handle,
             props,
             ended,
+            managed: false,
         };
         Self {
             shared: Arc::new(shared),
+        }
+    }
+
+    /// Makes this the pool of a tenant, which alone allocates from it and makes it current. There
+    /// must be no clone yet.
+    pub(crate) fn managed(mut self) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.managed = true;
+        }
+        self
+    }
+
+    /// Checks that the pool does not belong to a tenant.
+    pub(super) fn check_not_managed(&self) -> Result<(), MemoryError> {
+        match self.shared.managed {
+            true => Err(MemoryError::ManagedPool),
+            false => Ok(()),
         }
     }
 

@@ -49,6 +49,16 @@ impl MemPool {
         })
     }
 
+    /// Returns the bytes in use (`cuMemPoolGetAttribute`).
+    pub(crate) fn used(&self) -> Result<u64, CallError> {
+        self.get(MemPoolAttribute::USED_MEM_CURRENT)
+    }
+
+    /// Returns the bytes that the pool holds, in use or not (`cuMemPoolGetAttribute`).
+    pub(crate) fn reserved(&self) -> Result<u64, CallError> {
+        self.get(MemPoolAttribute::RESERVED_MEM_CURRENT)
+    }
+
     /// Returns the pool's figures (`cuMemPoolGetAttribute`, four times). They are not taken at one
     /// instant.
     ///

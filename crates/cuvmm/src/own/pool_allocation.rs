@@ -53,10 +53,21 @@ impl MemPool {
     ///
     /// # Errors
     /// [`MemoryError`] when the size is 0, the stream belongs to another device than the pool was
-    /// created through, the stream captures, or the pool has no more memory
+    /// created through, the stream captures, the pool is a part of a
+    /// [`TenantMemPool`](crate::TenantMemPool), or the pool has no more memory
     /// ([`is_out_of_memory`](MemoryError::is_out_of_memory)).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<PoolAllocation, MemoryError> {
+        self.check_not_managed()?;
+        self.allocate_within(stream, size)
+    }
+
+    /// Allocates in the order of a stream, also from a pool that belongs to a tenant.
+    pub(crate) fn allocate_within(
+        &self,
+        stream: &Stream,
+        size: u64,
+    ) -> Result<PoolAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", size)?;
         if !stream.device().is_same(self.device()) {
             return Err(ArgumentError::STREAM.into());

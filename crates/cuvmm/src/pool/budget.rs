@@ -476,6 +476,15 @@ impl Budget {
         Charge { tenant, of }
     }
 
+    /// Charges a tenant for bytes that exist already, also beyond the limits.
+    pub(crate) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
+        self.change(tenant, |account| {
+            account.held += bytes;
+            account.peak = account.peak.max(account.held);
+        });
+        self.peak = self.peak.max(self.held);
+    }
+
     /// Refunds a charge for resources that were not created.
     pub(crate) fn refund(&mut self, mut charge: Charge) {
         let of = std::mem::take(&mut charge.of);

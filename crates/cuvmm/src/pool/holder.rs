@@ -1,8 +1,10 @@
-//! Owners of extents that are in no slot, such as heaps: what the pool asks of them.
+//! Owners of memory that is in no slot: what the pool asks of them.
 //!
-//! A holder belongs to one tenant, which is charged for its extents. It decides by itself what it
-//! uses them for. The pool asks how much it could give back, and takes extents from it when another
-//! request needs memory.
+//! A holder belongs to one tenant, which is charged for its memory. It decides by itself what it
+//! uses the memory for. The pool asks how much it could give back, and takes memory from it when
+//! another request needs it. Heaps have extents, which come from the pool and go back to it. Memory
+//! pools of the driver get their memory from the driver and return it there, within what is charged
+//! for them.
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ impl HolderId {
 /// Figures of a holder, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HolderFigures {
-    /// Bytes of all extents.
+    /// Bytes of all extents, or that memory pools of the driver may hold.
     pub(crate) held: u64,
     /// Bytes in use, as requested.
     pub(crate) in_use: u64,
@@ -29,7 +31,7 @@ pub(crate) struct HolderFigures {
     pub(crate) padding: u64,
     /// Free bytes whose work is not known to be complete.
     pub(crate) pending_free: u64,
-    /// Bytes of extents that are wholly free.
+    /// Bytes of extents that are wholly free, or that memory pools of the driver do not need.
     pub(crate) idle: u64,
 }
 
@@ -45,11 +47,16 @@ impl HolderFigures {
     }
 }
 
-/// Extents that left a holder.
+/// Memory that left a holder.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     /// The extents, which no mapping of the holder shows any more.
     pub(crate) extents: Vec<Unmapped>,
+    /// Bytes that memory pools of the driver cannot hold any more.
+    pub(crate) returned: u64,
+    /// Bytes that memory pools of the driver were seen to hold beyond the charge. They are to be
+    /// charged, and then [acknowledged](Holder::acknowledge).
+    pub(crate) overdrawn: u64,
     /// The number of mappings that were unmapped.
     pub(crate) mappings: u64,
     /// The error of the driver that ended it.
@@ -58,11 +65,16 @@ pub(crate) struct Given {
 
 impl Given {
     pub(crate) fn bytes(&self) -> u64 {
-        self.extents.iter().map(Unmapped::size).sum()
+        self.extents.iter().map(Unmapped::size).sum::<u64>() + self.returned
+    }
+
+    /// Returns `true` if nothing left the holder.
+    pub(crate) const fn is_nothing(&self) -> bool {
+        self.extents.is_empty() && self.returned == 0 && self.mappings == 0
     }
 }
 
-/// An owner of extents. Its lock, if it has one, is taken under the pool's lock, never the other
+/// An owner of memory. Its lock, if it has one, is taken under the pool's lock, never the other
 /// way round.
 pub(crate) trait Holder: Send + Sync {
     /// Returns the current figures. Makes no driver call.
@@ -76,9 +88,37 @@ pub(crate) trait Holder: Send + Sync {
     /// first, until they have `wanted` bytes (`cuMemUnmap`). Called without the pool's lock.
     fn give(&self, wanted: u64) -> Given;
 
-    /// Unmaps mappings that nothing uses (`cuMemUnmap`), down to a number that is worth keeping.
-    /// Returns how many it unmapped. Polls nothing. Called without the pool's lock, by the mapper.
-    fn tidy(&self) -> u64;
+    /// Gives up what is not worth keeping: mappings that nothing uses (`cuMemUnmap`), or memory of
+    /// the driver's pools that was freed meanwhile. Polls no fence. Called without the pool's lock,
+    /// by the mapper.
+    fn tidy(&self) -> Given;
+
+    /// Returns `true` if the mapper should soon tidy again.
+    fn is_untidy(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if the memory is in memory pools of the driver. Such a holder is asked for
+    /// nothing while a capture guard lives.
+    fn is_of_driver(&self) -> bool {
+        false
+    }
+
+    /// Reads the figures that only the driver knows. Called without the pool's lock, before memory
+    /// is reclaimed.
+    fn refresh(&self) -> Given {
+        Given::default()
+    }
+
+    /// Notes that bytes which the driver held beyond the charge are charged now. Called without the
+    /// pool's lock.
+    fn acknowledge(&self, _bytes: u64) {}
+
+    /// Returns the bytes that are charged and that the driver has not given out. Called without the
+    /// pool's lock.
+    fn not_obtained(&self) -> u64 {
+        0
+    }
 
     /// Waits until the work on all free bytes is complete. Called without the pool's lock.
     fn settle(&self) -> Result<(), CallError>;
@@ -98,7 +138,7 @@ pub(crate) trait Holder: Send + Sync {
 pub(crate) struct Held {
     pub(crate) id: HolderId,
     pub(crate) holder: Arc<dyn Holder>,
-    /// Bytes of extents, including those on their way to the holder or from it.
+    /// Bytes that are charged, including those on their way to the holder or from it.
     pub(crate) bytes: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,

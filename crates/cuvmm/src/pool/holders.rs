@@ -1,8 +1,9 @@
-//! Taking extents back from [holders](super::holder).
+//! Taking memory back from [holders](super::holder).
 //!
 //! What a holder can give is asked under the lock; it is unmapped without the lock, and the charge
 //! ends under the lock again. The extents then go to the free list. An extent whose size is not a
 //! power of two goes to the driver, because blocks are made of extents of such sizes only.
+//! What memory pools of the driver give is with the driver already: only its charge ends.
 
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use super::core::Locked;
 use super::holder::{Given, Held, HolderId};
 use super::state::State;
 use crate::error::CallError;
+use crate::region::Urgency;
 
 impl State {
-    fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
+    pub(super) fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
         self.tenants.get(&tenant)?.held(id)
     }
 
-    fn held_mut(&mut self, tenant: TenantId, id: HolderId) -> Option<&mut Held> {
+    pub(super) fn held_mut(&mut self, tenant: TenantId, id: HolderId) -> Option<&mut Held> {
         self.tenants.get_mut(&tenant)?.held_mut(id)
     }
 
@@ -27,7 +29,7 @@ impl State {
     }
 
     /// Returns the holders of all tenants.
-    fn holders(&self) -> Vec<(TenantId, HolderId)> {
+    pub(super) fn holders(&self) -> Vec<(TenantId, HolderId)> {
         let mut all = Vec::new();
         for (&tenant, tenancy) in &self.tenants {
             all.extend(tenancy.holders.iter().map(|held| (tenant, held.id)));
@@ -37,7 +39,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes extents of at most about `wanted` bytes from a holder. Returns the bytes.
+    /// Takes at most about `wanted` bytes from a holder. Returns the bytes.
     pub(super) fn take_from_holder(
         &mut self,
         tenant: TenantId,
@@ -48,16 +50,21 @@ impl Locked<'_> {
             return Ok(0);
         };
         let holder = Arc::clone(&held.holder);
+        if self.capturing > 0 && holder.is_of_driver() {
+            return Ok(0);
+        }
         let given = self.unlocked(move || holder.give(wanted));
         let (bytes, error) = (given.bytes(), given.error);
         self.receive(tenant, id, given);
+        self.tidy_soon(tenant, id);
         self.forget_holder(tenant, id);
         error.map_or(Ok(bytes), Err)
     }
 
-    /// Ends the charge for extents that left a holder, and gives them up.
+    /// Ends the charge for memory that left a holder, and gives its extents up. May release the lock.
     pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
-        if given.extents.is_empty() && given.mappings == 0 {
+        self.charge_overdrawn(tenant, id, given.overdrawn);
+        if given.is_nothing() {
             // Another thread may have taken the last extents, and removed the holder.
             return;
         }
@@ -72,10 +79,45 @@ impl Locked<'_> {
         held.bytes -= amount.bytes;
         held.mappings -= amount.mappings;
         self.budget.give_up(tenant, amount);
+        if given.returned > 0 {
+            self.budget.released(given.returned);
+            self.note_released(given.returned, None);
+        }
         self.put_back(given.extents);
     }
 
-    /// Makes the holders that asked for it unmap what they do not use. Makes no driver call while a
+    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits. Releases
+    /// the lock.
+    fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
+        let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
+            return;
+        };
+        held.bytes += bytes;
+        let holder = Arc::clone(&held.holder);
+        self.budget.charge_beyond(tenant, bytes);
+        self.budget.created(bytes);
+        self.core().note_created(bytes);
+        self.unlocked(move || holder.acknowledge(bytes));
+        tracing::warn!(
+            bytes,
+            "a memory pool of the driver held more than was charged"
+        );
+    }
+
+    /// Asks the mapper to tidy a holder that will have more to give.
+    fn tidy_soon(&mut self, tenant: TenantId, id: HolderId) {
+        let asked = (tenant, id);
+        let is_untidy = |held: &Held| held.holder.is_untidy();
+        if !self.held(tenant, id).is_some_and(is_untidy) || self.untidy.contains(&asked) {
+            return;
+        }
+        if let Some(precommit) = &mut self.precommit {
+            precommit.call(Urgency::Soon);
+            self.untidy.push(asked);
+        }
+    }
+
+    /// Makes the holders that asked for it give up what they do not use. Makes no driver call while a
     /// capture guard lives.
     pub(super) fn tidy_holders(&mut self) {
         if self.capturing > 0 {
@@ -89,14 +131,15 @@ impl Locked<'_> {
             let holder = Arc::clone(&held.holder);
             // Polls.
             holder.reclaimable(true);
-            let mappings = self.unlocked(move || holder.tidy());
-            let given = Given {
-                mappings,
-                ..Given::default()
-            };
+            let given = self.unlocked(move || holder.tidy());
             self.receive(tenant, id, given);
-            if let Some(held) = self.held_mut(tenant, id) {
+            let held = self.held_mut(tenant, id);
+            let again = held.is_some_and(|held| {
                 held.tidied = false;
+                held.holder.is_untidy()
+            });
+            if again {
+                self.untidy.push((tenant, id));
             }
             self.forget_holder(tenant, id);
         }
@@ -117,7 +160,7 @@ impl Locked<'_> {
             let held = self.held(tenant, id);
             held.map(|held| held.holder.reclaimable(polls));
             if let Err(error) = self.take_from_holder(tenant, id, u64::MAX) {
-                tracing::warn!(%error, "memory of a heap that ended stays mapped for now");
+                tracing::warn!(%error, "memory of a heap or memory pool that ended stays for now");
             }
         }
     }
@@ -145,13 +188,19 @@ impl Locked<'_> {
             let holder = Arc::clone(&held.holder);
             let settled = self.unlocked(move || holder.settle());
             let taken = settled.and_then(|()| self.take_from_holder(tenant, id, u64::MAX));
-            outcome = outcome.and(taken.map(drop));
+            let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
+            let taken = match self.held(tenant, id).is_some_and(used) {
+                // Allocations of another library live.
+                true => taken.and(Err(CallError::InUse)),
+                false => taken.map(drop),
+            };
+            outcome = outcome.and(taken);
         }
         outcome
     }
 
     /// Removes a holder whose owner is gone and that has nothing left.
-    fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
+    pub(super) fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
         let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
         if !self.held(tenant, id).is_some_and(done) {
             return;
@@ -217,11 +266,14 @@ mod tests {
             Given::default()
         }
 
-        fn tidy(&self) -> u64 {
+fn tidy(&self) -> Given {
             if let Some(act) = self.meanwhile.lock().unwrap().take() {
                 act();
             }
-            1
+            Given {
+                mappings: 1,
+                ..Given::default()
+            }
         }
 
         fn settle(&self) -> Result<(), CallError> {

@@ -95,10 +95,10 @@ impl Tenant {
     /// Gives up extents and mappings.
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {
         let core = self.core();
-        if given.extents.is_empty() && given.mappings == 0 {
+        if given.is_nothing() && given.overdrawn == 0 {
             return;
         }
-        let freed = !given.extents.is_empty();
+        let freed = given.bytes() > 0;
         let mut state = core.lock();
         state.receive(self.id(), holder, given);
         state.release_marked();
@@ -134,7 +134,7 @@ impl Tenant {
         core.announce();
     }
 
-    /// Asks the mapper to unmap what a holder does not use, once no capture guard lives. Returns
+    /// Asks the mapper to tidy a holder, once no capture guard lives. Returns
     /// `false` if the pool has no mapper that runs.
     pub(crate) fn tidy_later(&self, holder: HolderId) -> bool {
         let core = self.core();
@@ -284,7 +284,13 @@ impl Locked<'_> {
         }
     }
 
-    fn count_lent(&mut self, tenant: TenantId, holder: HolderId, bytes: u64, more: bool) {
+    pub(super) fn count_lent(
+        &mut self,
+        tenant: TenantId,
+        holder: HolderId,
+        bytes: u64,
+        more: bool,
+    ) {
         if let Some(held) = self
             .tenants
             .get_mut(&tenant)

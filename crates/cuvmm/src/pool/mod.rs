@@ -91,6 +91,8 @@ mod change;
 mod commit;
 mod compact;
 mod core;
+mod driver_figures;
+mod driver_memory;
 mod exported;
 mod fills;
 mod fork;
@@ -184,7 +186,7 @@ pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
-pub(crate) use wait::after;
+pub(crate) use wait::{Wait, after};
 pub(crate) use wake::ToWake;
 
 /// The default limit of mappings in a pool. The driver's own limit is about 524,000 for each

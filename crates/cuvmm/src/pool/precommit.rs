@@ -113,7 +113,10 @@ impl State {
             return None;
         }
         match self.purging.is_empty() && self.draining.is_empty() {
-            true => (self.lowered || self.lacks_free() > 0).then_some(LOOK_FOR_MORE),
+            true => {
+                let later = self.lowered || self.lacks_free() > 0 || !self.untidy.is_empty();
+                later.then_some(LOOK_FOR_MORE)
+            }
             false => Some(LOOK_AGAIN),
         }
     }

@@ -215,6 +215,12 @@ impl Locked<'_> {
         if plan.takes.len() as u64 >= count {
             plan.holders.clear();
         }
+        // Memory pools of the driver have no mappings to give.
+        let maps = |&(tenant, id, _): &(TenantId, HolderId, u64)| {
+            let held = self.held(tenant, id);
+            held.is_some_and(|held| !held.holder.is_of_driver())
+        };
+        plan.holders.retain(maps);
         self.carry_out(&plan).map(|_| ())
     }
 
@@ -227,8 +233,10 @@ impl Locked<'_> {
         self.carry_out(&plan)
     }
 
-    /// Collects idle memory from stream caches and shared memory. May release the lock.
+    /// Collects idle memory from stream caches and shared memory, and reads the figures of the
+    /// driver's memory pools. May release the lock.
     pub(super) fn gather_idle(&mut self) {
+        self.refresh_driver_memory();
         self.sweep_all();
         self.part_all();
     }

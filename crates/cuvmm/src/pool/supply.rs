@@ -5,9 +5,10 @@ use std::sync::PoisonError;
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::state::{Policy, Scrub};
-use crate::error::{BlockError, MemoryError};
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::Physical;
 use crate::region::Unmapped;
+use crate::sync::MutexGuard;
 
 /// The most small physicals that are mapped rather than released and created anew as one: each
 /// costs the driver about 25 us to open and 11 us to release, and a creation costs at least 20 us
@@ -166,6 +167,29 @@ impl Locked<'_> {
 }
 
 impl Core {
+    /// Checks that the driver has enough memory for `size` bytes more to leave as much free as the
+    /// limit requires, besides what memory pools of the driver may still obtain. No other thread
+    /// checks that while the returned value lives.
+    pub(super) fn check_left(
+        &self,
+        policy: &Policy,
+        size: u64,
+    ) -> Result<Option<MutexGuard<'_, ()>>, CallError> {
+        if policy.leave_free == 0 {
+            return Ok(None);
+        }
+        let promised = self.promised_to_driver();
+        // Two concurrent queries would both find room for one creation.
+        let creating = self.creating.lock();
+        let creating = creating.unwrap_or_else(PoisonError::into_inner);
+        let info = self.device.memory_info()?;
+        let kept = policy.leave_free.saturating_add(promised);
+        match info.free < size.saturating_add(kept) {
+            true => Err(out_of_memory()),
+            false => Ok(Some(creating)),
+        }
+    }
+
     /// Creates memory with the pool's properties, unless that would leave less free than the limit
     /// requires.
     pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, MemoryError> {
@@ -174,16 +198,7 @@ impl Core {
             location: policy.props.location,
             cause,
         };
-        let mut _one_by_one = None;
-        if policy.leave_free > 0 {
-            // Two concurrent queries would both find room for one creation.
-            let creating = self.creating.lock();
-            _one_by_one = Some(creating.unwrap_or_else(PoisonError::into_inner));
-            let info = self.device.memory_info().map_err(refuse)?;
-            if info.free < size.saturating_add(policy.leave_free) {
-                return Err(refuse(out_of_memory()));
-            }
-        }
+        let _one_by_one = self.check_left(policy, size).map_err(refuse)?;
         // Counted before it is there, so that other processes never take it for foreign memory.
         self.note_created(size);
         let created = Physical::builder(&self.device, size)
@@ -197,7 +212,7 @@ impl Core {
 }
 
 /// Returns the error for a creation that would leave less free than the limit requires.
-fn out_of_memory() -> crate::error::CallError {
+fn out_of_memory() -> CallError {
     use cuvmm_driver::{CUresult, Call, DriverError};
     DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
 }

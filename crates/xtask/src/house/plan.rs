@@ -84,7 +84,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["peer"]),
             room(&["ledger"]),
             room(&["pool", "plan"]),
-            room(&["heap"]),
+            room(&["heap", "mem_pool"]),
             room(&["kv"]),
             room(&["sleep"]),
             room(&["share"]),

@@ -1,0 +1,671 @@
+//! The driver's memory pools of one [`TenantMemPool`](super::TenantMemPool).
+//!
+//! A pool of the driver keeps its maximum for life. So it is *exchanged* for another one when the
+//! tenant is to be charged more or less: the new pool becomes the current one, and the old one
+//! stays charged with what its allocations still hold. What is charged is at every moment at least
+//! what all of them may hold:
+//!
+//! - The newest pool is charged with its maximum.
+//! - An older pool is out of reach: it is not current, and nothing here allocates from it. It can
+//!   only shrink, so it is charged with what it was last seen to hold.
+//! - Between the moment at which the old pool's figure is read and the moment at which the new pool
+//!   becomes current, the old pool must not grow. So a third pool, the *stand-in*, is current
+//!   meanwhile. It has a maximum of one step, which is always charged.
+//!
+//! No lock of the library's pool is taken here.
+
+use crate::device::Device;
+use crate::error::{CallError, MemoryError};
+use crate::own::{CloseRefusal, CurrentPoolGuard, MemPool};
+use crate::size::Granularity;
+
+/// The bytes in which the driver obtains memory for a pool, and to which it rounds a pool's maximum
+/// (measured on an H200).
+const STEP: u64 = 32 << 20;
+
+/// How often an exchange is attempted while other threads allocate.
+const ATTEMPTS: usize = 4;
+
+/// Returns the step to which maxima of a device's pools are rounded.
+pub(super) fn step_of(device: &Device) -> Granularity {
+    let granule = device.granule();
+    Granularity::new(STEP.max(granule.bytes())).unwrap_or(granule)
+}
+
+/// A pool of the driver, with its last figures in bytes.
+struct Generation {
+    pool: MemPool,
+    maximum: u64,
+    charged: u64,
+    used: u64,
+    reserved: u64,
+}
+
+impl Generation {
+    const fn new(pool: MemPool, maximum: u64) -> Self {
+        Self {
+            pool,
+            maximum,
+            charged: maximum,
+            used: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Reads the figures of a pool that is allocated from.
+    fn look(&mut self, granule: Granularity) -> Result<(), CallError> {
+        (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
+        let reserved = granule.round_up(self.reserved).unwrap_or(u64::MAX);
+        self.charged = self.maximum.max(reserved);
+        Ok(())
+    }
+
+    /// Returns memory that nothing uses to the device, and charges the rest.
+    fn drain(&mut self, granule: Granularity) -> Result<(), CallError> {
+        self.pool.trim_to(0)?;
+        (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
+        self.charged = granule.round_up(self.reserved).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
+    /// Returns the bytes in use. The driver counts memory as in use that `cuMemFree` has freed.
+    fn in_use(&self) -> u64 {
+        self.used.min(self.reserved)
+    }
+}
+
+/// The figures of the newest pool in bytes when an exchange for less gained nothing. Nothing is
+/// offered until they are lower, and for some readings of them in any case: otherwise a request and
+/// a library that allocates and frees all the time could disturb each other without end.
+#[derive(Clone, Copy, Debug)]
+struct Barren {
+    used: u64,
+    reserved: u64,
+    /// The number of such exchanges in sequence.
+    times: u32,
+    /// The number of readings that are left.
+    readings: u32,
+}
+
+/// The most readings for which nothing is offered.
+const MOST_READINGS: u32 = 16;
+
+/// The charge of all pools, in bytes.
+#[derive(Default)]
+struct Account {
+    /// The bytes that the pools may hold, and those that were charged for an exchange.
+    charged: u64,
+    /// Bytes that are not needed any more and that the tenant is still charged.
+    returned: u64,
+    /// Bytes that were seen beyond the charge, and that the tenant is not charged yet.
+    overdrawn: u64,
+    /// The part of them that is being charged.
+    being_charged: u64,
+}
+
+/// The figures that a tenant's pool shows to others, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct View {
+    /// The bytes that the tenant is charged.
+    pub(super) held: u64,
+    pub(super) in_use: u64,
+    /// Bytes for the exchange, which no allocation uses.
+    pub(super) padding: u64,
+    /// Bytes that can be given back while the pool is open.
+    pub(super) idle: u64,
+    /// Bytes that can be given back once the pool is closed.
+    pub(super) idle_closed: u64,
+    /// The number of older pools.
+    pub(super) older: u64,
+}
+
+/// The figures of the pools, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    pub(super) maximum: u64,
+    pub(super) charged: u64,
+    pub(super) used: u64,
+    pub(super) reserved: u64,
+    pub(super) older: u64,
+    pub(super) older_held: u64,
+    pub(super) current: bool,
+}
+
+/// The requirements of room for some bytes.
+pub(super) enum Need {
+    /// There is room.
+    Nothing,
+    /// An exchange, and this many bytes in addition to what is charged.
+    Charge(u64),
+}
+
+/// The pools, with the guard that keeps the newest one current.
+pub(super) struct Generations {
+    granule: Granularity,
+    step: Granularity,
+    /// The release threshold of the newest pool.
+    threshold: u64,
+    /// The least maximum that is left when memory is reclaimed.
+    least: u64,
+    newest: Option<Generation>,
+    stand_in: Option<Generation>,
+    /// The stand-in may hold memory.
+    stood_in: bool,
+    older: Vec<Generation>,
+    guard: Option<CurrentPoolGuard<'static>>,
+    /// The number of values that keep the newest pool current.
+    guards: usize,
+    account: Account,
+    /// The figures with which an exchange for less gained nothing.
+    barren: Option<Barren>,
+}
+
+impl Generations {
+    pub(super) fn new(device: &Device, threshold: u64, least: u64) -> Self {
+        Self {
+            granule: device.granule(),
+            step: step_of(device),
+            threshold,
+            least,
+            newest: None,
+            stand_in: None,
+            stood_in: false,
+            older: Vec::new(),
+            guard: None,
+            guards: 0,
+            account: Account::default(),
+            barren: None,
+        }
+    }
+
+    /// Creates a pool with a maximum, which nothing allocates from yet.
+    pub(super) fn create(device: &Device, maximum: u64) -> Result<MemPool, MemoryError> {
+        let pool = MemPool::builder(device).maximum(maximum).create()?;
+        Ok(pool.managed())
+    }
+
+    /// Takes the first pools, whose maxima are charged.
+    pub(super) fn begin(&mut self, newest: (MemPool, u64), stand_in: MemPool) {
+        let step = self.step.bytes();
+        self.newest = Some(Generation::new(newest.0, newest.1));
+        self.stand_in = Some(Generation::new(stand_in, step));
+    }
+
+    pub(super) fn newest(&self) -> Option<&MemPool> {
+        self.newest.as_ref().map(|newest| &newest.pool)
+    }
+
+    /// Sets the release threshold of the newest pool.
+    pub(super) fn apply_threshold(&self, pool: &MemPool) -> Result<(), CallError> {
+        pool.set_release_threshold(self.threshold)
+    }
+
+    /// Notes bytes that were charged for the pools.
+    pub(super) const fn allow(&mut self, bytes: u64) {
+        self.account.charged += bytes;
+    }
+
+    /// Takes the bytes for which the charge ends.
+    pub(super) fn take_returned(&mut self) -> u64 {
+        std::mem::take(&mut self.account.returned)
+    }
+
+    /// Takes the bytes that are to be charged although the limits do not allow it.
+    pub(super) fn take_overdrawn(&mut self) -> u64 {
+        let bytes = std::mem::take(&mut self.account.overdrawn);
+        self.account.being_charged += bytes;
+        bytes
+    }
+
+    pub(super) const fn acknowledge(&mut self, bytes: u64) {
+        self.account.being_charged = self.account.being_charged.saturating_sub(bytes);
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Generation> {
+        let first = self.newest.iter().chain(&self.stand_in);
+        first.chain(&self.older)
+    }
+
+    /// Adapts the account to what the pools may hold now.
+    pub(super) fn recount(&mut self) {
+        let needed: u64 = self.all().map(|it| it.charged).sum();
+        let account = &mut self.account;
+        if needed > account.charged {
+            account.overdrawn += needed - account.charged;
+        } else {
+            let less = account.charged - needed;
+            let uncharged = less.min(account.overdrawn);
+            account.overdrawn -= uncharged;
+            account.returned += less - uncharged;
+        }
+        account.charged = needed;
+    }
+
+    pub(super) fn view(&self) -> View {
+        let Account {
+            charged,
+            overdrawn,
+            being_charged,
+            ..
+        } = self.account;
+        let held = charged.saturating_sub(overdrawn + being_charged);
+        let in_use = self.all().map(Generation::in_use).sum::<u64>().min(held);
+        let stand_in = self.stand_in.as_ref();
+        let padding = stand_in.map_or(0, |it| it.charged - it.in_use().min(it.charged));
+        let padding = padding.min(held - in_use);
+        let most = held - in_use - padding;
+        View {
+            held,
+            in_use,
+            padding,
+            idle: self.idle().min(most),
+            idle_closed: self.idle_closed().min(held - in_use),
+            older: self.older.len() as u64,
+        }
+    }
+
+    /// Returns the bytes that an exchange would probably give back.
+    fn idle(&self) -> u64 {
+        let Some(newest) = &self.newest else {
+            return 0;
+        };
+        let barren = |it: Barren| {
+            let lower = newest.in_use() < it.used || newest.reserved < it.reserved;
+            it.readings > 0 || !lower
+        };
+        if self.barren.is_some_and(barren) {
+            return 0;
+        }
+        let idle = self.beyond_use(newest);
+        self.step.round_down(idle.saturating_sub(self.least))
+    }
+
+    /// Returns the bytes that closing the pools would probably give back. What older pools hold has
+    /// been asked for already.
+    fn idle_closed(&self) -> u64 {
+        let open = self.newest.iter().chain(&self.stand_in);
+        open.map(|generation| self.beyond_use(generation)).sum()
+    }
+
+    fn beyond_use(&self, generation: &Generation) -> u64 {
+        let used = self.step.round_up(generation.in_use()).unwrap_or(u64::MAX);
+        generation.charged.saturating_sub(used)
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        let charged: u64 = self.all().map(|it| it.charged).sum();
+        let stand_in = self.stand_in.as_ref().map_or(0, |it| it.charged);
+        let current = self.guard.is_some();
+        Sums {
+            maximum: charged - stand_in,
+            charged,
+            used: self.all().map(Generation::in_use).sum(),
+            reserved: self.all().map(|it| it.reserved).sum(),
+            older: self.older.len() as u64,
+            older_held: self.older.iter().map(|it| it.charged).sum(),
+            current,
+        }
+    }
+
+    /// Reads the figures of all pools, and destroys older ones that hold nothing. Returns the first
+    /// error, after all were read.
+    pub(super) fn look(&mut self) -> Result<(), CallError> {
+        let granule = self.granule;
+        let mut outcome = self.resume();
+        if let (Some(newest), Some(barren)) = (&self.newest, &mut self.barren) {
+            barren.readings = barren.readings.saturating_sub(1);
+            // What other tenants could not get may be free by now.
+            outcome = outcome.and(newest.pool.trim_to(0));
+        }
+        if let Some(newest) = &mut self.newest {
+            outcome = outcome.and(newest.look(granule));
+        }
+        if let Some(stand_in) = self.stand_in.as_mut().filter(|_| self.stood_in) {
+            outcome = outcome.and(stand_in.pool.trim_to(0));
+            outcome = outcome.and(stand_in.look(granule));
+            self.stood_in = outcome.is_err() || stand_in.reserved > 0;
+        }
+        let older = std::mem::take(&mut self.older);
+        for mut generation in older {
+            let drained = generation.drain(granule);
+            let empty = drained.is_ok() && generation.reserved == 0;
+            outcome = outcome.and(drained);
+            self.keep_unless_ended(generation, empty);
+        }
+        self.recount();
+        outcome
+    }
+
+    /// Destroys a pool that is out of reach and empty, or keeps it to try again.
+    fn keep_unless_ended(&mut self, generation: Generation, empty: bool) {
+        if !empty {
+            self.older.push(generation);
+            return;
+        }
+        let Generation { pool, maximum, .. } = generation;
+        if let Err(refused) = pool.close() {
+            if let CloseRefusal::Call(error) = &refused.reason {
+                tracing::warn!(%error, "an empty memory pool could not be destroyed for now");
+            }
+            let mut kept = Generation::new(refused.owner, maximum);
+            kept.charged = 0;
+            self.older.push(kept);
+        }
+    }
+
+    /// Returns what it takes to have room for `bytes`, and for a newer pool of `whole` bytes if there
+    /// is none. With `at_worst`, the newest pool counts with all that it may hold, and otherwise with
+    /// what it holds.
+    pub(super) fn need(
+        &mut self,
+        bytes: u64,
+        whole: u64,
+        at_worst: bool,
+    ) -> Result<Need, CallError> {
+        self.look()?;
+        let granule = self.granule;
+        let allowed = self.allowed();
+        let Some(newest) = &mut self.newest else {
+            return Ok(Need::Nothing);
+        };
+        if newest.maximum.saturating_sub(newest.in_use()) >= bytes {
+            return Ok(Need::Nothing);
+        }
+        let mut held = newest.charged;
+        if !at_worst {
+            newest.pool.trim_to(0)?;
+            newest.look(granule)?;
+            held = granule.round_up(newest.reserved).unwrap_or(u64::MAX);
+        }
+        let needed = held.saturating_add(whole);
+        Ok(Need::Charge(needed.saturating_sub(allowed)))
+    }
+
+    /// Returns the bytes that the newest pool and its successor may hold together.
+    fn allowed(&self) -> u64 {
+        let others = self.stand_in.iter().chain(&self.older);
+        let others: u64 = others.map(|it| it.charged).sum();
+        self.account.charged.saturating_sub(others)
+    }
+
+    /// Exchanges the newest pool for one with a maximum of `bytes`. Returns `false` if what is
+    /// charged does not allow it.
+    pub(super) fn grow(&mut self, device: &Device, bytes: u64) -> Result<bool, MemoryError> {
+        let allowed = self.allowed();
+        let fits = |held: u64| held.checked_add(bytes).is_some_and(|both| both <= allowed);
+        self.exchange(device, |held| fits(held).then_some(bytes))
+    }
+
+    /// Exchanges the newest pool for a smaller one, so that about `wanted` bytes less are charged.
+    /// Returns `false` if nothing could be gained.
+    pub(super) fn give(&mut self, device: &Device, wanted: u64) -> Result<bool, MemoryError> {
+        self.look()?;
+        let idle = self.idle();
+        if idle == 0 {
+            self.note_barren();
+            return Ok(false);
+        }
+        // Each exchange costs the pool its free memory, so small requests do not come one by one.
+        let part = self.step.round_down(self.account.charged / 8).min(idle);
+        let wanted = self.step.round_up(wanted).unwrap_or(u64::MAX).max(part);
+        let least = self.least;
+        self.exchange_for_less(device, move |left| left.saturating_sub(wanted).max(least))
+    }
+
+    /// Exchanges the newest pool for a smaller one, so that the pools may hold `most` bytes in all.
+    /// Returns `false` if nothing could be gained.
+    pub(super) fn shrink(&mut self, device: &Device, most: u64) -> Result<bool, MemoryError> {
+        self.look()?;
+        let older: u64 = self.older.iter().map(|it| it.charged).sum();
+        let allowed = self.allowed();
+        let step = self.step.bytes();
+        self.exchange_for_less(device, move |left| {
+            let held = allowed - left;
+            most.saturating_sub(older + held).max(step)
+        })
+    }
+
+    /// Exchanges the newest pool for a smaller one. `choose` returns the maximum that is wanted if
+    /// the new pool may have at most `left` bytes.
+    fn exchange_for_less(
+        &mut self,
+        device: &Device,
+        choose: impl Fn(u64) -> u64,
+    ) -> Result<bool, MemoryError> {
+        let (step, allowed) = (self.step, self.allowed());
+        let exchanged = self.exchange(device, |held| {
+            let left = allowed.checked_sub(held)?;
+            let maximum = step.round_up(choose(left))?;
+            // At least a step is gained.
+            (maximum.checked_add(step.bytes())? <= left).then_some(maximum)
+        });
+        if matches!(exchanged, Ok(false)) {
+            self.note_barren();
+        }
+        exchanged
+    }
+
+    fn note_barren(&mut self) {
+        let times = self.barren.map_or(0, |it| it.times);
+        self.barren = self.newest.as_ref().map(|newest| Barren {
+            used: newest.in_use(),
+            reserved: newest.reserved,
+            times: times.saturating_add(1),
+            readings: times.min(MOST_READINGS),
+        });
+    }
+
+    /// Exchanges the newest pool for one with the maximum that `choose` returns for the bytes that
+    /// the old one still holds. Returns `false` if `choose` allows none. On failure, and then, the
+    /// newest pool is the same as before.
+    fn exchange(
+        &mut self,
+        device: &Device,
+        choose: impl Fn(u64) -> Option<u64>,
+    ) -> Result<bool, MemoryError> {
+        let granule = self.granule;
+        for _ in 0..ATTEMPTS {
+            let Some(newest) = &mut self.newest else {
+                return Ok(false);
+            };
+            newest.pool.trim_to(0)?;
+            newest.look(granule)?;
+            let Some(maximum) = choose(newest.reserved) else {
+                return Ok(false);
+            };
+            let next = Self::create(device, maximum)?;
+            self.apply_threshold(&next)?;
+            self.suspend(maximum)?;
+            // From here on the newest pool can only shrink, unless the charge covers both.
+            match self.put_in_place(next, maximum, &choose) {
+                Ok(true) => return Ok(true),
+                // Another thread allocated before the pool was out of reach.
+                Ok(false) => self.resume()?,
+                Err(error) => {
+                    self.resume()?;
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Makes the stand-in current, unless what is charged covers the newest pool and one with this
+    /// maximum beside it.
+    fn suspend(&mut self, maximum: u64) -> Result<(), CallError> {
+        if self.covers_both(maximum) {
+            return Ok(());
+        }
+        match (&mut self.guard, &self.stand_in) {
+            (Some(guard), Some(stand_in)) => {
+                guard.switch(&stand_in.pool)?;
+                self.stood_in = true;
+                Ok(())
+            }
+            // Nothing but this value allocates from the newest pool.
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns `true` if what is charged covers the newest pool and one with this maximum beside it.
+    fn covers_both(&self, maximum: u64) -> bool {
+        let newest = self.newest.as_ref().map_or(0, |newest| newest.charged);
+        newest.saturating_add(maximum) <= self.allowed()
+    }
+
+    /// Makes the newest pool current again where the stand-in is. Asks the driver twice.
+    fn resume(&mut self) -> Result<(), CallError> {
+        self.let_go();
+        let (Some(guard), Some(newest)) = (&mut self.guard, &self.newest) else {
+            return Ok(());
+        };
+        if guard.pool().as_raw() == newest.pool.as_raw() {
+            return Ok(());
+        }
+        let pool = &newest.pool;
+        guard.switch(pool).or_else(|_| guard.switch(pool))
+    }
+
+    fn put_in_place(
+        &mut self,
+        next: MemPool,
+        maximum: u64,
+        choose: impl Fn(u64) -> Option<u64>,
+    ) -> Result<bool, CallError> {
+        let (granule, covered) = (self.granule, self.covers_both(maximum));
+        let Some(newest) = &mut self.newest else {
+            return Ok(false);
+        };
+        newest.look(granule)?;
+        if choose(newest.reserved).is_none_or(|most| most < maximum) {
+            return Ok(false);
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.switch(&next)?;
+        }
+        if !covered {
+            // It was out of reach when it was looked at.
+            newest.charged = granule.round_up(newest.reserved).unwrap_or(u64::MAX);
+        }
+        let old = self.newest.replace(Generation::new(next, maximum));
+        self.barren = None;
+        if let Some(old) = old {
+            self.retire(old);
+        }
+        self.recount();
+        Ok(true)
+    }
+
+    /// Notes that a pool is out of reach, and returns what it does not use to the device.
+    fn retire(&mut self, mut generation: Generation) {
+        let granule = self.granule;
+        // What is freed later goes back at the next synchronization already.
+        let released = generation.pool.set_release_threshold(0);
+        let drained = released.and_then(|()| generation.drain(granule));
+        match drained {
+            Ok(()) => {
+                let empty = generation.reserved == 0;
+                self.keep_unless_ended(generation, empty);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "memory of a memory pool that was replaced stays for now");
+                self.older.push(generation);
+            }
+        }
+    }
+
+    /// Puts the previous pool of the device back, and returns what no allocation uses.
+    pub(super) fn wind_down(&mut self) -> Result<(), CallError> {
+        if let Some(guard) = self.guard.take()
+            && let Err(refused) = guard.close()
+        {
+            self.guard = Some(refused.owner);
+            return match refused.reason {
+                CloseRefusal::Call(error) => Err(error),
+                _ => Err(CallError::InUse),
+            };
+        }
+        let open = self.newest.take().into_iter().chain(self.stand_in.take());
+        for generation in open.collect::<Vec<_>>() {
+            self.retire(generation);
+        }
+        self.look()
+    }
+
+    /// Gives up all pools: their memory is gone with the context.
+    pub(super) fn abandon(&mut self) {
+        self.guard = None;
+        self.newest = None;
+        self.stand_in = None;
+        self.older.clear();
+        self.recount();
+    }
+
+    /// Returns what the newest pool does not use to the device. Returns the bytes.
+    pub(super) fn trim(&mut self) -> Result<u64, CallError> {
+        self.look()?;
+        let before = self.sums().reserved;
+        if let Some(newest) = &self.newest {
+            newest.pool.trim_to(0)?;
+        }
+        self.look()?;
+        Ok(before.saturating_sub(self.sums().reserved))
+    }
+
+    /// Returns the bytes of maxima that the driver has not given out.
+    pub(super) fn not_obtained(&self) -> u64 {
+        let open = self.newest.iter().chain(&self.stand_in);
+        let left = |it: &Generation| it.maximum.saturating_sub(it.pool.reserved().unwrap_or(0));
+        open.map(left).sum()
+    }
+
+    /// Makes the newest pool the current one, or counts one more value that keeps it current.
+    pub(super) fn make_current(&mut self) -> Result<(), MemoryError> {
+        if self.guard.is_none() {
+            let Some(newest) = &self.newest else {
+                return Err(CallError::InUse.into());
+            };
+            self.guard = Some(newest.pool.make_current_instead_of_default()?);
+        }
+        self.guards += 1;
+        Ok(())
+    }
+
+    /// Makes the previous pool current again if no other value keeps the newest one current.
+    pub(super) fn end_current(&mut self) -> Result<(), CallError> {
+        if self.guards > 1 {
+            self.guards -= 1;
+            return Ok(());
+        }
+        if let Some(guard) = self.guard.take()
+            && let Err(refused) = guard.close()
+        {
+            self.guard = Some(refused.owner);
+            return match refused.reason {
+                CloseRefusal::Call(error) => Err(error),
+                _ => Err(CallError::InUse),
+            };
+        }
+        self.guards = 0;
+        Ok(())
+    }
+
+    /// Ends a value that kept the newest pool current. If the driver refuses to make the previous pool
+    /// current, the next operation tries again; until then the newest pool is kept current.
+    pub(super) fn forget_current(&mut self) {
+        if let Err(error) = self.end_current() {
+            self.guards = 0;
+            tracing::warn!(%error, "a memory pool stays the current one for now");
+        }
+    }
+
+    /// Makes the previous pool current where that was refused before.
+    fn let_go(&mut self) {
+        if self.guards == 0
+            && let Some(guard) = self.guard.take()
+            && let Err(refused) = guard.close()
+        {
+            self.guard = Some(refused.owner);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The figures of the driver's own memory pools, which only the driver knows. It is asked without the lock:
+//! before memory is reclaimed, before memory is created if some has to stay free, and by the mapper.
+
+use std::sync::Arc;
+
+use super::core::{Core, Locked};
+use super::holder::Holder;
+
+impl Core {
+    /// Returns the bytes that memory pools of the driver may still obtain. Called without the lock.
+    pub(super) fn promised_to_driver(&self) -> u64 {
+        let holders: Vec<Arc<dyn Holder>> = self.look(|state| {
+            let held = state.tenants.values().flat_map(|it| &it.holders);
+            let of_driver = held.filter(|held| held.holder.is_of_driver());
+            of_driver.map(|held| Arc::clone(&held.holder)).collect()
+        });
+        holders.iter().map(|holder| holder.not_obtained()).sum()
+    }
+}
+
+impl Locked<'_> {
+    /// Reads what the driver's memory pools hold, and ends the charge for what they have returned.
+    /// Makes no driver call while a capture guard lives.
+    pub(super) fn refresh_driver_memory(&mut self) {
+        if self.capturing > 0 || self.device.usable().is_err() {
+            return;
+        }
+        for (tenant, id) in self.holders() {
+            let holder = match self.held(tenant, id) {
+                Some(held) if held.holder.is_of_driver() => Arc::clone(&held.holder),
+                _ => continue,
+            };
+            let given = self.unlocked(move || holder.refresh());
+            self.receive(tenant, id, given);
+            self.forget_holder(tenant, id);
+        }
+    }
+}

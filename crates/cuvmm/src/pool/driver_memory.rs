@@ -1,0 +1,122 @@
+//! Memory that the driver's own memory pools hold for a tenant.
+//!
+//! The pool sees no allocation of these. So it charges what they may hold at most, before they may
+//! hold it, and ends the charge when they cannot hold it any more. Their [figures](super::driver_figures)
+//! are read from the driver.
+
+use std::sync::Arc;
+
+use super::budget::{Amount, TenantId};
+use super::core::Locked;
+use super::holder::{Held, Holder, HolderId};
+use super::tenant::Tenant;
+use super::wait::Wait;
+use crate::error::{BlockError, MemoryError};
+use crate::ledger::Purpose;
+
+impl Tenant {
+    /// Attaches a holder without addresses and without memory.
+    pub(crate) fn attach_driver_memory(
+        &self,
+        holder: Arc<dyn Holder>,
+    ) -> Result<HolderId, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.check_usable(tenant)?;
+        let id = HolderId(state.tick());
+        if let Some(tenancy) = state.tenants.get_mut(&tenant) {
+            tenancy.holders.push(Held {
+                id,
+                holder,
+                bytes: 0,
+                mappings: 0,
+                addresses: 0,
+                ended: false,
+                tidied: false,
+            });
+        }
+        state.update_bypass(tenant);
+        Ok(id)
+    }
+
+    /// Charges what memory pools of the driver may hold in addition, in whole granules. Memory is
+    /// reclaimed, hooks are called, and other tenants are waited for, as for a block. On failure
+    /// nothing has changed, except that memory that nothing uses may have been reclaimed.
+    pub(crate) fn charge_driver_memory(
+        &self,
+        holder: HolderId,
+        bytes: u64,
+        wait: Wait,
+    ) -> Result<(), BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        core.request(tenant, bytes, wait, |mut state| {
+            let charged = state.charge_driver_memory(tenant, holder, bytes);
+            (state, charged)
+        })
+    }
+}
+
+impl Tenant {
+    /// Returns the error for memory that could not be charged.
+    pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| BlockError::OutOfMemory(state.shortage(tenant, wanted, 0)))
+    }
+}
+
+impl Locked<'_> {
+    fn charge_driver_memory(
+        &mut self,
+        tenant: TenantId,
+        holder: HolderId,
+        bytes: u64,
+    ) -> Result<(), BlockError> {
+        self.check_usable(tenant)?;
+        self.leave_to_others(tenant, bytes)?;
+        self.reclaim_for(tenant, bytes, Purpose::New)?;
+        let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
+        self.count_lent(tenant, holder, bytes, true);
+        match self.leave_to_driver(tenant, bytes) {
+            Ok(()) => {
+                charge.keep();
+                Ok(())
+            }
+            Err(error) => {
+                self.count_lent(tenant, holder, bytes, false);
+                self.budget.refund(charge);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
+    /// counts them as obtained. Memory of the free list goes back to the driver for that.
+    fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
+        while self.budget.creatable() < bytes {
+            let Some(unmapped) = self.free_list.take_largest() else {
+                // Another operation has the rest, and has not yet given it back.
+                return Err(BlockError::OutOfMemory(self.shortage(tenant, bytes, 0)));
+            };
+            self.release(unmapped);
+        }
+        // Counted before the driver is asked, so that no other operation creates the same quota.
+        self.budget.created(bytes);
+        let (core, policy) = (self.core(), self.policy);
+        let left = match policy.leave_free {
+            0 => Ok(()),
+            _ => self.unlocked(|| core.check_left(&policy, bytes).map(drop)),
+        };
+        if let Err(cause) = left {
+            self.budget.not_created(bytes);
+            if !cause.is_out_of_memory() {
+                return Err(MemoryError::from(cause).into());
+            }
+            let shortage = self.shortage(tenant, bytes, 0);
+            return Err(BlockError::DriverOutOfMemory { cause, shortage });
+        }
+        core.note_created(bytes);
+        Ok(())
+    }
+}

@@ -9,7 +9,8 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuvmm_driver::{
     Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
@@ -17,6 +18,7 @@ use cuvmm_driver::{
 };
 
 use super::close::{CloseError, CloseRefusal};
+use super::given_memory::GivenMemory;
 use super::physical::creatable_as;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
@@ -62,8 +64,24 @@ struct Shared {
     device: Device,
     handle: MemPoolHandle,
     props: MemPoolProps,
-    /// Nothing is left to destroy: the pool is a default pool, or was destroyed.
-    ended: bool,
+    kind: Kind,
+    /// Names the pool to other processes.
+    identity: OnceLock<[u8; 16]>,
+    /// Memory that was dropped while another process could use it.
+    kept: Mutex<Vec<Arc<GivenMemory>>>,
+}
+
+/// Whose a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It was created here and is destroyed here.
+    Own,
+    /// It is the default pool of its device, which is never destroyed.
+    Default,
+    /// Another library destroys it.
+    Foreign,
+    /// It was destroyed.
+    Destroyed,
 }
 
 /// Options of a [`MemPool`].
@@ -85,7 +103,7 @@ impl MemPoolBuilder<'_> {
     }
 
     /// Sets the handle types that the pool may be shared as; none by default, and fixed at
-    /// creation. By NVIDIA's documentation the driver releases no memory of such a pool before the
+    /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). By NVIDIA's documentation the driver releases no memory of such a pool before the
     /// pool ends; on an H200 it does, as with other pools.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
@@ -146,7 +164,7 @@ impl MemPoolBuilder<'_> {
                 driver.mem_pool_create(device, &props)
             })
             .map_err(|cause| MemoryError::CreatePool { location, cause })?;
-        Ok(MemPool::with_handle(device, handle, props, false))
+        Ok(MemPool::with_handle(device, handle, props, Kind::Own))
     }
 }
 
@@ -183,20 +201,35 @@ impl MemPool {
             driver.default_mem_pool(device)
         })?;
         let props = MemPoolProps::device(device.ordinal());
-        Ok(Self::with_handle(device, handle, props, true))
+        Ok(Self::with_handle(device, handle, props, Kind::Default))
+    }
+
+    /// Wraps a pool that another library has created. It is not destroyed here. The location, the
+    /// maximum and the handle types that this value reports are those of a plain pool of the
+    /// device, because the driver tells none of them.
+    ///
+    /// # Safety
+    /// `handle` must be a pool of the device's memory that was created in this process, and must
+    /// not be destroyed before the last clone, allocation and guard of it is dropped.
+    #[must_use]
+    pub unsafe fn from_raw(device: &Device, handle: MemPoolHandle) -> Self {
+        let props = MemPoolProps::device(device.ordinal());
+        Self::with_handle(device, handle, props, Kind::Foreign)
     }
 
     fn with_handle(
         device: &Device,
         handle: MemPoolHandle,
         props: MemPoolProps,
-        ended: bool,
+        kind: Kind,
     ) -> Self {
         let shared = Shared {
             device: device.clone(),
             handle,
             props,
-            ended,
+            kind,
+            identity: OnceLock::new(),
+            kept: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -233,6 +266,45 @@ impl MemPool {
         self.shared.props.handle_types
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.shared.kind
+    }
+
+    /// Returns a random number that names the pool to other processes.
+    pub(crate) fn identity(&self) -> [u8; 16] {
+        *self.shared.identity.get_or_init(|| {
+            let random = || RandomState::new().hash_one(std::process::id());
+            (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
+        })
+    }
+
+    /// Frees memory that was dropped while another process could use it and that was let go since,
+    /// and returns the bytes of the rest.
+    ///
+    /// The same happens with each [allocation](Self::allocate_on) from this value or a clone of it.
+    #[must_use]
+    pub fn held_elsewhere(&self) -> u64 {
+        self.free_returned();
+        if self.device().is_forked() {
+            return 0;
+        }
+        let kept = self.shared.kept();
+        kept.iter().map(|kept| kept.memory().size()).sum()
+    }
+
+    /// Keeps memory that another process may use, until it is returned.
+    pub(super) fn keep(&self, memory: &Arc<GivenMemory>) {
+        let mut kept = self.shared.kept();
+        if !kept.iter().any(|known| Arc::ptr_eq(known, memory)) {
+            kept.push(Arc::clone(memory));
+        }
+    }
+
+    /// Frees kept memory that was returned.
+    pub(super) fn free_returned(&self) {
+        self.shared.free_returned();
+    }
+
     pub(super) fn call<T>(
         &self,
         call: Call,
@@ -247,8 +319,8 @@ impl MemPool {
     /// only let go.
     ///
     /// # Errors
-    /// [`CloseError`] with the pool in it while clones, allocations or guards live, or when the
-    /// driver refuses.
+    /// [`CloseError`] with the pool in it while clones, allocations, offers or guards live, another
+    /// process uses its memory, or when the driver refuses.
     #[doc(alias = "cuMemPoolDestroy")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
@@ -257,6 +329,13 @@ impl MemPool {
                 reason: CloseRefusal::InUse,
             });
         };
+        shared.free_returned();
+        if !shared.kept().is_empty() {
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
+        }
         match shared.destroy() {
             Ok(()) => Ok(()),
             Err(cause) => Err(CloseError {
@@ -268,24 +347,41 @@ impl MemPool {
 }
 
 impl Shared {
+    fn kept(&self) -> MutexGuard<'_, Vec<Arc<GivenMemory>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free_returned(&self) {
+        if self.device.is_forked() {
+            return;
+        }
+        let returned: Vec<_> = {
+            let mut kept = self.kept();
+            kept.extract_if(.., |kept| kept.is_returned()).collect()
+        };
+        // Freed without the lock.
+        drop(returned);
+    }
+
     fn destroy(&mut self) -> Result<(), CallError> {
-        if self.ended {
+        if self.kind != Kind::Own {
             return Ok(());
         }
         let handle = self.handle;
         self.device
-            // SAFETY: the handle is owned here and is destroyed once: `ended` is set below, and a
+            // SAFETY: the handle is owned here and is destroyed once: `kind` is set below, and a
             // refused call has changed nothing. Memory that is still in use lives on.
             .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
                 driver.mem_pool_destroy(device, handle)
             })?;
-        self.ended = true;
+        self.kind = Kind::Destroyed;
         Ok(())
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.free_returned();
         // The driver may not destroy it on a lost context, which allocates nothing any more.
         if let (Err(error), None) = (self.destroy(), self.device.lost()) {
             self.device.report_drop("memory pool", 0, error);

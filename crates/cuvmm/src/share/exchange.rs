@@ -130,7 +130,7 @@ impl Channel {
     }
 
     /// Sends the outcome of a step to the peer, and returns it.
-    fn answer<T>(
+    pub(super) fn answer<T>(
         &mut self,
         outcome: Result<T, ShareError>,
         deadline: Deadline,
@@ -148,7 +148,7 @@ impl Channel {
     }
 
     /// Tells the peer that the memory is not sent after all, and returns the error.
-    fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
+    pub(super) fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
         self.refuse(&error.to_string(), deadline);
         error
     }
@@ -213,7 +213,7 @@ fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
 }
 
 /// Returns the message, unless it says that the peer does not send the memory after all.
-fn given_up(message: Message) -> Result<Message, ShareError> {
+pub(super) fn given_up(message: Message) -> Result<Message, ShareError> {
     if message.kind != Kind::Verdict {
         return Ok(message);
     }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use super::allocation_offer::{AllocationOffer, two};
 use super::allocation_wire::{AllocationDescription, MOST_BYTES};
 use super::channel::Channel;
-use super::exchange::given_up;
+use super::exchange::{MOST_REASON, given_up};
 use super::frame::Kind;
 use super::importer::PoolImporter;
 use super::wait::Deadline;
@@ -89,8 +89,8 @@ impl Channel {
         });
         let description = self.answer(agreed, deadline)?;
         let kinds = [Kind::Handles, Kind::Verdict];
-        let message = given_up(self.receive(&kinds, 0, deadline)?)?;
-        let imported = two(message.handles)
+        let message = given_up(self.receive(&kinds, MOST_REASON, deadline)?)?;
+        let imported = two(&message.body, message.handles)
             .map_err(ShareError::from)
             .and_then(|[pool, held]| importer.import(&description, pool, held));
         self.answer(imported, deadline)

@@ -272,8 +272,12 @@ impl Grant {
 }
 
 /// Takes the two descriptors of a grant out of a message.
-pub(super) fn two(handles: Vec<OwnedFd>) -> Result<[OwnedFd; 2], ChannelError> {
-    handles.try_into().map_err(|_| ChannelError::Malformed {
-        what: "without the two descriptors of a memory pool",
-    })
+pub(super) fn two(body: &[u8], handles: Vec<OwnedFd>) -> Result<[OwnedFd; 2], ChannelError> {
+    let malformed = ChannelError::Malformed {
+        what: "not the two descriptors of a memory pool alone",
+    };
+    match handles.try_into() {
+        Ok(two) if body.is_empty() => Ok(two),
+        _ => Err(malformed),
+    }
 }

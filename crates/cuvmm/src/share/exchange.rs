@@ -14,7 +14,7 @@ use super::wire::{Description, MOST_DESCRIPTION};
 use crate::error::{ArgumentError, ChannelError, ShareError};
 
 /// The longest reason of a refusal that is sent or read, in bytes.
-const MOST_REASON: usize = 4096;
+pub(super) const MOST_REASON: usize = 4096;
 
 /// The number of handles that are made and sent at a time. The system lets more through in one
 /// message; but a publisher with many readers makes handles for all of them at once, and a process

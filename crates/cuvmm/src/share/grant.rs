@@ -96,14 +96,15 @@ impl Grant {
 impl Known {
     fn greet(&mut self, number: u64, process: Option<OwnedFd>) {
         match process {
-            Some(process) if self.takers.len() < MOST => {
-                // A peer that sends another descriptor is not one of this library.
-                let fresh = self.takers.iter().all(|(taker, _)| *taker != number);
-                if !fresh || !is_process(&process) {
-                    return;
+            Some(process) if self.takers.len() < MOST => match is_process(&process) {
+                // A peer that sends another descriptor, or a number twice, is not one of this
+                // library.
+                Some(true) if self.takers.iter().all(|(taker, _)| *taker != number) => {
+                    self.takers.push((number, process));
                 }
-                self.takers.push((number, process));
-            }
+                Some(_) => return,
+                None => self.unknown = self.unknown.saturating_add(1),
+            },
             _ => self.unknown = self.unknown.saturating_add(1),
         }
         self.greeted = true;
@@ -214,10 +215,7 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         recvmsg(socket, &mut parts, &mut beside, flags)
     });
-    let got = match got {
-        Err(Errno::CONNRESET) => return Ok(Said::End),
-        got => got?,
-    };
+    let got = got?;
     // Owned first, so that no descriptor leaks whatever check fails.
     let mut descriptors = vec![];
     for message in beside.drain() {
@@ -238,12 +236,12 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
     })
 }
 
-/// Returns `true` if a descriptor is one of a process.
-fn is_process(descriptor: &OwnedFd) -> bool {
+/// Returns `true` if a descriptor is one of a process, or `None` if the system does not tell.
+fn is_process(descriptor: &OwnedFd) -> Option<bool> {
     let info = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
-    // Without /proc a descriptor of something else would be taken for that of an ended process.
-    std::fs::read_to_string(info)
-        .is_ok_and(|info| info.lines().any(|line| line.starts_with("Pid:")))
+    // Polling a descriptor of something else would say that its process has ended.
+    let info = std::fs::read_to_string(info).ok()?;
+    Some(info.lines().any(|line| line.starts_with("Pid:")))
 }
 
 /// Returns `true` if all threads of a process have ended.

@@ -155,6 +155,34 @@ fn the_giver_frees_after_the_taker() {
     });
 }
 
+/// Before an allocation fails, everything that was returned is freed.
+#[test]
+fn returned_memory_is_found_when_it_is_needed() {
+    let _alone = alone();
+    let two = Two::new();
+    let pool = MemPool::builder(&two.giver.device).shareable(FD);
+    let pool = pool.maximum(16 * 32 * MIB).create().unwrap();
+    let stream = two.stream();
+    let importer = two.importer();
+    let mut taken: Vec<_> = (0..16)
+        .map(|_| give_one(&pool.allocate_on(&stream, 32 * MIB).unwrap(), &importer))
+        .collect();
+    let error = pool.allocate_on(&stream, 32 * MIB).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    drop(taken.swap_remove(9));
+    drop(pool.allocate_on(&stream, 32 * MIB).unwrap());
+    assert_eq!(pool.held_elsewhere(), 15 * 32 * MIB);
+    // Without need a few are looked at each time, and in the end all.
+    taken.clear();
+    for _ in 0..4 {
+        drop(pool.allocate_on(&stream, 1).unwrap());
+    }
+    stream.synchronize().unwrap();
+    assert_eq!(pool.stats().unwrap().used, 0);
+    drop((pool, stream, importer));
+    two.end();
+}
+
 #[test]
 fn a_pool_whose_memory_is_held_is_not_closed() {
     let _alone = alone();
@@ -293,9 +321,18 @@ fn a_pool_is_imported_once() {
     let third = give_one(&three, &importer);
     assert_eq!(count(), 2);
     // The same allocation a second time, while it is there and after it was freed.
+    let allocations = || two.taker.machine.live().allocations;
+    let before = allocations();
     let again = give_one(&one, &importer);
-    assert_eq!(count(), 2);
-    drop((again, first));
+    assert_eq!((count(), allocations()), (2, before));
+    assert_eq!(again.address(), first.address());
+    drop(first);
+    assert_eq!(allocations(), before);
+    assert!(one.is_held());
+    assert_eq!(read(&again, 0), 0);
+    drop(again);
+    assert_eq!(allocations(), before - 1);
+    assert!(!one.is_held());
     let again = give_one(&one, &importer);
     assert_eq!(count(), 2);
     drop((again, second));

@@ -48,7 +48,7 @@ impl GivenMemory {
     }
 
     /// Frees it, if no other process uses it.
-    pub(super) fn free(&mut self) -> Result<(), CallError> {
+    pub(super) fn free(&self) -> Result<(), CallError> {
         match self.memory.is_ours() && self.is_held() {
             true => Err(CallError::InUse),
             false => self.memory.free(),

@@ -26,6 +26,9 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// The version that introduced the maximum of a memory pool.
 const MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
 
+/// The most parts of kept memory that an allocation looks at. Each costs system calls.
+const FEW: usize = 4;
+
 /// A memory pool of the driver. Clones are the same pool.
 ///
 /// It is destroyed when the last clone, the last [`PoolAllocation`](super::PoolAllocation) and the
@@ -281,7 +284,8 @@ impl MemPool {
     /// Frees memory that was dropped while another process could use it and that was let go since,
     /// and returns the bytes of the rest.
     ///
-    /// The same happens with each [allocation](Self::allocate_on) from this value or a clone of it.
+    /// An [allocation](Self::allocate_on) from this value or a clone of it does so for a part of the
+    /// memory, and for all of it before it fails for lack of memory.
     #[must_use]
     pub fn held_elsewhere(&self) -> u64 {
         self.free_returned();
@@ -300,9 +304,14 @@ impl MemPool {
         }
     }
 
-    /// Frees kept memory that was returned.
-    pub(super) fn free_returned(&self) {
-        self.shared.free_returned();
+    /// Frees kept memory that was returned, and returns whether there was any.
+    pub(super) fn free_returned(&self) -> bool {
+        self.shared.free_returned(usize::MAX)
+    }
+
+    /// Looks at a few parts of the kept memory, in turn, and frees those that were returned.
+    pub(super) fn free_some_returned(&self) {
+        self.shared.free_returned(FEW);
     }
 
     pub(super) fn call<T>(
@@ -329,7 +338,7 @@ impl MemPool {
                 reason: CloseRefusal::InUse,
             });
         };
-        shared.free_returned();
+        shared.free_returned(usize::MAX);
         if !shared.kept().is_empty() {
             return Err(CloseError {
                 owner: self,
@@ -351,16 +360,20 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn free_returned(&self) {
+    fn free_returned(&self, most: usize) -> bool {
         if self.device.is_forked() {
-            return;
+            return false;
         }
         let returned: Vec<_> = {
             let mut kept = self.kept();
-            kept.extract_if(.., |kept| kept.is_returned()).collect()
+            let looked_at = most.min(kept.len());
+            // The others come first the next time.
+            kept.rotate_left(looked_at);
+            let from = kept.len() - looked_at;
+            kept.extract_if(from.., |kept| kept.is_returned()).collect()
         };
-        // Freed without the lock.
-        drop(returned);
+        // Freed when they are dropped, without the lock.
+        !returned.is_empty()
     }
 
     fn destroy(&mut self) -> Result<(), CallError> {
@@ -381,7 +394,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.free_returned();
+        self.free_returned(usize::MAX);
         // The driver may not destroy it on a lost context, which allocates nothing any more.
         if let (Err(error), None) = (self.destroy(), self.device.lost()) {
             self.device.report_drop("memory pool", 0, error);

@@ -63,24 +63,31 @@ impl MemPool {
         if !stream.device().is_same(self.device()) {
             return Err(ArgumentError::STREAM.into());
         }
-        self.free_returned();
+        self.free_some_returned();
         // The graph would own the memory.
         if stream.is_capturing()? {
             return Err(MemoryError::Capturing);
         }
-        let (pool, queue) = (self.as_raw(), stream.as_raw());
-        let address = self
-            .device()
-            .call(Call::MemAllocFromPoolAsync, |driver, device| {
-                // SAFETY: both handles are alive.
-                unsafe { driver.alloc_from_pool_async(device, size, pool, queue) }
-            })
-            .map_err(|cause| MemoryError::Create {
-                size,
-                location: self.location(),
-                cause,
-            })?;
+        let allocated = match self.allocate(stream, size) {
+            Err(cause) if cause.is_out_of_memory() && self.free_returned() => {
+                self.allocate(stream, size)
+            }
+            allocated => allocated,
+        };
+        let address = allocated.map_err(|cause| MemoryError::Create {
+            size,
+            location: self.location(),
+            cause,
+        })?;
         Ok(self.holding(PoolMemory::new(stream, address, size, Ownership::Ours)))
+    }
+
+    fn allocate(&self, stream: &Stream, size: u64) -> Result<DeviceAddress, CallError> {
+        let queue = stream.as_raw();
+        self.call(Call::MemAllocFromPoolAsync, |driver, device, pool| {
+            // SAFETY: both handles are alive.
+            unsafe { driver.alloc_from_pool_async(device, size, pool, queue) }
+        })
     }
 
     /// Wraps memory of this pool that another library has allocated, for example with
@@ -169,9 +176,9 @@ impl PoolAllocation {
     /// Returns `true` if another process that was [given](crate::share::AllocationOffer) the memory
     /// may still use it.
     ///
-    /// Such memory is not freed when it is dropped. It is freed by the next
-    /// [`allocate_on`](MemPool::allocate_on), [`held_elsewhere`](MemPool::held_elsewhere) or
-    /// [`close`](MemPool::close) of its pool after the process has let it go or has ended.
+    /// Such memory is not freed when it is dropped. After the process has let it go or has ended, it
+    /// is freed by one of the next allocations from its pool, by
+    /// [`held_elsewhere`](MemPool::held_elsewhere) or by [`close`](MemPool::close).
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.memory.is_held()

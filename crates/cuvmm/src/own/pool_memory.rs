@@ -27,8 +27,12 @@ pub(super) struct PoolMemory {
     stream: Stream,
     address: DeviceAddress,
     size: u64,
+    uses: Mutex<Uses>,
+}
+
+struct Uses {
     /// The other streams that use the memory.
-    others: Mutex<Vec<Stream>>,
+    others: Vec<Stream>,
     ownership: Ownership,
 }
 
@@ -43,8 +47,10 @@ impl PoolMemory {
             stream: stream.clone(),
             address,
             size,
-            others: Mutex::default(),
-            ownership,
+            uses: Mutex::new(Uses {
+                others: vec![],
+                ownership,
+            }),
         }
     }
 
@@ -65,7 +71,7 @@ impl PoolMemory {
     }
 
     pub(super) fn is_ours(&self) -> bool {
-        self.ownership == Ownership::Ours
+        self.uses().ownership == Ownership::Ours
     }
 
     /// Lets a stream use the memory behind what its own stream has queued, and frees it behind
@@ -75,25 +81,25 @@ impl PoolMemory {
             return Err(CallError::WrongDriver);
         }
         self.device().own_process()?;
-        let mut others = self.others();
-        if *stream == self.stream || others.contains(stream) {
+        let mut uses = self.uses();
+        if *stream == self.stream || uses.others.contains(stream) {
             return Ok(());
         }
         if self.stream.is_capturing()? || stream.is_capturing()? {
             return Err(CallError::InUse);
         }
         run_behind(stream, &self.stream)?;
-        others.push(stream.clone());
+        uses.others.push(stream.clone());
         Ok(())
     }
 
-    fn others(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns `true` if one of the streams captures. Then the memory cannot be freed.
     pub(super) fn is_captured(&self) -> Result<bool, CallError> {
-        let others = self.others().clone();
+        let others = self.uses().others.clone();
         for stream in others.iter().chain([&self.stream]) {
             if stream.is_capturing()? {
                 return Ok(true);
@@ -105,7 +111,7 @@ impl PoolMemory {
     /// Waits for what its streams have queued.
     pub(super) fn settle(&self) -> Result<(), CallError> {
         self.device().own_process()?;
-        let others = self.others().clone();
+        let others = self.uses().others.clone();
         let mut streams = others.iter().chain([&self.stream]);
         streams.try_for_each(Stream::settle)
     }
@@ -133,32 +139,31 @@ impl PoolMemory {
     }
 
     fn span(&self) -> Span<'_> {
-        // SAFETY: the memory is freed by `free`, which takes it mutably, or by its owner, who was
-        // told to keep it for as long as this lives.
+        // SAFETY: the owner of this value calls `free` when it is dropped or closed, and frees
+        // borrowed memory no earlier.
         unsafe { Span::new(self.device(), self.address, self.size) }
     }
 
     /// Frees the memory in the order of its stream, behind the other streams. Does nothing if it
     /// was freed, or belongs to another library.
-    pub(super) fn free(&mut self) -> Result<(), CallError> {
-        if self.ownership != Ownership::Ours {
-            return Ok(());
-        }
+    pub(super) fn free(&self) -> Result<(), CallError> {
         let device = self.stream.device();
         device.own_process()?;
-        let others = self.others.get_mut();
-        let others = others.unwrap_or_else(PoisonError::into_inner);
+        let mut uses = self.uses();
+        if uses.ownership != Ownership::Ours {
+            return Ok(());
+        }
         // A captured free would be a node of the graph.
         if self.stream.is_capturing()? {
             return Err(CallError::InUse);
         }
         // Each stream that is waited for is struck off, so that trying again does not repeat it.
-        while let Some(other) = others.last() {
+        while let Some(other) = uses.others.last() {
             if other.is_capturing()? {
                 return Err(CallError::InUse);
             }
             run_behind(&self.stream, other)?;
-            others.pop();
+            uses.others.pop();
         }
         let (address, queue) = (self.address, self.stream.as_raw());
         device.give_back(Call::MemFreeAsync, |driver, device| {
@@ -166,7 +171,7 @@ impl PoolMemory {
             // a refused call has changed nothing. The stream is behind all work that was named.
             unsafe { driver.free_async(device, address, queue) }
         })?;
-        self.ownership = Ownership::Freed;
+        uses.ownership = Ownership::Freed;
         Ok(())
     }
 }

@@ -320,7 +320,7 @@ fn givers_that_are_wrong_silent_or_gone() {
     });
 }
 
-/// What a taker that is not of this library sends over its end.
+/// Sends what a taker that is not of this library might send over its end.
 type Says = fn(&OwnedFd);
 
 fn send(socket: &OwnedFd, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> bool {

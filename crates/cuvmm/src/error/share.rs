@@ -54,7 +54,7 @@ pub enum DescriptionError {
     /// The description is of another kind of memory.
     #[error("the description is of {found}: receive it with `{call}`")]
     Kind {
-        /// What it describes.
+        /// The kind of memory that it describes.
         found: &'static str,
         /// The function that receives it.
         call: &'static str,

@@ -43,7 +43,7 @@ pub(super) struct Grant {
     known: Mutex<Known>,
 }
 
-/// What takers have said.
+/// Takers that have greeted, and whether more can.
 #[derive(Debug, Default)]
 struct Known {
     /// The number and the process of each taker that has greeted and not said farewell.

@@ -16,6 +16,9 @@
 //!
 //! A [`Parcel`] holds the description and the handles for use with any other transport.
 //!
+//! An [`AllocationOffer`] does the same for allocations of the driver's memory pools
+//! (`cuMemAllocAsync`), which a [`PoolImporter`] imports.
+//!
 //! A [`Publisher`] publishes finished memory under a name, and a [`Subscriber`] attaches it: for
 //! example, one process loads weights and many processes serve from them.
 //!

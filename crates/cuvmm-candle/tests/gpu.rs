@@ -16,6 +16,8 @@ mod caches;
 mod forks;
 #[path = "gpu/rig.rs"]
 mod rig;
+#[path = "gpu/share.rs"]
+mod share;
 #[path = "gpu/sleep.rs"]
 mod sleep;
 #[path = "gpu/tensors.rs"]

@@ -28,7 +28,13 @@ impl GivenMemory {
     /// Notes processes that are about to be given the memory.
     pub(super) fn hold(&self, holder: Arc<dyn Holder>) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.push(holder);
+        // Several parts may be given at once.
+        if !holders
+            .last()
+            .is_some_and(|last| Arc::ptr_eq(last, &holder))
+        {
+            holders.push(holder);
+        }
     }
 
     /// Returns `true` if a process that was given the memory may still use it. In a forked child it

@@ -45,8 +45,9 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 #[doc(alias = "cudaMallocAsync")]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct PoolAllocation {
-    pool: MemPool,
+    /// Dropped before the pool, which may end with it.
     memory: Arc<GivenMemory>,
+    pool: MemPool,
 }
 
 impl MemPool {

@@ -46,7 +46,10 @@ fn a_tensor_of_a_shareable_pool_is_given() {
     let borrow = |tensor: &Tensor| unsafe { pool.borrow(stream, address(tensor), size) };
     // Of the default pool, which is not shareable.
     let refused = borrow(&early).unwrap_err();
-    assert!(matches!(refused, MemoryError::NotOfPool { .. }), "{refused}");
+    assert!(
+        matches!(refused, MemoryError::NotOfPool { .. }),
+        "{refused}"
+    );
     let memory = borrow(&tensor).unwrap();
     let offer = AllocationOffer::new(&memory).unwrap();
     let (mut one, mut two) = Channel::pair().unwrap();

@@ -772,6 +772,57 @@ fn pools_and_allocations_by_hand() {
     two.end();
 }
 
+/// Several threads of the taker import, read and drop the same allocations, while the giver drops
+/// and allocates.
+#[test]
+fn many_threads() {
+    leaves_nothing_open(|| {
+        let two = Two::new();
+        let (pool, stream) = (two.pool(), two.stream());
+        let importer = two.importer();
+        for round in 0..20 {
+            let memory: Vec<_> = (0..3)
+                .map(|number| {
+                    let memory = pool.allocate_on(&stream, MIB).unwrap();
+                    memory.write(&stream, 0, &[round * 3 + number; 8]).unwrap();
+                    memory
+                })
+                .collect();
+            let parcels: Vec<Vec<_>> = (0..4)
+                .map(|_| {
+                    let offers = memory.iter().map(AllocationOffer::new);
+                    offers
+                        .map(|offer| offer.unwrap().parcel().unwrap())
+                        .collect()
+                })
+                .collect();
+            thread::scope(|scope| {
+                for parcels in parcels {
+                    let importer = &importer;
+                    scope.spawn(move || {
+                        for (parcel, number) in parcels.into_iter().zip(0..) {
+                            let taken = importer.open(parcel).unwrap().remove(0);
+                            assert_eq!(read(&taken, 7), round * 3 + number);
+                        }
+                    });
+                }
+                drop(memory);
+                // Memory that is held is not given out again.
+                for _ in 0..10 {
+                    let other = pool.allocate_on(&stream, MIB).unwrap();
+                    other.write(&stream, 0, &[255; 8]).unwrap();
+                }
+            });
+            assert_eq!(pool.held_elsewhere(), 0);
+        }
+        stream.synchronize().unwrap();
+        assert_eq!(pool.stats().unwrap().used, 0);
+        assert_eq!(two.taker.machine.live().mem_pools, 0);
+        drop((pool, stream, importer));
+        two.end();
+    });
+}
+
 /// A description is read back as it was written.
 #[test]
 fn a_description_there_and_back() {

@@ -4,15 +4,20 @@
 #![no_main]
 
 use cuvmm::Access;
-use cuvmm::share::Description;
+use cuvmm::share::{AllocationDescription, Description};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
+    if let Ok(read) = AllocationDescription::from_bytes(bytes) {
+        assert_eq!(read.to_bytes(), bytes);
+        assert_ne!(read.access(), Access::None);
+        assert!(read.sizes().all(|size| size > 0));
+    }
     let Ok(read) = Description::from_bytes(bytes) else {
         return;
     };
     assert_eq!(read.to_bytes(), bytes);
-    assert_ne!(read.right(), Access::None);
+    assert_ne!(read.access(), Access::None);
     let (mut at, mut held) = (0, 0);
     for extent in read.extents() {
         assert!(extent.offset >= at && extent.size > 0);

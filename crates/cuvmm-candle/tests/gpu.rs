@@ -18,6 +18,8 @@ mod forks;
 mod intermediates;
 #[path = "gpu/rig.rs"]
 mod rig;
+#[path = "gpu/share.rs"]
+mod share;
 #[path = "gpu/sleep.rs"]
 mod sleep;
 #[path = "gpu/tensors.rs"]

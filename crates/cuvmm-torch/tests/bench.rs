@@ -1,4 +1,5 @@
-//! The sequences of the comparison in Python are those of `cuvmm heap --churn`.
+//! The sequences of the comparison in Python are those of `cuvmm heap --churn`, and `pools.py` runs
+//! over the stand-in for libcuda.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,6 +7,9 @@
     clippy::panic,
     reason = "helpers of tests fail as tests do"
 )]
+
+#[path = "../../fakecuda/testing/built.rs"]
+mod built;
 
 use std::path::Path;
 use std::process::Command;
@@ -95,4 +99,29 @@ fn the_laws_are_those_of_the_command() {
         }
         assert!(found["moving"]["operations"].as_u64() > Some(4000));
     }
+}
+
+/// Two processes share memory by the calls of libcuda alone.
+#[test]
+fn memory_pools_are_shared_by_plain_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    built::fakecuda_in(folder.path());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/pools.py");
+    let mut python = Command::new("python3");
+    python
+        .arg("-B")
+        .arg(script)
+        .arg("--without-torch")
+        .env("LD_LIBRARY_PATH", folder.path());
+    let output = match python.output() {
+        Ok(output) => output,
+        Err(error) => {
+            println!("no memory was shared: python3 cannot be started: {error}");
+            return;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{complained}");
+    assert!(said.contains("all as documented"), "{said}");
 }

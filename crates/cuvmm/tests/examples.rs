@@ -71,6 +71,8 @@ mod share_a_gpu;
 
 #[path = "../examples/share_memory.rs"]
 mod share_memory;
+#[path = "../examples/share_pool.rs"]
+mod share_pool;
 #[path = "../examples/sleep_wake.rs"]
 mod sleep_wake;
 
@@ -184,6 +186,11 @@ fn several_processes_read_what_one_publishes() {
 #[test]
 fn what_one_process_gives_another_keeps() {
     share_memory::main().unwrap();
+}
+
+#[test]
+fn batches_of_a_memory_pool_go_to_another_process() {
+    share_pool::main().unwrap();
 }
 
 #[test]

@@ -414,6 +414,25 @@ fn drops_that_fail_are_counted() {
 }
 
 #[test]
+fn a_pool_ends_after_its_memory() {
+    let rig = common::model();
+    let pool = keeping(&rig, 2);
+    let stream = Stream::new(&rig.device).unwrap();
+    let memory = pool.allocate_on(&stream, STEP).unwrap();
+    drop(pool);
+    rig.faults.forget();
+    drop(memory);
+    let calls = rig.faults.calls();
+    let at = |call| calls.iter().position(|made| *made == call).unwrap();
+    assert!(
+        at(Call::MemFreeAsync) < at(Call::MemPoolDestroy),
+        "{calls:?}"
+    );
+    drop(stream);
+    common::nothing_left(rig);
+}
+
+#[test]
 fn a_lost_context_is_silent() {
     let rig = common::model();
     let pool = keeping(&rig, 2);

@@ -26,9 +26,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{G, Rig, shareable_region};
+use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
-use cuvmm::{Attachment, Channel, Offer};
+use cuvmm::share::{
+    AllocationOffer, Listener, Manifest, PoolImporter, Publisher, Subscriber, Users, sweep,
+};
+use cuvmm::{Attachment, Channel, MemPool, Offer, Stream};
 use nix::libc::user_regs_struct;
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
@@ -63,6 +66,7 @@ fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
     let (name, no_room, may_be_interrupted) = match number {
         libc::SYS_socket => ("socket", libc::EMFILE, false),
         libc::SYS_socketpair => ("socketpair", libc::EMFILE, false),
+        libc::SYS_pidfd_open => ("pidfd_open", libc::EMFILE, false),
         libc::SYS_bind => ("bind", libc::ENOMEM, false),
         libc::SYS_listen => ("listen", libc::ENOBUFS, false),
         libc::SYS_accept4 => ("accept4", libc::EMFILE, true),
@@ -326,6 +330,39 @@ fn listen(side: &mut Side<'_>) {
     given_back(rig);
 }
 
+fn give_allocation(side: &mut Side<'_>) {
+    let rig = common::host();
+    let shareable = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
+    let pool = shareable.create().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let memory = pool.allocate_on(&stream, G).unwrap();
+    side.does(|side| {
+        let offer = AllocationOffer::new(&memory).map_err(text)?;
+        let given = over(side.socket())?.send_allocations(&offer).map_err(text);
+        // The grant's descriptors are closed when the other side has let go.
+        let until = Instant::now() + 2 * PATIENCE;
+        while offer.is_held() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        given
+    });
+    memory.close().unwrap();
+    drop((pool, stream));
+    given_back(rig);
+}
+
+fn take_allocation(side: &mut Side<'_>) {
+    let rig = common::host();
+    side.does(|side| {
+        let stream = Stream::new(&rig.device).map_err(text)?;
+        let importer = PoolImporter::new(&rig.device, &stream).map_err(text)?;
+        let mut channel = over(side.socket())?;
+        let taken = channel.recv_allocations(&importer).map_err(text)?;
+        taken[0].read(&stream, 0, &mut [0; 8]).map_err(text)
+    });
+    given_back(rig);
+}
+
 /// Connects to a listening peer and sends.
 fn give_there(side: &mut Side<'_>) {
     let rig = common::host();
@@ -457,6 +494,18 @@ fn giving() {
 fn taking() {
     let calls = ["fcntl", "mmap of a file", "recvmsg", "sendmsg"];
     each_call(take, give, &calls);
+}
+
+#[test]
+fn giving_an_allocation() {
+    let calls = ["socketpair", "recvmsg", "sendmsg", "fcntl"];
+    each_call(give_allocation, take_allocation, &calls);
+}
+
+#[test]
+fn taking_an_allocation() {
+    let calls = ["pidfd_open", "fcntl", "recvmsg", "sendmsg"];
+    each_call(take_allocation, give_allocation, &calls);
 }
 
 #[test]

@@ -20,10 +20,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{G, Rig, shareable_region};
+use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep};
-use cuvmm::{Attachment, Channel, Offer, Region, Stream};
+use cuvmm::error::{ChannelError, MemoryError, ShareError};
+use cuvmm::share::{
+    AllocationOffer, Listener, Manifest, PoolImporter, Publication, Publisher, Subscriber, sweep,
+};
+use cuvmm::{Attachment, Channel, MemPool, Offer, Region, Stream};
 use share_support::{PROMPT, alone, ended, fork, leaves_nothing_open, open_files};
 
 /// Granules of a version, each one extent.
@@ -130,6 +133,9 @@ enum Role {
     Subscriber,
     Giver,
     Taker,
+    /// Gives an allocation of a memory pool.
+    PoolGiver,
+    PoolTaker,
 }
 
 impl Role {
@@ -139,6 +145,8 @@ impl Role {
             Self::Subscriber => "no-subscriber",
             Self::Giver => "no-giver",
             Self::Taker => "no-taker",
+            Self::PoolGiver => "no-pool-giver",
+            Self::PoolTaker => "no-pool-taker",
         }
     }
 
@@ -149,6 +157,8 @@ impl Role {
             Self::Subscriber => subscribe(place),
             Self::Giver => give(place),
             Self::Taker => take(place),
+            Self::PoolGiver => give_allocations(place),
+            Self::PoolTaker => take_allocations(place),
         }
     }
 }
@@ -287,6 +297,81 @@ fn take(place: &Place<'_>) {
     common::nothing_left(rig);
 }
 
+/// Gives allocations of one pool, and reuses its memory once takers have let go or were killed.
+fn give_allocations(place: &Place<'_>) {
+    let rig = common::host();
+    let listener = Listener::bind(place.given()).unwrap();
+    let pool = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
+    let pool = pool.create().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    for published in 1.. {
+        if place.is_over(Role::PoolGiver) {
+            break;
+        }
+        let stamp = (GIVER, published % EDITIONS);
+        let memory = pool.allocate_on(&stream, GRANULES * G).unwrap();
+        for number in 0..GRANULES {
+            let bytes = granule(stamp, number);
+            memory.write(&stream, number * G, &bytes).unwrap();
+        }
+        let offer = AllocationOffer::new(&memory).unwrap();
+        // It is freed when the taker has let it go.
+        drop(memory);
+        let mut channel = match listener.accept(Duration::from_millis(20)) {
+            Ok(channel) => channel,
+            Err(ChannelError::TimedOut { .. }) => continue,
+            Err(error) => panic!("a listener: {error:?}"),
+        };
+        let begun = Instant::now();
+        match channel.send_allocations(&offer) {
+            Ok(()) => {}
+            Err(ShareError::Channel(error)) if is_death(&error) => {}
+            Err(error) => panic!("a giver: {error:?}"),
+        }
+        assert!(begun.elapsed() < PROMPT);
+        // A taker has one allocation at a time.
+        assert!(pool.held_elsewhere() <= 8 * GRANULES * G);
+    }
+    drop(listener);
+    let begun = Instant::now();
+    while pool.held_elsewhere() > 0 && begun.elapsed() < PROMPT {
+        place.nap();
+    }
+    drop((pool, stream));
+    common::nothing_left(rig);
+}
+
+fn take_allocations(place: &Place<'_>) {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let importer = PoolImporter::new(&rig.device, &stream).unwrap();
+    let mut bytes = vec![0; (GRANULES * G) as usize];
+    while !place.is_over(Role::PoolTaker) {
+        let begun = Instant::now();
+        let taken = Channel::connect(place.given())
+            .map_err(ShareError::Channel)
+            .and_then(|mut channel| channel.recv_allocations(&importer))
+            .and_then(|taken| Ok(taken[0].read(&stream, 0, &mut bytes)?));
+        match taken {
+            Ok(()) => {
+                let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+                let stamps = (0..EDITIONS).map(|published| (GIVER, published));
+                let stamp = { stamps }.find(|&stamp| word(stamp, 0) == first);
+                let stamp = stamp.expect("a giver's stamp");
+                let all: Vec<u8> = (0..GRANULES).flat_map(|at| granule(stamp, at)).collect();
+                assert!(bytes == all, "version {stamp:?}");
+                place.saw();
+            }
+            Err(ShareError::Channel(error)) if is_death(&error) => place.nap(),
+            Err(ShareError::Memory(MemoryError::GiverGone)) => place.nap(),
+            Err(error) => panic!("a taker: {error:?}"),
+        }
+        assert!(begun.elapsed() < PROMPT);
+    }
+    drop((importer, stream));
+    common::nothing_left(rig);
+}
+
 /// Processes that are killed and restarted.
 struct Crowd {
     folder: tempfile::TempDir,
@@ -368,7 +453,9 @@ impl Crowd {
     }
 
     fn end_all(mut self) {
-        for role in [Role::Taker, Role::Giver, Role::Subscriber, Role::Publisher] {
+        let takers = [Role::Taker, Role::PoolTaker, Role::Subscriber];
+        let givers = [Role::Giver, Role::PoolGiver, Role::Publisher];
+        for role in takers.into_iter().chain(givers) {
             self.end(role);
             drop(std::fs::remove_file(self.folder.path().join(role.word())));
         }
@@ -431,6 +518,18 @@ fn killed(roles: &[Role], kills: u64) {
 #[test]
 fn two() {
     killed(&[Role::Giver, Role::Taker], 200);
+}
+
+#[test]
+fn two_with_a_memory_pool() {
+    killed(&[Role::PoolGiver, Role::PoolTaker], 200);
+}
+
+#[test]
+fn four_with_a_memory_pool() {
+    let mut roles = vec![Role::PoolGiver];
+    roles.resize(4, Role::PoolTaker);
+    killed(&roles, 200);
 }
 
 #[test]

@@ -222,8 +222,10 @@ impl<B: Backing> State<B> {
                     size: gone.taken,
                     offset,
                 };
-                // Nothing else is mapped there, so the addresses can be cleared.
-                let _ = self.backing.unmap(&[part]);
+                // Nothing else is mapped there, so the addresses can be cleared. Nothing could be
+                // told of a refusal, so the system is asked twice.
+                let unmap = |backing: &mut B| backing.unmap(&[part]);
+                let _ = unmap(&mut self.backing).or_else(|_| unmap(&mut self.backing));
                 let _ = self.backing.unreserve(address, gone.taken);
             }
             None => self.backing.deallocate(address, gone.taken),

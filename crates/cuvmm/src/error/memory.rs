@@ -290,6 +290,50 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
+    /// A memory pool of the driver was not created for export as this handle type.
+    #[error(
+        "the {} cannot be shared as {handle_type:?}: it was created shareable as {shareable:?}; \
+         create a pool with `MemPool::builder(..).shareable(..)`, and make it current \
+         (`MemPool::make_current`) before another library allocates what is to be shared",
+        if *.is_default { "default memory pool of a device" } else { "memory pool" }
+    )]
+    PoolNotShareable {
+        /// The requested type.
+        handle_type: HandleTypes,
+        /// The types that the pool was created for.
+        shareable: HandleTypes,
+        /// `true` for the default pool of a device, which is never shareable.
+        is_default: bool,
+    },
+    /// A memory pool of another process could not be imported.
+    #[error(
+        "cannot import the memory pool: {cause}; the handle is not one of a memory pool, or the \
+         process that exported it has ended"
+    )]
+    ImportPool {
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
+    /// An allocation of another process's memory pool could not be imported.
+    #[error(
+        "cannot import the allocation: {cause}; it is of another memory pool, or the process that \
+         exported it has freed it"
+    )]
+    ImportPointer {
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
+    /// The memory at an address was not allocated from the memory pool.
+    #[error("the memory at {address:#x} was not allocated from this memory pool")]
+    NotOfPool {
+        /// The address.
+        address: u64,
+    },
+    /// The process that gave the memory has ended, or has given it up.
+    #[error("the process that gave the memory has ended, or has given it up: drop the memory")]
+    GiverGone,
     /// A driver call for a range failed; the error names the call.
     #[error("{} at offset {}: {cause}", Bytes(*.size), Bytes(*.offset))]
     Range {

@@ -56,7 +56,7 @@ macro_rules! out_of_memory {
 out_of_memory! {
     MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. } => {
         Self::Create { cause, .. } => cause,
-        Self::CreatePool { cause, .. } => cause,
+        Self::CreatePool { cause, .. } | Self::ImportPool { cause } | Self::ImportPointer { cause } => cause,
         Self::Export { cause, .. } => cause,
         Self::Range { cause, .. } => cause,
         Self::Call(cause) => cause,

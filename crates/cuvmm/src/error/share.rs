@@ -51,6 +51,24 @@ pub enum DescriptionError {
         /// The granule in bytes.
         granularity: u64,
     },
+    /// The description is of another kind of memory.
+    #[error("the description is of {found}: receive it with `{call}`")]
+    Kind {
+        /// The kind of memory that it describes.
+        found: &'static str,
+        /// The function that receives it.
+        call: &'static str,
+    },
+    /// A part of an allocation is empty or not within it.
+    #[error("{length} bytes at offset {offset} are not a part of an allocation of {size} bytes")]
+    Allocation {
+        /// The offset of the first byte.
+        offset: u64,
+        /// The number of bytes.
+        length: u64,
+        /// The size of the allocation in bytes.
+        size: u64,
+    },
     /// Two tensors have the same name.
     #[error("two tensors have the name {name:?}")]
     NameTaken {
@@ -209,6 +227,9 @@ pub enum ShareError {
     /// The process that offered the memory has given it back. An offer that lives prevents that.
     #[error("the process that offered the memory has given it back: it has to be offered again")]
     GivenBack,
+    /// Allocations of several memory pools were to be offered together.
+    #[error("the allocations of an offer must be of one memory pool: make an offer for each pool")]
+    SeveralPools,
     /// The location of the memory cannot be described to another process.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {

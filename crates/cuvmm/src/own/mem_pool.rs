@@ -9,7 +9,8 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuvmm_driver::{
     Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
@@ -17,12 +18,16 @@ use cuvmm_driver::{
 };
 
 use super::close::{CloseError, CloseRefusal};
+use super::given_memory::GivenMemory;
 use super::physical::creatable_as;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// The version that introduced the maximum of a memory pool.
 const MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
+
+/// The most parts of kept memory that an allocation looks at. Each costs system calls.
+const FEW: usize = 4;
 
 /// A memory pool of the driver. Clones are the same pool.
 ///
@@ -62,10 +67,26 @@ struct Shared {
     device: Device,
     handle: MemPoolHandle,
     props: MemPoolProps,
-    /// Nothing is left to destroy: the pool is a default pool, or was destroyed.
-    ended: bool,
     /// Its owner is a tenant, which is charged for it and replaces it.
     managed: bool,
+    kind: Kind,
+    /// Names the pool to other processes.
+    identity: OnceLock<[u8; 16]>,
+    /// Memory that was dropped while another process could use it.
+    kept: Mutex<Vec<Arc<GivenMemory>>>,
+}
+
+/// Whose a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It was created here and is destroyed here.
+    Own,
+    /// It is the default pool of its device, which is never destroyed.
+    Default,
+    /// Another library destroys it.
+    Foreign,
+    /// It was destroyed.
+    Destroyed,
 }
 
 /// Options of a [`MemPool`].
@@ -87,7 +108,7 @@ impl MemPoolBuilder<'_> {
     }
 
     /// Sets the handle types that the pool may be shared as; none by default, and fixed at
-    /// creation. By NVIDIA's documentation the driver releases no memory of such a pool before the
+    /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). By NVIDIA's documentation the driver releases no memory of such a pool before the
     /// pool ends; on an H200 it does, as with other pools.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
@@ -148,7 +169,7 @@ impl MemPoolBuilder<'_> {
                 driver.mem_pool_create(device, &props)
             })
             .map_err(|cause| MemoryError::CreatePool { location, cause })?;
-        Ok(MemPool::with_handle(device, handle, props, false))
+        Ok(MemPool::with_handle(device, handle, props, Kind::Own))
     }
 }
 
@@ -185,21 +206,36 @@ impl MemPool {
             driver.default_mem_pool(device)
         })?;
         let props = MemPoolProps::device(device.ordinal());
-        Ok(Self::with_handle(device, handle, props, true))
+        Ok(Self::with_handle(device, handle, props, Kind::Default))
+    }
+
+    /// Wraps a pool that another library has created. It is not destroyed here. The location, the
+    /// maximum and the handle types that this value reports are those of a plain pool of the
+    /// device, because the driver tells none of them.
+    ///
+    /// # Safety
+    /// `handle` must be a pool of the device's memory that was created in this process, and must
+    /// not be destroyed before the last clone, allocation and guard of it is dropped.
+    #[must_use]
+    pub unsafe fn from_raw(device: &Device, handle: MemPoolHandle) -> Self {
+        let props = MemPoolProps::device(device.ordinal());
+        Self::with_handle(device, handle, props, Kind::Foreign)
     }
 
     fn with_handle(
         device: &Device,
         handle: MemPoolHandle,
         props: MemPoolProps,
-        ended: bool,
+        kind: Kind,
     ) -> Self {
         let shared = Shared {
             device: device.clone(),
             handle,
             props,
-            ended,
             managed: false,
+            kind,
+            identity: OnceLock::new(),
+            kept: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -253,6 +289,51 @@ impl MemPool {
         self.shared.props.handle_types
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.shared.kind
+    }
+
+    /// Returns a random number that names the pool to other processes.
+    pub(crate) fn identity(&self) -> [u8; 16] {
+        *self.shared.identity.get_or_init(|| {
+            let random = || RandomState::new().hash_one(std::process::id());
+            (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
+        })
+    }
+
+    /// Frees memory that was dropped while another process could use it and that was let go since,
+    /// and returns the bytes of the rest.
+    ///
+    /// An [allocation](Self::allocate_on) from this value or a clone of it does so for a part of the
+    /// memory, and for all of it before it fails for lack of memory.
+    #[must_use]
+    pub fn held_elsewhere(&self) -> u64 {
+        self.free_returned();
+        if self.device().is_forked() {
+            return 0;
+        }
+        let kept = self.shared.kept();
+        kept.iter().map(|kept| kept.memory().size()).sum()
+    }
+
+    /// Keeps memory that another process may use, until it is returned.
+    pub(super) fn keep(&self, memory: &Arc<GivenMemory>) {
+        let mut kept = self.shared.kept();
+        if !kept.iter().any(|known| Arc::ptr_eq(known, memory)) {
+            kept.push(Arc::clone(memory));
+        }
+    }
+
+    /// Frees kept memory that was returned, and returns whether there was any.
+    pub(super) fn free_returned(&self) -> bool {
+        self.shared.free_returned(usize::MAX)
+    }
+
+    /// Looks at a few parts of the kept memory, in turn, and frees those that were returned.
+    pub(super) fn free_some_returned(&self) {
+        self.shared.free_returned(FEW);
+    }
+
     pub(super) fn call<T>(
         &self,
         call: Call,
@@ -267,8 +348,8 @@ impl MemPool {
     /// only let go.
     ///
     /// # Errors
-    /// [`CloseError`] with the pool in it while clones, allocations or guards live, or when the
-    /// driver refuses.
+    /// [`CloseError`] with the pool in it while clones, allocations, offers or guards live, another
+    /// process uses its memory, or when the driver refuses.
     #[doc(alias = "cuMemPoolDestroy")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
@@ -277,6 +358,13 @@ impl MemPool {
                 reason: CloseRefusal::InUse,
             });
         };
+        shared.free_returned(usize::MAX);
+        if !shared.kept().is_empty() {
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
+        }
         match shared.destroy() {
             Ok(()) => Ok(()),
             Err(cause) => Err(CloseError {
@@ -288,24 +376,45 @@ impl MemPool {
 }
 
 impl Shared {
+    fn kept(&self) -> MutexGuard<'_, Vec<Arc<GivenMemory>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn free_returned(&self, most: usize) -> bool {
+        if self.device.is_forked() {
+            return false;
+        }
+        let returned: Vec<_> = {
+            let mut kept = self.kept();
+            let looked_at = most.min(kept.len());
+            // The others come first the next time.
+            kept.rotate_left(looked_at);
+            let from = kept.len() - looked_at;
+            kept.extract_if(from.., |kept| kept.is_returned()).collect()
+        };
+        // Freed when they are dropped, without the lock.
+        !returned.is_empty()
+    }
+
     fn destroy(&mut self) -> Result<(), CallError> {
-        if self.ended {
+        if self.kind != Kind::Own {
             return Ok(());
         }
         let handle = self.handle;
         self.device
-            // SAFETY: the handle is owned here and is destroyed once: `ended` is set below, and a
+            // SAFETY: the handle is owned here and is destroyed once: `kind` is set below, and a
             // refused call has changed nothing. Memory that is still in use lives on.
             .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
                 driver.mem_pool_destroy(device, handle)
             })?;
-        self.ended = true;
+        self.kind = Kind::Destroyed;
         Ok(())
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.free_returned(usize::MAX);
         // The driver may not destroy it on a lost context, which allocates nothing any more.
         if let (Err(error), None) = (self.destroy(), self.device.lost()) {
             self.device.report_drop("memory pool", 0, error);

@@ -3,7 +3,8 @@
 //! A [`Reservation`] owns addresses, a [`Physical`] owns memory, and a [`Mapping`] owns the mapping
 //! of a physical in a reservation. [`Managed`] owns managed memory, and [`Stream`] and [`Event`]
 //! own the driver's objects of these names. A [`MemPool`] owns a memory pool of the driver, and a
-//! [`PoolAllocation`] owns stream-ordered memory of one. Each owner keeps alive what it depends on, so owners
+//! [`PoolAllocation`] owns stream-ordered memory of one. An [`ImportedPool`] and an
+//! [`ImportedAllocation`] are those of another process. Each owner keeps alive what it depends on, so owners
 //! may be dropped in any order. Each checks arguments that the driver would wrongly accept (see
 //! `docs/semantics.md`) before it calls the driver.
 //!
@@ -17,7 +18,11 @@ mod copy;
 mod current_pool;
 mod event;
 mod export;
+mod given_memory;
+mod holders;
 mod host;
+mod imported_allocation;
+mod imported_pool;
 mod managed;
 mod mapping;
 mod mem_pool;
@@ -26,6 +31,8 @@ mod nccl;
 mod physical;
 mod place;
 mod pool_allocation;
+mod pool_export;
+mod pool_memory;
 mod reservation;
 mod reserved;
 mod stream;
@@ -35,6 +42,8 @@ pub use access::{Access, AccessGrant};
 pub use close::{CloseError, CloseRefusal};
 pub use current_pool::CurrentPoolGuard;
 pub use event::Event;
+pub use imported_allocation::ImportedAllocation;
+pub use imported_pool::ImportedPool;
 pub use managed::Managed;
 pub use mapping::Mapping;
 pub use mem_pool::{MemPool, MemPoolBuilder};
@@ -47,7 +56,10 @@ pub use stream::Stream;
 
 pub(crate) use copy::{CopyFailed, Span};
 pub(crate) use export::one_type;
+pub(crate) use holders::{Giver, Holder};
 pub(crate) use host::HostPart;
+pub(crate) use imported_allocation::Part;
+pub(crate) use imported_pool::WeakPool;
 pub(crate) use nccl::nccl_properties as nccl_wishes;
 pub(crate) use physical::{ExportMark, creatable_as};
 pub(crate) use stream_keys::StreamKeys;

@@ -1,16 +1,20 @@
 //! Stream-ordered memory of the driver's memory pools.
 //!
-//! `unsafe` is used to allocate and to free. The pool and the stream are kept alive here; the
-//! memory is owned here and freed once, behind the work of every stream that was named.
+//! `unsafe` is used to allocate, and to wrap memory that another library has allocated and keeps.
+//! The pool and the stream are kept alive here.
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use cuvmm_driver::{Call, DeviceAddress};
+use cuvmm_driver::{Call, DeviceAddress, PointerAttribute};
 
 use super::close::{CloseError, CloseRefusal};
-use super::{Event, MemPool, Stream};
+use super::given_memory::GivenMemory;
+use super::holders::Holder;
+use super::pool_memory::{Ownership, PoolMemory};
+use super::{MemPool, Stream};
+use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// Memory of a [`MemPool`], allocated and freed in the order of a stream. Its contents are
@@ -21,6 +25,9 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 ///
 /// The memory stays allocated, and is counted in [`Device::leaked`](crate::Device::leaked), if it
 /// is dropped while its stream captures or if the driver refuses.
+///
+/// Memory of a pool that is [shareable](super::MemPoolBuilder::shareable) can be given to another
+/// process by an [`AllocationOffer`](crate::share::AllocationOffer).
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -38,13 +45,9 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 #[doc(alias = "cudaMallocAsync")]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct PoolAllocation {
+    /// Dropped before the pool, which may end with it.
+    memory: Arc<GivenMemory>,
     pool: MemPool,
-    stream: Stream,
-    address: DeviceAddress,
-    size: u64,
-    /// The other streams that use the memory.
-    others: Mutex<Vec<Stream>>,
-    freed: bool,
 }
 
 impl MemPool {
@@ -72,44 +75,102 @@ impl MemPool {
         if !stream.device().is_same(self.device()) {
             return Err(ArgumentError::STREAM.into());
         }
+        self.free_some_returned();
         // The graph would own the memory.
         if stream.is_capturing()? {
             return Err(MemoryError::Capturing);
         }
-        let (pool, queue) = (self.as_raw(), stream.as_raw());
-        let address = self
-            .device()
-            .call(Call::MemAllocFromPoolAsync, |driver, device| {
-                // SAFETY: both handles are alive.
-                unsafe { driver.alloc_from_pool_async(device, size, pool, queue) }
-            })
-            .map_err(|cause| MemoryError::Create {
-                size,
-                location: self.location(),
-                cause,
-            })?;
-        Ok(PoolAllocation {
-            pool: self.clone(),
-            stream: stream.clone(),
-            address,
+        let allocated = match self.allocate(stream, size) {
+            Err(cause) if cause.is_out_of_memory() && self.free_returned() => {
+                self.allocate(stream, size)
+            }
+            allocated => allocated,
+        };
+        let address = allocated.map_err(|cause| MemoryError::Create {
             size,
-            others: Mutex::default(),
-            freed: false,
+            location: self.location(),
+            cause,
+        })?;
+        Ok(self.holding(PoolMemory::new(stream, address, size, Ownership::Ours)))
+    }
+
+    fn allocate(&self, stream: &Stream, size: u64) -> Result<DeviceAddress, CallError> {
+        let queue = stream.as_raw();
+        self.call(Call::MemAllocFromPoolAsync, |driver, device, pool| {
+            // SAFETY: both handles are alive.
+            unsafe { driver.alloc_from_pool_async(device, size, pool, queue) }
         })
     }
+
+    /// Wraps memory of this pool that another library has allocated, for example with
+    /// `cuMemAllocAsync` while the pool was [current](Self::make_current), so that it can be given
+    /// to another process. It is not freed here.
+    ///
+    /// Makes three calls of `cuPointerGetAttribute`. Work of the memory's owner is queued on
+    /// `stream`; other streams are named with [`record_use`](PoolAllocation::record_use).
+    ///
+    /// # Errors
+    /// [`MemoryError::NotOfPool`] when the memory is of another pool or of none, and
+    /// [`MemoryError`] when it does not begin at the address, is smaller than `size`, or the stream
+    /// belongs to another device.
+    ///
+    /// # Safety
+    /// The memory must stay allocated for as long as the returned value lives, and after that for
+    /// as long as [`is_held`](PoolAllocation::is_held) was `true` for it.
+    pub unsafe fn borrow(
+        &self,
+        stream: &Stream,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<PoolAllocation, MemoryError> {
+        ArgumentError::not_zero("bytes of an allocation", size)?;
+        if !stream.device().is_same(self.device()) {
+            return Err(ArgumentError::STREAM.into());
+        }
+        let wanted = PointerAttribute::MEMPOOL_HANDLE;
+        let ask = |attribute| attribute_of(self.device(), address, attribute);
+        if ask(wanted).ok() != Some(self.as_raw().0) {
+            return Err(MemoryError::NotOfPool { address: address.0 });
+        }
+        let start = ask(PointerAttribute::RANGE_START_ADDR)?;
+        let there = ask(PointerAttribute::RANGE_SIZE)?;
+        let offset = address.0.saturating_sub(start);
+        if offset != 0 || size > there {
+            return Err(ArgumentError::bytes(offset, size, there).into());
+        }
+        Ok(self.holding(PoolMemory::new(stream, address, size, Ownership::Borrowed)))
+    }
+
+    fn holding(&self, memory: PoolMemory) -> PoolAllocation {
+        PoolAllocation {
+            pool: self.clone(),
+            memory: Arc::new(GivenMemory::new(memory)),
+        }
+    }
+}
+
+/// Returns an attribute of the memory at an address (`cuPointerGetAttribute`).
+pub(super) fn attribute_of(
+    device: &Device,
+    address: DeviceAddress,
+    attribute: PointerAttribute,
+) -> Result<u64, CallError> {
+    device.call(Call::PointerGetAttribute, |driver, device| {
+        driver.pointer_attribute(device, address, attribute)
+    })
 }
 
 impl PoolAllocation {
     /// Returns the first address, which the driver chose.
     #[must_use]
-    pub const fn address(&self) -> DeviceAddress {
-        self.address
+    pub fn address(&self) -> DeviceAddress {
+        self.memory.memory().address()
     }
 
     /// Returns the size in bytes, as requested.
     #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.size
+    pub fn size(&self) -> u64 {
+        self.memory.memory().size()
     }
 
     /// Returns the pool.
@@ -120,8 +181,41 @@ impl PoolAllocation {
 
     /// Returns the stream that the memory is allocated and freed on.
     #[must_use]
-    pub const fn stream(&self) -> &Stream {
-        &self.stream
+    pub fn stream(&self) -> &Stream {
+        self.memory.memory().stream()
+    }
+
+    /// Returns `true` if another process that was [given](crate::share::AllocationOffer) the memory
+    /// may still use it.
+    ///
+    /// Such memory is not freed when it is dropped. After the process has let it go or has ended, it
+    /// is freed by one of the next allocations from its pool, by
+    /// [`held_elsewhere`](MemPool::held_elsewhere) or by [`close`](MemPool::close).
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.memory.is_held()
+    }
+
+    /// Copies bytes to the host, behind the work that is queued on the stream, which
+    /// [uses](Self::record_use) the memory from then on (`cuMemcpyDtoHAsync`,
+    /// `cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the range is not within the memory, the stream belongs to another
+    /// device, or the driver refuses.
+    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.memory().read(stream, offset, bytes)
+    }
+
+    /// Writes bytes behind the work that is queued on the stream, which [uses](Self::record_use)
+    /// the memory from then on, and returns when they are written (`cuMemcpyHtoDAsync`,
+    /// `cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the range is not within the memory, the stream belongs to another
+    /// device, or the driver refuses.
+    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.memory.memory().write(stream, offset, bytes)
     }
 
     /// Lets work of another stream use the memory: work that is queued on it from now on runs
@@ -134,88 +228,58 @@ impl PoolAllocation {
     /// [`CallError`] when the stream belongs to another driver, one of the streams captures, or the
     /// driver refuses. The stream must not use the memory then.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        if !stream.device().same_driver(self.stream.device()) {
-            return Err(CallError::WrongDriver);
-        }
-        self.stream.device().own_process()?;
-        let mut others = self.others();
-        if *stream == self.stream || others.contains(stream) {
-            return Ok(());
-        }
-        if self.stream.is_capturing()? || stream.is_capturing()? {
-            return Err(CallError::InUse);
-        }
-        run_behind(stream, &self.stream)?;
-        others.push(stream.clone());
-        Ok(())
+        self.memory.memory().record_use(stream)
     }
 
-    fn others(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for what its streams have queued, the allocation included.
+    pub(crate) fn settle(&self) -> Result<(), MemoryError> {
+        let memory = self.memory.memory();
+        // Waiting would break a capture.
+        if memory.is_captured()? {
+            return Err(MemoryError::Capturing);
+        }
+        Ok(memory.settle()?)
+    }
+
+    /// Returns an owner of the same memory, which is freed when the last one is dropped.
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            memory: Arc::clone(&self.memory),
+        }
+    }
+
+    /// Notes processes that are about to be given the memory, which is not freed before they let
+    /// it go.
+    pub(crate) fn hold(&self, holder: Arc<dyn Holder>) {
+        self.memory.hold(holder);
     }
 
     /// Frees the memory in the order of its stream (`cuMemFreeAsync`, and for each other stream
     /// the calls of [`record_use`](Self::record_use)), or returns it with the reason.
     ///
     /// # Errors
-    /// [`CloseError`] with the allocation in it when one of its streams captures or the driver
-    /// refuses.
+    /// [`CloseError`] with the allocation in it when one of its streams captures, an offer or
+    /// another process still has it, or the driver refuses.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.free().map_err(|cause| CloseError {
+        self.pool.free_returned();
+        let freed = match Arc::get_mut(&mut self.memory) {
+            Some(memory) if !memory.is_held() => memory.free().map_err(CloseRefusal::Call),
+            _ => Err(CloseRefusal::InUse),
+        };
+        freed.map_err(|reason| CloseError {
             owner: self,
-            reason: CloseRefusal::Call(cause),
+            reason,
         })
     }
-
-    fn free(&mut self) -> Result<(), CallError> {
-        if self.freed {
-            return Ok(());
-        }
-        let device = self.stream.device();
-        device.own_process()?;
-        let others = self.others.get_mut();
-        let others = others.unwrap_or_else(PoisonError::into_inner);
-        // A captured free would be a node of the graph.
-        if self.stream.is_capturing()? {
-            return Err(CallError::InUse);
-        }
-        // Each stream that is waited for is struck off, so that trying again does not repeat it.
-        while let Some(other) = others.last() {
-            if other.is_capturing()? {
-                return Err(CallError::InUse);
-            }
-            run_behind(&self.stream, other)?;
-            others.pop();
-        }
-        let (address, queue) = (self.address, self.stream.as_raw());
-        device.give_back(Call::MemFreeAsync, |driver, device| {
-            // SAFETY: the memory is owned here and is freed once: `freed` is set below, and a
-            // refused call has changed nothing. The stream is behind all work that was named.
-            unsafe { driver.free_async(device, address, queue) }
-        })?;
-        self.freed = true;
-        Ok(())
-    }
-}
-
-/// Makes later work of a stream wait for the work that another one has queued.
-fn run_behind(stream: &Stream, other: &Stream) -> Result<(), CallError> {
-    let event = Event::new(other.device())?;
-    event.record(other)?;
-    stream.wait(&event)
 }
 
 impl Drop for PoolAllocation {
     fn drop(&mut self) {
-        let freed = self.free();
-        let device = self.stream.device();
-        // The memory of a lost context is gone with it.
-        if let (Err(error), None) = (freed, device.lost()) {
-            if !device.is_forked() {
-                device.report_leak(self.size);
-            }
-            device.report_drop("pool allocation", self.size, error);
+        // Otherwise the memory is freed with its last owner.
+        if self.memory.is_held() {
+            self.pool.keep(&self.memory);
         }
     }
 }
@@ -223,8 +287,8 @@ impl Drop for PoolAllocation {
 impl fmt::Debug for PoolAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolAllocation")
-            .field("address", &self.address)
-            .field("size", &self.size)
+            .field("address", &self.address())
+            .field("size", &self.size())
             .finish_non_exhaustive()
     }
 }

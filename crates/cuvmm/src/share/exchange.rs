@@ -14,7 +14,7 @@ use super::wire::{Description, MOST_DESCRIPTION};
 use crate::error::{ArgumentError, ChannelError, ShareError};
 
 /// The longest reason of a refusal that is sent or read, in bytes.
-const MOST_REASON: usize = 4096;
+pub(super) const MOST_REASON: usize = 4096;
 
 /// The number of handles that are made and sent at a time. The system lets more through in one
 /// message; but a publisher with many readers makes handles for all of them at once, and a process
@@ -130,7 +130,7 @@ impl Channel {
     }
 
     /// Sends the outcome of a step to the peer, and returns it.
-    fn answer<T>(
+    pub(super) fn answer<T>(
         &mut self,
         outcome: Result<T, ShareError>,
         deadline: Deadline,
@@ -148,7 +148,7 @@ impl Channel {
     }
 
     /// Tells the peer that the memory is not sent after all, and returns the error.
-    fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
+    pub(super) fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
         self.refuse(&error.to_string(), deadline);
         error
     }
@@ -213,7 +213,7 @@ fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
 }
 
 /// Returns the message, unless it says that the peer does not send the memory after all.
-fn given_up(message: Message) -> Result<Message, ShareError> {
+pub(super) fn given_up(message: Message) -> Result<Message, ShareError> {
     if message.kind != Kind::Verdict {
         return Ok(message);
     }

@@ -16,6 +16,9 @@
 //!
 //! A [`Parcel`] holds the description and the handles for use with any other transport.
 //!
+//! An [`AllocationOffer`] does the same for allocations of the driver's memory pools
+//! (`cuMemAllocAsync`), which a [`PoolImporter`] imports.
+//!
 //! A [`Publisher`] publishes finished memory under a name, and a [`Subscriber`] attaches it: for
 //! example, one process loads weights and many processes serve from them.
 //!
@@ -29,12 +32,17 @@
 //! Messages from a peer are *not* trusted. A message that is malformed, too short, out of order or
 //! late is an error on this side; no descriptor stays open and nothing stays mapped.
 
+mod allocation_exchange;
+mod allocation_offer;
+mod allocation_wire;
 mod attachment;
 mod catalogue;
 mod channel;
 mod dead;
 mod exchange;
 mod frame;
+mod grant;
+mod importer;
 mod listener;
 mod lock;
 mod log_limit;
@@ -52,9 +60,12 @@ mod waker;
 mod wire;
 
 pub use crate::peer::{Peer, Users};
+pub use allocation_offer::{AllocationOffer, AllocationParcel};
+pub use allocation_wire::AllocationDescription;
 pub use attachment::{Attachment, AttachmentBuilder};
 pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use dead::sweep;
+pub use importer::PoolImporter;
 pub use listener::Listener;
 pub use lock::LOCK_ENDING;
 pub use manifest::{Manifest, Tensor};

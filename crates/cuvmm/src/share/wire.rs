@@ -15,7 +15,10 @@ use crate::error::DescriptionError;
 use crate::own::Access;
 use crate::size::{Granularity, range_within};
 
-const MAGIC: [u8; 8] = *b"cuvmm-sh";
+pub(super) const MAGIC: [u8; 8] = *b"cuvmm-sh";
+
+/// The first bytes of a description of allocations.
+pub(super) const ALLOCATIONS: [u8; 8] = *b"cuvmm-al";
 
 /// The version of the whole wire format.
 pub(super) const VERSION: u16 = 3;
@@ -410,6 +413,12 @@ impl Description {
 impl Head {
     /// Returns the numbers of places and extents, after checking the rest of the head.
     fn counts(&self) -> Result<(usize, usize), DescriptionError> {
+        if self.magic == ALLOCATIONS {
+            return Err(DescriptionError::Kind {
+                found: "allocations of a memory pool",
+                call: "Channel::recv_allocations",
+            });
+        }
         if self.magic != MAGIC {
             return Err(wrong("first bytes", u64::from_le_bytes(self.magic)));
         }
@@ -486,7 +495,7 @@ impl Origin {
 }
 
 /// Creates an error for a field with an invalid value.
-fn wrong(what: &'static str, value: impl Into<u64>) -> DescriptionError {
+pub(super) fn wrong(what: &'static str, value: impl Into<u64>) -> DescriptionError {
     let value = value.into();
     DescriptionError::Field { what, value }
 }

@@ -292,7 +292,7 @@ where
 {
     let live = rig.machine.live();
     let things = live.reservations + live.mappings + live.streams + live.allocations;
-    let left = things as u64 + live.references;
+    let left = (things + live.mem_pools) as u64 + live.references;
     let failures = rig.device.drop_failures();
     assert!(left <= failures, "left behind: {live:?}");
     // An open device keeps at most two events.

@@ -13,6 +13,8 @@
 #   run.sh torch            checks PyTorch over cuvmm's heap, and compares it with PyTorch's own
 #                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
 #                           or python3
+#   run.sh pools            tries to share memory of cudaMallocAsync, PyTorch's too, with another
+#                           process, by libcuda alone; needs PyTorch in $PYTHON or python3
 #   run.sh python [NAME...] runs the GPU tests of the Python package with $PYTHON or python3, natively,
 #                           under install and in a pool, its examples, and sleep beside
 #                           torch_memory_saver, whose wheel or unpacked folder is
@@ -157,6 +159,7 @@ stand-in) stand_in ;;
 replay) [ $# -eq 2 ] || usage; replay "$2" ;;
 dlpack) [ $# -eq 2 ] || usage; dlpack "$2" ;;
 torch) torch ;;
+pools) step pools "${PYTHON:-python3}" "$here/bench/pools.py" ;;
 python) shift; python "$@" ;;
 info) step info "$CUVMM_BIN" info ;;
 all)

@@ -1,0 +1,81 @@
+//! Memory of a memory pool that other processes may use.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::holders::Holder;
+use super::pool_memory::PoolMemory;
+use crate::error::CallError;
+
+/// Memory of a memory pool, and the processes that it was given to. It is freed when it is dropped,
+/// unless one of them still uses it.
+pub(super) struct GivenMemory {
+    memory: PoolMemory,
+    holders: Mutex<Vec<Arc<dyn Holder>>>,
+}
+
+impl GivenMemory {
+    pub(super) const fn new(memory: PoolMemory) -> Self {
+        Self {
+            memory,
+            holders: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(super) const fn memory(&self) -> &PoolMemory {
+        &self.memory
+    }
+
+    /// Notes processes that are about to be given the memory.
+    pub(super) fn hold(&self, holder: Arc<dyn Holder>) {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        // Several parts may be given at once.
+        if !holders
+            .last()
+            .is_some_and(|last| Arc::ptr_eq(last, &holder))
+        {
+            holders.push(holder);
+        }
+    }
+
+    /// Returns `true` if a process that was given the memory may still use it. In a forked child it
+    /// is the parent that knows.
+    pub(super) fn is_held(&self) -> bool {
+        if self.memory.device().is_forked() {
+            return false;
+        }
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.retain(|holder| !holder.is_over());
+        !holders.is_empty()
+    }
+
+    /// Returns `true` if it could be freed now, as far as that is known.
+    pub(super) fn is_returned(&self) -> bool {
+        !self.is_held() && matches!(self.memory.is_captured(), Ok(false))
+    }
+
+    /// Frees it, if no other process uses it.
+    pub(super) fn free(&self) -> Result<(), CallError> {
+        match self.memory.is_ours() && self.is_held() {
+            true => Err(CallError::InUse),
+            false => self.memory.free(),
+        }
+    }
+}
+
+impl Drop for GivenMemory {
+    fn drop(&mut self) {
+        let freed = self.free();
+        let (device, size) = (self.memory.device(), self.memory.size());
+        // The memory of a lost context is gone with it.
+        if let (Err(error), None) = (freed, device.lost()) {
+            if !device.is_forked() {
+                device.report_leak(size);
+                // The processes that use the memory are told that it stays.
+                let holders = self.holders.get_mut();
+                let holders = holders.unwrap_or_else(PoisonError::into_inner);
+                std::mem::forget(std::mem::take(holders));
+            }
+            device.report_drop("pool allocation", size, error);
+        }
+    }
+}

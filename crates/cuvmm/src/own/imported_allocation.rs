@@ -1,0 +1,324 @@
+//! Allocations of other processes' memory pools.
+//!
+//! `unsafe` is used to import. The imported pool is alive; what is imported is owned here and freed
+//! once.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cuvmm_driver::{Call, DeviceAddress, Location, MemPoolTicket, PointerAttribute};
+
+use super::close::{CloseError, CloseRefusal};
+use super::holders::Giver;
+use super::imported_pool::ImportedPool;
+use super::pool_allocation::attribute_of;
+use super::pool_memory::{Ownership, PoolMemory};
+use super::{Access, Stream};
+use crate::device::Device;
+use crate::error::{ArgumentError, CallError, MemoryError};
+use crate::size::range_within;
+
+/// One allocation as its exporter describes it, and the part of it that is given.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) ticket: MemPoolTicket,
+    /// The bytes of the whole allocation.
+    pub(crate) size: u64,
+    pub(crate) range: Range<u64>,
+}
+
+impl ImportedPool {
+    /// Imports an allocation of the pool (`cuMemPoolImportPointer`, and `cuPointerGetAttribute`
+    /// three times to check it).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the data is of another pool, the allocation is smaller than `size` or
+    /// on another device, the stream belongs to another device, or the driver refuses.
+    ///
+    /// # Safety
+    /// The exporter must not free the allocation before the returned value is dropped or closed,
+    /// nor end. The allocation must be complete on its stream in the exporter.
+    #[doc(alias = "cuMemPoolImportPointer")]
+    pub unsafe fn import_allocation(
+        &self,
+        stream: &Stream,
+        ticket: MemPoolTicket,
+        size: u64,
+    ) -> Result<ImportedAllocation, MemoryError> {
+        let range = 0..size;
+        let part = Part {
+            ticket,
+            size,
+            range,
+        };
+        self.import_part(stream, &part, Access::ReadWrite, None)
+    }
+
+    /// Imports a part of an allocation, which `giver` keeps.
+    pub(crate) fn import_part(
+        &self,
+        stream: &Stream,
+        part: &Part,
+        access: Access,
+        giver: Option<Arc<dyn Giver>>,
+    ) -> Result<ImportedAllocation, MemoryError> {
+        ArgumentError::not_zero("bytes of an allocation", part.size)?;
+        let (offset, length) = (
+            part.range.start,
+            part.range.end.saturating_sub(part.range.start),
+        );
+        if length == 0 || range_within(offset, length, part.size).is_none() {
+            return Err(ArgumentError::bytes(offset, length, part.size).into());
+        }
+        if !stream.device().is_same(self.device()) {
+            return Err(ArgumentError::STREAM.into());
+        }
+        self.device().own_process()?;
+        let mut live = self.live();
+        let memory = match live.join(&part.ticket) {
+            Some(known) => known,
+            None => {
+                let fresh = Arc::new(self.import_pointer(stream, part)?);
+                live.add(part.ticket, &fresh);
+                fresh
+            }
+        };
+        drop(live);
+        // Owned from here on, so that a refusal frees it.
+        let imported = ImportedAllocation {
+            memory,
+            range: part.range.clone(),
+            access,
+            pool: self.clone(),
+            giver,
+            ended: false,
+        };
+        imported.check(part.size)?;
+        imported.record_use(stream)?;
+        Ok(imported)
+    }
+
+    fn import_pointer(&self, stream: &Stream, part: &Part) -> Result<PoolMemory, MemoryError> {
+        let pool = self.as_raw();
+        let imported = self
+            .device()
+            .call(Call::MemPoolImportPointer, |driver, device| {
+                // SAFETY: the handle is alive.
+                unsafe { driver.mem_pool_import_pointer(device, pool, &part.ticket) }
+            });
+        let address = imported.map_err(|cause| MemoryError::ImportPointer { cause })?;
+        Ok(PoolMemory::new(stream, address, part.size, Ownership::Ours))
+    }
+}
+
+/// An allocation of another process's memory pool, or a part of one, in this process. It is not a
+/// copy: writes of the other process are visible here.
+///
+/// Dropping it frees it in this process, behind the work of its stream and of the streams named to
+/// [`record_use`](Self::record_use), waits for that, and then lets the process that gave it know,
+/// which may free it now. The address is then invalid in this process.
+///
+/// The memory is gone with the process that gave it. [`read`](Self::read), [`write`](Self::write)
+/// and [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel that runs
+/// meanwhile may read anything.
+///
+/// [`Channel::recv_allocations`](crate::Channel::recv_allocations) shows how to get one.
+#[must_use = "the memory is let go when this is dropped"]
+pub struct ImportedAllocation {
+    memory: Arc<PoolMemory>,
+    range: Range<u64>,
+    access: Access,
+    pool: ImportedPool,
+    giver: Option<Arc<dyn Giver>>,
+    /// Set once this value uses the memory no more.
+    ended: bool,
+}
+
+impl ImportedAllocation {
+    /// Checks what the driver says about the memory against its description.
+    fn check(&self, size: u64) -> Result<(), MemoryError> {
+        let base = self.memory.address();
+        let ask = |attribute| attribute_of(self.device(), base, attribute);
+        let start = ask(PointerAttribute::RANGE_START_ADDR)?;
+        let there = ask(PointerAttribute::RANGE_SIZE)?;
+        let there = there.saturating_sub(base.0.saturating_sub(start));
+        // The memory may have been imported before, as smaller than it is.
+        let there = there.min(self.memory.size());
+        if there < size {
+            return Err(ArgumentError::bytes(0, size, there).into());
+        }
+        let device = ask(PointerAttribute::DEVICE_ORDINAL)?;
+        let wanted = self.device().location();
+        match i32::try_from(device) {
+            Ok(id) if id == wanted.id => Ok(()),
+            _ => Err(MemoryError::Elsewhere {
+                offset: 0,
+                found: Location {
+                    id: i32::try_from(device).unwrap_or(-1),
+                    ..wanted
+                },
+                wanted,
+            }),
+        }
+    }
+
+    /// Returns the first address in this process. The giver uses another address.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        let base = self.memory.address();
+        base.checked_add(self.range.start).unwrap_or(base)
+    }
+
+    /// Returns the size in bytes of what was given.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Returns the access that the giver grants. The driver does not enforce it.
+    #[must_use]
+    pub const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Returns the pool.
+    #[must_use]
+    pub const fn pool(&self) -> &ImportedPool {
+        &self.pool
+    }
+
+    /// Returns the stream that the memory is freed on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.memory.stream()
+    }
+
+    fn device(&self) -> &Device {
+        self.memory.device()
+    }
+
+    /// Lets work of another stream use the memory: it is freed behind the work that the stream has
+    /// queued by then (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the stream belongs to another driver, one of the streams captures, or the
+    /// driver refuses. The stream must not use the memory then.
+    pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        self.memory.record_use(stream)
+    }
+
+    /// Checks that the process that gave the memory still keeps it, as far as it is known.
+    ///
+    /// # Errors
+    /// [`MemoryError::GiverGone`].
+    pub fn check_giver(&self) -> Result<(), MemoryError> {
+        match &self.giver {
+            Some(giver) if !giver.keeps() => Err(MemoryError::GiverGone),
+            _ => Ok(()),
+        }
+    }
+
+    fn within(&self, offset: u64, size: usize) -> Result<u64, MemoryError> {
+        self.device().own_process()?;
+        self.check_giver()?;
+        range_within(offset, size as u64, self.size())
+            // What could not be closed may have been freed.
+            .filter(|_| self.memory.is_ours())
+            .and_then(|range| range.start.checked_add(self.range.start))
+            .ok_or(ArgumentError::bytes(offset, size as u64, self.size()).into())
+    }
+
+    /// Copies bytes to the host, behind the work that is queued on the stream, which
+    /// [uses](Self::record_use) the memory from then on (`cuMemcpyDtoHAsync`,
+    /// `cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the giver is gone, the range is not within the memory, the stream
+    /// belongs to another device, or the driver refuses.
+    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let at = self.within(offset, bytes.len())?;
+        self.memory.read(stream, at, bytes)?;
+        // Bytes that were read after the giver has ended may be another's.
+        self.check_giver()
+    }
+
+    /// Writes bytes behind the work that is queued on the stream, which [uses](Self::record_use)
+    /// the memory from then on, and returns when they are written (`cuMemcpyHtoDAsync`,
+    /// `cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory was given for reading, the giver is gone, the range is not
+    /// within the memory, the stream belongs to another device, or the driver refuses.
+    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        if self.access != Access::ReadWrite {
+            return Err(MemoryError::read_only(&(0..self.size())));
+        }
+        let at = self.within(offset, bytes.len())?;
+        self.memory.write(stream, at, bytes)
+    }
+
+    /// Frees the memory in this process as dropping it does (`cuMemFreeAsync`,
+    /// `cuStreamSynchronize`), or returns it with the reason.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the allocation in it when one of its streams captures or the driver
+    /// refuses.
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        self.end().map_err(|cause| CloseError {
+            owner: self,
+            reason: CloseRefusal::Call(cause),
+        })
+    }
+
+    fn end(&mut self) -> Result<(), CallError> {
+        if self.ended {
+            return Ok(());
+        }
+        self.device().own_process()?;
+        // Locked until the memory is free: it must not be imported again before that. The giver
+        // frees it afterwards, and after all work of this process.
+        let mut live = self.pool.live();
+        if live.users(&self.memory) > 1 {
+            self.memory.settle()?;
+            live.leave(&self.memory);
+        } else {
+            self.memory.free()?;
+            live.leave(&self.memory);
+            self.memory.settle()?;
+        }
+        drop(live);
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for ImportedAllocation {
+    fn drop(&mut self) {
+        let freed = self.end();
+        // The memory of a lost context is gone with it, and nothing runs there.
+        if let (Err(error), None) = (freed, self.device().lost()) {
+            let (device, size) = (self.memory.device(), self.memory.size());
+            if !device.is_forked() {
+                self.pool.live().leave(&self.memory);
+                if self.memory.is_ours() {
+                    device.report_leak(size);
+                }
+                // The giver keeps it until this process has ended.
+                std::mem::forget(self.giver.take());
+            }
+            device.report_drop("imported allocation", size, error);
+        }
+    }
+}
+
+impl fmt::Debug for ImportedAllocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportedAllocation")
+            .field("address", &self.address())
+            .field("size", &self.size())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,73 @@
+//! Export of memory pools and of their allocations.
+//!
+//! A handle names a whole pool; data of 64 bytes names one allocation of it. Neither keeps the
+//! memory: the exporting process may free it while an importer uses it.
+//! [`share`](crate::share) prevents that.
+//!
+//! `unsafe` is used to export a pool, whose handle is alive.
+#![allow(unsafe_code)]
+
+use cuvmm_driver::{Call, Exported, HandleTypes, MemPoolTicket};
+
+use super::export::one_type;
+use super::mem_pool::Kind;
+use super::{MemPool, PoolAllocation};
+use crate::error::MemoryError;
+
+impl MemPool {
+    /// Exports a handle by which another process can import the pool
+    /// (`cuMemPoolExportToShareableHandle`).
+    ///
+    /// A process that has it can import any allocation of the pool whose
+    /// [data](PoolAllocation::export) it gets.
+    ///
+    /// # Errors
+    /// [`MemoryError::PoolNotShareable`] when the pool was not
+    /// [created](super::MemPoolBuilder::shareable) for that type, as a device's default pool never
+    /// is, and [`MemoryError`] when the driver refuses.
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
+        one_type(handle_type)?;
+        self.check_shareable(handle_type)?;
+        self.call(
+            Call::MemPoolExportToShareableHandle,
+            |driver, device, pool| {
+                // SAFETY: the handle is alive.
+                unsafe { driver.mem_pool_export(device, pool, handle_type, 0) }
+            },
+        )
+        .map_err(|cause| MemoryError::Export { handle_type, cause })
+    }
+
+    /// Refuses a pool that is known not to be shareable as a handle type.
+    pub(crate) fn check_shareable(&self, handle_type: HandleTypes) -> Result<(), MemoryError> {
+        let shareable = self.shareable();
+        // What another library has created its pool for is not known.
+        if self.kind() == Kind::Foreign || shareable.contains(handle_type) {
+            return Ok(());
+        }
+        Err(MemoryError::PoolNotShareable {
+            handle_type,
+            shareable,
+            is_default: self.kind() == Kind::Default,
+        })
+    }
+}
+
+impl PoolAllocation {
+    /// Returns the data by which another process imports this allocation from the pool, once it has
+    /// imported the pool (`cuMemPoolExportPointer`).
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the pool is not shareable, or the driver refuses.
+    #[doc(alias = "cuMemPoolExportPointer")]
+    pub fn export(&self) -> Result<MemPoolTicket, MemoryError> {
+        let handle_type = HandleTypes::POSIX_FD;
+        let address = self.address();
+        self.pool()
+            .call(Call::MemPoolExportPointer, |driver, device, _| {
+                driver.mem_pool_export_pointer(device, address)
+            })
+            .map_err(|cause| MemoryError::Export { handle_type, cause })
+    }
+}

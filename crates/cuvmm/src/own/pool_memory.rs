@@ -1,0 +1,184 @@
+//! Memory at an address of a memory pool, and the streams that use it.
+//!
+//! `unsafe` is used to free and to copy. The memory is owned here unless it was borrowed, and is
+//! freed once, behind the work of every stream that was named.
+#![allow(unsafe_code)]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuvmm_driver::{Call, DeviceAddress};
+
+use super::copy::Span;
+use super::{Event, Stream};
+use crate::device::Device;
+use crate::error::{CallError, MemoryError};
+
+/// Who frees the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ownership {
+    Ours,
+    /// Another library frees it.
+    Borrowed,
+    Freed,
+}
+
+/// Memory of a memory pool in the order of a stream.
+pub(super) struct PoolMemory {
+    stream: Stream,
+    address: DeviceAddress,
+    size: u64,
+    uses: Mutex<Uses>,
+}
+
+struct Uses {
+    /// The other streams that use the memory.
+    others: Vec<Stream>,
+    ownership: Ownership,
+}
+
+impl PoolMemory {
+    pub(super) fn new(
+        stream: &Stream,
+        address: DeviceAddress,
+        size: u64,
+        ownership: Ownership,
+    ) -> Self {
+        Self {
+            stream: stream.clone(),
+            address,
+            size,
+            uses: Mutex::new(Uses {
+                others: vec![],
+                ownership,
+            }),
+        }
+    }
+
+    pub(super) const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.stream.device()
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.uses().ownership == Ownership::Ours
+    }
+
+    /// Lets a stream use the memory behind what its own stream has queued, and frees it behind
+    /// that.
+    pub(super) fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        if !stream.device().same_driver(self.device()) {
+            return Err(CallError::WrongDriver);
+        }
+        self.device().own_process()?;
+        let mut uses = self.uses();
+        if *stream == self.stream || uses.others.contains(stream) {
+            return Ok(());
+        }
+        if self.stream.is_capturing()? || stream.is_capturing()? {
+            return Err(CallError::InUse);
+        }
+        run_behind(stream, &self.stream)?;
+        uses.others.push(stream.clone());
+        Ok(())
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `true` if one of the streams captures. Then the memory cannot be freed.
+    pub(super) fn is_captured(&self) -> Result<bool, CallError> {
+        let others = self.uses().others.clone();
+        for stream in others.iter().chain([&self.stream]) {
+            if stream.is_capturing()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits for what its streams have queued.
+    pub(super) fn settle(&self) -> Result<(), CallError> {
+        self.device().own_process()?;
+        let others = self.uses().others.clone();
+        let mut streams = others.iter().chain([&self.stream]);
+        streams.try_for_each(Stream::settle)
+    }
+
+    /// Reads bytes behind the work that is queued on the stream.
+    pub(super) fn read(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        self.record_use(stream)?;
+        self.span().read(stream, offset, bytes)
+    }
+
+    /// Writes bytes behind the work that is queued on the stream.
+    pub(super) fn write(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), MemoryError> {
+        self.record_use(stream)?;
+        self.span().write(stream, offset, bytes)
+    }
+
+    fn span(&self) -> Span<'_> {
+        // SAFETY: the owner of this value calls `free` when it is dropped or closed, and frees
+        // borrowed memory no earlier.
+        unsafe { Span::new(self.device(), self.address, self.size) }
+    }
+
+    /// Frees the memory in the order of its stream, behind the other streams. Does nothing if it
+    /// was freed, or belongs to another library.
+    pub(super) fn free(&self) -> Result<(), CallError> {
+        let device = self.stream.device();
+        device.own_process()?;
+        let mut uses = self.uses();
+        if uses.ownership != Ownership::Ours {
+            return Ok(());
+        }
+        // A captured free would be a node of the graph.
+        if self.stream.is_capturing()? {
+            return Err(CallError::InUse);
+        }
+        // Each stream that is waited for is struck off, so that trying again does not repeat it.
+        while let Some(other) = uses.others.last() {
+            if other.is_capturing()? {
+                return Err(CallError::InUse);
+            }
+            run_behind(&self.stream, other)?;
+            uses.others.pop();
+        }
+        let (address, queue) = (self.address, self.stream.as_raw());
+        device.give_back(Call::MemFreeAsync, |driver, device| {
+            // SAFETY: the memory is owned here and is freed once: it is marked as freed below, and
+            // a refused call has changed nothing. The stream is behind all work that was named.
+            unsafe { driver.free_async(device, address, queue) }
+        })?;
+        uses.ownership = Ownership::Freed;
+        Ok(())
+    }
+}
+
+/// Makes later work of a stream wait for the work that another one has queued.
+fn run_behind(stream: &Stream, other: &Stream) -> Result<(), CallError> {
+    let event = Event::new(other.device())?;
+    event.record(other)?;
+    stream.wait(&event)
+}

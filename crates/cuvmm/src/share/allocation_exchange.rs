@@ -1,0 +1,98 @@
+//! The exchange of a pool's allocations over a channel: the description is sent and accepted first,
+//! then one message with the pool's handle and the taker's end of a grant follows.
+
+use std::os::fd::AsFd as _;
+
+use super::allocation_offer::{AllocationOffer, two};
+use super::allocation_wire::{AllocationDescription, MOST_BYTES};
+use super::channel::Channel;
+use super::exchange::{MOST_REASON, given_up};
+use super::frame::Kind;
+use super::importer::PoolImporter;
+use super::wait::Deadline;
+use crate::error::ShareError;
+use crate::own::ImportedAllocation;
+
+impl Channel {
+    /// Sends allocations to the peer, which must call
+    /// [`recv_allocations`](Self::recv_allocations), and returns when the peer has imported them.
+    ///
+    /// Waits first until the work that is queued on the streams of the allocations is complete.
+    /// Calls `cuMemPoolExportPointer` for each allocation and `cuMemPoolExportToShareableHandle`.
+    ///
+    /// # Errors
+    /// [`ShareError`]. The peer then has none of the memory, unless the error concerns the channel.
+    /// In either case the memory is [held](AllocationOffer::is_held) until the peer has let it go.
+    pub fn send_allocations(&mut self, offer: &AllocationOffer) -> Result<(), ShareError> {
+        let deadline = self.deadline();
+        let given = self.give_allocations(offer, deadline);
+        if matches!(given, Err(ShareError::Channel(_))) {
+            self.give_up();
+        }
+        given
+    }
+
+    fn give_allocations(
+        &mut self,
+        offer: &AllocationOffer,
+        deadline: Deadline,
+    ) -> Result<(), ShareError> {
+        let described = match offer.describe() {
+            Ok(described) => described.to_bytes(),
+            Err(error) => return Err(self.withdraw(error, deadline)),
+        };
+        self.send_message(Kind::Description, &[&described], deadline)?;
+        self.receive_verdict(deadline)?;
+        let grant = match offer.grant(true) {
+            Ok((pool, held, grant)) => {
+                self.send_handles(&[], &[pool.as_fd(), held.as_fd()], deadline)?;
+                grant
+            }
+            Err(error) => return Err(self.withdraw(error, deadline)),
+        };
+        let taken = self.receive_verdict(deadline);
+        grant.meet();
+        taken
+    }
+
+    /// Receives allocations that the peer sends with [`send_allocations`](Self::send_allocations).
+    ///
+    /// The description is checked before the handle is requested. Calls
+    /// `cuMemPoolImportFromShareableHandle` unless the importer has the pool already, and for each
+    /// allocation `cuMemPoolImportPointer` and three times `cuPointerGetAttribute`.
+    ///
+    /// # Errors
+    /// [`ShareError`]; nothing stays imported, and the reason is sent to the peer.
+    pub fn recv_allocations(
+        &mut self,
+        importer: &PoolImporter,
+    ) -> Result<Vec<ImportedAllocation>, ShareError> {
+        let deadline = self.deadline();
+        let taken = self.take_allocations(importer, deadline);
+        if matches!(taken, Err(ShareError::Channel(_))) {
+            self.give_up();
+        }
+        taken
+    }
+
+    fn take_allocations(
+        &mut self,
+        importer: &PoolImporter,
+        deadline: Deadline,
+    ) -> Result<Vec<ImportedAllocation>, ShareError> {
+        let kinds = [Kind::Description, Kind::Verdict];
+        let message = given_up(self.receive(&kinds, MOST_BYTES, deadline)?)?;
+        let described = AllocationDescription::from_bytes(&message.body).map_err(ShareError::from);
+        let agreed = described.and_then(|description| {
+            importer.agree(&description)?;
+            Ok(description)
+        });
+        let description = self.answer(agreed, deadline)?;
+        let kinds = [Kind::Handles, Kind::Verdict];
+        let message = given_up(self.receive(&kinds, MOST_REASON, deadline)?)?;
+        let imported = two(&message.body, message.handles)
+            .map_err(ShareError::from)
+            .and_then(|[pool, held]| importer.import(&description, pool, held));
+        self.answer(imported, deadline)
+    }
+}

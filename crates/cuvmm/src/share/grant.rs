@@ -1,0 +1,251 @@
+//! Who holds memory that was given, as the giver learns it: one socket for each time that memory is
+//! given, of which the taker has the other end.
+//!
+//! The taker sends a greeting with a descriptor of its process (pidfd) before it imports anything,
+//! and a farewell when its free is complete. If it ends without one, the giver waits until the
+//! process is gone: the system closes its descriptors before the driver stops its work.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::system::system;
+use crate::error::ChannelError;
+use crate::fork::OpeningProcess;
+use crate::own::{Giver, Holder};
+
+const GREETING: u8 = 1;
+const FAREWELL: u8 = 2;
+
+/// The most processes of one grant whose end is noticed. The memory stays held by a further one
+/// until it says farewell.
+const MOST: usize = 256;
+
+/// The giver's end.
+#[derive(Debug)]
+pub(super) struct Grant {
+    socket: OwnedFd,
+    /// Set if one process takes the memory, which cannot pass it on.
+    single: bool,
+    over: AtomicBool,
+    known: Mutex<Known>,
+}
+
+/// Takers that have greeted, and whether more can.
+#[derive(Debug, Default)]
+struct Known {
+    /// The number and the process of each taker that has greeted and not said farewell.
+    takers: Vec<(u64, OwnedFd)>,
+    /// Takers that have greeted and not said farewell, and whose processes are unknown, because
+    /// this process could not open another descriptor.
+    unknown: usize,
+    greeted: bool,
+    /// All other ends are closed.
+    closed: bool,
+}
+
+impl Grant {
+    /// Creates a grant, and the end that the taker gets.
+    pub(super) fn new(single: bool) -> Result<(Self, OwnedFd), ChannelError> {
+        let (socket, taker) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(system("socketpair"))?;
+        let grant = Self {
+            socket,
+            single,
+            over: AtomicBool::new(false),
+            known: Mutex::default(),
+        };
+        Ok((grant, taker))
+    }
+
+    /// Reads everything that takers have sent.
+    fn listen(&self, known: &mut Known) {
+        while !known.closed {
+            match receive(&self.socket) {
+                Ok(Said::Greeting(number, process)) => known.greet(number, process),
+                Ok(Said::Farewell(number)) => known.farewell(number),
+                Ok(Said::Other) => {}
+                Ok(Said::End) => known.closed = true,
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "a grant's socket cannot be read");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Known {
+    fn greet(&mut self, number: u64, process: Option<OwnedFd>) {
+        match process {
+            Some(process) if self.takers.len() < MOST => match is_process(&process) {
+                // A peer that sends another descriptor, or a number twice, is not one of this
+                // library.
+                Some(true) if self.takers.iter().all(|(taker, _)| *taker != number) => {
+                    self.takers.push((number, process));
+                }
+                Some(_) => return,
+                None => self.unknown = self.unknown.saturating_add(1),
+            },
+            _ => self.unknown = self.unknown.saturating_add(1),
+        }
+        self.greeted = true;
+    }
+
+    fn farewell(&mut self, number: u64) {
+        let before = self.takers.len();
+        self.takers.retain(|(taker, _)| *taker != number);
+        if self.takers.len() == before {
+            self.unknown = self.unknown.saturating_sub(1);
+        }
+    }
+}
+
+impl Holder for Grant {
+    fn is_over(&self) -> bool {
+        if self.over.load(Ordering::Acquire) {
+            return true;
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.listen(&mut known);
+        known.takers.retain(|(_, process)| !has_ended(process));
+        let none = known.takers.is_empty() && known.unknown == 0;
+        let over = none && (known.closed || (self.single && known.greeted));
+        self.over.store(over, Ordering::Release);
+        over
+    }
+}
+
+/// The taker's end.
+#[derive(Debug)]
+pub(super) struct Held {
+    socket: OwnedFd,
+    number: u64,
+    process: OpeningProcess,
+}
+
+impl Held {
+    /// Tells the giver which process takes its memory.
+    pub(super) fn greet(socket: OwnedFd) -> Result<Self, ChannelError> {
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).map_err(system("pidfd_open"))?;
+        let number = RandomState::new().hash_one(std::process::id());
+        let process = OpeningProcess::new();
+        let held = Self {
+            socket,
+            number,
+            process,
+        };
+        match held.send(GREETING, Some(&own)) {
+            Ok(()) => Ok(held),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(ChannelError::Closed),
+            Err(errno) => Err(system("sendmsg")(errno)),
+        }
+    }
+
+    fn send(&self, word: u8, process: Option<&OwnedFd>) -> Result<(), Errno> {
+        let mut message = [word; 9];
+        let (_, number) = message.split_at_mut(1);
+        number.copy_from_slice(&self.number.to_le_bytes());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let process = process.map(|process| [process.as_fd()]);
+        if let Some(process) = &process
+            && !beside.push(SendAncillaryMessage::ScmRights(process))
+        {
+            return Err(Errno::NOBUFS);
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        retry_on_intr(|| sendmsg(&self.socket, &[IoSlice::new(&message)], &mut beside, flags))?;
+        Ok(())
+    }
+}
+
+impl Giver for Held {
+    fn keeps(&self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
+        // Hangs up when the giver's end is closed.
+        !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A forked child does not speak for its parent.
+        if self.process.is_here()
+            && let Err(error) = self.send(FAREWELL, None)
+        {
+            tracing::debug!(%error, "a farewell could not be sent: the giver keeps its memory until this process ends");
+        }
+    }
+}
+
+enum Said {
+    /// Without a descriptor if it was lost, because this process may not open another.
+    Greeting(u64, Option<OwnedFd>),
+    Farewell(u64),
+    Other,
+    End,
+}
+
+/// Receives one message without waiting for it.
+fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
+    let mut buffer = [0; 16];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = retry_on_intr(|| {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        recvmsg(socket, &mut parts, &mut beside, flags)
+    });
+    let got = got?;
+    // Owned first, so that no descriptor leaks whatever check fails.
+    let mut descriptors = vec![];
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            descriptors.extend(sent);
+        }
+    }
+    let lost = got.flags.contains(ReturnFlags::CTRUNC);
+    let [word, number @ ..] = &buffer;
+    let number = number.first_chunk().copied();
+    let number = u64::from_le_bytes(number.unwrap_or_default());
+    Ok(match (got.bytes, *word, descriptors.pop()) {
+        (0, _, None) if !lost => Said::End,
+        (9, GREETING, None) if lost => Said::Greeting(number, None),
+        (9, GREETING, Some(process)) => Said::Greeting(number, Some(process)),
+        (9, FAREWELL, None) => Said::Farewell(number),
+        _ => Said::Other,
+    })
+}
+
+/// Returns `true` if a descriptor is one of a process, or `None` if the system does not tell.
+fn is_process(descriptor: &OwnedFd) -> Option<bool> {
+    let info = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    // Polling a descriptor of something else would say that its process has ended.
+    let info = std::fs::read_to_string(info).ok()?;
+    Some(info.lines().any(|line| line.starts_with("Pid:")))
+}
+
+/// Returns `true` if all threads of a process have ended.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+}

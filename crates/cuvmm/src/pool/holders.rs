@@ -266,7 +266,7 @@ mod tests {
             Given::default()
         }
 
-fn tidy(&self) -> Given {
+        fn tidy(&self) -> Given {
             if let Some(act) = self.meanwhile.lock().unwrap().take() {
                 act();
             }

@@ -19,7 +19,7 @@ use common::books::figures;
 use common::{D0, G, GIB, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{
-    CUresult, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
+    CUresult, Call, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
 };
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::mem_pool::TenantMemPoolStats;
@@ -260,6 +260,62 @@ on_both! {
         assert_eq!((charged(&a), charged(&other)), (4, 4));
         given.lock().unwrap().take();
         assert_eq!(charged(&a), 0);
+    }
+
+    fn a_shrink_that_gains_nothing_leaves_the_pool_reclaimable(rig) {
+        let pool = pool(rig, 10);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 9, 1);
+        for _ in 0..3 {
+            assert_eq!(memory.shrink_to(9 * STEP).unwrap(), 0);
+        }
+        let _block = common_tenant(&pool).allocate(8 * STEP).unwrap();
+        assert_eq!((charged(&one), stats(&memory).maximum), (2, STEP));
+    }
+
+    fn a_growth_leaves_the_minimum_where_it_can_be_charged(rig) {
+        let pool = pool(rig, 20);
+        let one = tenant(&pool, "a");
+        let memory = one.memory_pool(8 * STEP).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let full = memory.allocate_on(&stream, 8 * STEP).unwrap();
+        memory.reserve(1).unwrap();
+        assert_eq!(charged(&one), 17, "eight in use, the minimum, and one for exchanges");
+        drop(full);
+        stream.synchronize().unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (8 * STEP, 9));
+        drop(memory.allocate_on(&stream, 8 * STEP).unwrap());
+        stream.synchronize().unwrap();
+        // Where it cannot, the next reservation makes up for it.
+        let _block = common_tenant(&pool).allocate(10 * STEP).unwrap();
+        let full = memory.allocate_on(&stream, 8 * STEP).unwrap();
+        memory.reserve(1).unwrap();
+        assert_eq!(charged(&one), 10);
+        drop(full);
+        stream.synchronize().unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (STEP, 2));
+        memory.reserve(2 * STEP).unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (8 * STEP, 9));
+    }
+
+    fn a_library_keeps_its_free_memory_after_another_tenant_could_get_nothing(rig) {
+        let pool = pool(rig, 8);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 6, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        // What is freed waits for the stream, so it cannot be given yet.
+        drop(memory.allocate_on(&stream, 5 * STEP).unwrap());
+        let other = common_tenant(&pool);
+        assert!(other.try_allocate(2 * STEP).unwrap_err().is_out_of_memory());
+        rig.faults.forget();
+        memory.reserve(STEP).unwrap();
+        stats(&memory);
+        let trims = |call: &Call| *call == Call::MemPoolTrimTo;
+        assert_eq!(rig.faults.calls().iter().filter(|it| trims(it)).count(), 0);
+        stream.synchronize().unwrap();
+        // It is offered again after some requests.
+        let block = (0..20).find_map(|_| other.try_allocate(5 * STEP).ok());
+        assert_eq!((block.is_some(), charged(&one)), (true, 3));
     }
 
     fn by_default_nothing_is_reclaimed(rig) {
@@ -507,6 +563,38 @@ on_both! {
         stream.synchronize().unwrap();
     }
 
+    fn a_growth_takes_what_another_pool_that_grows_does_not_use(rig) {
+        let pool = pool(rig, 16);
+        let growing: Arc<std::sync::Mutex<Option<TenantMemPool>>> = Arc::default();
+        let grows = Arc::clone(&growing);
+        // Called while the other pool waits for more than there is.
+        let hooked = pool.tenant("a").on_pressure(move |_| {
+            if let Some(memory) = grows.lock().unwrap().take() {
+                memory.try_reserve(8 * STEP).unwrap();
+            }
+        });
+        let (a, b) = (hooked.register().unwrap(), tenant(&pool, "b"));
+        let (one, two) = (memory(&a, 7, 1), memory(&b, 7, 1));
+        *growing.lock().unwrap() = Some(one.clone());
+        assert!(two.reserve(15 * STEP).unwrap_err().is_out_of_memory());
+        assert!(growing.lock().unwrap().is_none(), "called");
+        assert_eq!(stats(&one).maximum, 8 * STEP);
+        assert!(charged(&b) <= 7);
+    }
+
+    fn a_growth_to_a_size_counts_only_what_can_be_allocated(rig) {
+        let pool = pool(rig, 16);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 4, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        let _little: Vec<_> = (0..4)
+            .map(|_| memory.allocate_on(&stream, STEP * 3 / 4).unwrap())
+            .collect();
+        memory.reserve(4 * STEP).unwrap();
+        memory.grow_to(8 * STEP).unwrap();
+        let _rest = memory.allocate_on(&stream, 5 * STEP).unwrap();
+    }
+
     fn arguments_that_cannot_be_change_nothing(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").limit(4 * STEP).register().unwrap();
@@ -703,4 +791,32 @@ fn threads_of_other_libraries_stay_within_the_limit() {
     drop(guard);
     drop(memory);
     assert_eq!(charged(&tenant), 0);
+}
+
+/// Threads that reserve, read the figures and are short of memory take nothing from one another that
+/// is charged and not used yet.
+#[test]
+fn threads_that_reserve_with_room_for_all_are_not_refused() {
+    let rig = common::host();
+    let pool = pool(&rig, 24);
+    let tenant = tenant(&pool, "a");
+    let memory = memory(&tenant, 2, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reserves = scope.spawn(|| {
+            for round in 0..100 {
+                memory.reserve((3 + round % 5) * STEP).unwrap();
+                memory.shrink_to(0).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                stats(&memory);
+            }
+        });
+        let outcome = reserves.join();
+        stop.store(true, Ordering::SeqCst);
+        outcome.unwrap();
+    });
+    assert_eq!((charged(&tenant), stats(&memory).maximum), (2, STEP));
 }

@@ -133,7 +133,8 @@ impl Locked<'_> {
                 held.tidied = false;
                 held.holder.is_untidy()
             });
-            if again {
+            // Another thread may have asked for it meanwhile.
+            if again && !self.untidy.contains(&(tenant, id)) {
                 self.untidy.push((tenant, id));
             }
             self.forget_holder(tenant, id);

@@ -411,6 +411,49 @@ on_both! {
         assert!(is_default_current(&rig.device));
     }
 
+    fn a_pool_that_another_library_puts_back_after_an_exchange_is_not_current_for_long(rig) {
+        let pool = pool(rig, 16);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 2, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = memory.allocate_on(&stream, STEP).unwrap();
+        let _current = memory.make_current().unwrap();
+        let saved = MemPool::current_of(&rig.device).unwrap();
+        let foreign = MemPool::builder(&rig.device).maximum(STEP).create().unwrap();
+        // SAFETY: the pool is alive, and the saved one is set again below.
+        unsafe { rig.machine.set_current_mem_pool(D0, foreign.as_raw()).unwrap() };
+        memory.reserve(3 * STEP).unwrap();
+        assert!(foreign.is_current().unwrap());
+        // SAFETY: the saved pool is alive, since an allocation lives in it.
+        unsafe { rig.machine.set_current_mem_pool(D0, saved).unwrap() };
+        assert!(!memory.is_current().unwrap());
+        stats(&memory);
+        assert!(memory.is_current().unwrap());
+        drop(held);
+        stream.synchronize().unwrap();
+        assert_eq!(stats(&memory).older_pools, 0);
+        assert!(memory.is_current().unwrap());
+    }
+
+    fn a_pool_becomes_current_again_instead_of_the_default_one_alone(rig) {
+        let pool = pool(rig, 8);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 2, 1);
+        let guard = memory.make_current().unwrap();
+        let foreign = MemPool::builder(&rig.device).maximum(STEP).create().unwrap();
+        // SAFETY: the pool is alive, and another one is set below.
+        unsafe { rig.machine.set_current_mem_pool(D0, foreign.as_raw()).unwrap() };
+        let refused = memory.make_current().unwrap_err();
+        assert!(matches!(refused, BlockError::Memory(MemoryError::CurrentPool { .. })));
+        let default = MemPool::default_of(&rig.device).unwrap();
+        // SAFETY: the default pool is alive.
+        unsafe { rig.machine.set_current_mem_pool(D0, default.as_raw()).unwrap() };
+        let again = memory.make_current().unwrap();
+        assert!(memory.is_current().unwrap());
+        drop((guard, again));
+        assert!(is_default_current(&rig.device));
+    }
+
     fn its_parts_cannot_be_used_beside_it(rig) {
         let pool = pool(rig, 12);
         let tenant = tenant(&pool, "a");
@@ -819,4 +862,31 @@ fn threads_that_reserve_with_room_for_all_are_not_refused() {
         outcome.unwrap();
     });
     assert_eq!((charged(&tenant), stats(&memory).maximum), (2, STEP));
+}
+
+#[test]
+fn of_two_threads_that_make_their_pools_current_one_is_refused() {
+    let rig = common::host();
+    let pool = pool(&rig, 8);
+    let tenants = ["a", "b"].map(|name| tenant(&pool, name));
+    let pools = [0, 1].map(|which| memory(&tenants[which], 2, 1));
+    let barrier = std::sync::Barrier::new(2);
+    let become_current = |memory: &TenantMemPool| {
+        let mut count = 0;
+        for _ in 0..200 {
+            barrier.wait();
+            let guard = memory.make_current();
+            barrier.wait();
+            assert_eq!(guard.is_ok(), memory.is_current().unwrap());
+            count += usize::from(guard.is_ok());
+            barrier.wait();
+        }
+        count
+    };
+    let counts = std::thread::scope(|scope| {
+        let threads = pools.each_ref();
+        let threads = threads.map(|memory| scope.spawn(|| become_current(memory)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(counts[0] + counts[1], 200);
 }

@@ -14,6 +14,8 @@
 //!
 //! No lock of the library's pool is taken here.
 
+use cuvmm_driver::MemPoolHandle;
+
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{CloseRefusal, CurrentPoolGuard, MemPool};
@@ -337,7 +339,8 @@ impl Generations {
     /// error, after all were read.
     pub(super) fn look(&mut self) -> Result<(), CallError> {
         let granule = self.granule;
-        let mut outcome = self.resume();
+        let mut outcome = self.resume().and_then(|()| self.claim());
+        let all_but_current = outcome.is_ok();
         if let Some(newest) = &mut self.newest {
             outcome = outcome.and(newest.look(granule));
         }
@@ -349,7 +352,7 @@ impl Generations {
         let older = std::mem::take(&mut self.older);
         for mut generation in older {
             let drained = generation.drain(granule);
-            let empty = drained.is_ok() && generation.reserved == 0;
+            let empty = all_but_current && drained.is_ok() && generation.reserved == 0;
             outcome = outcome.and(drained);
             self.keep_unless_ended(generation, empty);
         }
@@ -583,6 +586,21 @@ impl Generations {
         guard.switch(pool).or_else(|_| guard.switch(pool))
     }
 
+    /// Returns the pools that were current before.
+    fn past(&self) -> Vec<MemPoolHandle> {
+        let past = self.stand_in.iter().chain(&self.older);
+        past.map(|generation| generation.pool.as_raw()).collect()
+    }
+
+    /// Makes the newest pool current again where another library has put back one that it had found
+    /// current before an exchange.
+    fn claim(&self) -> Result<(), CallError> {
+        match &self.guard {
+            Some(guard) if !self.older.is_empty() => guard.claim(&self.past(), false).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     fn put_in_place(
         &mut self,
         next: MemPool,
@@ -675,13 +693,20 @@ impl Generations {
         self.all().map(reserved).sum()
     }
 
-    /// Makes the newest pool the current one, or counts one more value that keeps it current.
+    /// Makes the newest pool the current one, and counts one more value that keeps it current.
     pub(super) fn make_current(&mut self) -> Result<(), MemoryError> {
-        if self.guard.is_none() {
-            let Some(newest) = &self.newest else {
-                return Err(CallError::InUse.into());
-            };
-            self.guard = Some(newest.pool.make_current_instead_of_default()?);
+        self.resume()?;
+        match (&self.guard, &self.newest) {
+            (Some(guard), _) => {
+                if !guard.claim(&self.past(), true)? {
+                    let device = guard.pool().device().location();
+                    return Err(MemoryError::CurrentPool { device });
+                }
+            }
+            (None, Some(newest)) => {
+                self.guard = Some(newest.pool.make_current_instead_of_default()?);
+            }
+            (None, None) => return Err(CallError::InUse.into()),
         }
         self.guards += 1;
         Ok(())

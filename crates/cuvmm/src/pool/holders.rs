@@ -240,6 +240,8 @@ mod tests {
     /// A holder whose owner ends while a mapping of it is unmapped.
     #[derive(Default)]
     struct Ends {
+        /// It asks to be tidied instead.
+        asks: bool,
         space: Mutex<Option<Space>>,
         owner: Mutex<Option<(Tenant, HolderId)>>,
     }
@@ -257,7 +259,17 @@ mod tests {
             Given::default()
         }
 
+        fn is_untidy(&self) -> bool {
+            self.asks
+        }
+
         fn tidy(&self) -> Given {
+            if self.asks {
+                if let Some((tenant, id)) = &*self.owner.lock().unwrap() {
+                    tenant.core().lock().untidy.push((tenant.id(), *id));
+                }
+                return Given::default();
+            }
             if let Some((tenant, id)) = self.owner.lock().unwrap().take() {
                 tenant.detach(id);
             }
@@ -306,5 +318,29 @@ mod tests {
         assert!(state.held(tenant.id(), holder).is_none());
         drop(state);
         assert_eq!(pool.stats().quarantined, 0);
+    }
+
+    #[test]
+    fn a_holder_that_is_asked_for_while_it_is_tidied_is_listed_once() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let asks = Arc::new(Ends {
+            asks: true,
+            ..Ends::default()
+        });
+        let holder = tenant.attach_driver_memory(Arc::clone(&asks) as Arc<dyn Holder>);
+        let listed = (tenant.id(), holder.unwrap());
+        *asks.owner.lock().unwrap() = Some((tenant.clone(), listed.1));
+        let mut state = tenant.core().lock();
+        state.untidy.push(listed);
+        for _ in 0..2 {
+            state.tidy_holders();
+            assert_eq!(state.untidy, [listed]);
+        }
+        drop(state);
+        *asks.owner.lock().unwrap() = None;
+        tenant.detach(listed.1);
     }
 }

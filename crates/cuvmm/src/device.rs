@@ -4,6 +4,7 @@
 //! and remember a lost context. They neither retry nor check arguments, which is up to the caller.
 
 mod events;
+mod kept_pools;
 mod synchronise;
 
 use std::fmt;
@@ -23,6 +24,8 @@ use crate::error::{CallError, DeviceError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::{thread::ThreadId, yield_point};
+
+use self::kept_pools::KeptPools;
 
 pub(crate) use events::{Events, Progress, Stamp, Work};
 
@@ -68,6 +71,8 @@ struct Shared {
     clock: AtomicU64,
     /// The events recorded behind all work of the context.
     events: Events,
+    /// Memory pools of the driver that may not be destroyed.
+    kept_pools: KeptPools,
 }
 
 impl Device {
@@ -115,6 +120,7 @@ impl Device {
                 leaked: AtomicU64::new(0),
                 clock: AtomicU64::new(0),
                 events: Events::default(),
+                kept_pools: KeptPools::default(),
             }),
             calls: Arc::new(Calls::new()),
         })

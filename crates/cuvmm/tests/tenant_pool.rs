@@ -19,7 +19,7 @@ use common::books::figures;
 use common::{D0, G, GIB, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{
-    CUresult, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
+    CUresult, Call, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
 };
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::mem_pool::TenantMemPoolStats;
@@ -262,6 +262,62 @@ on_both! {
         assert_eq!(charged(&a), 0);
     }
 
+    fn a_shrink_that_gains_nothing_leaves_the_pool_reclaimable(rig) {
+        let pool = pool(rig, 10);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 9, 1);
+        for _ in 0..3 {
+            assert_eq!(memory.shrink_to(9 * STEP).unwrap(), 0);
+        }
+        let _block = common_tenant(&pool).allocate(8 * STEP).unwrap();
+        assert_eq!((charged(&one), stats(&memory).maximum), (2, STEP));
+    }
+
+    fn a_growth_leaves_the_minimum_where_it_can_be_charged(rig) {
+        let pool = pool(rig, 20);
+        let one = tenant(&pool, "a");
+        let memory = one.memory_pool(8 * STEP).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let full = memory.allocate_on(&stream, 8 * STEP).unwrap();
+        memory.reserve(1).unwrap();
+        assert_eq!(charged(&one), 17, "eight in use, the minimum, and one for exchanges");
+        drop(full);
+        stream.synchronize().unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (8 * STEP, 9));
+        drop(memory.allocate_on(&stream, 8 * STEP).unwrap());
+        stream.synchronize().unwrap();
+        // Where it cannot, the next reservation makes up for it.
+        let _block = common_tenant(&pool).allocate(10 * STEP).unwrap();
+        let full = memory.allocate_on(&stream, 8 * STEP).unwrap();
+        memory.reserve(1).unwrap();
+        assert_eq!(charged(&one), 10);
+        drop(full);
+        stream.synchronize().unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (STEP, 2));
+        memory.reserve(2 * STEP).unwrap();
+        assert_eq!((stats(&memory).maximum, charged(&one)), (8 * STEP, 9));
+    }
+
+    fn a_library_keeps_its_free_memory_after_another_tenant_could_get_nothing(rig) {
+        let pool = pool(rig, 8);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 6, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        // What is freed waits for the stream, so it cannot be given yet.
+        drop(memory.allocate_on(&stream, 5 * STEP).unwrap());
+        let other = common_tenant(&pool);
+        assert!(other.try_allocate(2 * STEP).unwrap_err().is_out_of_memory());
+        rig.faults.forget();
+        memory.reserve(STEP).unwrap();
+        stats(&memory);
+        let trims = |call: &Call| *call == Call::MemPoolTrimTo;
+        assert_eq!(rig.faults.calls().iter().filter(|it| trims(it)).count(), 0);
+        stream.synchronize().unwrap();
+        // It is offered again after some requests.
+        let block = (0..20).find_map(|_| other.try_allocate(5 * STEP).ok());
+        assert_eq!((block.is_some(), charged(&one)), (true, 3));
+    }
+
     fn by_default_nothing_is_reclaimed(rig) {
         let pool = pool(rig, 8);
         let one = tenant(&pool, "a");
@@ -352,6 +408,49 @@ on_both! {
         drop(guard);
         assert!(foreign.is_current().unwrap());
         foreign.close().unwrap();
+        assert!(is_default_current(&rig.device));
+    }
+
+    fn a_pool_that_another_library_puts_back_after_an_exchange_is_not_current_for_long(rig) {
+        let pool = pool(rig, 16);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 2, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = memory.allocate_on(&stream, STEP).unwrap();
+        let _current = memory.make_current().unwrap();
+        let saved = MemPool::current_of(&rig.device).unwrap();
+        let foreign = MemPool::builder(&rig.device).maximum(STEP).create().unwrap();
+        // SAFETY: the pool is alive, and the saved one is set again below.
+        unsafe { rig.machine.set_current_mem_pool(D0, foreign.as_raw()).unwrap() };
+        memory.reserve(3 * STEP).unwrap();
+        assert!(foreign.is_current().unwrap());
+        // SAFETY: the saved pool is alive, since an allocation lives in it.
+        unsafe { rig.machine.set_current_mem_pool(D0, saved).unwrap() };
+        assert!(!memory.is_current().unwrap());
+        stats(&memory);
+        assert!(memory.is_current().unwrap());
+        drop(held);
+        stream.synchronize().unwrap();
+        assert_eq!(stats(&memory).older_pools, 0);
+        assert!(memory.is_current().unwrap());
+    }
+
+    fn a_pool_becomes_current_again_instead_of_the_default_one_alone(rig) {
+        let pool = pool(rig, 8);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 2, 1);
+        let guard = memory.make_current().unwrap();
+        let foreign = MemPool::builder(&rig.device).maximum(STEP).create().unwrap();
+        // SAFETY: the pool is alive, and another one is set below.
+        unsafe { rig.machine.set_current_mem_pool(D0, foreign.as_raw()).unwrap() };
+        let refused = memory.make_current().unwrap_err();
+        assert!(matches!(refused, BlockError::Memory(MemoryError::CurrentPool { .. })));
+        let default = MemPool::default_of(&rig.device).unwrap();
+        // SAFETY: the default pool is alive.
+        unsafe { rig.machine.set_current_mem_pool(D0, default.as_raw()).unwrap() };
+        let again = memory.make_current().unwrap();
+        assert!(memory.is_current().unwrap());
+        drop((guard, again));
         assert!(is_default_current(&rig.device));
     }
 
@@ -505,6 +604,38 @@ on_both! {
         memory.reserve(4 * STEP).unwrap();
         drop(held);
         stream.synchronize().unwrap();
+    }
+
+    fn a_growth_takes_what_another_pool_that_grows_does_not_use(rig) {
+        let pool = pool(rig, 16);
+        let growing: Arc<std::sync::Mutex<Option<TenantMemPool>>> = Arc::default();
+        let grows = Arc::clone(&growing);
+        // Called while the other pool waits for more than there is.
+        let hooked = pool.tenant("a").on_pressure(move |_| {
+            if let Some(memory) = grows.lock().unwrap().take() {
+                memory.try_reserve(8 * STEP).unwrap();
+            }
+        });
+        let (a, b) = (hooked.register().unwrap(), tenant(&pool, "b"));
+        let (one, two) = (memory(&a, 7, 1), memory(&b, 7, 1));
+        *growing.lock().unwrap() = Some(one.clone());
+        assert!(two.reserve(15 * STEP).unwrap_err().is_out_of_memory());
+        assert!(growing.lock().unwrap().is_none(), "called");
+        assert_eq!(stats(&one).maximum, 8 * STEP);
+        assert!(charged(&b) <= 7);
+    }
+
+    fn a_growth_to_a_size_counts_only_what_can_be_allocated(rig) {
+        let pool = pool(rig, 16);
+        let one = tenant(&pool, "a");
+        let memory = memory(&one, 4, 1);
+        let stream = Stream::new(&rig.device).unwrap();
+        let _little: Vec<_> = (0..4)
+            .map(|_| memory.allocate_on(&stream, STEP * 3 / 4).unwrap())
+            .collect();
+        memory.reserve(4 * STEP).unwrap();
+        memory.grow_to(8 * STEP).unwrap();
+        let _rest = memory.allocate_on(&stream, 5 * STEP).unwrap();
     }
 
     fn arguments_that_cannot_be_change_nothing(rig) {
@@ -703,4 +834,59 @@ fn threads_of_other_libraries_stay_within_the_limit() {
     drop(guard);
     drop(memory);
     assert_eq!(charged(&tenant), 0);
+}
+
+/// Threads that reserve, read the figures and are short of memory take nothing from one another that
+/// is charged and not used yet.
+#[test]
+fn threads_that_reserve_with_room_for_all_are_not_refused() {
+    let rig = common::host();
+    let pool = pool(&rig, 24);
+    let tenant = tenant(&pool, "a");
+    let memory = memory(&tenant, 2, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reserves = scope.spawn(|| {
+            for round in 0..100 {
+                memory.reserve((3 + round % 5) * STEP).unwrap();
+                memory.shrink_to(0).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                stats(&memory);
+            }
+        });
+        let outcome = reserves.join();
+        stop.store(true, Ordering::SeqCst);
+        outcome.unwrap();
+    });
+    assert_eq!((charged(&tenant), stats(&memory).maximum), (2, STEP));
+}
+
+#[test]
+fn of_two_threads_that_make_their_pools_current_one_is_refused() {
+    let rig = common::host();
+    let pool = pool(&rig, 8);
+    let tenants = ["a", "b"].map(|name| tenant(&pool, name));
+    let pools = [0, 1].map(|which| memory(&tenants[which], 2, 1));
+    let barrier = std::sync::Barrier::new(2);
+    let become_current = |memory: &TenantMemPool| {
+        let mut count = 0;
+        for _ in 0..200 {
+            barrier.wait();
+            let guard = memory.make_current();
+            barrier.wait();
+            assert_eq!(guard.is_ok(), memory.is_current().unwrap());
+            count += usize::from(guard.is_ok());
+            barrier.wait();
+        }
+        count
+    };
+    let counts = std::thread::scope(|scope| {
+        let threads = pools.each_ref();
+        let threads = threads.map(|memory| scope.spawn(|| become_current(memory)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(counts[0] + counts[1], 200);
 }

@@ -31,11 +31,12 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         require(flags == 0, INVALID_VALUE)?;
         let key = self.pools.key(pool)?;
-        let pool = self.pools.get(pool)?;
+        let pool = self.pools.by_key.get_mut(&key).ok_or(INVALID_VALUE)?;
         let one = handle_type.bits().is_power_of_two();
         let asked_for = pool.props.handle_types.contains(handle_type);
         require(one && asked_for, INVALID_VALUE)?;
-        let shared = pool.shared.as_ref().ok_or(INVALID_VALUE)?;
+        let shared = pool.shared.as_mut().ok_or(INVALID_VALUE)?;
+        shared.exported = true;
         if handle_type == HandleTypes::FABRIC {
             return Ok(Exported::Fabric(numbers(FABRIC, &[key.0])));
         }
@@ -74,6 +75,7 @@ impl<B: Backing> State<B> {
             file,
             identity,
             space: None,
+            exported: false,
         };
         // Another process may have more devices.
         let here = match self.device(Ordinal(location.id)) {
@@ -103,6 +105,8 @@ impl<B: Backing> State<B> {
         // An allocation of an imported pool belongs to the process that exported the pool.
         let own = pool.filter(|pool| pool.owner.is_some());
         let shared = own.and_then(|pool| pool.shared.as_ref());
+        // As measured: the pool is exported before its allocations.
+        let shared = shared.filter(|shared| shared.exported);
         let Identity { device, inode } = shared.ok_or(INVALID_VALUE)?.identity;
         let says = [device, inode, offset, allocation.size];
         Ok(MemPoolTicket(numbers(TICKET, &says)))

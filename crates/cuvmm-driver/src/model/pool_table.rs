@@ -77,6 +77,8 @@ pub(crate) struct Freed {
 /// The memory of a shared pool: ranges of one file.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
+    /// A handle of the pool was exported.
+    pub(crate) exported: bool,
     pub(crate) key: MemoryKey,
     pub(crate) file: Arc<OwnedFd>,
     pub(crate) identity: Identity,

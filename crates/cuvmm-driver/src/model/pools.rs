@@ -89,6 +89,7 @@ impl<B: Backing> State<B> {
         let key = self.physicals.new_key();
         self.backing.create(key, exports::POOL_FILE, Some(&file))?;
         Ok(SharedMemory {
+            exported: false,
             key,
             file,
             identity,

@@ -23,8 +23,8 @@ pub(super) struct Core {
     view: Mutex<View>,
     /// Set when the tenant was unregistered, or the last handle was dropped.
     closed: AtomicBool,
-    /// The number of threads that are about to be charged for a larger pool. Meanwhile nothing is
-    /// taken: it would be taken for the growth itself.
+    /// The number of threads that are about to be charged for a larger pool. Meanwhile its own tenant
+    /// takes nothing from it: it would be taken for the growth itself.
     growing: AtomicUsize,
 }
 
@@ -57,7 +57,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Keeps the pool from being taken from while its owner waits to be charged more.
+/// Keeps the pool from being taken from for its own growth.
 pub(super) struct Growing<'a>(&'a AtomicUsize);
 
 impl Drop for Growing<'_> {
@@ -104,10 +104,6 @@ impl Core {
         Growing(&self.growing)
     }
 
-    fn gives(&self) -> bool {
-        self.is_closed() || self.growing.load(Ordering::SeqCst) == 0
-    }
-
     /// Works on the pools with this thread in relaxed capture mode.
     pub(super) fn work<T>(
         &self,
@@ -141,8 +137,7 @@ impl Holder for Core {
         let view = self.view();
         let (padding, idle) = match self.is_closed() {
             true => (0, view.idle_closed),
-            false if self.gives() => (view.padding, view.idle),
-            false => (view.padding, 0),
+            false => (view.padding, view.idle),
         };
         HolderFigures {
             held: view.held,
@@ -155,7 +150,7 @@ impl Holder for Core {
 
     fn reclaimable(&self, polls: bool) -> Vec<u64> {
         // While a capture guard lives, the driver is asked for nothing.
-        if !polls || !self.gives() {
+        if !polls {
             return Vec::new();
         }
         let (step, idle) = (self.step.bytes(), self.figures().idle);
@@ -165,9 +160,6 @@ impl Holder for Core {
     }
 
     fn give(&self, wanted: u64) -> Given {
-        if !self.gives() {
-            return Given::default();
-        }
         if self.device.lost().is_some() {
             self.lock().abandon();
             return self.given(None);
@@ -181,11 +173,18 @@ impl Holder for Core {
     }
 
     fn tidy(&self) -> Given {
-        self.refresh()
+        if let Err(error) = self.work(|generations, _| Ok(generations.look()?)) {
+            tracing::debug!(%error, "the figures of a memory pool could not be read");
+        }
+        self.given(None)
     }
 
     fn is_untidy(&self) -> bool {
         self.view().older > 0
+    }
+
+    fn is_growing(&self) -> bool {
+        self.growing.load(Ordering::SeqCst) > 0
     }
 
     fn is_of_driver(&self) -> bool {
@@ -193,7 +192,7 @@ impl Holder for Core {
     }
 
     fn refresh(&self) -> Given {
-        if let Err(error) = self.work(|generations, _| Ok(generations.look()?)) {
+        if let Err(error) = self.work(|generations, _| Ok(generations.refresh()?)) {
             tracing::debug!(%error, "the figures of a memory pool could not be read");
         }
         self.given(None)
@@ -203,8 +202,8 @@ impl Holder for Core {
         self.lock().acknowledge(bytes);
     }
 
-    fn not_obtained(&self) -> u64 {
-        self.lock().not_obtained()
+    fn obtained(&self) -> u64 {
+        self.lock().obtained()
     }
 
     fn settle(&self) -> Result<(), CallError> {

@@ -29,8 +29,10 @@ impl TenantMemPool {
     /// # Errors
     /// [`CallError`] when the driver refuses.
     pub fn is_current(&self) -> Result<bool, CallError> {
-        let current = MemPool::current_of(&self.shared.core.device)?;
+        self.shared.core.device.own_process()?;
+        // Under the lock, so that the pool is not exchanged meanwhile.
         let generations = self.shared.core.lock();
+        let current = MemPool::current_of(&self.shared.core.device)?;
         let newest = generations.newest().map(MemPool::as_raw);
         Ok(newest == Some(current))
     }

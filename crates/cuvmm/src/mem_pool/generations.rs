@@ -14,6 +14,8 @@
 //!
 //! No lock of the library's pool is taken here.
 
+use cuvmm_driver::MemPoolHandle;
+
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{CloseRefusal, CurrentPoolGuard, MemPool};
@@ -90,6 +92,14 @@ struct Barren {
 /// The most readings for which nothing is offered.
 const MOST_READINGS: u32 = 16;
 
+impl Barren {
+    /// Offers nothing for more readings than the last time.
+    fn postpone(&mut self) {
+        self.readings = self.times.min(MOST_READINGS);
+        self.times = self.times.saturating_add(1);
+    }
+}
+
 /// The charge of all pools, in bytes.
 #[derive(Default)]
 struct Account {
@@ -101,6 +111,27 @@ struct Account {
     overdrawn: u64,
     /// The part of them that is being charged.
     being_charged: u64,
+}
+
+impl Account {
+    const fn take_returned(&mut self) -> u64 {
+        let bytes = self.returned.saturating_sub(self.being_charged);
+        self.returned -= bytes;
+        bytes
+    }
+
+    /// Adapts the account to the bytes that the pools may hold now.
+    fn recount(&mut self, needed: u64) {
+        if needed > self.charged {
+            self.overdrawn += needed - self.charged;
+        } else {
+            let less = self.charged - needed;
+            let uncharged = less.min(self.overdrawn);
+            self.overdrawn -= uncharged;
+            self.returned += less - uncharged;
+        }
+        self.charged = needed;
+    }
 }
 
 /// The figures that a tenant's pool shows to others, in bytes.
@@ -135,8 +166,13 @@ pub(super) struct Sums {
 pub(super) enum Need {
     /// There is room.
     Nothing,
-    /// An exchange, and this many bytes in addition to what is charged.
-    Charge(u64),
+    /// An exchange, and more bytes than are charged.
+    Charge {
+        /// The bytes for what is to be allocated.
+        bytes: u64,
+        /// The bytes for a maximum that is not below the minimum either.
+        wished: u64,
+    },
 }
 
 /// The pools, with the guard that keeps the newest one current.
@@ -205,9 +241,9 @@ impl Generations {
         self.account.charged += bytes;
     }
 
-    /// Takes the bytes for which the charge ends.
-    pub(super) fn take_returned(&mut self) -> u64 {
-        std::mem::take(&mut self.account.returned)
+    /// Takes the bytes for which the charge ends. Those that are being charged are not among them.
+    pub(super) const fn take_returned(&mut self) -> u64 {
+        self.account.take_returned()
     }
 
     /// Takes the bytes that are to be charged although the limits do not allow it.
@@ -228,17 +264,8 @@ impl Generations {
 
     /// Adapts the account to what the pools may hold now.
     pub(super) fn recount(&mut self) {
-        let needed: u64 = self.all().map(|it| it.charged).sum();
-        let account = &mut self.account;
-        if needed > account.charged {
-            account.overdrawn += needed - account.charged;
-        } else {
-            let less = account.charged - needed;
-            let uncharged = less.min(account.overdrawn);
-            account.overdrawn -= uncharged;
-            account.returned += less - uncharged;
-        }
-        account.charged = needed;
+        let needed = self.all().map(|it| it.charged).sum();
+        self.account.recount(needed);
     }
 
     pub(super) fn view(&self) -> View {
@@ -294,7 +321,8 @@ impl Generations {
 
     pub(super) fn sums(&self) -> Sums {
         let charged: u64 = self.all().map(|it| it.charged).sum();
-        let stand_in = self.stand_in.as_ref().map_or(0, |it| it.charged);
+        let free = |it: &Generation| it.charged.saturating_sub(it.in_use());
+        let stand_in = self.stand_in.as_ref().map_or(0, free);
         let current = self.guard.is_some();
         Sums {
             maximum: charged - stand_in,
@@ -311,12 +339,8 @@ impl Generations {
     /// error, after all were read.
     pub(super) fn look(&mut self) -> Result<(), CallError> {
         let granule = self.granule;
-        let mut outcome = self.resume();
-        if let (Some(newest), Some(barren)) = (&self.newest, &mut self.barren) {
-            barren.readings = barren.readings.saturating_sub(1);
-            // What other tenants could not get may be free by now.
-            outcome = outcome.and(newest.pool.trim_to(0));
-        }
+        let mut outcome = self.resume().and_then(|()| self.claim());
+        let all_but_current = outcome.is_ok();
         if let Some(newest) = &mut self.newest {
             outcome = outcome.and(newest.look(granule));
         }
@@ -328,11 +352,30 @@ impl Generations {
         let older = std::mem::take(&mut self.older);
         for mut generation in older {
             let drained = generation.drain(granule);
-            let empty = drained.is_ok() && generation.reserved == 0;
+            let empty = all_but_current && drained.is_ok() && generation.reserved == 0;
             outcome = outcome.and(drained);
             self.keep_unless_ended(generation, empty);
         }
         self.recount();
+        outcome
+    }
+
+    /// Reads the figures for a request of another tenant. Where nothing could be given before, free
+    /// memory goes back to the device now and then, which shows whether something can be given.
+    pub(super) fn refresh(&mut self) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        if let (Some(newest), Some(barren)) = (&self.newest, &mut self.barren) {
+            barren.readings = barren.readings.saturating_sub(1);
+            if barren.readings == 0 {
+                outcome = newest.pool.trim_to(0);
+            }
+        }
+        outcome = outcome.and(self.look());
+        if self.idle() == 0
+            && let Some(barren) = self.barren.as_mut().filter(|it| it.readings == 0)
+        {
+            barren.postpone();
+        }
         outcome
     }
 
@@ -364,9 +407,9 @@ impl Generations {
     ) -> Result<Need, CallError> {
         self.look()?;
         let granule = self.granule;
-        let allowed = self.allowed();
+        let (allowed, wished) = (self.allowed(), whole.max(self.least));
         let Some(newest) = &mut self.newest else {
-            return Ok(Need::Nothing);
+            return Err(CallError::InUse);
         };
         if newest.maximum.saturating_sub(newest.in_use()) >= bytes {
             return Ok(Need::Nothing);
@@ -377,8 +420,11 @@ impl Generations {
             newest.look(granule)?;
             held = granule.round_up(newest.reserved).unwrap_or(u64::MAX);
         }
-        let needed = held.saturating_add(whole);
-        Ok(Need::Charge(needed.saturating_sub(allowed)))
+        let charge = |maximum| held.saturating_add(maximum).saturating_sub(allowed);
+        Ok(Need::Charge {
+            bytes: charge(whole),
+            wished: charge(wished),
+        })
     }
 
     /// Returns the bytes that the newest pool and its successor may hold together.
@@ -388,12 +434,21 @@ impl Generations {
         self.account.charged.saturating_sub(others)
     }
 
-    /// Exchanges the newest pool for one with a maximum of `bytes`. Returns `false` if what is
-    /// charged does not allow it.
-    pub(super) fn grow(&mut self, device: &Device, bytes: u64) -> Result<bool, MemoryError> {
-        let allowed = self.allowed();
-        let fits = |held: u64| held.checked_add(bytes).is_some_and(|both| both <= allowed);
-        self.exchange(device, |held| fits(held).then_some(bytes))
+    /// Notes what was charged, and exchanges the newest pool for one with a maximum of `bytes`, or of
+    /// up to the minimum if what is charged allows it. Returns `false` if it does not allow `bytes`.
+    pub(super) fn grow(
+        &mut self,
+        device: &Device,
+        charged: u64,
+        bytes: u64,
+    ) -> Result<bool, MemoryError> {
+        // In one step with the exchange: otherwise a reading of the figures would return it.
+        self.allow(charged);
+        let (step, allowed, wished) = (self.step, self.allowed(), bytes.max(self.least));
+        self.exchange(device, |held| {
+            let left = step.round_down(allowed.checked_sub(held)?);
+            (left >= bytes).then_some(wished.min(left))
+        })
     }
 
     /// Exchanges the newest pool for a smaller one, so that about `wanted` bytes less are charged.
@@ -409,7 +464,12 @@ impl Generations {
         let part = self.step.round_down(self.account.charged / 8).min(idle);
         let wanted = self.step.round_up(wanted).unwrap_or(u64::MAX).max(part);
         let least = self.least;
-        self.exchange_for_less(device, move |left| left.saturating_sub(wanted).max(least))
+        let choose = move |left: u64| left.saturating_sub(wanted).max(least);
+        let gave = self.exchange_for_less(device, choose);
+        if matches!(gave, Ok(false)) {
+            self.note_barren();
+        }
+        gave
     }
 
     /// Exchanges the newest pool for a smaller one, so that the pools may hold `most` bytes in all.
@@ -433,25 +493,25 @@ impl Generations {
         choose: impl Fn(u64) -> u64,
     ) -> Result<bool, MemoryError> {
         let (step, allowed) = (self.step, self.allowed());
-        let exchanged = self.exchange(device, |held| {
+        self.exchange(device, |held| {
             let left = allowed.checked_sub(held)?;
             let maximum = step.round_up(choose(left))?;
             // At least a step is gained.
             (maximum.checked_add(step.bytes())? <= left).then_some(maximum)
-        });
-        if matches!(exchanged, Ok(false)) {
-            self.note_barren();
-        }
-        exchanged
+        })
     }
 
     fn note_barren(&mut self) {
         let times = self.barren.map_or(0, |it| it.times);
-        self.barren = self.newest.as_ref().map(|newest| Barren {
-            used: newest.in_use(),
-            reserved: newest.reserved,
-            times: times.saturating_add(1),
-            readings: times.min(MOST_READINGS),
+        self.barren = self.newest.as_ref().map(|newest| {
+            let mut barren = Barren {
+                used: newest.in_use(),
+                reserved: newest.reserved,
+                times,
+                readings: 0,
+            };
+            barren.postpone();
+            barren
         });
     }
 
@@ -524,6 +584,21 @@ impl Generations {
         }
         let pool = &newest.pool;
         guard.switch(pool).or_else(|_| guard.switch(pool))
+    }
+
+    /// Returns the pools that were current before.
+    fn past(&self) -> Vec<MemPoolHandle> {
+        let past = self.stand_in.iter().chain(&self.older);
+        past.map(|generation| generation.pool.as_raw()).collect()
+    }
+
+    /// Makes the newest pool current again where another library has put back one that it had found
+    /// current before an exchange.
+    fn claim(&self) -> Result<(), CallError> {
+        match &self.guard {
+            Some(guard) if !self.older.is_empty() => guard.claim(&self.past(), false).map(drop),
+            _ => Ok(()),
+        }
     }
 
     fn put_in_place(
@@ -612,20 +687,26 @@ impl Generations {
         Ok(before.saturating_sub(self.sums().reserved))
     }
 
-    /// Returns the bytes of maxima that the driver has not given out.
-    pub(super) fn not_obtained(&self) -> u64 {
-        let open = self.newest.iter().chain(&self.stand_in);
-        let left = |it: &Generation| it.maximum.saturating_sub(it.pool.reserved().unwrap_or(0));
-        open.map(left).sum()
+    /// Returns the bytes that the driver has given out.
+    pub(super) fn obtained(&self) -> u64 {
+        let reserved = |it: &Generation| it.pool.reserved().unwrap_or(0);
+        self.all().map(reserved).sum()
     }
 
-    /// Makes the newest pool the current one, or counts one more value that keeps it current.
+    /// Makes the newest pool the current one, and counts one more value that keeps it current.
     pub(super) fn make_current(&mut self) -> Result<(), MemoryError> {
-        if self.guard.is_none() {
-            let Some(newest) = &self.newest else {
-                return Err(CallError::InUse.into());
-            };
-            self.guard = Some(newest.pool.make_current_instead_of_default()?);
+        self.resume()?;
+        match (&self.guard, &self.newest) {
+            (Some(guard), _) => {
+                if !guard.claim(&self.past(), true)? {
+                    let device = guard.pool().device().location();
+                    return Err(MemoryError::CurrentPool { device });
+                }
+            }
+            (None, Some(newest)) => {
+                self.guard = Some(newest.pool.make_current_instead_of_default()?);
+            }
+            (None, None) => return Err(CallError::InUse.into()),
         }
         self.guards += 1;
         Ok(())
@@ -667,5 +748,28 @@ impl Generations {
         {
             self.guard = Some(refused.owner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_beyond_the_charge_that_ends_while_it_is_being_charged_is_not_refunded_before() {
+        let mut account = Account {
+            charged: 2,
+            ..Account::default()
+        };
+        account.recount(7);
+        assert_eq!(account.overdrawn, 5);
+        account.being_charged += std::mem::take(&mut account.overdrawn);
+        // The tenant is charged two.
+        account.recount(2);
+        assert_eq!(account.take_returned(), 0);
+        account.recount(1);
+        assert_eq!(account.take_returned(), 1);
+        account.being_charged = 0;
+        assert_eq!((account.take_returned(), account.returned), (5, 0));
     }
 }

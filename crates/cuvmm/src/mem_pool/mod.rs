@@ -273,6 +273,24 @@ impl Shared {
         done?
     }
 
+    /// Charges the tenant `wished` bytes if that needs neither hooks nor waiting, and otherwise
+    /// `least`. Returns the bytes.
+    fn charge(&self, least: u64, wished: u64, wait: Wait) -> Result<u64, BlockError> {
+        let charge = |bytes, wait| match bytes {
+            0 => Ok(0),
+            _ => {
+                let charged = self.tenant.charge_driver_memory(self.holder, bytes, wait);
+                charged.map(|()| bytes)
+            }
+        };
+        if wished > least
+            && let Ok(bytes) = charge(wished, Wait::Never)
+        {
+            return Ok(bytes);
+        }
+        charge(least, wait)
+    }
+
     fn reserve(&self, additional: u64, wait: Wait) -> Result<(), BlockError> {
         let what = "bytes to be reserved";
         ArgumentError::not_zero(what, additional)?;
@@ -285,18 +303,24 @@ impl Shared {
             let need = self.work(bytes, |generations| {
                 Ok(generations.need(additional, bytes, at_worst)?)
             })?;
-            let Need::Charge(charge) = need else {
+            let Need::Charge {
+                bytes: least,
+                wished,
+            } = need
+            else {
                 return Ok(());
             };
-            if charge > 0 {
-                let (tenant, holder) = (&self.tenant, self.holder);
-                tenant.charge_driver_memory(holder, charge, wait)?;
-                self.core.lock().allow(charge);
-            }
+            let mut charged = self.charge(least, wished, wait)?;
             let device = &self.core.device;
-            let grown = self.work(bytes, |generations| Ok(generations.grow(device, bytes)?));
+            let grown = self.work(bytes, |generations| {
+                let charged = std::mem::take(&mut charged);
+                Ok(generations.grow(device, charged, bytes)?)
+            });
             if !matches!(grown, Ok(true)) {
-                self.core.lock().recount();
+                let mut generations = self.core.lock();
+                generations.allow(charged);
+                generations.recount();
+                drop(generations);
                 self.give_up_returned();
             }
             if grown? {
@@ -319,6 +343,11 @@ impl TenantMemPool {
     /// reclaims memory for that and calls hooks, and exchanges the driver's pool
     /// (`cuMemPoolGetAttribute`; for an exchange `cuMemPoolTrimTo`, `cuMemPoolCreate`,
     /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`, `cuMemPoolDestroy`).
+    ///
+    /// After an exchange, the [minimum](TenantMemPoolBuilder::minimum) can be allocated as well if it
+    /// can be charged without hooks. Otherwise, what can be allocated falls below the minimum when the
+    /// older pool frees its memory, until the next exchange. Of what several threads reserve at once,
+    /// only the largest is sure.
     ///
     /// # Errors
     /// [`BlockError`] when `additional` is zero, the limits do not leave the memory, the tenant was
@@ -344,10 +373,9 @@ impl TenantMemPool {
     /// As [`reserve`](Self::reserve).
     pub fn grow_to(&self, bytes: u64) -> Result<(), BlockError> {
         ArgumentError::not_zero("bytes of a memory pool", bytes)?;
-        let stats = self.stats()?;
-        match bytes.saturating_sub(stats.in_use) {
-            additional if additional > 0 && stats.maximum < bytes => self.reserve(additional),
-            _ => Ok(()),
+        match bytes.saturating_sub(self.stats()?.in_use) {
+            0 => Ok(()),
+            additional => self.reserve(additional),
         }
     }
 
@@ -361,9 +389,10 @@ impl TenantMemPool {
     /// the device.
     pub fn shrink_to(&self, bytes: u64) -> Result<u64, BlockError> {
         let device = &self.shared.core.device;
-        let before = self.shared.core.view().held;
-        self.shared.work(0, |generations| {
-            Ok(generations.shrink(device, bytes).map(drop)?)
+        let before = self.shared.work(0, |generations| {
+            let before = generations.view().held;
+            generations.shrink(device, bytes)?;
+            Ok(before)
         })?;
         Ok(before.saturating_sub(self.shared.core.view().held))
     }

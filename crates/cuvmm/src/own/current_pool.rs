@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::sync::PoisonError;
 
 use cuvmm_driver::{Call, MemPoolHandle};
 
@@ -12,6 +13,11 @@ use super::MemPool;
 use super::close::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
+use crate::sync::Mutex;
+
+/// Held while the default pool is found to be current and another one is set, so that two threads
+/// do not both set theirs.
+static REPLACING_DEFAULT: Mutex<()> = Mutex::new(());
 
 impl MemPool {
     /// Returns the handle of a device's current pool (`cuDeviceGetMemPool`), from which
@@ -57,6 +63,8 @@ impl MemPool {
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
         let default = Self::default_of(self.device())?;
+        let replacing = REPLACING_DEFAULT.lock();
+        let _one_by_one = replacing.unwrap_or_else(PoisonError::into_inner);
         if !default.is_current()? {
             let device = self.device().location();
             return Err(MemoryError::CurrentPool { device });
@@ -78,6 +86,7 @@ impl MemPool {
                 wanted,
             });
         }
+        self.note_current();
         self.call(Call::DeviceSetMemPool, |driver, device, pool| {
             // SAFETY: the handle is alive, and the guard keeps it alive.
             unsafe { driver.set_current_mem_pool(device, pool) }
@@ -134,6 +143,7 @@ impl CurrentPoolGuard<'_> {
     /// guard's pool is not the current one any more. On failure nothing has changed.
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
+            pool.note_current();
             pool.call(Call::DeviceSetMemPool, |driver, device, pool| {
                 // SAFETY: the handle is alive, and the guard keeps it alive.
                 unsafe { driver.set_current_mem_pool(device, pool) }
@@ -141,6 +151,26 @@ impl CurrentPoolGuard<'_> {
         }
         self.pool = pool.clone();
         Ok(())
+    }
+
+    /// Makes this guard's pool current again if one of `pools` is, or with `default` the previous one
+    /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Returns `true` if it is current then.
+    pub(crate) fn claim(&self, pools: &[MemPoolHandle], default: bool) -> Result<bool, CallError> {
+        let replacing = REPLACING_DEFAULT.lock();
+        let _one_by_one = replacing.unwrap_or_else(PoisonError::into_inner);
+        let current = MemPool::current_of(self.pool.device())?;
+        if current == self.pool.as_raw() {
+            return Ok(true);
+        }
+        if !(pools.contains(&current) || (default && current == self.previous)) {
+            return Ok(false);
+        }
+        let set = Call::DeviceSetMemPool;
+        self.pool.call(set, |driver, device, pool| {
+            // SAFETY: the handle is alive, and the guard keeps it alive.
+            unsafe { driver.set_current_mem_pool(device, pool) }
+        })?;
+        Ok(true)
     }
 
     /// Sets the previous pool (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`), or returns the guard

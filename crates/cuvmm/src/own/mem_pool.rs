@@ -10,11 +10,12 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuvmm_driver::{
     Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
-    MemPoolHandle, MemPoolProps, Ordinal,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal,
 };
 
 use super::close::{CloseError, CloseRefusal};
@@ -33,7 +34,8 @@ const FEW: usize = 4;
 ///
 /// It is destroyed when the last clone, the last [`PoolAllocation`](super::PoolAllocation) and the
 /// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory when all that was
-/// allocated from it is freed, also by other libraries.
+/// allocated from it is freed, also by other libraries. A pool that was [current](Self::make_current)
+/// once is not destroyed but [kept](Device::kept_memory_pools).
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -74,6 +76,13 @@ struct Shared {
     identity: OnceLock<[u8; 16]>,
     /// Memory that was dropped while another process could use it.
     kept: Mutex<Vec<Arc<GivenMemory>>>,
+    /// Set when the pool is made current: it is never destroyed then (see `device/kept_pools.rs`).
+    was_current: AtomicBool,
+    /// Set when a handle of the pool was exported: its allocations can be exported from then on.
+    exported: AtomicBool,
+    /// Set when something is changed that a new pool does not have: rules of reuse, access, handles
+    /// that other processes have.
+    is_changed: AtomicBool,
 }
 
 /// Whose a pool is.
@@ -133,7 +142,8 @@ impl MemPoolBuilder<'_> {
     }
 
     /// Creates the pool (`cuMemPoolCreate`; before it `cuDeviceGetAttribute`, and
-    /// `cuDriverGetVersion` if there is a maximum).
+    /// `cuDriverGetVersion` if there is a maximum). Takes a pool that is
+    /// [kept](Device::kept_memory_pools) instead, if one has the same options.
     ///
     /// # Errors
     /// [`MemoryError`] when the device has no memory pools, the driver is older than CUDA 11.2 (or
@@ -163,6 +173,9 @@ impl MemPoolBuilder<'_> {
                 let what = "memory pools with a maximum, which need CUDA 12.2";
                 return Err(unsupported(device, what));
             }
+        }
+        if let Some(kept) = MemPool::of_kept(device, props)? {
+            return Ok(kept);
         }
         let handle = device
             .call(Call::MemPoolCreate, |driver, device| {
@@ -222,6 +235,47 @@ impl MemPool {
         Self::with_handle(device, handle, props, Kind::Foreign)
     }
 
+    /// Makes a new pool of one that is kept and empty, if there is one (`cuMemPoolGetAttribute`,
+    /// `cuMemPoolSetAttribute`).
+    fn of_kept(device: &Device, props: MemPoolProps) -> Result<Option<Self>, CallError> {
+        let attribute = MemPoolAttribute::RESERVED_MEM_CURRENT;
+        let taken = device.take_kept_pool(&props, |handle| {
+            let held = device.call(Call::MemPoolGetAttribute, |driver, device| {
+                // SAFETY: kept pools are never destroyed.
+                unsafe { driver.mem_pool_attribute(device, handle, attribute) }
+            })?;
+            Ok(held == 0)
+        })?;
+        let Some(handle) = taken else {
+            return Ok(None);
+        };
+        let pool = Self::with_handle(device, handle, props, Kind::Own);
+        // It goes back to the kept ones if this fails.
+        pool.shared.was_current.store(true, Ordering::Relaxed);
+        pool.reset_peaks()?;
+        Ok(Some(pool))
+    }
+
+    /// Notes that the pool is about to be the current one.
+    pub(super) fn note_current(&self) {
+        self.shared.was_current.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a handle of the pool was exported.
+    pub(super) fn is_exported(&self) -> bool {
+        self.shared.exported.load(Ordering::Acquire)
+    }
+
+    /// Notes that a handle of the pool was exported.
+    pub(super) fn note_exported(&self) {
+        self.shared.exported.store(true, Ordering::Release);
+    }
+
+    /// Notes a change that a new pool does not have.
+    pub(super) fn note_changed(&self) {
+        self.shared.is_changed.store(true, Ordering::Relaxed);
+    }
+
     fn with_handle(
         device: &Device,
         handle: MemPoolHandle,
@@ -236,6 +290,9 @@ impl MemPool {
             kind,
             identity: OnceLock::new(),
             kept: Mutex::default(),
+            was_current: AtomicBool::new(false),
+            exported: AtomicBool::new(false),
+            is_changed: AtomicBool::new(false),
         };
         Self {
             shared: Arc::new(shared),
@@ -345,7 +402,8 @@ impl MemPool {
     }
 
     /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool is
-    /// only let go.
+    /// only let go, and a pool that was current once is emptied and
+    /// [kept](Device::kept_memory_pools) (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`).
     ///
     /// # Errors
     /// [`CloseError`] with the pool in it while clones, allocations, offers or guards live, another
@@ -401,6 +459,13 @@ impl Shared {
             return Ok(());
         }
         let handle = self.handle;
+        if *self.was_current.get_mut() {
+            self.empty()?;
+            let reusable = !*self.is_changed.get_mut();
+            self.device.keep_pool(handle, self.props, reusable);
+            self.kind = Kind::Destroyed;
+            return Ok(());
+        }
         self.device
             // SAFETY: the handle is owned here and is destroyed once: `kind` is set below, and a
             // refused call has changed nothing. Memory that is still in use lives on.
@@ -409,6 +474,25 @@ impl Shared {
             })?;
         self.kind = Kind::Destroyed;
         Ok(())
+    }
+}
+
+impl Shared {
+    /// Returns what the pool holds and does not use, and lets the driver take back the rest as it is
+    /// freed.
+    fn empty(&self) -> Result<(), CallError> {
+        let handle = self.handle;
+        self.device
+            .give_back(Call::MemPoolSetAttribute, |driver, device| {
+                let attribute = MemPoolAttribute::RELEASE_THRESHOLD;
+                // SAFETY: the handle is alive.
+                unsafe { driver.mem_pool_set_attribute(device, handle, attribute, 0) }
+            })?;
+        self.device
+            .give_back(Call::MemPoolTrimTo, |driver, device| {
+                // SAFETY: the handle is alive.
+                unsafe { driver.mem_pool_trim(device, handle, 0) }
+            })
     }
 }
 

@@ -124,6 +124,7 @@ impl MemPool {
     /// the driver permits it.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<(), CallError> {
         let before = self.reuse()?;
+        self.note_changed();
         self.put_reuse(reuse).inspect_err(|_| {
             if let Err(error) = self.put_reuse(before) {
                 tracing::warn!(%error, "rules of reuse could not be set back");
@@ -181,6 +182,7 @@ impl MemPool {
             self.check(grant)?;
         }
         let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
+        self.note_changed();
         self.call(Call::MemPoolSetAccess, |driver, device, pool| {
             // SAFETY: the handle is alive. Work that needs access which the caller lowers faults,
             // as the documentation says; no memory is freed.

@@ -29,14 +29,18 @@ impl MemPool {
     pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         one_type(handle_type)?;
         self.check_shareable(handle_type)?;
-        self.call(
-            Call::MemPoolExportToShareableHandle,
-            |driver, device, pool| {
-                // SAFETY: the handle is alive.
-                unsafe { driver.mem_pool_export(device, pool, handle_type, 0) }
-            },
-        )
-        .map_err(|cause| MemoryError::Export { handle_type, cause })
+        self.note_changed();
+        let exported = self
+            .call(
+                Call::MemPoolExportToShareableHandle,
+                |driver, device, pool| {
+                    // SAFETY: the handle is alive.
+                    unsafe { driver.mem_pool_export(device, pool, handle_type, 0) }
+                },
+            )
+            .map_err(|cause| MemoryError::Export { handle_type, cause })?;
+        self.note_exported();
+        Ok(exported)
     }
 
     /// Refuses a pool that is known not to be shareable as a handle type.
@@ -56,7 +60,8 @@ impl MemPool {
 
 impl PoolAllocation {
     /// Returns the data by which another process imports this allocation from the pool, once it has
-    /// imported the pool (`cuMemPoolExportPointer`).
+    /// imported the pool (`cuMemPoolExportPointer`; before it, if no handle of the pool was exported
+    /// yet, `cuMemPoolExportToShareableHandle`, without which the driver refuses).
     ///
     /// # Errors
     /// [`MemoryError`] when the pool is not shareable, or the driver refuses.
@@ -64,6 +69,9 @@ impl PoolAllocation {
     pub fn export(&self) -> Result<MemPoolTicket, MemoryError> {
         let handle_type = HandleTypes::POSIX_FD;
         let address = self.address();
+        if !self.pool().is_exported() {
+            drop(self.pool().export(handle_type)?);
+        }
         self.pool()
             .call(Call::MemPoolExportPointer, |driver, device, _| {
                 driver.mem_pool_export_pointer(device, address)

@@ -7,14 +7,20 @@ use super::core::{Core, Locked};
 use super::holder::Holder;
 
 impl Core {
-    /// Returns the bytes that memory pools of the driver may still obtain. Called without the lock.
+    /// Returns the bytes that memory pools of the driver are charged and may still obtain. Called
+    /// without the lock.
     pub(super) fn promised_to_driver(&self) -> u64 {
-        let holders: Vec<Arc<dyn Holder>> = self.look(|state| {
+        let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
             let held = state.tenants.values().flat_map(|it| &it.holders);
             let of_driver = held.filter(|held| held.holder.is_of_driver());
-            of_driver.map(|held| Arc::clone(&held.holder)).collect()
+            let of_driver = of_driver.map(|held| (held.bytes, Arc::clone(&held.holder)));
+            of_driver.collect()
         });
-        holders.iter().map(|holder| holder.not_obtained()).sum()
+        let promised = |(bytes, holder): &(u64, Arc<dyn Holder>)| {
+            let obtained = holder.obtained();
+            bytes.saturating_sub(obtained)
+        };
+        holders.iter().map(promised).sum()
     }
 }
 

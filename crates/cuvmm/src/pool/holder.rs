@@ -114,10 +114,14 @@ pub(crate) trait Holder: Send + Sync {
     /// pool's lock.
     fn acknowledge(&self, _bytes: u64) {}
 
-    /// Returns the bytes that are charged and that the driver has not given out. Called without the
-    /// pool's lock.
-    fn not_obtained(&self) -> u64 {
+    /// Returns the bytes that the driver has given out. Called without the pool's lock.
+    fn obtained(&self) -> u64 {
         0
+    }
+
+    /// Returns `true` while more is being charged for it. Its own tenant takes nothing from it then.
+    fn is_growing(&self) -> bool {
+        false
     }
 
     /// Waits until the work on all free bytes is complete. Called without the pool's lock.

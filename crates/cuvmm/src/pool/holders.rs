@@ -138,7 +138,8 @@ impl Locked<'_> {
                 held.tidied = false;
                 held.holder.is_untidy()
             });
-            if again {
+            // Another thread may have asked for it meanwhile.
+            if again && !self.untidy.contains(&(tenant, id)) {
                 self.untidy.push((tenant, id));
             }
             self.forget_holder(tenant, id);
@@ -250,6 +251,8 @@ mod tests {
         space: Mutex<Option<Space>>,
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
         has_given: AtomicBool,
+        /// It asks to be tidied again.
+        asks: AtomicBool,
     }
 
     impl Holder for Tidied {
@@ -264,6 +267,10 @@ mod tests {
         fn give(&self, _: u64) -> Given {
             self.has_given.store(true, Ordering::SeqCst);
             Given::default()
+        }
+
+        fn is_untidy(&self) -> bool {
+            self.asks.load(Ordering::SeqCst)
         }
 
         fn tidy(&self) -> Given {
@@ -352,6 +359,25 @@ mod tests {
         });
         assert_eq!(sent.recv().unwrap().join().unwrap(), 0);
         assert!(tidied.has_given.load(Ordering::SeqCst));
+        tenant.detach(id);
+    }
+
+    #[test]
+    fn a_holder_that_is_asked_for_while_it_is_tidied_is_listed_once() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        tidied.asks.store(true, Ordering::SeqCst);
+        let listed = (tenant.id(), id);
+        let owner = tenant.clone();
+        tidied.tidy_and(&tenant, id, move || {
+            owner.core().lock().untidy.push(listed);
+        });
+        let mut state = tenant.core().lock();
+        assert_eq!(std::mem::take(&mut state.untidy), [listed]);
+        drop(state);
         tenant.detach(id);
     }
 }

@@ -438,7 +438,8 @@ impl State {
         };
         for held in &tenancy.holders {
             let is_planned = plan.holders.iter().any(|&(_, holder, _)| holder == held.id);
-            if is_planned || plan.gained >= total {
+            let for_itself = !others && held.holder.is_growing();
+            if is_planned || for_itself || plan.gained >= total {
                 continue;
             }
             let mut bytes = 0;

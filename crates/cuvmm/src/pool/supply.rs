@@ -178,10 +178,10 @@ impl Core {
         if policy.leave_free == 0 {
             return Ok(None);
         }
-        let promised = self.promised_to_driver();
         // Two concurrent queries would both find room for one creation.
         let creating = self.creating.lock();
         let creating = creating.unwrap_or_else(PoisonError::into_inner);
+        let promised = self.promised_to_driver();
         let info = self.device.memory_info()?;
         let kept = policy.leave_free.saturating_add(promised);
         match info.free < size.saturating_add(kept) {

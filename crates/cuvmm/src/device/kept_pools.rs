@@ -1,0 +1,68 @@
+//! Memory pools of the driver that are never destroyed, because they were the current pool once.
+//!
+//! The driver crashes if such a pool is destroyed while another thread is inside of
+//! `cuMemAllocAsync`, also some time after another pool was made current (measured on an H200). No
+//! one can know whether a thread of another library is. So these pools are emptied and kept, and
+//! used again for the next pool of the same kind. They end with the context.
+
+use std::sync::{Mutex, PoisonError};
+
+use cuvmm_driver::{MemPoolHandle, MemPoolProps};
+
+use super::Device;
+use crate::error::CallError;
+
+/// The pools of a device that may not be destroyed, and that no owner has.
+#[derive(Debug, Default)]
+pub(super) struct KeptPools(Mutex<Vec<KeptPool>>);
+
+#[derive(Debug)]
+struct KeptPool {
+    handle: MemPoolHandle,
+    props: MemPoolProps,
+    /// It may serve as a new pool once it is empty.
+    reusable: bool,
+}
+
+impl Device {
+    /// Returns the number of memory pools of the driver that were the
+    /// [current pool](crate::MemPool::make_current) once, and that have no owner any more. They are
+    /// kept for further pools, because destroying one while another library allocates crashes the
+    /// driver. They hold only what other libraries have not freed yet.
+    #[must_use]
+    pub fn kept_memory_pools(&self) -> usize {
+        self.lock_kept().len()
+    }
+
+    fn lock_kept(&self) -> std::sync::MutexGuard<'_, Vec<KeptPool>> {
+        let kept = self.shared.kept_pools.0.lock();
+        kept.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a pool whose owner is gone.
+    pub(crate) fn keep_pool(&self, handle: MemPoolHandle, props: MemPoolProps, reusable: bool) {
+        self.lock_kept().push(KeptPool {
+            handle,
+            props,
+            reusable,
+        });
+    }
+
+    /// Takes a kept pool with these properties for which `is_empty` returns `true`.
+    pub(crate) fn take_kept_pool(
+        &self,
+        props: &MemPoolProps,
+        is_empty: impl Fn(MemPoolHandle) -> Result<bool, CallError>,
+    ) -> Result<Option<MemPoolHandle>, CallError> {
+        let mut kept = self.lock_kept();
+        for index in 0..kept.len() {
+            let Some(pool) = kept.get(index) else {
+                break;
+            };
+            if pool.reusable && pool.props == *props && is_empty(pool.handle)? {
+                return Ok(Some(kept.swap_remove(index).handle));
+            }
+        }
+        Ok(None)
+    }
+}

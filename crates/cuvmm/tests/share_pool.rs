@@ -980,3 +980,35 @@ fn a_hook_that_uses_the_memory() {
     drop(taken);
     assert!(!memory.is_held());
 }
+
+/// A child that is forked while another thread has the memory's streams locked does not wait for
+/// that thread.
+#[test]
+fn a_child_that_is_forked_during_a_call() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let other = two.stream();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let offer = AllocationOffer::new(&memory).unwrap();
+    let faults = &two.giver.faults;
+    faults.set_cost(Call::EventCreate, Duration::from_secs(2));
+    let before = faults.count(Call::EventCreate);
+    let child = thread::scope(|scope| {
+        let uses = scope.spawn(|| memory.record_use(&other).unwrap());
+        while faults.count(Call::EventCreate) == before {
+            thread::yield_now();
+        }
+        let child = fork(|| {
+            assert!(offer.parcel().is_err());
+            assert!(!memory.is_held());
+            share_support::drop_in_child(&offer);
+            share_support::drop_in_child(&memory);
+        });
+        uses.join().unwrap();
+        child
+    });
+    assert_eq!(ended(child, Duration::from_secs(20)), Some(0));
+    drop((offer, memory, pool, stream, other));
+    two.end();
+}

@@ -34,6 +34,9 @@ const FEW: usize = 4;
 /// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory when all that was
 /// allocated from it is freed, also by other libraries.
 ///
+/// What another process still uses when the pool ends stays allocated, and counts in
+/// [`Device::leaked`].
+///
 /// ```rust
 /// # use cuvmm::driver::auto;
 /// # use cuvmm::{Device, MemPool, Stream};

@@ -89,8 +89,7 @@ impl Grant {
         let most = if self.single { 1 } else { TAKERS };
         for _ in 0..AT_ONCE {
             let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-            let ready = poll(&mut polled, Some(&Timespec::default()));
-            if known.closed || !matches!(ready, Ok(1..)) {
+            if known.closed || !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..)) {
                 return;
             }
             // Nothing is sent any more.

@@ -41,7 +41,7 @@ const PROCESSES: usize = 64;
 const TAKERS: usize = 4096;
 
 /// The most messages that one look reads. The memory is held while more wait.
-const AT_ONCE: usize = 1024;
+const AT_ONCE: usize = 128;
 
 /// The giver's end.
 #[derive(Debug)]

@@ -7,7 +7,9 @@ mod events;
 mod kept_pools;
 mod synchronise;
 
+use std::any::Any;
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -73,6 +75,10 @@ struct Shared {
     events: Events,
     /// Memory pools of the driver that may not be destroyed.
     kept_pools: KeptPools,
+    /// Names objects to other processes.
+    secret: [RandomState; 2],
+    /// Set once something of other processes is imported.
+    imports: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Device {
@@ -121,6 +127,8 @@ impl Device {
                 clock: AtomicU64::new(0),
                 events: Events::default(),
                 kept_pools: KeptPools::default(),
+                secret: Default::default(),
+                imports: OnceLock::new(),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -309,6 +317,20 @@ impl Device {
             Arc::as_ptr(&self.shared.driver),
             Arc::as_ptr(&other.shared.driver),
         )
+    }
+
+    /// Returns a number that names an object of the device to other processes, none of which can
+    /// guess it.
+    pub(crate) fn name_of(&self, object: u64) -> [u8; 16] {
+        let object = (std::process::id(), object);
+        let [high, low] = self.shared.secret.each_ref().map(|s| s.hash_one(object));
+        (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
+    }
+
+    /// Returns what is imported for the device and its clones, which is of one type.
+    pub(crate) fn imports<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        let imports = self.shared.imports.get_or_init(|| Arc::new(T::default()));
+        Arc::clone(imports).downcast().unwrap_or_default()
     }
 
     pub(crate) fn granule(&self) -> Granularity {

@@ -17,7 +17,8 @@ use crate::error::CallError;
 pub struct DropFailure {
     /// The kind of object: "mapping", "physical", "reservation", "managed memory", "unified
     /// buffer", "stream", "event", "memory pool", "current memory pool", "pool allocation",
-    /// "region", "registration", "attachment", "imported tensor".
+    /// "region", "registration", "attachment", "imported tensor",
+    /// "imported allocation", "imported memory pool".
     pub what: &'static str,
     /// Its size in bytes; 0 if it has none.
     pub bytes: u64,

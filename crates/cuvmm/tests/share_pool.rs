@@ -14,20 +14,22 @@ mod common;
 mod share_support;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use common::{D0, G, MIB, Rig};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::{DeviceAddress, Driver as _, HandleTypes, Location};
+use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver as _, HandleTypes, Location};
 use cuvmm::error::{ArgumentError, ChannelError, DescriptionError, MemoryError, ShareError};
 use cuvmm::own::{CloseRefusal, ImportedAllocation, ImportedPool};
 use cuvmm::share::{AllocationDescription, AllocationOffer, AllocationParcel, PoolImporter};
 use cuvmm::{
-    Access, Attachment, CallError, Channel, Device, MemPool, Offer, Physical, PoolAllocation,
-    Stream,
+    Access, Attachment, CallError, Channel, Device, DropFailure, MemPool, Offer, Physical,
+    PoolAllocation, Stream,
 };
-use share_support::{alone, ended, fork, leaves_nothing_open};
+use share_support::{alone, ended, fork, leaves_nothing_open, open_files};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
@@ -841,5 +843,172 @@ fn a_description_there_and_back() {
     assert_eq!(again.access(), Access::ReadWrite);
     assert_eq!(again.device_uuid(), two.giver.device.uuid());
     drop((parcel, memory, pool, stream));
+    two.end();
+}
+
+/// Memory that stays is given again and again. What is over leaves no descriptor.
+#[test]
+fn memory_that_is_given_many_times() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importer = two.importer();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let offer = AllocationOffer::new(&memory).unwrap();
+    let before = open_files().len();
+    for _ in 0..100 {
+        drop(importer.open(offer.parcel().unwrap()).unwrap());
+        drop(give(&offer, &importer));
+        assert!(open_files().len() < before + 8);
+    }
+    drop((offer, memory, pool, stream, importer));
+    two.end();
+}
+
+/// A pool that goes by several wrappers of its giver and several importers is imported once, and so
+/// is its memory.
+#[test]
+fn a_pool_with_several_owners_is_imported_once() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importers = [two.importer(), two.importer()];
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let first = give_one(&memory, &importers[0]);
+    // SAFETY: the pool and the memory outlive the wrappers.
+    let borrowed = unsafe {
+        let wrapped = MemPool::from_raw(&two.giver.device, pool.as_raw());
+        wrapped.borrow(&stream, memory.address(), MIB).unwrap()
+    };
+    for importer in &importers {
+        let again = give_one(&borrowed, importer);
+        assert_eq!(again.address(), first.address());
+        assert_eq!(two.taker.machine.live().mem_pools, 1);
+    }
+    drop((first, borrowed, memory, pool, stream, importers));
+    two.end();
+}
+
+/// One of two imports of an allocation is dropped while their stream captures, which goes on.
+#[test]
+fn a_drop_during_a_capture() {
+    use cuvmm::driver::CaptureMode;
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importer = two.importer();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let (one, other) = (give_one(&memory, &importer), give_one(&memory, &importer));
+    let here = one.stream().clone();
+    let (device, machine) = (&two.taker.device, &two.taker.machine);
+    // SAFETY: the stream is alive, and the graph is destroyed.
+    unsafe {
+        machine
+            .capture_begin(D0, here.as_raw(), CaptureMode::RELAXED)
+            .unwrap();
+        drop(one);
+        let refused = other.close().unwrap_err();
+        assert_eq!(refused.reason, CloseRefusal::Call(CallError::InUse));
+        let graph = machine.capture_end(D0, here.as_raw()).unwrap();
+        machine.graph_destroy(D0, graph).unwrap();
+        assert_eq!((device.drop_failures(), device.leaked()), (1, 0));
+        assert_eq!(read(&refused.owner, 0), 0);
+        drop(refused);
+    }
+    assert_eq!((device.drop_failures(), device.leaked()), (1, 0));
+    // The giver was told of one end.
+    assert!(memory.is_held());
+}
+
+/// While a drop waits for the GPU, other memory is imported and dropped, and so is the pool.
+#[test]
+fn a_drop_that_waits_holds_up_no_other() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let (importer, second) = (two.importer(), two.importer());
+    let memory = [(); 2].map(|()| pool.allocate_on(&stream, MIB).unwrap());
+    let other_pool = two.pool();
+    let elsewhere = other_pool.allocate_on(&stream, MIB).unwrap();
+    let taken = give_one(&memory[0], &importer);
+    let here = taken.stream().clone();
+    let machine = &two.taker.machine;
+    machine.hold(D0, here.as_raw());
+    let writes = vec![(taken.address(), 64, 5)];
+    machine
+        .queue_kernel(D0, here.as_raw(), vec![], writes)
+        .unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(move || drop(taken));
+        let freed = || two.taker.device.calls().count(Call::MemFreeAsync) > 0;
+        while !freed() && !waits.is_finished() {
+            thread::yield_now();
+        }
+        for memory in [&memory[1], &elsewhere] {
+            drop(give_one(memory, &second));
+        }
+        assert!(memory[0].is_held() && !waits.is_finished());
+        machine.release_stream(D0, here.as_raw());
+    });
+    assert!(!memory[0].is_held());
+    drop((memory, elsewhere, pool, other_pool, stream, here));
+    drop((importer, second));
+    two.end();
+}
+
+/// A hook for failed drops may use the memory whose event could not be destroyed.
+#[test]
+fn a_hook_that_uses_the_memory() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importer = two.importer();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let taken = Arc::new(give_one(&memory, &importer));
+    let [one, other] = [(); 2].map(|()| Stream::new(&two.taker.device).unwrap());
+    let used = Arc::clone(&taken);
+    let hook = Arc::new(move |_: &DropFailure| used.record_use(&other).unwrap());
+    two.taker.device.on_drop_failure(Some(hook));
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    two.taker
+        .faults
+        .arm(Fault::nth(1, code).of(Call::EventDestroy));
+    taken.record_use(&one).unwrap();
+    two.taker.faults.disarm();
+    assert_eq!(two.taker.device.drop_failures(), 1);
+    two.taker.device.on_drop_failure(None);
+    drop(taken);
+    assert!(!memory.is_held());
+}
+
+/// A child that is forked while another thread has the memory's streams locked does not wait for
+/// that thread.
+#[test]
+fn a_child_that_is_forked_during_a_call() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let other = two.stream();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let offer = AllocationOffer::new(&memory).unwrap();
+    let faults = &two.giver.faults;
+    faults.set_cost(Call::EventCreate, Duration::from_secs(2));
+    let before = faults.count(Call::EventCreate);
+    let child = thread::scope(|scope| {
+        let uses = scope.spawn(|| memory.record_use(&other).unwrap());
+        while faults.count(Call::EventCreate) == before {
+            thread::yield_now();
+        }
+        let child = fork(|| {
+            assert!(offer.parcel().is_err());
+            assert!(!memory.is_held());
+            share_support::drop_in_child(&offer);
+            share_support::drop_in_child(&memory);
+        });
+        uses.join().unwrap();
+        child
+    });
+    assert_eq!(ended(child, Duration::from_secs(20)), Some(0));
+    drop((offer, memory, pool, stream, other));
     two.end();
 }

@@ -13,21 +13,23 @@
 mod common;
 mod share_support;
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{G, MIB, cases};
-use cuvmm::driver::{Exported, HandleTypes};
+use cuvmm::driver::{Call, Exported, HandleTypes};
 use cuvmm::error::{ChannelError, DescriptionError, MemoryError, ShareError};
 use cuvmm::own::ImportedAllocation;
 use cuvmm::share::{AllocationDescription, AllocationOffer, AllocationParcel, PoolImporter};
 use cuvmm::{Channel, Device, MemPool, Physical, PoolAllocation, Stream};
 use proptest::prelude::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit,
+};
 use share_support::{
     DESCRIPTION, HANDLES, PROMPT, Raw, VERDICT, Words, alone, in_a_child, leaves_nothing_open,
     lend, open_files,
@@ -376,7 +378,7 @@ fn held_while(says: Says) -> (bool, bool) {
 
 #[test]
 fn takers_that_do_not_greet_hold_the_memory_until_they_close() {
-    let cases: [Says; 7] = [
+    let cases: [Says; 8] = [
         |_| {},
         |end| assert!(send(end, b"x", &[])),
         |end| assert!(send(end, &[1; 16], &[])),
@@ -388,6 +390,8 @@ fn takers_that_do_not_greet_hold_the_memory_until_they_close() {
         },
         // Farewells of others.
         |end| (0..50).for_each(|number| assert!(send(end, &word(2, number), &[]))),
+        // Messages without bytes are not the end.
+        |end| (0..3).for_each(|_| assert!(send(end, b"", &[]))),
         |end| {
             let own = own();
             assert!(send(end, &word(2, 7), &[own.as_fd()]));
@@ -444,7 +448,7 @@ fn greetings_without_end() {
         assert!(giver.memory.is_held());
     }
     let open = open_files().len() - before;
-    assert!(open < 256 + 20, "{open} descriptors");
+    assert!(open < 64 + 20, "{open} descriptors");
     for number in 0..2000 {
         assert!(giver.memory.is_held());
         assert!(send(&end, &word(2, number), &[]));
@@ -456,34 +460,236 @@ fn greetings_without_end() {
     common::nothing_left(other);
 }
 
+/// The one taker of a channel makes its giver open one descriptor.
+#[test]
+fn greetings_of_one_taker() {
+    let before = open_files().len();
+    let many: Says = |end| {
+        let own = own();
+        (0..200).for_each(|number| assert!(send(end, &word(1, number), &[own.as_fd()])));
+    };
+    assert_eq!(held_while(many), (true, true));
+    let open = open_files().len().saturating_sub(before);
+    assert!(open < 20, "{open} descriptors");
+}
+
+/// However much a taker sends, one look of its giver reads a part.
+#[test]
+fn one_look_reads_a_part() {
+    let _alone = alone();
+    let other = common::model();
+    let giver = Giver::new(&other.device);
+    let (_, [_pool, end]) = giver.offer().parcel().unwrap().into_parts();
+    let fill = || (0..).take_while(|_| send(&end, b"x", &[])).count();
+    assert!(fill() > 200);
+    assert!(giver.memory.is_held());
+    let read = fill();
+    assert!((1..=150).contains(&read), "{read} were read");
+    drop(end);
+    giver.offer().wait_until_returned(PROMPT).unwrap();
+    drop(giver);
+    common::nothing_left(other);
+}
+
+/// A taker of a parcel that sends empty messages neither lets go nor holds what another one has.
+#[test]
+fn empty_messages_beside_another_taker() {
+    leaves_nothing_open(|| {
+        let (rig, other) = (common::model(), common::model());
+        let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
+        for greets_first in [false, true] {
+            let (bytes, [pool, end]) = giver.parts();
+            let silent = end.try_clone().unwrap();
+            let take = || {
+                let parcel = AllocationParcel::from_bytes(&bytes, [pool, end]).unwrap();
+                importer.open(parcel).unwrap()
+            };
+            let taken = if greets_first {
+                let taken = take();
+                assert!(send(&silent, b"", &[]));
+                taken
+            } else {
+                assert!(send(&silent, b"", &[]));
+                assert!(giver.memory.is_held());
+                take()
+            };
+            assert!(giver.memory.is_held());
+            drop(silent);
+            assert!(giver.memory.is_held());
+            drop(taken);
+            assert!(!giver.memory.is_held());
+        }
+        drop((giver, importer));
+        common::nothing_left(rig);
+        common::nothing_left(other);
+    });
+}
+
+/// A giver that passes on what it was given, as its own, does not make the taker let the first
+/// giver's memory go early.
+#[test]
+fn memory_that_another_giver_passes_on() {
+    leaves_nothing_open(|| {
+        let (rig, honest, liar) = (common::model(), common::model(), common::model());
+        let (one, two) = (Giver::new(&honest.device), Giver::new(&liar.device));
+        let importer = importer(&rig.device);
+        let open = |bytes: &[u8], handles| {
+            let parcel = AllocationParcel::from_bytes(bytes, handles).unwrap();
+            importer.open(parcel).unwrap()
+        };
+        let (bytes, handles) = one.parts();
+        let truth = open(&bytes, handles);
+        let lie = open(&bytes, two.parts().1);
+        assert_eq!(lie[0].address(), truth[0].address());
+        drop(truth);
+        assert!(one.memory.is_held(), "it is imported");
+        drop(lie);
+        assert!(!one.memory.is_held() && !two.memory.is_held());
+        drop((one, two, importer));
+        common::nothing_left(rig);
+        common::nothing_left(honest);
+        common::nothing_left(liar);
+    });
+}
+
+/// A description of which one part is wrong does not import its pool, and the others, again.
+#[test]
+fn a_pool_of_which_a_part_is_refused() {
+    leaves_nothing_open(|| {
+        let (rig, other) = (common::model(), common::model());
+        let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
+        let second = giver.pool.allocate_on(&giver.stream, MIB).unwrap();
+        let taken = importer.open(giver.offer().parcel().unwrap()).unwrap();
+        let imports = || {
+            rig.device
+                .calls()
+                .count(Call::MemPoolImportFromShareableHandle)
+        };
+        assert_eq!(imports(), 1);
+        let both = giver.offer().and(&second).unwrap();
+        let (description, handles) = both.parcel().unwrap().into_parts();
+        let mut bytes = description.to_bytes();
+        bytes[HEAD + RECORD + 24] ^= 255;
+        let parcel = AllocationParcel::from_bytes(&bytes, handles).unwrap();
+        let error = importer.open(parcel).unwrap_err();
+        assert!(
+            matches!(error, ShareError::Memory(MemoryError::ImportPointer { .. })),
+            "{error}"
+        );
+        assert_eq!(imports(), 1);
+        assert!(giver.memory.is_held());
+        drop(taken);
+        assert!(!giver.memory.is_held());
+        drop((both, second, giver, importer));
+        common::nothing_left(rig);
+        common::nothing_left(other);
+    });
+}
+
+/// A killed taker whose forked child lives: the child has the taker's files of the driver, so its
+/// work may go on.
+#[test]
+fn a_killed_taker_whose_child_lives() {
+    let _alone = alone();
+    let (mut one, mut two) = Channel::pair().unwrap();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let taker = share_support::fork(|| {
+        let importer = importer(&common::host().device);
+        let taken = two.recv_allocations(&importer).unwrap();
+        let child = share_support::fork(|| thread::sleep(Duration::from_secs(60)));
+        writer.write_all(&child.to_le_bytes()).unwrap();
+        thread::sleep(Duration::from_secs(60));
+        drop(taken);
+    });
+    drop(two);
+    let other = common::host();
+    let giver = Giver::new(&other.device);
+    let offer = giver.offer();
+    one.send_allocations(&offer).unwrap();
+    let mut child = [0; 4];
+    reader.read_exact(&mut child).unwrap();
+    let kill = |process| {
+        // SAFETY: the process was started here and has not ended.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+    };
+    kill(taker);
+    assert_eq!(share_support::ended(taker, PROMPT), Some(-1));
+    assert!(giver.memory.is_held());
+    kill(i32::from_le_bytes(child));
+    offer.wait_until_returned(PROMPT).unwrap();
+    drop((offer, giver));
+    common::nothing_left(other);
+}
+
+/// A giver without another descriptor reads a greeting later, and notices when that taker is killed.
+#[test]
+fn a_taker_that_greets_a_giver_without_descriptors() {
+    in_a_child(|| {
+        let other = common::model();
+        let giver = Giver::new(&other.device);
+        let (_, [_pool, end]) = giver.offer().parcel().unwrap().into_parts();
+        let taker = share_support::fork(|| thread::sleep(Duration::from_secs(60)));
+        let process = pidfd_open(Pid::from_raw(taker).unwrap(), PidfdFlags::empty()).unwrap();
+        assert!(send(&end, &word(1, 7), &[process.as_fd()]));
+        drop(process);
+        let full = full();
+        assert!(giver.memory.is_held());
+        drop(full);
+        assert!(giver.memory.is_held());
+        // SAFETY: the process was started here and has not ended.
+        assert_eq!(unsafe { libc::kill(taker, libc::SIGKILL) }, 0);
+        assert_eq!(share_support::ended(taker, PROMPT), Some(-1));
+        drop(end);
+        // The forked child had copies of the ends.
+        assert!(!giver.memory.is_held());
+        drop(giver);
+        common::nothing_left(other);
+    });
+}
+
+/// Keeps this process from opening another file while the returned value lives.
+fn full() -> impl Drop {
+    struct Full {
+        files: Vec<std::fs::File>,
+        usual: u64,
+    }
+    impl Drop for Full {
+        fn drop(&mut self) {
+            self.files.clear();
+            limit(self.usual);
+        }
+    }
+    fn limit(most: u64) {
+        let limit = Rlimit {
+            current: Some(most),
+            ..getrlimit(Resource::Nofile)
+        };
+        setrlimit(Resource::Nofile, limit).unwrap();
+    }
+    let usual = getrlimit(Resource::Nofile).current.unwrap();
+    let highest = *open_files().keys().next_back().unwrap();
+    limit(highest as u64 + 1);
+    let files = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok());
+    Full {
+        files: files.collect(),
+        usual,
+    }
+}
+
 /// A giver without another descriptor notices when its takers let go.
 #[test]
 fn a_giver_that_may_open_no_more_files() {
     in_a_child(|| {
         let (rig, other) = (common::model(), common::model());
         let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
-        let limit = |most: u64| {
-            let limit = Rlimit {
-                current: Some(most),
-                ..getrlimit(Resource::Nofile)
-            };
-            setrlimit(Resource::Nofile, limit).unwrap();
-        };
-        let usual = getrlimit(Resource::Nofile).current.unwrap();
         let taken = importer.open(giver.offer().parcel().unwrap()).unwrap();
-        let highest = *open_files().keys().next_back().unwrap();
         // The greeting waits in the socket, and its descriptor cannot be received.
-        limit(highest as u64 + 1);
-        let mut full = vec![];
-        while let Ok(file) = std::fs::File::open("/dev/null") {
-            full.push(file);
-        }
+        let full = full();
         assert!(giver.memory.is_held());
         let error = giver.offer().parcel().unwrap_err();
         let said = error.to_string();
         assert!(giver.memory.is_held(), "{said}");
         drop(full);
-        limit(usual);
         assert!(giver.memory.is_held());
         drop(taken);
         assert!(!giver.memory.is_held());

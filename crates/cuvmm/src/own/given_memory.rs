@@ -25,9 +25,10 @@ impl GivenMemory {
         &self.memory
     }
 
-    /// Notes processes that are about to be given the memory.
+    /// Notes processes that are about to be given the memory, and forgets those that let it go.
     pub(super) fn hold(&self, holder: Arc<dyn Holder>) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.retain(|holder| !holder.is_over());
         // Several parts may be given at once.
         if !holders
             .last()
@@ -55,6 +56,7 @@ impl GivenMemory {
 
     /// Frees it, if no other process uses it.
     pub(super) fn free(&self) -> Result<(), CallError> {
+        self.memory.device().own_process()?;
         match self.memory.is_ours() && self.is_held() {
             true => Err(CallError::InUse),
             false => self.memory.free(),

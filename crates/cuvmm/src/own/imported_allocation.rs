@@ -39,7 +39,9 @@ impl ImportedPool {
     ///
     /// # Safety
     /// The exporter must not free the allocation before the returned value is dropped or closed,
-    /// nor end. The allocation must be complete on its stream in the exporter.
+    /// nor end. The allocation must be complete on its stream in the exporter. It must not be
+    /// imported through another import of the same pool at the same time: the driver may give the
+    /// same address, which the first of both would free.
     #[doc(alias = "cuMemPoolImportPointer")]
     pub unsafe fn import_allocation(
         &self,
@@ -76,16 +78,9 @@ impl ImportedPool {
             return Err(ArgumentError::STREAM.into());
         }
         self.device().own_process()?;
-        let mut live = self.live();
-        let memory = match live.join(&part.ticket) {
-            Some(known) => known,
-            None => {
-                let fresh = Arc::new(self.import_pointer(stream, part)?);
-                live.add(part.ticket, &fresh);
-                fresh
-            }
-        };
-        drop(live);
+        let memory = self.join(&part.ticket, giver.as_ref(), || {
+            self.import_pointer(stream, part)
+        })?;
         // Owned from here on, so that a refusal frees it.
         let imported = ImportedAllocation {
             memory,
@@ -93,6 +88,7 @@ impl ImportedPool {
             access,
             pool: self.clone(),
             giver,
+            left: false,
             ended: false,
         };
         imported.check(part.size)?;
@@ -118,7 +114,8 @@ impl ImportedPool {
 ///
 /// Dropping it frees it in this process, behind the work of its stream and of the streams named to
 /// [`record_use`](Self::record_use), waits for that, and then lets the process that gave it know,
-/// which may free it now. The address is then invalid in this process.
+/// which may free it now. The address is then invalid in this process. Dropped while one of its
+/// streams captures, it stays imported and the other process keeps it until this one ends.
 ///
 /// The memory is gone with the process that gave it. [`read`](Self::read), [`write`](Self::write)
 /// and [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel that runs
@@ -132,7 +129,9 @@ pub struct ImportedAllocation {
     access: Access,
     pool: ImportedPool,
     giver: Option<Arc<dyn Giver>>,
-    /// Set once this value uses the memory no more.
+    /// Set once this value uses the memory no more, except in work that is under way.
+    left: bool,
+    /// Set once that work is complete.
     ended: bool,
 }
 
@@ -225,7 +224,7 @@ impl ImportedAllocation {
         self.check_giver()?;
         range_within(offset, size as u64, self.size())
             // What could not be closed may have been freed.
-            .filter(|_| self.memory.is_ours())
+            .filter(|_| !self.left)
             .and_then(|range| range.start.checked_add(self.range.start))
             .ok_or(ArgumentError::bytes(offset, size as u64, self.size()).into())
     }
@@ -277,39 +276,65 @@ impl ImportedAllocation {
             return Ok(());
         }
         self.device().own_process()?;
-        // Locked until the memory is free: it must not be imported again before that. The giver
-        // frees it afterwards, and after all work of this process.
-        let mut live = self.pool.live();
-        if live.users(&self.memory) > 1 {
-            self.memory.settle()?;
-            live.leave(&self.memory);
-        } else {
-            self.memory.free()?;
-            live.leave(&self.memory);
-            self.memory.settle()?;
+        // Waiting would break a capture.
+        if self.memory.is_captured()? {
+            return Err(CallError::InUse);
         }
-        drop(live);
+        if self.left {
+            self.memory.settle()?;
+        } else {
+            self.leave()?;
+        }
         self.ended = true;
         Ok(())
+    }
+
+    /// Frees the memory after its last use, and waits for the work of this one. The giver frees it
+    /// afterwards. No lock is held meanwhile.
+    fn leave(&mut self) -> Result<(), CallError> {
+        let last = self.pool.leave(&self.memory);
+        if last && let Err(error) = self.memory.free() {
+            self.pool.stay(&self.memory);
+            return Err(error);
+        }
+        self.left = true;
+        let settled = self.memory.settle();
+        if last && let Some(first) = self.pool.freed(&self.memory) {
+            keep_unless(settled.is_ok(), first);
+        }
+        settled
     }
 }
 
 impl Drop for ImportedAllocation {
     fn drop(&mut self) {
-        let freed = self.end();
+        let Err(error) = self.end() else { return };
+        let (device, size) = (self.memory.device(), self.memory.size());
         // The memory of a lost context is gone with it, and nothing runs there.
-        if let (Err(error), None) = (freed, self.device().lost()) {
-            let (device, size) = (self.memory.device(), self.memory.size());
-            if !device.is_forked() {
-                self.pool.live().leave(&self.memory);
-                if self.memory.is_ours() {
+        let lost = device.lost().is_some();
+        if !device.is_forked() {
+            if !self.left && self.pool.leave(&self.memory) {
+                if let Some(first) = self.pool.freed(&self.memory) {
+                    keep_unless(lost, first);
+                }
+                if !lost {
                     device.report_leak(size);
                 }
-                // The giver keeps it until this process has ended.
-                std::mem::forget(self.giver.take());
             }
+            if let Some(giver) = self.giver.take() {
+                keep_unless(lost, giver);
+            }
+        }
+        if !lost {
             device.report_drop("imported allocation", size, error);
         }
+    }
+}
+
+/// Lets the giver know, or else lets it keep its memory until this process has ended.
+fn keep_unless(done: bool, giver: Arc<dyn Giver>) {
+    if !done {
+        std::mem::forget(giver);
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::fmt;
 use std::os::fd::AsRawFd as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use cuvmm_driver::{Call, Exported, HandleTypes, ImportSource, MemPoolHandle, MemPoolTicket};
 
+use super::holders::Giver;
 use super::pool_memory::PoolMemory;
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
@@ -31,6 +32,16 @@ pub struct ImportedPool {
 pub(crate) struct WeakPool(Weak<Shared>);
 
 impl WeakPool {
+    /// Returns `true` if it is that pool.
+    pub(crate) fn is(&self, pool: &ImportedPool) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&pool.shared))
+    }
+
+    /// Returns `true` until the last owner is dropped.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
     /// Returns the pool, or `None` if it was destroyed.
     pub(crate) fn upgrade(&self) -> Option<ImportedPool> {
         let shared = self.0.upgrade()?;
@@ -42,6 +53,8 @@ struct Shared {
     device: Device,
     handle: MemPoolHandle,
     live: Mutex<Live>,
+    /// An allocation was freed, or could not be.
+    freed: Condvar,
 }
 
 impl ImportedPool {
@@ -70,6 +83,7 @@ impl ImportedPool {
                 device,
                 handle,
                 live: Mutex::default(),
+                freed: Condvar::new(),
             }),
         })
     }
@@ -90,65 +104,88 @@ impl ImportedPool {
         WeakPool(Arc::downgrade(&self.shared))
     }
 
-    /// Returns what is imported from the pool, which does not change while it is locked.
-    pub(super) fn live(&self) -> MutexGuard<'_, Live> {
-        self.shared
-            .live
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn live(&self) -> MutexGuard<'_, Live> {
+        let live = self.shared.live.lock();
+        live.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts another user of an allocation, which `import` imports if it is not imported. Waits
+    /// first until it is freed if that has begun.
+    pub(super) fn join<E>(
+        &self,
+        ticket: &MemPoolTicket,
+        giver: Option<&Arc<dyn Giver>>,
+        import: impl FnOnce() -> Result<PoolMemory, E>,
+    ) -> Result<Arc<PoolMemory>, E> {
+        let is_freed = |live: &mut Live| live.iter().any(|e| e.ticket == *ticket && e.users == 0);
+        let freed = &self.shared.freed;
+        let waited = freed.wait_while(self.live(), is_freed);
+        let mut live = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = live.iter_mut().find(|entry| entry.ticket == *ticket) {
+            known.users += 1;
+            return Ok(Arc::clone(&known.memory));
+        }
+        let memory = Arc::new(import()?);
+        live.push(Entry {
+            ticket: *ticket,
+            memory: Arc::clone(&memory),
+            giver: giver.cloned(),
+            users: 1,
+        });
+        Ok(memory)
+    }
+
+    /// Ends a use of an allocation. Returns `true` if it was the last one: the caller frees the
+    /// memory and calls [`freed`](Self::freed).
+    pub(super) fn leave(&self, memory: &Arc<PoolMemory>) -> bool {
+        let mut live = self.live();
+        let mut entries = live.iter_mut();
+        let Some(entry) = entries.find(|entry| entry.is_of(memory)) else {
+            return true;
+        };
+        entry.users = entry.users.saturating_sub(1);
+        entry.users == 0
+    }
+
+    /// Lets an allocation be imported again after its last use has ended. Returns the process that
+    /// gave it first, which keeps it while that value lives.
+    pub(super) fn freed(&self, memory: &Arc<PoolMemory>) -> Option<Arc<dyn Giver>> {
+        let mut live = self.live();
+        let place = live.iter().position(|entry| entry.is_of(memory));
+        let entry = place.map(|place| live.swap_remove(place));
+        drop(live);
+        self.shared.freed.notify_all();
+        entry?.giver
+    }
+
+    /// Takes back the end of the last use of an allocation, which could not be freed.
+    pub(super) fn stay(&self, memory: &Arc<PoolMemory>) {
+        let mut live = self.live();
+        if let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) {
+            entry.users = 1;
+        }
+        drop(live);
+        self.shared.freed.notify_all();
     }
 }
 
 /// The allocations that are imported from a pool. The driver may give the same address for the same
 /// allocation a second time, so each is imported once.
-#[derive(Default)]
-pub(super) struct Live(Vec<Entry>);
+type Live = Vec<Entry>;
 
 struct Entry {
     ticket: MemPoolTicket,
-    memory: Weak<PoolMemory>,
+    memory: Arc<PoolMemory>,
+    /// The process that gave it first. A further one may lie about what is its own, and does not
+    /// keep it.
+    giver: Option<Arc<dyn Giver>>,
+    /// 0 while it is freed.
     users: usize,
-}
-
-impl Live {
-    /// Counts another user of an allocation and returns it, if it is imported.
-    pub(super) fn join(&mut self, ticket: &MemPoolTicket) -> Option<Arc<PoolMemory>> {
-        let mut entries = self.0.iter_mut();
-        let found = entries.find(|entry| entry.ticket == *ticket)?;
-        let memory = found.memory.upgrade()?;
-        found.users += 1;
-        Some(memory)
-    }
-
-    /// Adds an allocation with one user.
-    pub(super) fn add(&mut self, ticket: MemPoolTicket, memory: &Arc<PoolMemory>) {
-        self.0.push(Entry {
-            ticket,
-            memory: Arc::downgrade(memory),
-            users: 1,
-        });
-    }
-
-    /// Returns the number of users of an allocation.
-    pub(super) fn users(&self, memory: &Arc<PoolMemory>) -> usize {
-        let entry = self.0.iter().find(|entry| entry.is_of(memory));
-        entry.map_or(0, |entry| entry.users)
-    }
-
-    /// Ends a use of an allocation, which is no longer found after its last one.
-    pub(super) fn leave(&mut self, memory: &Arc<PoolMemory>) {
-        self.0.retain_mut(|entry| {
-            if entry.is_of(memory) {
-                entry.users = entry.users.saturating_sub(1);
-            }
-            entry.users > 0
-        });
-    }
 }
 
 impl Entry {
     fn is_of(&self, memory: &Arc<PoolMemory>) -> bool {
-        self.memory.as_ptr() == Arc::as_ptr(memory)
+        Arc::ptr_eq(&self.memory, memory)
     }
 }
 

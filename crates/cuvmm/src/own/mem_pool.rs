@@ -9,9 +9,8 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{
     Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
@@ -36,6 +35,9 @@ const FEW: usize = 4;
 /// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory when all that was
 /// allocated from it is freed, also by other libraries. A pool that was [current](Self::make_current)
 /// once is not destroyed but [kept](Device::kept_memory_pools).
+///
+/// What another process still uses when the pool ends stays allocated, and counts in
+/// [`Device::leaked`].
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -72,8 +74,6 @@ struct Shared {
     /// Its owner is a tenant, which is charged for it and replaces it.
     managed: bool,
     kind: Kind,
-    /// Names the pool to other processes.
-    identity: OnceLock<[u8; 16]>,
     /// Memory that was dropped while another process could use it.
     kept: Mutex<Vec<Arc<GivenMemory>>>,
     /// Set when the pool is made current: it is never destroyed then (see `device/kept_pools.rs`).
@@ -117,7 +117,8 @@ impl MemPoolBuilder<'_> {
     }
 
     /// Sets the handle types that the pool may be shared as; none by default, and fixed at
-    /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). By NVIDIA's documentation the driver releases no memory of such a pool before the
+    /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). A process that was given
+    /// one allocation can reach all of the pool, also for writing, and what is allocated later. By NVIDIA's documentation the driver releases no memory of such a pool before the
     /// pool ends; on an H200 it does, as with other pools.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
@@ -288,7 +289,6 @@ impl MemPool {
             props,
             managed: false,
             kind,
-            identity: OnceLock::new(),
             kept: Mutex::default(),
             was_current: AtomicBool::new(false),
             exported: AtomicBool::new(false),
@@ -350,12 +350,10 @@ impl MemPool {
         self.shared.kind
     }
 
-    /// Returns a random number that names the pool to other processes.
+    /// Returns a number that names the driver's pool to other processes, and that none of them can
+    /// guess. Values that wrap the same pool have the same one.
     pub(crate) fn identity(&self) -> [u8; 16] {
-        *self.shared.identity.get_or_init(|| {
-            let random = || RandomState::new().hash_one(std::process::id());
-            (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
-        })
+        self.device().name_of(self.as_raw().0)
     }
 
     /// Frees memory that was dropped while another process could use it and that was let go since,
@@ -417,7 +415,7 @@ impl MemPool {
             });
         };
         shared.free_returned(usize::MAX);
-        if !shared.kept().is_empty() {
+        if !shared.device.is_forked() && !shared.kept().is_empty() {
             return Err(CloseError {
                 owner: self,
                 reason: CloseRefusal::InUse,

@@ -18,8 +18,9 @@ impl MemPool {
     /// Exports a handle by which another process can import the pool
     /// (`cuMemPoolExportToShareableHandle`).
     ///
-    /// A process that has it can import any allocation of the pool whose
-    /// [data](PoolAllocation::export) it gets.
+    /// A process that has it can import any allocation of the pool, now and later, and write to it.
+    /// The [data](PoolAllocation::export) of an allocation is not a secret, and the handle cannot be
+    /// taken back.
     ///
     /// # Errors
     /// [`MemoryError::PoolNotShareable`] when the pool was not

@@ -10,6 +10,7 @@ use cuvmm_driver::{Call, DeviceAddress};
 
 use super::copy::Span;
 use super::{Event, Stream};
+use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 
@@ -81,6 +82,8 @@ impl PoolMemory {
             return Err(CallError::WrongDriver);
         }
         self.device().own_process()?;
+        // The hook of an event's drop is called without the lock.
+        let _section = Section::enter();
         let mut uses = self.uses();
         if *stream == self.stream || uses.others.contains(stream) {
             return Ok(());
@@ -99,6 +102,7 @@ impl PoolMemory {
 
     /// Returns `true` if one of the streams captures. Then the memory cannot be freed.
     pub(super) fn is_captured(&self) -> Result<bool, CallError> {
+        self.device().own_process()?;
         let others = self.uses().others.clone();
         for stream in others.iter().chain([&self.stream]) {
             if stream.is_capturing()? {
@@ -149,6 +153,7 @@ impl PoolMemory {
     pub(super) fn free(&self) -> Result<(), CallError> {
         let device = self.stream.device();
         device.own_process()?;
+        let _section = Section::enter();
         let mut uses = self.uses();
         if uses.ownership != Ownership::Ours {
             return Ok(());

@@ -17,15 +17,18 @@ impl Channel {
     /// Sends allocations to the peer, which must call
     /// [`recv_allocations`](Self::recv_allocations), and returns when the peer has imported them.
     ///
-    /// Waits first until the work that is queued on the streams of the allocations is complete.
+    /// Waits first, without a limit, until the work that is queued on the streams of the allocations
+    /// is complete. The peer's time runs meanwhile.
     /// Calls `cuMemPoolExportPointer` for each allocation and `cuMemPoolExportToShareableHandle`.
     ///
     /// # Errors
     /// [`ShareError`]. The peer then has none of the memory, unless the error concerns the channel.
     /// In either case the memory is [held](AllocationOffer::is_held) until the peer has let it go.
     pub fn send_allocations(&mut self, offer: &AllocationOffer) -> Result<(), ShareError> {
+        // The work that this waits for may take longer than an exchange.
+        let described = offer.describe();
         let deadline = self.deadline();
-        let given = self.give_allocations(offer, deadline);
+        let given = self.give_allocations(offer, described, deadline);
         if matches!(given, Err(ShareError::Channel(_))) {
             self.give_up();
         }
@@ -35,9 +38,10 @@ impl Channel {
     fn give_allocations(
         &mut self,
         offer: &AllocationOffer,
+        described: Result<AllocationDescription, ShareError>,
         deadline: Deadline,
     ) -> Result<(), ShareError> {
-        let described = match offer.describe() {
+        let described = match described {
             Ok(described) => described.to_bytes(),
             Err(error) => return Err(self.withdraw(error, deadline)),
         };

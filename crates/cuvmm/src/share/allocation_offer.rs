@@ -100,7 +100,8 @@ impl AllocationOffer {
         empty.and_part(allocation, range)
     }
 
-    /// Adds a whole allocation of the same pool.
+    /// Adds a whole allocation of the same pool. What is sent at once is held until all of it was
+    /// let go.
     ///
     /// # Errors
     /// [`ShareError`] when it is of another pool, or the offer has 4,096 allocations.
@@ -173,7 +174,8 @@ impl AllocationOffer {
     /// until the work that is queued on the streams of the allocations is complete.
     ///
     /// The memory is held from then on, until each process that opened the parcel has let go of
-    /// everything or has ended, and all copies of the parcel's descriptors are closed.
+    /// everything or has ended, and all copies of the parcel's descriptors are closed, also those of
+    /// forked children. The end of at most 64 processes that do not let go first is noticed.
     ///
     /// # Errors
     /// [`ShareError`] when a stream captures, the driver refuses, or no file can be opened.

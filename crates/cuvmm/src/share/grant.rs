@@ -3,23 +3,27 @@
 //!
 //! The taker sends a greeting with a descriptor of its process (pidfd) before it imports anything,
 //! and a farewell when its free is complete. If it ends without one, the giver waits until the
-//! process is gone: the system closes its descriptors before the driver stops its work.
+//! process is gone and all copies of the taker's end are closed: the system closes descriptors
+//! before the driver stops the process's work, and a forked child that has a copy of the end also
+//! has the process's files of the driver.
+//!
+//! What a taker sends is bounded here: descriptors, numbers, and what one look reads.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, ioctl_fionread, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
     sendmsg, socketpair,
 };
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, getpid, pidfd_open, waitid};
 
 use super::system::system;
 use crate::error::ChannelError;
@@ -29,9 +33,15 @@ use crate::own::{Giver, Holder};
 const GREETING: u8 = 1;
 const FAREWELL: u8 = 2;
 
-/// The most processes of one grant whose end is noticed. The memory stays held by a further one
-/// until it says farewell.
-const MOST: usize = 256;
+/// The most processes of one grant whose end is noticed. A further one that ends without a farewell
+/// holds the memory.
+const PROCESSES: usize = 64;
+
+/// The most takers of one grant. A further one holds the memory until its end is closed.
+const TAKERS: usize = 4096;
+
+/// The most messages that one look reads. The memory is held while more wait.
+const AT_ONCE: usize = 128;
 
 /// The giver's end.
 #[derive(Debug)]
@@ -46,12 +56,11 @@ pub(super) struct Grant {
 /// Takers that have greeted, and whether more can.
 #[derive(Debug, Default)]
 struct Known {
-    /// The number and the process of each taker that has greeted and not said farewell.
-    takers: Vec<(u64, OwnedFd)>,
-    /// Takers that have greeted and not said farewell, and whose processes are unknown, because
-    /// this process could not open another descriptor.
-    unknown: usize,
-    greeted: bool,
+    /// The number of each taker that has greeted and not said farewell, and its process, if that is
+    /// known.
+    takers: Vec<(u64, Option<OwnedFd>)>,
+    /// One has said farewell.
+    farewell: bool,
     /// All other ends are closed.
     closed: bool,
 }
@@ -75,47 +84,60 @@ impl Grant {
         Ok((grant, taker))
     }
 
-    /// Reads everything that takers have sent.
+    /// Reads what takers have sent.
     fn listen(&self, known: &mut Known) {
-        while !known.closed {
-            match receive(&self.socket) {
-                Ok(Said::Greeting(number, process)) => known.greet(number, process),
+        let most = if self.single { 1 } else { TAKERS };
+        for _ in 0..AT_ONCE {
+            let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+            if known.closed || !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..)) {
+                return;
+            }
+            // Nothing is sent any more.
+            let hung_up = polled.iter().any(|p| p.revents().contains(PollFlags::HUP));
+            // A greeting that is received without room for its descriptor would lose it.
+            let room = fcntl_dupfd_cloexec(&self.socket, 0);
+            let said = room.and_then(|room| {
+                drop(room);
+                receive(&self.socket)
+            });
+            match said {
+                Ok(Said::Greeting(number, process)) => known.greet(number, process, most),
                 Ok(Said::Farewell(number)) => known.farewell(number),
-                Ok(Said::Other) => {}
-                Ok(Said::End) => known.closed = true,
-                Err(Errno::AGAIN) => return,
+                Ok(Said::Nothing) if hung_up && !self.has_more() => known.closed = true,
+                Ok(Said::Nothing | Said::Other) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "a grant's socket cannot be read");
+                    if error != Errno::AGAIN {
+                        tracing::debug!(%error, "a grant's socket cannot be read");
+                    }
                     return;
                 }
             }
         }
     }
+
+    /// Returns `true` unless all messages that wait are empty.
+    fn has_more(&self) -> bool {
+        !matches!(ioctl_fionread(&self.socket), Ok(0))
+    }
 }
 
 impl Known {
-    fn greet(&mut self, number: u64, process: Option<OwnedFd>) {
-        match process {
-            Some(process) if self.takers.len() < MOST => match is_process(&process) {
-                // A peer that sends another descriptor, or a number twice, is not one of this
-                // library.
-                Some(true) if self.takers.iter().all(|(taker, _)| *taker != number) => {
-                    self.takers.push((number, process));
-                }
-                Some(_) => return,
-                None => self.unknown = self.unknown.saturating_add(1),
-            },
-            _ => self.unknown = self.unknown.saturating_add(1),
+    fn greet(&mut self, number: u64, process: Option<OwnedFd>, most: usize) {
+        let known = self.takers.iter().any(|(taker, _)| *taker == number);
+        // A peer that sends another descriptor, or a number twice, is not one of this library.
+        let wrong = known || process.as_ref().is_some_and(|process| !is_process(process));
+        if wrong || self.takers.len() >= most || (most == 1 && self.farewell) {
+            return;
         }
-        self.greeted = true;
+        let noticed = self.takers.iter().filter(|(_, process)| process.is_some());
+        let room = noticed.count() < PROCESSES;
+        self.takers.push((number, process.filter(|_| room)));
     }
 
     fn farewell(&mut self, number: u64) {
         let before = self.takers.len();
         self.takers.retain(|(taker, _)| *taker != number);
-        if self.takers.len() == before {
-            self.unknown = self.unknown.saturating_sub(1);
-        }
+        self.farewell |= self.takers.len() < before;
     }
 }
 
@@ -126,9 +148,17 @@ impl Holder for Grant {
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.listen(&mut known);
-        known.takers.retain(|(_, process)| !has_ended(process));
-        let none = known.takers.is_empty() && known.unknown == 0;
-        let over = none && (known.closed || (self.single && known.greeted));
+        let has_ended = |(number, process): &(u64, Option<OwnedFd>)| {
+            let ended = process.as_ref().is_some_and(has_ended);
+            ended.then_some(*number)
+        };
+        let ended: Vec<_> = known.takers.iter().filter_map(has_ended).collect();
+        if !ended.is_empty() {
+            // Their farewells have arrived by now.
+            self.listen(&mut known);
+            known.takers.retain(|(taker, _)| !ended.contains(taker));
+        }
+        let over = known.takers.is_empty() && (known.closed || (self.single && known.farewell));
         self.over.store(over, Ordering::Release);
         over
     }
@@ -201,8 +231,9 @@ enum Said {
     /// Without a descriptor if it was lost, because this process may not open another.
     Greeting(u64, Option<OwnedFd>),
     Farewell(u64),
+    /// An empty message, or the end.
+    Nothing,
     Other,
-    End,
 }
 
 /// Receives one message without waiting for it.
@@ -228,7 +259,7 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
     let number = number.first_chunk().copied();
     let number = u64::from_le_bytes(number.unwrap_or_default());
     Ok(match (got.bytes, *word, descriptors.pop()) {
-        (0, _, None) if !lost => Said::End,
+        (0, _, None) if !lost => Said::Nothing,
         (9, GREETING, None) if lost => Said::Greeting(number, None),
         (9, GREETING, Some(process)) => Said::Greeting(number, Some(process)),
         (9, FAREWELL, None) => Said::Farewell(number),
@@ -236,12 +267,14 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
     })
 }
 
-/// Returns `true` if a descriptor is one of a process, or `None` if the system does not tell.
-fn is_process(descriptor: &OwnedFd) -> Option<bool> {
-    let info = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
-    // Polling a descriptor of something else would say that its process has ended.
-    let info = std::fs::read_to_string(info).ok()?;
-    Some(info.lines().any(|line| line.starts_with("Pid:")))
+/// Returns `true` if a descriptor is one of a process. Polling another one would say that its
+/// process has ended.
+fn is_process(descriptor: &OwnedFd) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    match waitid(WaitId::PidFd(descriptor.as_fd()), options) {
+        Ok(_) | Err(Errno::CHILD) => true,
+        Err(_) => false,
+    }
 }
 
 /// Returns `true` if all threads of a process have ended.

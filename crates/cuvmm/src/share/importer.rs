@@ -3,26 +3,26 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cuvmm_driver::Exported;
+use cuvmm_driver::{CUresult, Exported};
 
 use super::allocation_offer::AllocationParcel;
 use super::allocation_wire::AllocationDescription;
 use super::grant::Held;
 use crate::device::Device;
-use crate::error::{ArgumentError, ChannelError, MemoryError, ShareError};
+use crate::error::{ArgumentError, CallError, ChannelError, MemoryError, ShareError};
 use crate::own::{Access, Giver, ImportedAllocation, ImportedPool, Stream, WeakPool};
 
 /// Imports allocations that other processes offer, and each pool of them once.
 ///
-/// A pool stays imported while an allocation of it lives. A process usually has one importer for
-/// each device.
+/// A pool stays imported while an allocation of it lives. Importers of a `Device` and its clones
+/// share what they have imported. Open a device once: the driver may give an allocation that is
+/// imported twice one address.
 #[derive(Debug)]
 pub struct PoolImporter {
     device: Device,
     stream: Stream,
     access: Access,
-    /// The pools that were imported, by the identities that their givers chose.
-    pools: Mutex<Vec<([u8; 16], WeakPool)>>,
+    pools: Arc<Pools>,
 }
 
 impl PoolImporter {
@@ -38,7 +38,7 @@ impl PoolImporter {
             device: device.clone(),
             stream: stream.clone(),
             access: Access::Read,
-            pools: Mutex::default(),
+            pools: device.imports(),
         })
     }
 
@@ -90,34 +90,63 @@ impl PoolImporter {
             return Err(MemoryError::GiverGone.into());
         }
         let handle = Exported::Fd(pool);
-        // Held for the whole import, so that no pool is imported twice.
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|(_, pool)| pool.upgrade().is_some());
-        let known = pools.iter().find(|(known, _)| *known == description.pool);
-        if let Some(known) = known.and_then(|(_, pool)| pool.upgrade()) {
-            match self.import_from(&known, description, &held) {
-                // Another pool has that identity: a giver has chosen one that it was told.
-                Err(MemoryError::ImportPointer { .. }) => {}
-                outcome => return Ok(outcome?),
+        let mut refused = vec![];
+        loop {
+            let (pool, is_new) = self.pool(description.pool, &handle, &refused)?;
+            match self.import_from(&pool, description, &held) {
+                // Another pool has that identity, and nothing was imported from it.
+                Err((0, MemoryError::ImportPointer { cause })) if !is_new && is_unknown(&cause) => {
+                    refused.push(pool);
+                }
+                outcome => return outcome.map_err(|(_, error)| error.into()),
             }
         }
-        let fresh = ImportedPool::import(&self.device, &handle)?;
-        let imported = self.import_from(&fresh, description, &held)?;
-        pools.retain(|(known, _)| *known != description.pool);
-        pools.push((description.pool, fresh.downgrade()));
-        Ok(imported)
     }
 
+    /// Returns a pool of that identity that is not one of those that have refused, and whether it
+    /// was imported now.
+    fn pool(
+        &self,
+        identity: Identity,
+        handle: &Exported,
+        refused: &[ImportedPool],
+    ) -> Result<(ImportedPool, bool), MemoryError> {
+        // Locked for the import, so that no pool is imported twice.
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|(_, pool)| pool.is_alive());
+        let mut known = pools.iter().filter(|(known, pool)| {
+            *known == identity && !refused.iter().any(|refused| pool.is(refused))
+        });
+        if let Some(known) = known.find_map(|(_, pool)| pool.upgrade()) {
+            return Ok((known, false));
+        }
+        let fresh = ImportedPool::import(&self.device, handle)?;
+        pools.push((identity, fresh.downgrade()));
+        Ok((fresh, true))
+    }
+
+    /// Imports all parts, or returns the number of the first one that cannot be imported.
     fn import_from(
         &self,
         pool: &ImportedPool,
         description: &AllocationDescription,
         held: &Arc<dyn Giver>,
-    ) -> Result<Vec<ImportedAllocation>, MemoryError> {
-        let import = |part| {
+    ) -> Result<Vec<ImportedAllocation>, (usize, MemoryError)> {
+        let import = |(number, part)| {
             let giver = Some(Arc::clone(held));
-            pool.import_part(&self.stream, part, self.access, giver)
+            let imported = pool.import_part(&self.stream, part, self.access, giver);
+            imported.map_err(|error| (number, error))
         };
-        description.parts.iter().map(import).collect()
+        description.parts.iter().enumerate().map(import).collect()
     }
 }
+
+/// Returns `true` if the driver does not know the data of an allocation.
+fn is_unknown(cause: &CallError) -> bool {
+    matches!(cause, CallError::Driver(error) if error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE))
+}
+
+type Identity = [u8; 16];
+
+/// The pools that are imported for a device, by the identities that their givers chose.
+type Pools = Mutex<Vec<(Identity, WeakPool)>>;

@@ -8,7 +8,12 @@ use crate::own::{CloseError, CloseRefusal, MemPool};
 
 impl TenantMemPool {
     /// Makes this the pool that `cuMemAllocAsync` allocates from, until the last such guard is
-    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`).
+    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Afterwards
+    /// the default pool is current, which bounds nothing.
+    ///
+    /// Another library must not save the current pool, set its own and put the saved one back while
+    /// this pool may be exchanged. If the saved one lives, the next operation makes the newest one
+    /// current instead; if nothing lived in it, it is destroyed.
     ///
     /// # Errors
     /// [`BlockError`] when another pool than the default one is current, such as that of another

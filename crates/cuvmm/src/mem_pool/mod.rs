@@ -38,8 +38,17 @@
 //! # Limits of what is bounded
 //! Only what is allocated from the pool is bounded: by [`allocate_on`](TenantMemPool::allocate_on),
 //! and by `cuMemAllocAsync` while the pool is [current](TenantMemPool::make_current). `cuMemAlloc`,
-//! memory pools of other libraries, contexts, modules and the workspaces of cuBLAS are not. One
-//! tenant's pool at a time can be current on a device, in the whole process.
+//! `cuMemAllocAsync` in a stream capture, `cuMemAllocFromPoolAsync` with memory pools of other
+//! libraries, contexts, modules, the workspaces of cuBLAS, other devices and other processes are
+//! not. One tenant's pool at a time can be current on a device, in the whole process.
+//!
+//! A [ledger](crate::ledger) takes what is charged and not yet allocated for memory that this
+//! process has. So it counts the memory of other programs too low by at most that, and can grant
+//! what the driver then refuses.
+//!
+//! Access of other devices cannot be given to the pool: what is set for the driver's pool of an
+//! allocation is lost with the next exchange. If the library's pool is dropped while an allocation
+//! of another library lives, its bytes stay charged to the ledger until the process ends.
 //!
 //! The rules of a [hardened pool](crate::pool#hardened-pools) do not apply to this memory.
 
@@ -98,8 +107,8 @@ impl TenantMemPoolBuilder<'_> {
         self
     }
 
-    /// Sets the free bytes that the driver's pool keeps at a synchronization; all by default. The
-    /// tenant is charged for the maximum in any case.
+    /// Sets the free bytes that the driver's pool keeps at a synchronization, not rounded to steps;
+    /// all by default. The tenant is charged for the maximum in any case.
     pub const fn release_threshold(mut self, bytes: u64) -> Self {
         self.threshold = bytes;
         self
@@ -228,8 +237,8 @@ struct Shared {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct TenantMemPoolStats {
-    /// The bytes that can be in use at the same time: the maximum of the newest pool of the driver,
-    /// and what older ones hold.
+    /// The bytes that can be in use at the same time at most: the maximum of the newest pool of the
+    /// driver, and what older ones hold, whose free part cannot be allocated.
     pub maximum: u64,
     /// The bytes that the tenant is charged.
     pub charged: u64,
@@ -352,7 +361,9 @@ impl TenantMemPool {
     /// # Errors
     /// [`BlockError`] when `additional` is zero, the limits do not leave the memory, the tenant was
     /// unregistered, a capture guard lives, or the driver refuses. The pool is as before, except
-    /// that memory that nothing uses may have gone back to the device.
+    /// that memory that nothing uses may have gone back to the device, older pools may have ended, and
+    /// if the driver refuses to set the pool again, libraries have a single step until the next
+    /// operation.
     pub fn reserve(&self, additional: u64) -> Result<(), BlockError> {
         let wait = Wait::of(self.shared.timeout);
         self.shared.reserve(additional, wait)

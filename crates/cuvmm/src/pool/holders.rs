@@ -240,8 +240,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::error::BlockError;
     use crate::pool::holder::{Holder, HolderFigures};
-    use crate::pool::{Lending, Limit, Pool, Tenant};
+    use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
     use crate::region::Space;
     use crate::region::rig::{G, rig};
 
@@ -271,6 +272,10 @@ mod tests {
 
         fn is_untidy(&self) -> bool {
             self.asks.load(Ordering::SeqCst)
+        }
+
+        fn is_of_driver(&self) -> bool {
+            self.asks
         }
 
         fn tidy(&self) -> Given {
@@ -379,5 +384,37 @@ mod tests {
         assert_eq!(std::mem::take(&mut state.untidy), [listed]);
         drop(state);
         tenant.detach(id);
+    }
+
+    #[test]
+    fn what_the_driver_may_hold_is_left_to_it_as_soon_as_it_is_charged() {
+        let rig = rig();
+        let total = rig.device.total_memory();
+        let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(total - 8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let holder = Arc::new(Ends {
+            asks: true,
+            ..Ends::default()
+        });
+        let holder = tenant.attach_driver_memory(holder).unwrap();
+        // The driver's pool is not created yet.
+        let charged = tenant.charge_driver_memory(holder, 6 * G, Wait::Never);
+        charged.unwrap();
+        let refused = tenant.try_allocate(4 * G);
+        assert!(matches!(refused, Err(BlockError::OutOfMemory(_))));
+        let other = pool.tenant("b").register().unwrap();
+        assert_eq!(other.try_allocate(2 * G).unwrap().size(), 2 * G);
+        let core = tenant.core();
+        let policy = core.lock().policy;
+        pool.trim(0).unwrap();
+        assert!(core.check_left(&policy, 3 * G).is_err());
+        assert!(core.check_left(&policy, 2 * G).is_ok());
+        let given = Given {
+            returned: 6 * G,
+            ..Given::default()
+        };
+        tenant.give_up(holder, given);
+        tenant.detach(holder);
     }
 }

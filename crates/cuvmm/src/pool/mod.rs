@@ -504,7 +504,8 @@ impl Pool {
     /// Gives idle memory whose fences are complete back to the driver (`cuMemUnmap`,
     /// `cuMemRelease`) until the pool holds at most `keep` bytes or no idle memory is left. Memory
     /// up to a tenant's guarantee stays with the tenant, in whole extents. Returns the bytes given
-    /// back. Never waits for the GPU.
+    /// back, and those by which maxima of [`TenantMemPool`](crate::TenantMemPool)s fell, whether or
+    /// not the driver had given them out. Never waits for the GPU.
     ///
     /// # Errors
     /// [`CallError`] from the driver; memory given back before the failure stays given back.

@@ -71,7 +71,7 @@ impl Watched {
     }
 
     /// Notes a use of a handle, which is wrong if it was released and names nothing new.
-    pub(super) fn note_use(&self, class: Class, value: u64) {
+    pub(crate) fn note_use(&self, class: Class, value: u64) {
         if !self.is_on() {
             return;
         }

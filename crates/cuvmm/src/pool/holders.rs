@@ -275,7 +275,7 @@ mod tests {
         }
 
         fn is_of_driver(&self) -> bool {
-            self.asks
+            self.asks.load(Ordering::SeqCst)
         }
 
         fn tidy(&self) -> Given {
@@ -393,9 +393,9 @@ mod tests {
         let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(total - 8 * G));
         let pool = pool.build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        let holder = Arc::new(Ends {
-            asks: true,
-            ..Ends::default()
+        let holder = Arc::new(Tidied {
+            asks: AtomicBool::new(true),
+            ..Tidied::default()
         });
         let holder = tenant.attach_driver_memory(holder).unwrap();
         // The driver's pool is not created yet.

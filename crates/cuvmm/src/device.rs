@@ -8,7 +8,7 @@ mod synchronise;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use cuvmm_driver::{
@@ -22,7 +22,7 @@ use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, DeviceError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::{thread::ThreadId, yield_point};
+use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
 
 pub(crate) use events::{Events, Progress, Stamp, Work};
 
@@ -68,6 +68,9 @@ struct Shared {
     clock: AtomicU64,
     /// The events recorded behind all work of the context.
     events: Events,
+    /// Held while the default memory pool is found to be current and another one is set, so that two
+    /// threads do not both set theirs.
+    setting_pool: Mutex<()>,
 }
 
 impl Device {
@@ -115,6 +118,7 @@ impl Device {
                 leaked: AtomicU64::new(0),
                 clock: AtomicU64::new(0),
                 events: Events::default(),
+                setting_pool: Mutex::default(),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -313,6 +317,12 @@ impl Device {
     pub(crate) fn forked(&self) -> Option<CallError> {
         let opened_by = self.shared.birthplace.id();
         self.is_forked().then_some(CallError::Forked { opened_by })
+    }
+
+    /// Keeps other threads from replacing the default memory pool as the current one.
+    pub(crate) fn set_pool_alone(&self) -> MutexGuard<'_, ()> {
+        let alone = self.shared.setting_pool.lock();
+        alone.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn own_process(&self) -> Result<(), CallError> {

@@ -11,7 +11,7 @@ use std::any::Any;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use cuvmm_driver::{
@@ -25,7 +25,7 @@ use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, DeviceError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::{thread::ThreadId, yield_point};
+use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
 
 use self::kept_pools::KeptPools;
 
@@ -79,6 +79,9 @@ struct Shared {
     secret: [RandomState; 2],
     /// Set once something of other processes is imported.
     imports: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// Held while the default memory pool is found to be current and another one is set, so that two
+    /// threads do not both set theirs.
+    setting_pool: Mutex<()>,
 }
 
 impl Device {
@@ -129,6 +132,7 @@ impl Device {
                 kept_pools: KeptPools::default(),
                 secret: Default::default(),
                 imports: OnceLock::new(),
+                setting_pool: Mutex::default(),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -341,6 +345,12 @@ impl Device {
     pub(crate) fn forked(&self) -> Option<CallError> {
         let opened_by = self.shared.birthplace.id();
         self.is_forked().then_some(CallError::Forked { opened_by })
+    }
+
+    /// Keeps other threads from replacing the default memory pool as the current one.
+    pub(crate) fn set_pool_alone(&self) -> MutexGuard<'_, ()> {
+        let alone = self.shared.setting_pool.lock();
+        alone.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn own_process(&self) -> Result<(), CallError> {

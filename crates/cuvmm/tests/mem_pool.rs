@@ -291,8 +291,42 @@ on_both! {
         assert_eq!(refused.reason, CloseRefusal::InUse);
         drop(guard);
         refused.owner.close().unwrap();
-        assert_eq!(rig.machine.live().mem_pools, 0);
+        assert_eq!((rig.machine.live().mem_pools, rig.device.kept_memory_pools()), (1, 1));
         stream.synchronize().unwrap();
+    }
+
+    fn a_pool_that_was_current_is_never_destroyed_and_serves_again(rig) {
+        let destroyed = || rig.device.calls().count(Call::MemPoolDestroy);
+        let stream = Stream::new(&rig.device).unwrap();
+        let pool = MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        pool.set_release_threshold(u64::MAX).unwrap();
+        let handle = pool.as_raw();
+        let guard = pool.make_current().unwrap();
+        // What another library has allocated outlives the pool's owner.
+        // SAFETY: the stream is alive, and the memory is freed below.
+        let at = unsafe { rig.machine.alloc_async(D0, STEP, stream.as_raw()).unwrap() };
+        drop(guard);
+        drop(pool);
+        assert_eq!((destroyed(), rig.device.kept_memory_pools()), (0, 1));
+        let other = MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        assert_ne!(other.as_raw(), handle, "it is not empty");
+        drop(other);
+        assert_eq!((destroyed(), rig.device.kept_memory_pools()), (1, 1));
+        // SAFETY: it was allocated above.
+        unsafe { rig.machine.free_async(D0, at, stream.as_raw()).unwrap() };
+        stream.synchronize().unwrap();
+        let larger = MemPool::builder(&rig.device).maximum(3 * STEP).create().unwrap();
+        let again = MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        assert_eq!((again.as_raw(), rig.device.kept_memory_pools()), (handle, 0));
+        assert_eq!(again.release_threshold().unwrap(), 0);
+        assert_eq!(again.stats().unwrap(), larger.stats().unwrap(), "as a new one");
+        // One whose settings were changed is not used again.
+        let all = again.reuse().unwrap();
+        again.set_reuse(PoolReuse { opportunistic: false, ..all }).unwrap();
+        again.close().unwrap();
+        let next = MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        assert_ne!(next.as_raw(), handle);
+        assert_eq!(rig.device.kept_memory_pools(), 1);
     }
 
     fn a_capture_is_left_alone(rig) {

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
-use std::sync::PoisonError;
 
 use cuvmm_driver::{Call, MemPoolHandle};
 
@@ -13,11 +12,6 @@ use super::MemPool;
 use super::close::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
-use crate::sync::Mutex;
-
-/// Held while the default pool is found to be current and another one is set, so that two threads
-/// do not both set theirs.
-static REPLACING_DEFAULT: Mutex<()> = Mutex::new(());
 
 impl MemPool {
     /// Returns the handle of a device's current pool (`cuDeviceGetMemPool`), from which
@@ -63,8 +57,7 @@ impl MemPool {
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
         let default = Self::default_of(self.device())?;
-        let replacing = REPLACING_DEFAULT.lock();
-        let _one_by_one = replacing.unwrap_or_else(PoisonError::into_inner);
+        let _one_by_one = self.device().set_pool_alone();
         if !default.is_current()? {
             let device = self.device().location();
             return Err(MemoryError::CurrentPool { device });
@@ -156,8 +149,7 @@ impl CurrentPoolGuard<'_> {
     /// Makes this guard's pool current again if one of `pools` is, or with `default` the previous one
     /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Returns `true` if it is current then.
     pub(crate) fn claim(&self, pools: &[MemPoolHandle], default: bool) -> Result<bool, CallError> {
-        let replacing = REPLACING_DEFAULT.lock();
-        let _one_by_one = replacing.unwrap_or_else(PoisonError::into_inner);
+        let _one_by_one = self.pool.device().set_pool_alone();
         let current = MemPool::current_of(self.pool.device())?;
         if current == self.pool.as_raw() {
             return Ok(true);

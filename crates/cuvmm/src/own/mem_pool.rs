@@ -401,7 +401,8 @@ impl MemPool {
 
     /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool is
     /// only let go, and a pool that was current once is emptied and
-    /// [kept](Device::kept_memory_pools) (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`).
+    /// [kept](Device::kept_memory_pools) (`cuDeviceGetMemPool`, `cuMemPoolSetAttribute`,
+    /// `cuMemPoolTrimTo`).
     ///
     /// # Errors
     /// [`CloseError`] with the pool in it while clones, allocations, offers or guards live, another
@@ -458,6 +459,7 @@ impl Shared {
         }
         let handle = self.handle;
         if *self.was_current.get_mut() {
+            self.leave_current()?;
             self.empty()?;
             let reusable = !*self.is_changed.get_mut();
             self.device.keep_pool(handle, self.props, reusable);
@@ -476,6 +478,28 @@ impl Shared {
 }
 
 impl Shared {
+    /// Makes the default pool current if this one is, as the end of a pool does.
+    fn leave_current(&self) -> Result<(), CallError> {
+        let current = self
+            .device
+            .give_back(Call::DeviceGetMemPool, |driver, device| {
+                driver.current_mem_pool(device)
+            })?;
+        if current != self.handle {
+            return Ok(());
+        }
+        let default = self
+            .device
+            .give_back(Call::DeviceGetDefaultMemPool, |driver, device| {
+                driver.default_mem_pool(device)
+            })?;
+        self.device
+            .give_back(Call::DeviceSetMemPool, |driver, device| {
+                // SAFETY: a default pool is never destroyed.
+                unsafe { driver.set_current_mem_pool(device, default) }
+            })
+    }
+
     /// Returns what the pool holds and does not use, and lets the driver take back the rest as it is
     /// freed.
     fn empty(&self) -> Result<(), CallError> {

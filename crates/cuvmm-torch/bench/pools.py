@@ -122,8 +122,10 @@ def give(cuda, address):
     answers["handle types"] = cuda.attribute(address, HANDLE_TYPES)
     data, descriptor = Data(), ctypes.c_int(-1)
     pointer = ctypes.c_uint64(address)
-    answers["export pointer"] = cuda.call("cuMemPoolExportPointer", ctypes.byref(data), pointer)
     if answers["pool"] == "none":
+        answers["export pointer"] = cuda.call(
+            "cuMemPoolExportPointer", ctypes.byref(data), pointer
+        )
         return answers
     answers["export pool"] = cuda.call(
         "cuMemPoolExportToShareableHandle",
@@ -132,6 +134,8 @@ def give(cuda, address):
         POSIX_FD,
         ctypes.c_uint64(0),
     )
+    # An allocation can be exported only once a handle of its pool was.
+    answers["export pointer"] = cuda.call("cuMemPoolExportPointer", ctypes.byref(data), pointer)
     if descriptor.value < 0 or answers["export pool"] not in ("SUCCESS", "0"):
         return answers
     command = [sys.executable, __file__, "--take", str(descriptor.value), bytes(data.bytes).hex()]

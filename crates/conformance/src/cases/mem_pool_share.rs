@@ -148,12 +148,24 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
     Case::new(
+        "mem_pool_share.pointer_before_pool",
+        RULE,
+        "Export of an allocation of a pool that was never exported.",
+        |b| {
+            let pool = shareable(b)?;
+            let (address, _) = part(b, pool)?;
+            let ticket = b.driver().mem_pool_export_pointer(b.device(), address);
+            Ok(Answer::code(&ticket))
+        },
+    ),
+    Case::new(
         "mem_pool_share.pointer_interior",
         RULE,
         "Export of an allocation by an address in its middle.",
         |b| {
             let pool = shareable(b)?;
             let (address, _) = part(b, pool)?;
+            drop(b.export_pool(pool, FD, 0)?);
             let within = b.at(address, 1);
             let ticket = b.driver().mem_pool_export_pointer(b.device(), within);
             Ok(Answer::code(&ticket))

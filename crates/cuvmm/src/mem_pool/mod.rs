@@ -31,9 +31,13 @@
 //!   calls the current pool is one of a single step. It is not refused if the limits leave enough
 //!   for the old and the new maximum side by side.
 //! - A thread may be inside of `cuMemAllocAsync`, and the driver may have chosen the old pool
-//!   already, when that is exchanged. What it then holds beyond the charge is charged when it is
-//!   seen, at the latest when memory is short. This is the one case in which more may be held than
-//!   is charged.
+//!   already, when that is exchanged. So an exchange of the current pool gives such calls a
+//!   millisecond before it reads what the old pool holds. What a call that takes longer then holds
+//!   beyond the charge is charged when it is seen, at the latest when memory is short. This is the
+//!   one case in which more may be held than is charged.
+//! - The driver crashes if a pool is destroyed that was current while another thread is inside of
+//!   `cuMemAllocAsync`, also some time later (H200, driver 580). So pools that were current are
+//!   [kept](crate::Device::kept_memory_pools) and used again, and never destroyed.
 //!
 //! # Limits of what is bounded
 //! Only what is allocated from the pool is bounded: by [`allocate_on`](TenantMemPool::allocate_on),

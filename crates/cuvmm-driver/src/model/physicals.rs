@@ -37,6 +37,20 @@ impl<B: Backing> State<B> {
         }
         let fabric = props.handle_types.contains(HandleTypes::FABRIC);
         require(!fabric || self.rules.fabric, NOT_PERMITTED)?;
+        let compressed = props.compression != 0;
+        // As recorded: memory for tile pools is neither, and memory for RDMA is not compressed.
+        require(
+            props.usage == 0 || !(compressed || props.rdma_capable),
+            INVALID_VALUE,
+        )?;
+        let props = &PhysicalProps {
+            compression: if props.rdma_capable {
+                0
+            } else {
+                props.compression
+            },
+            ..*props
+        };
 
         self.sweep();
         self.charge(owner, size)?;

@@ -187,19 +187,40 @@ fn creating<B: Backing>(d: Machine<B>) {
         create(PAGE, PhysicalProps::at(Location::host_numa(0)), 0),
         SUCCESS
     );
-    let rich = PhysicalProps {
+    let compressed = PhysicalProps {
         compression: 1,
+        ..plain
+    };
+    let for_rdma = PhysicalProps {
         rdma_capable: true,
+        ..plain
+    };
+    let usage = PhysicalProps {
         usage: 0xff,
         ..plain
     };
-    let handle = d.create(PAGE, &rich, 0).unwrap();
+    for props in [compressed, for_rdma, usage] {
+        let handle = d.create(PAGE, &props, 0).unwrap();
+        // SAFETY: the handle is alive.
+        let granted = unsafe { d.physical_props(handle) };
+        assert_eq!(granted, Ok(props), "what is asked for is granted");
+    }
+    let both = PhysicalProps {
+        compression: 1,
+        ..for_rdma
+    };
+    let handle = d.create(PAGE, &both, 0).unwrap();
+    for (compression, rdma_capable) in [(1, false), (0, true), (1, true)] {
+        let pair = PhysicalProps {
+            compression,
+            rdma_capable,
+            ..usage
+        };
+        assert_eq!(create(PAGE, pair, 0), INVALID_VALUE);
+    }
     unsafe {
-        assert_eq!(
-            d.physical_props(handle),
-            Ok(rich),
-            "compression is asked for and granted"
-        );
+        let granted = d.physical_props(handle);
+        assert_eq!(granted, Ok(for_rdma), "compression is dropped");
         assert_eq!(code(d.physical_props(PhysicalHandle::NULL)), INVALID_VALUE);
     }
 }

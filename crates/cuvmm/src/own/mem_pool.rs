@@ -253,7 +253,15 @@ impl MemPool {
         let pool = Self::with_handle(device, handle, props, Kind::Own);
         // It goes back to the kept ones if this fails.
         pool.shared.was_current.store(true, Ordering::Relaxed);
-        pool.reset_peaks()?;
+        for peak in [
+            MemPoolAttribute::USED_MEM_HIGH,
+            MemPoolAttribute::RESERVED_MEM_HIGH,
+        ] {
+            pool.call(Call::MemPoolSetAttribute, |driver, device, pool| {
+                // SAFETY: the handle is alive.
+                unsafe { driver.mem_pool_set_attribute(device, pool, peak, 0) }
+            })?;
+        }
         Ok(Some(pool))
     }
 

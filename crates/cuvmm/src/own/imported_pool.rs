@@ -17,8 +17,8 @@ use crate::error::{ArgumentError, MemoryError};
 
 /// A memory pool of another process. Clones are the same pool. Nothing can be allocated from it.
 ///
-/// It is destroyed when the last clone and the last [`ImportedAllocation`] are dropped, which does
-/// not end the pool of the other process.
+/// It is destroyed when the last clone and the last [`ImportedAllocation`](super::ImportedAllocation)
+/// are dropped, which does not end the pool of the other process.
 ///
 /// [`PoolImporter`](crate::share::PoolImporter) imports pools and their allocations for those that
 /// get them through [`share`](crate::share).

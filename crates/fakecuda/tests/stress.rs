@@ -1,7 +1,7 @@
 //! Random calls from eight processes, compared with a reference that is written here and shares no
 //! code with the stand-in.
 //!
-//! `FAKECUDA_STRESS` sets the number of calls of all processes together, and `CUVMM_SEED` the seed.
+//! `CUVMM_STRESS` sets the number of calls of all processes together, and `CUVMM_SEED` the seed.
 //! Each process is this test with its number in the environment.
 //!
 //! `unsafe` is allowed here to call the C functions of the stand-in with pointers to locals, and with
@@ -46,8 +46,8 @@ const DEVICE: CUmemLocation = CUmemLocation {
 
 #[test]
 fn eight_processes_call_at_random() {
-    if let Ok(number) = std::env::var("FAKECUDA_STRESS_PROCESS") {
-        let library = std::env::var("FAKECUDA_STRESS_LIBRARY").unwrap();
+    if let Ok(number) = std::env::var("CUVMM_STRESS_PROCESS") {
+        let library = std::env::var("CUVMM_STRESS_LIBRARY").unwrap();
         return process(&library, number.parse().unwrap());
     }
     let directory = tempfile::tempdir().unwrap();
@@ -56,8 +56,8 @@ fn eight_processes_call_at_random() {
         .map(|number| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "eight_processes_call_at_random", "--nocapture"])
-                .env("FAKECUDA_STRESS_PROCESS", number.to_string())
-                .env("FAKECUDA_STRESS_LIBRARY", &library)
+                .env("CUVMM_STRESS_PROCESS", number.to_string())
+                .env("CUVMM_STRESS_LIBRARY", &library)
                 .env("FAKECUDA_CAPACITY", (64 * GRANULE).to_string())
                 .spawn()
                 .unwrap()
@@ -101,7 +101,7 @@ fn process(library: &str, number: u64) {
         made: 0,
         free: 64,
     };
-    let wanted = setting("FAKECUDA_STRESS", USUAL_CALLS) / PROCESSES;
+    let wanted = setting("CUVMM_STRESS", USUAL_CALLS) / PROCESSES;
     while caller.calls < wanted {
         caller.step();
     }

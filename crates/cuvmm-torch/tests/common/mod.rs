@@ -276,16 +276,23 @@ pub(crate) fn compiled(
 pub(crate) fn refusing_in(folder: &std::path::Path) -> bool {
     let all = folder.join("all");
     std::fs::create_dir(&all).unwrap();
-    let stand_in = built::fakecuda_in(&all)
-        .into_os_string()
-        .into_string()
-        .unwrap();
+    // Under its own name the loader would take the library that refuses for it.
+    let mut bytes = std::fs::read(built::fakecuda_in(&all)).unwrap();
+    let (own, other) = (b"libcuda.so.1\0", b"libcuda.so.0\0");
+    let named = |bytes: &[u8]| bytes.windows(own.len()).position(|name| name == own);
+    while let Some(at) = named(&bytes) {
+        bytes[at..at + other.len()].copy_from_slice(other);
+    }
+    let stand_in = all.join("libcuda.so.0");
+    std::fs::write(&stand_in, bytes).unwrap();
+    let stand_in = stand_in.into_os_string().into_string().unwrap();
+    let beside = format!("-Wl,-rpath,{}", all.to_str().unwrap());
     // A library that asks for this one must not find the other.
     compiled(
         folder,
         "refuse.cpp",
         "libcuda.so.1",
-        &["-Wl,--no-as-needed", &stand_in, "-ldl"],
+        &["-Wl,--no-as-needed", &beside, &stand_in, "-ldl"],
     )
     .is_some()
 }

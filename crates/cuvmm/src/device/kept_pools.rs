@@ -10,7 +10,6 @@ use std::sync::{Mutex, PoisonError};
 use cuvmm_driver::{MemPoolHandle, MemPoolProps};
 
 use super::Device;
-use crate::error::CallError;
 
 /// The pools of a device that may not be destroyed, and that no owner has.
 #[derive(Debug, Default)]
@@ -48,21 +47,18 @@ impl Device {
         });
     }
 
-    /// Takes a kept pool with these properties for which `is_empty` returns `true`.
+    /// Takes a kept pool with these properties for which `is_empty` returns `true`. It is asked
+    /// without a lock.
     pub(crate) fn take_kept_pool(
         &self,
         props: &MemPoolProps,
-        is_empty: impl Fn(MemPoolHandle) -> Result<bool, CallError>,
-    ) -> Result<Option<MemPoolHandle>, CallError> {
-        let mut kept = self.lock_kept();
-        for index in 0..kept.len() {
-            let Some(pool) = kept.get(index) else {
-                break;
-            };
-            if pool.reusable && pool.props == *props && is_empty(pool.handle)? {
-                return Ok(Some(kept.swap_remove(index).handle));
-            }
-        }
-        Ok(None)
+        is_empty: impl Fn(MemPoolHandle) -> bool,
+    ) -> Option<MemPoolHandle> {
+        let alike = |pool: &mut KeptPool| pool.reusable && pool.props == *props;
+        let mut alike: Vec<KeptPool> = self.lock_kept().extract_if(.., alike).collect();
+        let found = alike.iter().position(|pool| is_empty(pool.handle));
+        let taken = found.map(|index| alike.swap_remove(index).handle);
+        self.lock_kept().append(&mut alike);
+        taken
     }
 }

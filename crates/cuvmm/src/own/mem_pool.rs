@@ -244,9 +244,10 @@ impl MemPool {
             let held = device.call(Call::MemPoolGetAttribute, |driver, device| {
                 // SAFETY: kept pools are never destroyed.
                 unsafe { driver.mem_pool_attribute(device, handle, attribute) }
-            })?;
-            Ok(held == 0)
-        })?;
+            });
+            // Where the driver does not say, a pool is created instead.
+            held.is_ok_and(|held| held == 0)
+        });
         let Some(handle) = taken else {
             return Ok(None);
         };

@@ -196,6 +196,40 @@ fn letting_go() {
     });
 }
 
+/// A pool that was imported before refuses, whatever the code: the pool is imported from the handle
+/// that came with the allocations.
+#[test]
+fn a_pool_that_refuses_is_imported_again() {
+    leaves_nothing_open(|| {
+        let (rig, other) = (common::model(), common::model());
+        let (mut giver, importer) = (giver(&other), importer(&rig));
+        let first = give(&giver, &importer).1.unwrap();
+        let given = std::mem::take(&mut giver.memory);
+        for (refusals, imports, outcome) in [(0, 0, true), (1, 1, true), (2, 1, false)] {
+            let code = CUresult::CUDA_ERROR_NOT_INITIALIZED;
+            // What is imported already would not be imported again.
+            giver.memory = vec![giver.pool.allocate_on(given[0].stream(), MIB).unwrap()];
+            rig.faults.forget();
+            for n in 1..=refusals {
+                rig.faults
+                    .arm(Fault::nth(n, code).of(Call::MemPoolImportPointer));
+            }
+            let again = give(&giver, &importer).1;
+            rig.faults.disarm();
+            assert_eq!(
+                rig.faults.count(Call::MemPoolImportFromShareableHandle),
+                imports
+            );
+            assert_eq!(again.is_ok(), outcome);
+        }
+        drop(first);
+        assert!(!given.iter().any(PoolAllocation::is_held));
+        drop((given, giver, importer));
+        common::nothing_left(rig);
+        common::nothing_left(other);
+    });
+}
+
 /// A drop whose free fails: the giver keeps the memory, because this process may use it.
 #[test]
 fn a_drop_that_fails_lets_nothing_go() {

@@ -35,6 +35,7 @@ pub(crate) struct Found {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) device: Ordinal,
+    on_host: bool,
 }
 
 impl Found {
@@ -56,6 +57,7 @@ pub(crate) fn find(device: Ordinal, address: u64) -> Outcome<Found> {
             start,
             size: known.size,
             device,
+            on_host: true,
         });
     }
     let driver = driver()?;
@@ -91,6 +93,7 @@ pub(crate) fn find(device: Ordinal, address: u64) -> Outcome<Found> {
         start: ask(start)?,
         size: ask(size)?,
         device: Ordinal(ask(PointerAttribute::DEVICE_ORDINAL)? as i32),
+        on_host,
     })
 }
 
@@ -162,7 +165,7 @@ fn attribute(device: Ordinal, address: u64, which: i32) -> Outcome<Option<Value>
             (_, Some(known)) => Long(known.context as u64),
             (_, None) => Long(name(found.device).addr() as u64),
         },
-        MEMORY_TYPE => Int(if on_host { 1 } else { 2 }),
+        MEMORY_TYPE => Int(if found.on_host { 1 } else { 2 }),
         DEVICE_POINTER if closed => return Ok(None),
         DEVICE_POINTER => Long(address),
         HOST_POINTER if on_host || found.kind == Kind::Managed => Long(address),

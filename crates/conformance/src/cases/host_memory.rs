@@ -1,6 +1,8 @@
 //! Physical memory on the host, mapped like a device's, and pinned host memory.
 
-use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps};
+use cuvmm_driver::{
+    AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps, PointerAttribute,
+};
 
 use crate::{Answer, Answered, Bench, Case, Need};
 
@@ -56,6 +58,20 @@ pub(super) const CASES: &[Case] = &[
             let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
             let filled = b.fill(address, 9, 64);
             Ok(Answer::code(&filled).then("sync", &b.driver().context_synchronize(b.device())))
+        },
+    ),
+    Case::new(
+        "hostnuma.attributes",
+        RULE,
+        "What is known of its address: 1 is host memory and 2 device memory.",
+        |b| {
+            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
+            let ask = |attribute| b.driver().pointer_attribute(b.device(), address, attribute);
+            let kind = ask(PointerAttribute::MEMORY_TYPE);
+            Ok(Answer::code(&kind)
+                .with("type", kind?)
+                .with("device", ask(PointerAttribute::DEVICE_ORDINAL)?)
+                .with("managed", ask(PointerAttribute::IS_MANAGED)?))
         },
     ),
     Case::new(

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cuvmm_driver::{CUresult, Exported};
+use cuvmm_driver::Exported;
 
 use super::allocation_offer::AllocationParcel;
 use super::allocation_wire::AllocationDescription;
@@ -94,8 +94,13 @@ impl PoolImporter {
         loop {
             let (pool, is_new) = self.pool(description.pool, &handle, &refused)?;
             match self.import_from(&pool, description, &held) {
-                // Another pool has that identity, and nothing was imported from it.
-                Err((0, MemoryError::ImportPointer { cause })) if !is_new && is_unknown(&cause) => {
+                // Another pool may have that identity: nothing was imported from it.
+                Err((
+                    0,
+                    MemoryError::ImportPointer {
+                        cause: CallError::Driver(_),
+                    },
+                )) if !is_new => {
                     refused.push(pool);
                 }
                 outcome => return outcome.map_err(|(_, error)| error.into()),
@@ -139,11 +144,6 @@ impl PoolImporter {
         };
         description.parts.iter().enumerate().map(import).collect()
     }
-}
-
-/// Returns `true` if the driver does not know the data of an allocation.
-fn is_unknown(cause: &CallError) -> bool {
-    matches!(cause, CallError::Driver(error) if error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE))
 }
 
 type Identity = [u8; 16];

@@ -38,7 +38,14 @@ pub unsafe extern "C" fn cuvmm_configure(json: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_last_error(buffer: *mut c_char, length: usize) -> usize {
     // SAFETY: the caller says so.
-    unsafe { text(Some(edge::last().into_bytes()), buffer, length) }
+    unsafe { text(Some(edge::last().0.into_bytes()), buffer, length) }
+}
+
+/// Returns why the calling thread's last error happened: -3 if memory was short, -4 if a name is not
+/// published, -1 for another reason, and 0 if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_last_status() -> c_int {
+    edge::last().1
 }
 
 /// Returns the library's version, a text that lives for ever.
@@ -352,9 +359,11 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
     status(|| {
-        Ok(heaps::of(device)?
-            .stream(crate::handle(stream))?
-            .synchronize()?)
+        if fork::is_child() {
+            return Err(Error::Forked);
+        }
+        let stream = heaps::of(device)?.stream(crate::handle(stream))?;
+        Ok(stream.synchronize()?)
     })
 }
 

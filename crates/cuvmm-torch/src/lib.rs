@@ -63,7 +63,7 @@ enum Outcome {
 /// the memory is a block of the tag, which can be put to sleep, unless a pool of graphs takes it.
 ///
 /// If memory is short, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
-/// fails, such as for the per-thread default stream. Without PyTorch in the process, and in a forked
+/// fails, such as for the per-thread default stream, and after a panic. Without PyTorch in the process, and in a forked
 /// child of a process that has used this library, prints one line on standard error and returns null.
 ///
 /// # Safety
@@ -77,14 +77,20 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
 ) -> *mut c_void {
     // A function of PyTorch that is called there may throw, so it is not within `guard`.
     let pool = graphs::route(device, stream);
-    let outcome = guard(Outcome::Address(ptr::null_mut()), || {
-        allocated(size, device, stream, pool)
-    });
-    match outcome {
+    let outcome = guard(None, || Some(allocated(size, device, stream, pool)));
+    match outcome.unwrap_or_else(panicked) {
         Outcome::Address(address) => address,
         // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
         Outcome::Throw(exception) => unsafe { exception.throw() },
     }
+}
+
+/// Returns the outcome of an allocation that has panicked: PyTorch would use null as an address.
+#[cold]
+fn panicked() -> Outcome {
+    let text = "an allocation failed: an internal error of cuvmm, which standard error shows";
+    let exception = guard(None, || Exception::error(text));
+    exception.map_or(Outcome::Address(ptr::null_mut()), Outcome::Throw)
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {

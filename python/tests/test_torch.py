@@ -417,6 +417,29 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_a_block_that_another_thread_ends(self):
+        case(
+            """
+            import threading
+            cuvmm.torch.install()
+            abandoned = []
+
+            def enter():
+                abandoned.append(cuvmm.torch.pool("a"))
+                abandoned[0].__enter__()
+
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+            with cuvmm.torch.pool("b"):
+                abandoned.clear()
+                tensor = torch.empty(4 << 20)
+            assert torch.empty(4 << 20).address
+            cuvmm.sleep("b")
+            assert cuvmm.asleep() == {"b"}
+            """
+        )
+
     def test_contents_are_kept(self):
         case(
             """

@@ -60,7 +60,7 @@ pub extern "C" fn cuvmm_version() -> *const c_char {
 pub extern "C" fn cuvmm_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
         if let Err(error) = limits::set_fraction(fraction, device) {
-            complain(&format!("limit of device {device}: {error}"));
+            complain(&error, &format!("limit of device {device}: {error}"));
         }
     });
 }
@@ -173,7 +173,7 @@ pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
 fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         let PoolId(first, second) = pool;
-        complain(&format!(
+        complain(&error, &format!(
             "memory pool ({first}, {second}) of device {device}: {error}"
         ));
     }
@@ -276,7 +276,7 @@ pub extern "C" fn cuvmm_tag_malloc(
     guard(ptr::null_mut(), || match tags::allocate(size, device) {
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(error) => {
-            complain(&format!(
+            complain(&error, &format!(
                 "allocation of {size} bytes under a tag on device {device} failed: {error}"
             ));
             ptr::null_mut()
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 ) {
     guard((), || {
         if let Err(error) = tags::free(address.addr()) {
-            complain(&format!("free of {:#x}: {error}", address.addr()));
+            complain(&error, &format!("free of {:#x}: {error}", address.addr()));
         }
     });
 }

@@ -52,9 +52,9 @@ fn status_of(error: &Error) -> i32 {
     }
 }
 
-/// Prints one line on standard error, and keeps it as the thread's last error.
-pub(crate) fn complain(text: &str) {
-    set(text, -1);
+/// Prints one line about an error on standard error, and keeps it as the thread's last error.
+pub(crate) fn complain(error: &Error, text: &str) {
+    set(text, status_of(error));
     message(text);
 }
 

@@ -155,7 +155,7 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     if let Some(exception) = exception {
         return Outcome::Throw(exception);
     }
-    complain(&text);
+    complain(error, &text);
     Outcome::Address(ptr::null_mut())
 }
 
@@ -183,8 +183,8 @@ pub unsafe extern "C" fn cuvmm_free(
         });
         match freed {
             Ok(()) => {}
-            Err(error @ Error::NotAllocated) => complain(&format!("free of {address:#x}: {error}")),
-            Err(error) => complain(&format!(
+            Err(error @ Error::NotAllocated) => complain(&error, &format!("free of {address:#x}: {error}")),
+            Err(error) => complain(&error, &format!(
                 "free of {address:#x}: {error}; the memory is not reused"
             )),
         }
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     guard((), || {
         if let Err(error) = live::record(address.addr(), handle(stream)) {
             let address = address.addr();
-            complain(&format!(
+            complain(&error, &format!(
                 "use of {address:#x} by another stream: {error}; the memory is not reused"
             ));
         }
@@ -222,8 +222,8 @@ pub extern "C" fn cuvmm_reset() {
         }
         graphs::collect();
         for (device, heap) in heaps::all() {
-            if let Err(error) = heap.trim() {
-                complain(&format!("trim of device {device}: {error}"));
+            if let Err(error) = heap.trim().map_err(Error::from) {
+                complain(&error, &format!("trim of device {device}: {error}"));
             }
         }
     });

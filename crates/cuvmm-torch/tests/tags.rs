@@ -204,6 +204,9 @@ over_the_stand_in! {
         });
         // SAFETY: it may be called at any time.
         assert!(unsafe { (tags.malloc)((64 << 20) + 1, 0, null_mut()) }.is_null());
+        let status: unsafe extern "C" fn() -> c_int = tags.torch.function("cuvmm_last_status");
+        // SAFETY: it takes no arguments.
+        assert_eq!(unsafe { status() }, -3);
         assert_eq!(tags.torch.number("cuvmm_memory_stats", "num_ooms"), 1);
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 
 from . import _library
@@ -25,10 +26,13 @@ def tag(name: str) -> Iterator[None]:
         raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
     library = _library.get()
     library.check(library.tag_enter(name.encode()))
+    entered = threading.get_ident()
     try:
         yield
     finally:
-        library.tag_leave()
+        # The garbage collector may end an abandoned block in a thread that has entered another.
+        if threading.get_ident() == entered:
+            library.tag_leave()
 
 
 def _names(tags: str | Iterable[str] | None) -> bytes:

@@ -65,9 +65,9 @@
 //!
 //! # Other devices
 //! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory, beside those that
-//! [the pool is open to](crate::PoolBuilder::open_to). Each mapping
-//! grants them access when it is made, in the same call (`cuMemSetAccess`). On an H200 that call
-//! takes about twenty times as long with a second device, so give access only to those that need it.
+//! [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access when it is
+//! made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty times as long
+//! with a second device, so give access only to those that need it.
 //! Requests that map nothing cost no more. An allocation still belongs to a stream of the heap's own
 //! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
 //! the allocation is dropped.
@@ -85,7 +85,8 @@
 //! (`cuStreamSynchronize`), unless a capture prevents that. A heap
 //! [for graphs](HeapBuilder::for_graphs) keeps all allocations until it ends; the other options of
 //! [`HeapBuilder`] have no effect, except that such a heap cannot be
-//! [opened to other devices](HeapBuilder::open_to).
+//! [opened to other devices](HeapBuilder::open_to): [open the pool](crate::pool::PoolBuilder::open_to) to
+//! them.
 //!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
@@ -240,7 +241,8 @@ impl HeapBuilder<'_> {
 
     /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
     /// that gives the heap's own device access (`cuMemSetAccess`), beside the devices that [the pool is
-    /// open to](crate::PoolBuilder::open_to). That makes the call many times as dear: see [Other devices](self#other-devices).
+    /// open to](crate::pool::PoolBuilder::open_to). That makes the call many times as dear: see
+    /// [Other devices](self#other-devices).
     #[doc(alias = "peers")]
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {

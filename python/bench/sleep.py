@@ -200,7 +200,12 @@ class Process:
     def end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            # It has said all that it was asked for.
+            self.process.kill()
+            self.process.wait()
 
     def result(self) -> dict:
         return {"name": self.name, "bytes": self.bytes, "error": self.error, "turns": self.turns}

@@ -173,9 +173,10 @@ pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
 fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         let PoolId(first, second) = pool;
-        complain(&error, &format!(
-            "memory pool ({first}, {second}) of device {device}: {error}"
-        ));
+        complain(
+            &error,
+            &format!("memory pool ({first}, {second}) of device {device}: {error}"),
+        );
     }
 }
 
@@ -276,9 +277,12 @@ pub extern "C" fn cuvmm_tag_malloc(
     guard(ptr::null_mut(), || match tags::allocate(size, device) {
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(error) => {
-            complain(&error, &format!(
-                "allocation of {size} bytes under a tag on device {device} failed: {error}"
-            ));
+            complain(
+                &error,
+                &format!(
+                    "allocation of {size} bytes under a tag on device {device} failed: {error}"
+                ),
+            );
             ptr::null_mut()
         }
     })

@@ -183,10 +183,13 @@ pub unsafe extern "C" fn cuvmm_free(
         });
         match freed {
             Ok(()) => {}
-            Err(error @ Error::NotAllocated) => complain(&error, &format!("free of {address:#x}: {error}")),
-            Err(error) => complain(&error, &format!(
-                "free of {address:#x}: {error}; the memory is not reused"
-            )),
+            Err(error @ Error::NotAllocated) => {
+                complain(&error, &format!("free of {address:#x}: {error}"))
+            }
+            Err(error) => complain(
+                &error,
+                &format!("free of {address:#x}: {error}; the memory is not reused"),
+            ),
         }
     });
 }
@@ -204,9 +207,12 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     guard((), || {
         if let Err(error) = live::record(address.addr(), handle(stream)) {
             let address = address.addr();
-            complain(&error, &format!(
-                "use of {address:#x} by another stream: {error}; the memory is not reused"
-            ));
+            complain(
+                &error,
+                &format!(
+                    "use of {address:#x} by another stream: {error}; the memory is not reused"
+                ),
+            );
         }
     });
 }

@@ -9,9 +9,10 @@ to. Without it only cuvmm is measured.
 
 Each library has a process of its own with two models, one whose contents are kept and one whose
 contents are discarded. The processes take turns, so that all see the same machine; the others are idle
-meanwhile. Before each sleep and wake the work of the GPU is waited for, and after it too. Each turn
+meanwhile, and each turn begins with another one. Before each sleep and wake the work of the GPU is waited for, and after it too. Each turn
 checks that the memory was given up, that the addresses are the same, and the contents of the model that
-is kept. The first turn is shown apart: host memory is made in it.
+is kept. The first turn is shown apart: host memory is made in it. `--quick` takes at most 100 seconds,
+with smaller models.
 
     cuvmm            cuvmm.torch.pool over PyTorch's own allocator
     cuvmm-installed  the same under cuvmm.torch.install
@@ -27,16 +28,20 @@ import glob
 import importlib.util
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 
 KINDS = ("kept", "discarded")
 ALL = ("cuvmm", "cuvmm-installed", "tms-preload", "tms-torch")
 MIB, GIB = 1 << 20, 1 << 30
+#: What `--quick` sets.
+QUICK = {"gib": 2.0, "turns": 5, "seconds": 90.0}
 
 
 class Ours:
@@ -147,16 +152,12 @@ def work(name: str, gib: float, mib: int) -> None:
 class Process:
     """A library's process, seen from the one that gives the turns."""
 
-    def __init__(self, name: str, options: argparse.Namespace, folder: str | None) -> None:
-        self.name, self.turns, self.error = name, {kind: [] for kind in KINDS}, ""
-        environment = dict(os.environ)
-        if name.startswith("tms-"):
-            paths = [folder or "", environment.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        if name == "tms-preload":
-            environment.update(preloading(folder or ""))
-        command = [sys.executable, os.path.abspath(__file__), "--work", name]
-        command += ["--gib", str(options.gib), "--tensor-mib", str(options.tensor_mib)]
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], until: float
+    ) -> None:
+        """until: when the process is ended if it has not answered, as `time.monotonic` counts."""
+        self.name, self.until = name, until
+        self.turns, self.error = {kind: [] for kind in KINDS}, ""
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             command,
@@ -170,6 +171,13 @@ class Process:
 
     def answer(self) -> dict | None:
         """Returns what the process says next, or notes why it says nothing."""
+        left = max(0.0, self.until - time.monotonic())
+        # It writes one line for each that it is asked for.
+        if not select.select([self.process.stdout], [], [], min(left, threading.TIMEOUT_MAX))[0]:
+            self.process.kill()
+            self.process.wait()
+            self.error = "it did not answer in time"
+            return None
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
@@ -192,10 +200,48 @@ class Process:
     def end(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            # It has said all that it was asked for.
+            self.process.kill()
+            self.process.wait()
 
     def result(self) -> dict:
         return {"name": self.name, "bytes": self.bytes, "error": self.error, "turns": self.turns}
+
+
+def start(name: str, options: argparse.Namespace, folder: str | None, until: float) -> Process:
+    """Starts the process of a library. Returns it when its models are there."""
+    environment = dict(os.environ)
+    if name.startswith("tms-"):
+        paths = [folder or "", environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    if name == "tms-preload":
+        environment.update(preloading(folder or ""))
+    command = [sys.executable, os.path.abspath(__file__), "--work", name]
+    command += ["--gib", str(options.gib), "--tensor-mib", str(options.tensor_mib)]
+    return Process(name, command, environment, until)
+
+
+def take_turns(processes: list[Process], turns: int, until: float) -> int:
+    """Lets the processes take turns, and returns how many each had.
+
+    No turn begins that would not end in time if it took as long as the longest before.
+    """
+    longest = 0.0
+    for turn in range(turns):
+        begun = time.monotonic()
+        if turn > 0 and begun + longest > until:
+            return turn
+        # No library always has the first turn, which begins when the machine has rested.
+        first = turn % len(processes)
+        for kind in KINDS:
+            for process in processes[first:] + processes[:first]:
+                process.turn(kind)
+        # The first turn takes longer than any other.
+        longest = time.monotonic() - begun
+    return turns
 
 
 def preloading(folder: str) -> dict[str, str]:
@@ -249,46 +295,77 @@ def table(results: list[dict]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
+def medians(result: dict) -> dict[str, dict[str, float]]:
+    """Returns the medians of all turns but the first, by kind and figure."""
+    return {
+        kind: {
+            key: statistics.median(turn[key] for turn in turns[1:])
+            for key in ("sleep_ms", "wake_ms")
+        }
+        for kind, turns in result["turns"].items()
+        if len(turns) > 1
+    }
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compares sleep and wake with torch_memory_saver.")
     parser.add_argument("--gib", type=float, default=8, help="the size of each model")
     parser.add_argument("--tensor-mib", type=int, default=32, help="the size of each tensor")
     parser.add_argument("--turns", type=int, default=7, help="turns of each library and kind")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no turn that would end later"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="; ".join(f"--{name} {value:g}" for name, value in QUICK.items())
+        + ", where they are not given",
+    )
     parser.add_argument("--tms", help="the wheel of torch_memory_saver, or its folder")
     parser.add_argument("--only", help="libraries, separated by commas: " + ", ".join(ALL))
     parser.add_argument("--json", help="a file for all figures")
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    if parser.parse_known_args(arguments)[0].quick:
+        parser.set_defaults(**QUICK)
+    options = parser.parse_args(arguments)
+    options.names = options.only.split(",") if options.only else list(ALL)
+    if unknown := set(options.names) - set(ALL):
+        parser.error(f"no such library: {', '.join(sorted(unknown))}")
+    if options.turns < 1 or options.gib <= 0 or options.tensor_mib < 1:
+        parser.error("turns and sizes are positive")
+    if not options.tms:
+        options.names = [name for name in options.names if not name.startswith("tms-")]
+        if not options.names:
+            parser.error("torch_memory_saver is measured with --tms only")
+    elif importlib.util.find_spec("numpy") is None:
+        parser.error("torch_memory_saver needs NumPy")
+    return options
+
+
+def main() -> None:
+    options = options_of(None)
     if options.work:
         work(options.work, options.gib, options.tensor_mib)
         return
-    names = options.only.split(",") if options.only else list(ALL)
-    if unknown := set(names) - set(ALL):
-        parser.error(f"no such library: {', '.join(sorted(unknown))}")
     if not options.tms:
-        names = [name for name in names if not name.startswith("tms-")]
         print("without --tms only cuvmm is measured", file=sys.stderr)
-    elif importlib.util.find_spec("numpy") is None:
-        parser.error("torch_memory_saver needs NumPy")
+    until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         tms = unpacked(options.tms, folder) if options.tms else None
         # One after the other, so that each finds the GPU idle.
-        processes = [Process(name, options, tms) for name in names]
-        for _ in range(options.turns):
-            for kind in KINDS:
-                for process in processes:
-                    process.turn(kind)
+        processes = [start(name, options, tms, until) for name in options.names]
+        turns = take_turns(processes, options.turns, until)
         for process in processes:
             process.end()
     results = [process.result() for process in processes]
-    print(f"{options.gib:g} GiB in tensors of {options.tensor_mib} MiB, {options.turns} turns each")
+    print(f"{options.gib:g} GiB in tensors of {options.tensor_mib} MiB, {turns} turns each")
     print("median of all but the first (range; first), milliseconds")
     print(table(results))
     if options.json:
+        sizes = {"gib": options.gib, "tensor_mib": options.tensor_mib}
+        figures = [{**result, "medians": medians(result)} for result in results]
         with open(options.json, "w") as file:
-            json.dump(
-                {"gib": options.gib, "tensor_mib": options.tensor_mib, "results": results}, file
-            )
+            json.dump({**sizes, "results": figures}, file)
     sys.exit(any(result["error"] for result in results))
 
 

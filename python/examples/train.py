@@ -34,12 +34,14 @@ class Model(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small language model on cuvmm.")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="batches to train on")
     parser.add_argument("--limit", help="the most that the heap may hold, such as 8GiB")
-    parser.add_argument("--preset", default="tight", choices=["tight", "fast"])
+    parser.add_argument(
+        "--preset", default="tight", choices=["tight", "fast"], help="which heap"
+    )
     parser.add_argument("--native", action="store_true", help="PyTorch's own allocator")
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512, help="the size of a token's vector")
+    parser.add_argument("--layers", type=int, default=8, help="the number of layers")
     options = parser.parse_args()
 
     if not options.native:

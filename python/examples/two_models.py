@@ -64,8 +64,8 @@ def train(torch, state, chosen):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Two processes under one ledger.")
-    parser.add_argument("--limit", default="8GiB")
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--limit", default="8GiB", help="the most that both may have together")
+    parser.add_argument("--seconds", type=float, default=20, help="how long they run")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     answers, until = context.Queue(), time.time() + options.seconds

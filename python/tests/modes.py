@@ -33,17 +33,14 @@ if not torch.cuda.is_available():
 # `is_available` must not have started CUDA: with this, PyTorch asks without a context.
 assert not torch.cuda.is_initialized()
 
-if MODE == "install":
+if MODE != "native":
+    import cuvmm
     import cuvmm.torch
 
     # Counting the devices does not start CUDA.
     COUNT = torch.cuda.device_count()
-    cuvmm.torch.install(limit=LIMIT, peers=range(COUNT) if COUNT > 1 else ())
-elif MODE == "pool":
-    import cuvmm
-    import cuvmm.torch
-
-    cuvmm.configure(limit=LIMIT)
+    set_up = cuvmm.torch.install if MODE == "install" else cuvmm.configure
+    set_up(limit=LIMIT, peers=range(COUNT) if COUNT > 1 else ())
 
 only_installed = unittest.skipUnless(MODE == "install", f"in mode {MODE}: needs install")
 only_cuvmm = unittest.skipIf(MODE == "native", "in mode native: needs cuvmm")

@@ -36,6 +36,57 @@ class Sleep(unittest.TestCase):
         self.assertEqual(lines[4], "| tms-torch | kept | - | - |")
         self.assertEqual(lines[6], "tms-torch failed: exit 1: no")
 
+    def test_quick_takes_what_is_not_given(self):
+        options = load("sleep.py").options_of(["--quick", "--only", "cuvmm"])
+        self.assertEqual((options.gib, options.turns, options.seconds), (2, 5, 90))
+        options = load("sleep.py").options_of(["--quick", "--turns", "3"])
+        self.assertEqual((options.gib, options.turns), (2, 3))
+        self.assertEqual(options.names, ["cuvmm", "cuvmm-installed"])
+        self.assertEqual(load("sleep.py").options_of([]).turns, 7)
+
+    def test_each_turn_begins_with_another_library(self):
+        sleep, asked = load("sleep.py"), []
+
+        class One:
+            def __init__(self, name):
+                self.name = name
+
+            def turn(self, kind):
+                asked.append((kind, self.name))
+
+        self.assertEqual(sleep.take_turns([One("a"), One("b")], 3, float("inf")), 3)
+        kept = "".join(name for kind, name in asked if kind == "kept")
+        self.assertEqual(kept, "abbaab")
+        self.assertEqual(len(asked), 12)
+        # The first turn is taken, and no other when the time is over.
+        self.assertEqual(sleep.take_turns([One("a")], 3, float("-inf")), 1)
+
+    def test_a_library_that_does_not_answer_is_ended(self):
+        sleep = load("sleep.py")
+        silent = sleep.Process("a", ["sleep", "600"], dict(os.environ), float("-inf"))
+        self.assertEqual((silent.error, silent.bytes), ("it did not answer in time", 0))
+        self.assertIsNotNone(silent.process.returncode)
+        silent.turn("kept")
+        silent.end()
+        failed = sleep.Process("b", ["ls", "/nowhere"], dict(os.environ), float("inf"))
+        self.assertIn("exit 2: ", failed.error)
+        failed.end()
+        answers = ["echo", '{"bytes": 5}']
+        ended = sleep.Process("c", answers, dict(os.environ), float("inf"))
+        self.assertEqual((ended.error, ended.bytes), ("", 5))
+        ended.turn("kept")
+        self.assertIn("exit 0: nothing was said", ended.error)
+        ended.end()
+        for process in (silent, failed, ended):
+            process.process.stdout.close()
+            process.errors.close()
+
+    def test_medians_leave_the_first_turn_out(self):
+        turns = [{"sleep_ms": time, "wake_ms": 2 * time} for time in (900.0, 3.0, 1.0, 2.0)]
+        result = {"turns": {"kept": turns, "discarded": turns[:1]}}
+        found = load("sleep.py").medians(result)
+        self.assertEqual(found, {"kept": {"sleep_ms": 2.0, "wake_ms": 4.0}})
+
     def test_a_wheel_is_unpacked(self):
         unpacked = load("sleep.py").unpacked
         with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import unittest
 
-from modes import MIB, MODE, GpuTest, memory, only_installed, torch
+from modes import MIB, GpuTest, memory, only_cuvmm, only_installed, torch
 
 two = unittest.skipUnless(torch.cuda.device_count() >= 2, "needs two GPUs")
 
@@ -49,7 +49,6 @@ def train(rank: int, store: str) -> None:
 
 @two
 class TwoGpus(GpuTest):
-    @unittest.skipIf(MODE == "pool", "memory of a pool has no access from other devices")
     def test_copies(self):
         for number in range(5):
             here = torch.full((3_000_001,), number, device="cuda:0")
@@ -57,7 +56,6 @@ class TwoGpus(GpuTest):
             back = (there * 2).to("cuda:0")
             self.assertEqual((float(back.min()), float(back.max())), (2.0 * number, 2.0 * number))
 
-    @unittest.skipIf(MODE == "pool", "memory of a pool has no access from other devices")
     def test_kernels_read_and_write_the_other_device(self):
         here, there = (torch.arange(2_000_000.0, device=f"cuda:{number}") for number in (0, 1))
         for _ in range(5):
@@ -66,6 +64,24 @@ class TwoGpus(GpuTest):
         torch.cuda.synchronize(0)
         torch.cuda.synchronize(1)
         self.assertTrue(torch.equal(here[:1_000_000].cpu(), torch.arange(1_000_000.0) * 32))
+
+    @only_cuvmm
+    def test_memory_of_a_pool_is_open_to_peers(self):
+        import cuvmm.torch
+
+        with cuvmm.torch.pool("weights"):
+            here = torch.arange(3_000_001.0, device="cuda:0")
+        expected = here.cpu()
+        for keep in (True, False):
+            cuvmm.torch.check_access(here, "cuda:1")
+            there = here.to("cuda:1")
+            self.assertTrue(torch.equal(there.cpu(), expected))
+            cuvmm.sleep("weights", keep=keep)
+            cuvmm.wake("weights")
+            # Work of the other device writes to what has slept.
+            here.copy_(there)
+            torch.cuda.synchronize(1)
+            self.assertTrue(torch.equal(here.cpu(), expected))
 
     @only_installed
     def test_access_is_there_with_peers_and_is_missed_without(self):

@@ -91,6 +91,44 @@ class Interface(unittest.TestCase):
             """
         )
 
+    def test_sizes_and_devices_that_cannot_be(self):
+        run(
+            """
+            import cuvmm
+            first = cuvmm.empty(512)
+            for kind, wrong in [
+                (cuvmm.OutOfMemoryError, {"shape": 1 << 62}),
+                # The rest of the division by 2**64 would be 4096 bytes.
+                (cuvmm.OutOfMemoryError, {"shape": (1 << 64) + 4096}),
+                (cuvmm.OutOfMemoryError, {"shape": (1 << 40, 1 << 40), "dtype": "float64"}),
+                (ValueError, {"shape": -1}),
+                (TypeError, {"shape": (1.5,)}),
+                (ValueError, {"shape": 1, "dtype": "float12"}),
+                (ValueError, {"shape": 1, "device": -1}),
+                (ValueError, {"shape": 1, "device": 1 << 32}),
+                (ValueError, {"shape": 1, "device": "cuda:64"}),
+                (cuvmm.Error, {"shape": 1, "device": 63}),
+            ]:
+                try:
+                    cuvmm.empty(**wrong)
+                except kind as error:
+                    assert str(error), wrong
+                    is_short = isinstance(error, cuvmm.OutOfMemoryError)
+                    assert is_short == (kind is cuvmm.OutOfMemoryError), error
+                else:
+                    raise AssertionError(wrong)
+            assert cuvmm.stats().allocations == 1
+            assert cuvmm.stats("cuda:0").live == cuvmm.stats(0).live == 512
+            for device in (-1, 64, "cpu"):
+                try:
+                    cuvmm.stats(device)
+                except ValueError as error:
+                    assert "device" in str(error)
+                else:
+                    raise AssertionError(device)
+            """
+        )
+
     def test_two_devices(self):
         run(
             """

@@ -18,6 +18,10 @@ def refused(kind, call, *texts):
             assert text in str(error), (text, str(error))
     else:
         raise AssertionError("not refused")
+
+def tensor_of(memory):
+    return torch.Tensor(
+        memory.address, (4,), torch.float32, torch.device("cuda", 0), memory)
 """
 
 
@@ -151,6 +155,47 @@ class Install(unittest.TestCase):
             """
         )
 
+    def test_wrong_settings_change_nothing(self):
+        case(
+            """
+            for kind, text, wrong in [
+                (ValueError, "-5", {"limit": -5}),
+                (ValueError, "at least one byte", {"limit": 0}),
+                (ValueError, "not a size", {"limit": "-1GiB"}),
+                (ValueError, "no memory has", {"limit": 1 << 70}),
+                (ValueError, "no memory has", {"limit": "99999999999999.5TiB"}),
+                (TypeError, "1.5", {"limit": 1.5}),
+                (ValueError, "'tight' or 'fast'", {"preset": "slow"}),
+                (ValueError, "'tight' or 'fast'", {"preset": None}),
+                (ValueError, "tenant", {"tenant": ""}),
+                (ValueError, "tenant", {"tenant": "a\\nb"}),
+                (ValueError, "tenant", {"tenant": "a\\0b"}),
+                (TypeError, "tenant", {"tenant": 3}),
+                (ValueError, "ledger", {"ledger": ""}),
+                (TypeError, "int", {"ledger": 3}),
+                (ValueError, "name its directory", {"ledger_limit": "1GiB"}),
+                (ValueError, "not a size", {"ledger": "/nowhere", "ledger_limit": "all"}),
+                (ValueError, "twice", {"peers": [1, 0, 1]}),
+                (TypeError, "aliases", {"aliases": "off"}),
+                (TypeError, "stream_waits", {"stream_waits": 0}),
+            ]:
+                refused(kind, lambda: cuvmm.torch.install(**wrong), text)
+                refused(kind, lambda: cuvmm.configure(**wrong), text)
+            assert not cuvmm.torch.is_installed() and torch._C.current is None
+            # None of these settings was taken over.
+            assert cuvmm.empty(1) and cuvmm.stats().limit > 128 << 20
+            """
+        )
+
+    def test_a_limit_above_the_device_s_memory(self):
+        case(
+            """
+            cuvmm.torch.install(limit="1TiB", tenant="Größe ✓ 模型")
+            for _ in range(2):
+                refused(cuvmm.Error, lambda: cuvmm.empty(1), "limit is 1.0 TiB", "to 256.0 MiB")
+            """
+        )
+
     def test_what_cannot_work_says_so(self):
         case(
             """
@@ -240,6 +285,9 @@ class Pools(unittest.TestCase):
             for name in ("", "a\\0b"):
                 refused(ValueError, lambda: enter(name), "name of a pool")
             refused(ValueError, lambda: cuvmm.sleep([]), "at least one tag")
+            for wrong in ([3], b"a", 3):
+                refused(TypeError, lambda: cuvmm.sleep(wrong))
+                refused(TypeError, lambda: cuvmm.wake(wrong))
             with cuvmm.torch.pool("Gewichte für Größeres"):
                 tensor = torch.empty(4 << 20)
             cuvmm.sleep("Gewichte für Größeres")
@@ -251,15 +299,68 @@ class Pools(unittest.TestCase):
     def test_peers(self):
         case(
             """
-            for peers in ([1, 1], [64], [-1]):
-                refused(cuvmm.Error, lambda: cuvmm.torch.install(peers=peers), str(peers[-1]))
+            for peers in ([1, 1], [64], [-1], "01", [1.5], 1):
+                refused((TypeError, ValueError), lambda: cuvmm.torch.install(peers=peers))
             assert not cuvmm.torch.is_installed() and torch._C.current is None
             cuvmm.torch.install(peers=range(2))
             kept = torch.empty(1 << 20)
-            there = torch.Tensor(kept.address, (4,), torch.float32, torch.device("cuda", 0), kept)
-            cuvmm.torch.check_access(there, "cuda:1")
+            cuvmm.torch.check_access(tensor_of(kept), "cuda:1")
             assert cuvmm.stats().live == 1 << 20
             kept.free()
+            """
+        )
+
+    def test_peers_use_the_memory_of_pools(self):
+        """Device 1 writes to memory of device 0, before and after it has slept."""
+        code = """
+            import ctypes
+            libcuda = ctypes.CDLL("libcuda.so.1")
+            libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
+            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+
+            def enter(device):
+                context = ctypes.c_void_p()
+                assert libcuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+                assert libcuda.cuCtxSetCurrent(context) == 0
+
+            def write(byte):
+                enter(1)
+                code = libcuda.cuMemsetD8_v2(tensor.address, byte, 4 << 20)
+                enter(0)
+                return code
+
+            BEGIN
+            with cuvmm.torch.pool("weights"):
+                tensor, small = torch.empty(4 << 20), torch.empty(512)
+            for it in (tensor, small):
+                cuvmm.torch.check_access(tensor_of(it), 1)
+            buffer = ctypes.create_string_buffer(4 << 20)
+            for keep in (True, False):
+                assert write(7) == 0
+                cuvmm.sleep("weights", keep=keep)
+                assert write(8) != 0
+                cuvmm.wake("weights")
+                for it in (tensor, small):
+                    cuvmm.torch.check_access(tensor_of(it), 1)
+                assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
+                assert not keep or buffer.raw == bytes([7]) * (4 << 20)
+            assert write(9) == 0
+            """
+        for begin in ("install", "configure"):
+            module = "cuvmm.torch" if begin == "install" else "cuvmm"
+            case(code.replace("BEGIN", f"{module}.{begin}(peers=[0, 1])"))
+
+    def test_a_device_that_is_no_peer_has_no_access(self):
+        case(
+            """
+            cuvmm.torch.install(peers=[0])
+            with cuvmm.torch.pool("weights"):
+                tensor = torch.empty(4 << 20)
+            refused(cuvmm.Error, lambda: cuvmm.torch.check_access(tensor_of(tensor), 1),
+                "device 1 has no access to this tensor of device 0", "peers=[0, 1]")
+            for device, kind in [(2, ValueError), (64, ValueError), (-1, ValueError),
+                    ("cpu", ValueError), (None, TypeError)]:
+                refused(kind, lambda: cuvmm.torch.check_access(tensor_of(tensor), device), "device")
             """
         )
 
@@ -268,15 +369,14 @@ class Pools(unittest.TestCase):
             """
             array = cuvmm.empty((4,), "float32")
             place = torch.device("cuda", 0)
-            tensor = torch.Tensor(array.address, (4,), torch.float32, place, array)
+            tensor = tensor_of(array)
             check = cuvmm.torch.check_access
             check(tensor, 0)
             refused(cuvmm.Error, lambda: check(tensor, torch.device("cuda", 1)),
                 "device 1 has no access to this tensor of device 0", "peers=[0, 1]", "cuda:1")
             with cuvmm.torch.pool("a"):
                 pooled = torch.empty(4 << 20)
-            tensor = torch.Tensor(pooled.address, (4,), torch.float32, place, pooled)
-            refused(cuvmm.Error, lambda: check(tensor, 1), "cuvmm.torch.pool")
+            refused(cuvmm.Error, lambda: check(tensor_of(pooled), 1), "cuvmm.torch.pool")
             # Memory of which the driver says nothing is PyTorch's own.
             check(torch.Tensor(1 << 40, (4,), torch.float32, place, None), 1)
             check(torch.empty((0,), dtype=torch.float32, device="cuda:0"), 1)
@@ -314,6 +414,29 @@ class Pools(unittest.TestCase):
                 thread.join()
                 assert len(entered) == 1
             assert torch.cuda.MemPool.made == made + 1
+            """
+        )
+
+    def test_a_block_that_another_thread_ends(self):
+        case(
+            """
+            import threading
+            cuvmm.torch.install()
+            abandoned = []
+
+            def enter():
+                abandoned.append(cuvmm.torch.pool("a"))
+                abandoned[0].__enter__()
+
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+            with cuvmm.torch.pool("b"):
+                abandoned.clear()
+                tensor = torch.empty(4 << 20)
+            assert torch.empty(4 << 20).address
+            cuvmm.sleep("b")
+            assert cuvmm.asleep() == {"b"}
             """
         )
 

@@ -1,8 +1,12 @@
 """Sizes, element types, settings and snapshots, which need no library."""
 
+import ast
 import doctest
+import glob
+import os
 import unittest
 
+import cuvmm
 from cuvmm import _dtypes, _settings, _sizes
 from cuvmm._sizes import bytes_of, text_of
 
@@ -23,6 +27,10 @@ class Sizes(unittest.TestCase):
         for text in ("", "GiB", "-1", "0", 0, -5, "5 parsecs", "0.1", "1e9", "6 0GiB"):
             with self.assertRaises(ValueError, msg=text):
                 bytes_of(text)
+        for more in (1 << 63, "8388608TiB", "99999999999.5TiB"):
+            with self.assertRaises(ValueError, msg=more):
+                bytes_of(more)
+        self.assertEqual(bytes_of((1 << 63) - 1), (1 << 63) - 1)
         for other in (None, 1.5, True, b"1GiB"):
             with self.assertRaises(TypeError, msg=other):
                 bytes_of(other)
@@ -59,6 +67,26 @@ class Settings(unittest.TestCase):
             _settings.configure(preset="slow")
         with self.assertRaises(ValueError):
             _settings.configure(limit="much")
+
+
+class Documentation(unittest.TestCase):
+    def test_every_public_function_has_an_example(self):
+        """Those of modules that need PyTorch or CuPy are found in their sources."""
+        folder = os.path.dirname(cuvmm.__file__)
+        public = {}
+        for path in sorted(glob.glob(os.path.join(folder, "**", "*.py"), recursive=True)):
+            with open(path) as file:
+                tree = ast.parse(file.read())
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef):
+                    public.setdefault(node.name, []).append(ast.get_docstring(node) or "")
+        names = {name for name in cuvmm.__all__ if callable(getattr(cuvmm, name))}
+        names -= {name for name in names if isinstance(getattr(cuvmm, name), type)}
+        names = names - {"library_path"} | {"path", "install", "is_installed", "pool", "check_access"}
+        for name in names:
+            self.assertTrue(public[name], name)
+            for text in public[name]:
+                self.assertIn(">>> ", text, name)
 
 
 def load_tests(loader, tests, pattern):

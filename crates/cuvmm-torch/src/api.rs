@@ -38,7 +38,14 @@ pub unsafe extern "C" fn cuvmm_configure(json: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_last_error(buffer: *mut c_char, length: usize) -> usize {
     // SAFETY: the caller says so.
-    unsafe { text(Some(edge::last().into_bytes()), buffer, length) }
+    unsafe { text(Some(edge::last().0.into_bytes()), buffer, length) }
+}
+
+/// Returns why the calling thread's last error happened: -3 if memory was short, -4 if a name is not
+/// published, -1 for another reason, and 0 if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_last_status() -> c_int {
+    edge::last().1
 }
 
 /// Returns the library's version, a text that lives for ever.
@@ -53,7 +60,7 @@ pub extern "C" fn cuvmm_version() -> *const c_char {
 pub extern "C" fn cuvmm_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
         if let Err(error) = limits::set_fraction(fraction, device) {
-            complain(&format!("limit of device {device}: {error}"));
+            complain(&error, &format!("limit of device {device}: {error}"));
         }
     });
 }
@@ -166,9 +173,10 @@ pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
 fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         let PoolId(first, second) = pool;
-        complain(&format!(
-            "memory pool ({first}, {second}) of device {device}: {error}"
-        ));
+        complain(
+            &error,
+            &format!("memory pool ({first}, {second}) of device {device}: {error}"),
+        );
     }
 }
 
@@ -269,9 +277,12 @@ pub extern "C" fn cuvmm_tag_malloc(
     guard(ptr::null_mut(), || match tags::allocate(size, device) {
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(error) => {
-            complain(&format!(
-                "allocation of {size} bytes under a tag on device {device} failed: {error}"
-            ));
+            complain(
+                &error,
+                &format!(
+                    "allocation of {size} bytes under a tag on device {device} failed: {error}"
+                ),
+            );
             ptr::null_mut()
         }
     })
@@ -292,7 +303,7 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 ) {
     guard((), || {
         if let Err(error) = tags::free(address.addr()) {
-            complain(&format!("free of {:#x}: {error}", address.addr()));
+            complain(&error, &format!("free of {:#x}: {error}", address.addr()));
         }
     });
 }
@@ -352,9 +363,11 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
     status(|| {
-        Ok(heaps::of(device)?
-            .stream(crate::handle(stream))?
-            .synchronize()?)
+        if fork::is_child() {
+            return Err(Error::Forked);
+        }
+        let stream = heaps::of(device)?.stream(crate::handle(stream))?;
+        Ok(stream.synchronize()?)
     })
 }
 

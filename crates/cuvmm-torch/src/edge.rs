@@ -15,8 +15,9 @@ use crate::error::Error;
 static HOOK: Once = Once::new();
 
 thread_local! {
-    /// The text of this thread's last error.
-    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The text of this thread's last error, and the [status](status_of) of a function that has failed
+    /// with it.
+    static LAST: RefCell<(String, i32)> = const { RefCell::new((String::new(), 0)) };
 }
 
 /// Runs the body of a C function. A panic in it is reported in one line, and the function returns
@@ -38,37 +39,42 @@ pub(crate) fn status(body: impl FnOnce() -> Result<(), Error>) -> i32 {
         Ok(()) => 0,
         Err(error) => {
             keep(&error);
-            match error {
-                error if error.is_out_of_memory() => -3,
-                error if error.is_not_published() => -4,
-                _ => -1,
-            }
+            status_of(&error)
         }
     })
 }
 
-/// Prints one line on standard error, and keeps it as the thread's last error.
-pub(crate) fn complain(text: &str) {
-    set(text);
+fn status_of(error: &Error) -> i32 {
+    match error {
+        error if error.is_out_of_memory() => -3,
+        error if error.is_not_published() => -4,
+        _ => -1,
+    }
+}
+
+/// Prints one line about an error on standard error, and keeps it as the thread's last error.
+pub(crate) fn complain(error: &Error, text: &str) {
+    set(text, status_of(error));
     message(text);
 }
 
 /// Keeps an error as the thread's last one.
 pub(crate) fn keep(error: &Error) {
-    set(&error.to_string());
+    set(&error.to_string(), status_of(error));
 }
 
-fn set(text: &str) {
+fn set(text: &str, status: i32) {
     // A thread that ends has no last error any more.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            text.clone_into(&mut last);
+            text.clone_into(&mut last.0);
+            last.1 = status;
         }
     });
 }
 
-/// Returns the text of the thread's last error; an empty text if there was none.
-pub(crate) fn last() -> String {
+/// Returns the text of the thread's last error and its status; an empty text and 0 if there was none.
+pub(crate) fn last() -> (String, i32) {
     LAST.try_with(|last| {
         last.try_borrow()
             .map(|last| last.clone())
@@ -130,11 +136,12 @@ mod tests {
 
     #[test]
     fn the_last_error_is_the_threads() {
-        assert_eq!(last(), "");
+        let none = (String::new(), 0);
+        assert_eq!(last(), none);
         assert_eq!(status(|| Ok(())), 0);
         assert_eq!(status(|| Err(Error::NegativeSize)), -1);
-        assert_eq!(last(), Error::NegativeSize.to_string());
-        assert_eq!(std::thread::spawn(last).join().expect("ends"), "");
+        assert_eq!(last(), (Error::NegativeSize.to_string(), -1));
+        assert_eq!(std::thread::spawn(last).join().expect("ends"), none);
         assert_eq!(status(|| panic!("on purpose, in a test")), -2);
     }
 

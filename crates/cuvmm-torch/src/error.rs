@@ -136,7 +136,10 @@ impl Error {
     /// Returns `true` if memory was short.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::Block(error) => error.is_out_of_memory(),
+            // A request for which there are no addresses is for more than the memory that there is.
+            Self::Block(error) => {
+                error.is_out_of_memory() || matches!(error, BlockError::OutOfAddresses { .. })
+            }
             Self::Pool(error) => error.is_out_of_memory(),
             Self::Call(error) => error.is_out_of_memory(),
             Self::Memory(error) => error.is_out_of_memory(),

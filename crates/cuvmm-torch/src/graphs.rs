@@ -161,7 +161,7 @@ pub(crate) fn collect() {
     }
     let kept = released
         .into_iter()
-        .filter(|(of, _)| of.device.lost().is_none() && of.device.synchronize().is_err());
+        .filter(|(of, _)| of.device.lost().is_none() && of.synchronize().is_err());
     let kept: Vec<_> = kept.collect();
     lock().released.extend(kept);
 }

@@ -71,7 +71,7 @@ pub(crate) struct DeviceHeap {
     pub(crate) heap: Heap,
     pub(crate) pool: Pool,
     tenant: Tenant,
-    /// The other devices that have access to the heap's memory.
+    /// The other devices that have access to the memory of the pool, which heaps and tags share.
     peers: Vec<Device>,
     ledger: Option<Ledger>,
     settings: Settings,
@@ -203,15 +203,18 @@ impl DeviceHeap {
         if let Some(mapper) = &mapper {
             builder = builder.mapper(mapper);
         }
-        let pool = builder.build()?;
-        let tenant = pool.tenant(settings.tenant.as_str()).register()?;
         let peers = settings
             .peers
             .iter()
             .filter(|&&peer| peer as usize != index);
         let peers = peers.map(|&peer| Device::open(driver.clone(), peer));
         let peers: Vec<Device> = peers.collect::<Result<_, _>>()?;
-        let heap = settings.apply(Heap::builder(&tenant), &peers).build()?;
+        for peer in &peers {
+            builder = builder.open_to(peer, Access::ReadWrite);
+        }
+        let pool = builder.build()?;
+        let tenant = pool.tenant(settings.tenant.as_str()).register()?;
+        let heap = settings.apply(Heap::builder(&tenant)).build()?;
         if let Some(mapper) = mapper {
             exit::at_end(move || drop(mapper));
         }
@@ -235,9 +238,7 @@ impl DeviceHeap {
     /// Builds a heap for the captures of one pool of graphs.
     pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
         let limit = self.pool.stats().limit;
-        let builder = self
-            .settings
-            .apply(Heap::builder(&self.tenant), &self.peers);
+        let builder = self.settings.apply(Heap::builder(&self.tenant));
         let addresses = limit.saturating_mul(GRAPH_ADDRESSES).max(1 << 30);
         Ok(builder.for_graphs(true).addresses(addresses).build()?)
     }
@@ -275,9 +276,15 @@ impl DeviceHeap {
         self.ledger.as_ref()
     }
 
-    /// Returns the other devices that have access to the heap's memory.
+    /// Returns the other devices that have access to the pool's memory.
     pub(crate) fn peers(&self) -> &[Device] {
         &self.peers
+    }
+
+    /// Waits for all work of the devices that have access to the pool's memory.
+    pub(crate) fn synchronize(&self) -> Result<(), CallError> {
+        let mut devices = std::iter::once(&self.device).chain(&self.peers);
+        devices.try_for_each(Device::synchronize)
     }
 
     /// Returns the tenant that PyTorch's allocations are charged to.
@@ -375,13 +382,11 @@ impl DeviceHeap {
 }
 
 impl Settings {
-    fn apply<'a>(&self, builder: HeapBuilder<'a>, peers: &[Device]) -> HeapBuilder<'a> {
-        let builder = builder
+    const fn apply<'a>(&self, builder: HeapBuilder<'a>) -> HeapBuilder<'a> {
+        builder
             .preset(self.preset)
             .aliases(self.aliases)
-            .stream_waits(self.waits);
-        let open = |builder: HeapBuilder<'a>, peer| builder.open_to(peer, Access::ReadWrite);
-        peers.iter().fold(builder, open)
+            .stream_waits(self.waits)
     }
 }
 

@@ -63,7 +63,7 @@ enum Outcome {
 /// the memory is a block of the tag, which can be put to sleep, unless a pool of graphs takes it.
 ///
 /// If memory is short, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
-/// fails, such as for the per-thread default stream. Without PyTorch in the process, and in a forked
+/// fails, such as for the per-thread default stream, and after a panic. Without PyTorch in the process, and in a forked
 /// child of a process that has used this library, prints one line on standard error and returns null.
 ///
 /// # Safety
@@ -77,14 +77,20 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
 ) -> *mut c_void {
     // A function of PyTorch that is called there may throw, so it is not within `guard`.
     let pool = graphs::route(device, stream);
-    let outcome = guard(Outcome::Address(ptr::null_mut()), || {
-        allocated(size, device, stream, pool)
-    });
-    match outcome {
+    let outcome = guard(None, || Some(allocated(size, device, stream, pool)));
+    match outcome.unwrap_or_else(panicked) {
         Outcome::Address(address) => address,
         // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
         Outcome::Throw(exception) => unsafe { exception.throw() },
     }
+}
+
+/// Returns the outcome of an allocation that has panicked: PyTorch would use null as an address.
+#[cold]
+fn panicked() -> Outcome {
+    let text = "an allocation failed: an internal error of cuvmm, which standard error shows";
+    let exception = guard(None, || Exception::error(text));
+    exception.map_or(Outcome::Address(ptr::null_mut()), Outcome::Throw)
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
@@ -149,7 +155,7 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     if let Some(exception) = exception {
         return Outcome::Throw(exception);
     }
-    complain(&text);
+    complain(error, &text);
     Outcome::Address(ptr::null_mut())
 }
 
@@ -177,10 +183,13 @@ pub unsafe extern "C" fn cuvmm_free(
         });
         match freed {
             Ok(()) => {}
-            Err(error @ Error::NotAllocated) => complain(&format!("free of {address:#x}: {error}")),
-            Err(error) => complain(&format!(
-                "free of {address:#x}: {error}; the memory is not reused"
-            )),
+            Err(error @ Error::NotAllocated) => {
+                complain(&error, &format!("free of {address:#x}: {error}"))
+            }
+            Err(error) => complain(
+                &error,
+                &format!("free of {address:#x}: {error}; the memory is not reused"),
+            ),
         }
     });
 }
@@ -198,9 +207,12 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     guard((), || {
         if let Err(error) = live::record(address.addr(), handle(stream)) {
             let address = address.addr();
-            complain(&format!(
-                "use of {address:#x} by another stream: {error}; the memory is not reused"
-            ));
+            complain(
+                &error,
+                &format!(
+                    "use of {address:#x} by another stream: {error}; the memory is not reused"
+                ),
+            );
         }
     });
 }
@@ -216,8 +228,8 @@ pub extern "C" fn cuvmm_reset() {
         }
         graphs::collect();
         for (device, heap) in heaps::all() {
-            if let Err(error) = heap.trim() {
-                complain(&format!("trim of device {device}: {error}"));
+            if let Err(error) = heap.trim().map_err(Error::from) {
+                complain(&error, &format!("trim of device {device}: {error}"));
             }
         }
     });

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
-use cuvmm::{Allocation, BlockError};
+use cuvmm::{Allocation, BlockError, Heap, Stream};
 use serde::Serialize;
 
 use crate::error::Error;
@@ -70,17 +70,8 @@ pub(crate) fn allocate(
     let home = one_name(stream);
     let stream = heap.stream(home)?;
     let allocation = match pool {
-        None => match heap.heap.allocate(size, 1, stream) {
-            Ok(allocation) => allocation,
-            Err(error) => again(heap, &heap.heap, size, stream, error.into())?,
-        },
-        Some(pool) => {
-            let graphs = graphs::heap(device, pool)?;
-            match graphs.allocate(size, 1, stream) {
-                Ok(allocation) => allocation,
-                Err(error) => again(heap, &graphs, size, stream, error.into())?,
-            }
-        }
+        None => from_heap(heap, &heap.heap, size, stream)?,
+        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)?,
     };
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {
@@ -95,43 +86,61 @@ pub(crate) fn allocate(
     Ok(address)
 }
 
+#[inline]
+fn from_heap(
+    of: &DeviceHeap,
+    heap: &Heap,
+    size: u64,
+    stream: &Stream,
+) -> Result<Allocation, Error> {
+    let error = match heap.allocate(size, 1, stream) {
+        Ok(allocation) => return Ok(allocation),
+        Err(error) => error,
+    };
+    again(of, Some(stream), error, |wait| {
+        if let Some(wait) = wait {
+            // A heap does not wait for other processes, and a block does. What it gets stays with the
+            // pool, which can hand it on when the stream's work is complete.
+            let block = of.tenant().block(size).home_stream(stream);
+            drop(block.timeout(wait).allocate()?);
+            stream.synchronize()?;
+        }
+        heap.allocate(size, 1, stream)
+    })
+}
+
 /// Tries an allocation again that failed for lack of memory: after free memory has gone back to the
 /// driver, after the device's work if memory waits for it, and after other processes were asked for
-/// theirs.
+/// theirs, which `allocate` may wait for.
 #[cold]
-fn again(
+pub(crate) fn again<T>(
     of: &DeviceHeap,
-    heap: &cuvmm::Heap,
-    size: u64,
-    stream: &cuvmm::Stream,
-    error: Error,
-) -> Result<Allocation, Error> {
+    stream: Option<&Stream>,
+    error: BlockError,
+    mut allocate: impl FnMut(Option<Duration>) -> Result<T, BlockError>,
+) -> Result<T, Error> {
     if !error.is_out_of_memory() {
-        return Err(error);
+        return Err(error.into());
     }
     of.figures().retries += 1;
     graphs::collect();
     // If the driver refuses, the second attempt says more.
     let _ = of.trim();
     let _ = limits::settle(of);
-    let mut outcome = heap.allocate(size, 1, stream);
-    let may_wait = || graphs::may_wait() && stream.is_capturing().is_ok_and(|it| !it);
+    let mut outcome = allocate(None);
+    let captures = |stream: &Stream| stream.is_capturing().unwrap_or(true);
+    let may_wait = || graphs::may_wait() && !stream.is_some_and(captures);
     let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
-    // Memory that was freed under a tag waits for all work of the device. What a heap has waits for
+    // Memory that was freed under a tag waits for all work of its devices. What a heap has waits for
     // streams, which a stream can do itself unless that was turned off.
     if outcome.as_ref().is_err_and(pending) && of.waits() && may_wait() {
         of.figures().syncs += 1;
-        if of.device.synchronize().is_ok() {
-            outcome = heap.allocate(size, 1, stream);
+        if of.synchronize().is_ok() {
+            outcome = allocate(None);
         }
     }
     if outcome.is_err() && of.ledger().is_some() && may_wait() {
-        // A heap does not wait for other processes, and a block does. What it gets stays with the
-        // pool, which can hand it on when the stream's work is complete.
-        let block = of.tenant().block(size).home_stream(stream);
-        if block.timeout(NEIGHBOURS).allocate().is_ok() && stream.synchronize().is_ok() {
-            outcome = heap.allocate(size, 1, stream);
-        }
+        outcome = allocate(Some(NEIGHBOURS)).or(outcome);
     }
     if outcome.is_err() {
         of.figures().ooms += 1;

@@ -220,7 +220,7 @@ fn end(publishers: &BTreeMap<PathBuf, Open>) {
         for (device, of) in heaps::all() {
             // A heap asks again when it is short of memory.
             if let Err(error) = limits::settle(of) {
-                complain(&format!("limit of device {device}: {error}"));
+                complain(&error, &format!("limit of device {device}: {error}"));
             }
             held += of.published().map_or(0, heaps::held);
         }

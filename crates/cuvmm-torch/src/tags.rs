@@ -18,8 +18,7 @@ use crate::blocks::{Blocks, block_for};
 use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
-use crate::limits;
-use crate::live::Entry;
+use crate::live::{self, Entry};
 
 /// The tag of allocations on threads that have entered none.
 const NO_TAG: &str = "default";
@@ -104,8 +103,9 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         Ok(size) => size,
         Err(_) => return Err(Error::NegativeSize),
     };
-    let name = ENTERED.with_borrow(|entered| entered.last().cloned());
-    let name = name.unwrap_or_else(|| NO_TAG.to_owned());
+    // A thread that is ending has entered none any more.
+    let name = ENTERED.try_with(|entered| entered.borrow().last().cloned());
+    let name = name.ok().flatten().unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant, still) = tag(device, &name)?;
     let _still = still.read().unwrap_or_else(PoisonError::into_inner);
     let mut state = lock();
@@ -118,16 +118,15 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         return Ok(address);
     }
     drop(state);
-    let bytes = block_for(size);
+    let (of, bytes) = (heaps::of(device)?, block_for(size));
     let block = match tenant.allocate(bytes) {
-        // Publications that have ended may have left more of the limit.
-        Err(error) if error.is_out_of_memory() => {
-            let _ = limits::settle(heaps::of(device)?);
-            tenant.allocate(bytes)?
-        }
-        outcome => outcome?,
+        Ok(block) => block,
+        Err(error) => live::again(of, None, error, |wait| match wait {
+            Some(wait) => tenant.block(bytes).timeout(wait).allocate(),
+            None => tenant.allocate(bytes),
+        })?,
     };
-    heaps::of(device)?.figures().made(size);
+    of.figures().made(size);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
     Ok(blocks.add(index, size, block))

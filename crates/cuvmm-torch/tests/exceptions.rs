@@ -80,6 +80,12 @@ over_the_stand_in! {
         torch.free(next, stream);
         torch.free(address, stream);
         assert_eq!(attempt(allocate, &torch, 90 * MIB, stream).0, 0);
+        // More than there are addresses for is more than there is memory.
+        for size in [1 << 50, isize::MAX as usize] {
+            let (code, _, text) = attempt(allocate, &torch, size, stream);
+            assert_eq!(code, 1, "{text}");
+            assert!(text.starts_with("CUDA out of memory. Tried to allocate"), "{text}");
+        }
         // Other failures are PyTorch's other exception.
         let (code, _, text) = attempt(allocate, &torch, 512, common::default_stream(2));
         assert_eq!(code, 2, "{text}");

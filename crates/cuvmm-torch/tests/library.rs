@@ -11,6 +11,7 @@
 
 mod common;
 
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -369,7 +370,13 @@ over_the_stand_in! {
             torch.free(address, stream);
             torch.free(0x1234, stream);
             torch.reset();
-            i32::from(refused != [0, 0] || !torch.json(0).is_empty())
+            let synchronize: unsafe extern "C" fn(c_int, *mut c_void) -> c_int =
+                torch.function("cuvmm_synchronize");
+            // SAFETY: the stream is one of the device.
+            let waited = unsafe { synchronize(0, stream) };
+            let said = torch.last_error();
+            let fails = waited == -1 && said.contains("was forked");
+            i32::from(refused != [0, 0] || !torch.json(0).is_empty() || !fails)
         });
         assert_eq!(code, 0);
         assert_eq!(torch.figure("live"), MIB as u64);

@@ -14,10 +14,11 @@
 
 mod common;
 
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Cuda, over_the_stand_in};
+use common::{Cuda, Handle, over_the_stand_in};
 use cuvmm_torch::{cuvmm_free, cuvmm_malloc, cuvmm_reset, cuvmm_stats};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -51,6 +52,34 @@ impl Subscriber for Panics {
 }
 
 over_the_stand_in! {
+    a_panic_is_an_exception_for_pytorch [] says ["internal error: panicked at"] {
+        type Malloc = unsafe extern "C-unwind" fn(isize, c_int, Handle) -> *mut c_void;
+        type Attempt =
+            unsafe extern "C" fn(Malloc, c_long, Handle, *mut *mut c_void, *mut c_char, usize) -> c_int;
+        let cuda = Cuda::load();
+        let folder = tempfile::tempdir().unwrap();
+        let options = ["-Wl,-soname,libc10.so"];
+        let Some(c10) = common::compiled(folder.path(), "c10.cpp", "libc10.so", &options) else {
+            return eprintln!("cuvmm: internal error: panicked at no compiler");
+        };
+        // SAFETY: the function has this type.
+        let attempt = unsafe { *common::loaded(c10).get::<Attempt>("c10_attempt").unwrap() };
+        tracing::subscriber::set_global_default(Panics).unwrap();
+        let (mut address, mut text) = (null_mut(), [0; 8192]);
+        let mut allocate = |size| {
+            // SAFETY: the results are written to locals of these lengths.
+            unsafe {
+                attempt(cuvmm_malloc, size, null_mut(), &mut address, text.as_mut_ptr(), text.len())
+            }
+        };
+        assert_eq!(allocate(5000), 0);
+        cuda.lose();
+        assert_eq!(allocate(64 << 20), 2, "c10::Error");
+        // SAFETY: the text is terminated.
+        let said = unsafe { CStr::from_ptr(text.as_ptr()) };
+        assert!(said.to_str().unwrap().starts_with("an allocation failed"), "{said:?}");
+    }
+
     a_panic [] says [
         "internal error: panicked at",
         "failed: the device's context is lost",

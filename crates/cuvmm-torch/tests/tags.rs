@@ -11,85 +11,11 @@
 
 mod common;
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 
+use common::tags::Tags;
 use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
-
-/// The functions of tags.
-struct Tags {
-    torch: Torch,
-    malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void, isize, c_int, Handle),
-    enter: unsafe extern "C" fn(*const c_char) -> c_int,
-    leave: unsafe extern "C" fn(),
-    sleep: unsafe extern "C" fn(*const c_char, c_int) -> c_int,
-    wake: unsafe extern "C" fn(*const c_char) -> c_int,
-}
-
-impl Tags {
-    fn load() -> Self {
-        let torch = Torch::load();
-        Self {
-            torch,
-            malloc: torch.function("cuvmm_tag_malloc"),
-            free: torch.function("cuvmm_tag_free"),
-            enter: torch.function("cuvmm_tag_enter"),
-            leave: torch.function("cuvmm_tag_leave"),
-            sleep: torch.function("cuvmm_sleep"),
-            wake: torch.function("cuvmm_wake"),
-        }
-    }
-
-    /// Allocates some MiB under a tag on device 0.
-    fn allocate(&self, tag: &str, mib: usize) -> usize {
-        let tag = CString::new(tag).unwrap();
-        let size = isize::try_from(mib * MIB).unwrap();
-        // SAFETY: the text is terminated.
-        unsafe {
-            assert_eq!((self.enter)(tag.as_ptr()), 0);
-            let address = (self.malloc)(size, 0, null_mut()).addr();
-            (self.leave)();
-            address
-        }
-    }
-
-    fn free(&self, address: usize) {
-        // SAFETY: the tests do not use memory that they have freed.
-        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, 0, null_mut()) };
-    }
-
-    /// Puts tags to sleep. Returns an error's text.
-    fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
-        let tags = CString::new(tags).unwrap();
-        // SAFETY: the text is terminated, and the tests do not use memory that sleeps.
-        self.outcome(unsafe { (self.sleep)(tags.as_ptr(), c_int::from(keep)) })
-    }
-
-    fn wake(&self, tags: &str) -> Result<(), String> {
-        let tags = CString::new(tags).unwrap();
-        // SAFETY: the text is terminated.
-        self.outcome(unsafe { (self.wake)(tags.as_ptr()) })
-    }
-
-    /// Returns the tags that are asleep, as JSON.
-    fn asleep(&self) -> String {
-        let write: unsafe extern "C" fn(*mut c_char, usize) -> usize =
-            self.torch.function("cuvmm_asleep");
-        let mut text = [0_u8; 64];
-        // SAFETY: the buffer has this number of bytes.
-        let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
-        String::from_utf8(text[..length - 1].to_vec()).unwrap()
-    }
-
-    fn outcome(&self, code: c_int) -> Result<(), String> {
-        match code {
-            0 => Ok(()),
-            -1 | -3 => Err(self.torch.last_error()),
-            code => panic!("{code}"),
-        }
-    }
-}
 
 over_the_stand_in! {
     contents_are_kept_or_lost_at_the_same_addresses [] says [] {
@@ -252,6 +178,36 @@ over_the_stand_in! {
             cuda.synchronize(stream);
             cuda.expect(made, 6, 200 * MIB);
         });
+    }
+
+    a_tag_waits_for_memory_that_was_freed_under_it ["CUVMM_TORCH_LIMIT" = "64MiB"] says [
+        "allocation of 67108865 bytes under a tag on device 0 failed: out of memory",
+    ] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let other = cuda.stream();
+        let address = tags.allocate("a", 40);
+        cuda.hold(other, true);
+        cuda.fill(address, 5, 40 * MIB, other);
+        tags.free(address);
+        let handle = other.expose_provenance();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cuda.enter(0);
+                cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
+            });
+            let made = tags.allocate("b", 64);
+            assert_ne!(made, 0);
+            cuda.fill(made, 6, 64 * MIB, other);
+            cuda.synchronize(other);
+            cuda.expect(made, 6, 64 * MIB);
+            tags.free(made);
+        });
+        // SAFETY: it may be called at any time.
+        assert!(unsafe { (tags.malloc)((64 << 20) + 1, 0, null_mut()) }.is_null());
+        let status: unsafe extern "C" fn() -> c_int = tags.torch.function("cuvmm_last_status");
+        // SAFETY: it takes no arguments.
+        assert_eq!(unsafe { status() }, -3);
+        assert_eq!(tags.torch.number("cuvmm_memory_stats", "num_ooms"), 1);
     }
 
     memory_for_one_tag_wakes_none_of_two [] says [] {

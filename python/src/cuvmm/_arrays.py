@@ -15,6 +15,10 @@ from ._errors import Error, OutOfMemoryError
 from ._sizes import text_of
 
 
+#: The devices that the library can have a heap on.
+_DEVICES = 64
+
+
 class _Memory:
     """An allocation. It is freed when the last array and the last tensor over it are gone."""
 
@@ -23,9 +27,7 @@ class _Memory:
         # An array without elements has an address too, which other libraries expect.
         address = library.try_malloc(max(1, nbytes), device, stream)
         if not address:
-            raise OutOfMemoryError(
-                f"cannot allocate {text_of(nbytes)} on device {device}: {library.reason()}"
-            )
+            raise library.failure(f"cannot allocate {text_of(nbytes)} on device {device}")
         self.address, self.device, self.stream = address, device, stream
         weakref.finalize(self, library.free, address, nbytes, device, stream).atexit = False
 
@@ -66,20 +68,25 @@ class SharedMemory:
 
 
 def device_of(device: Any) -> int:
-    """Returns a device's ordinal, of an int, of "cuda:1", or of PyTorch's or CuPy's device."""
+    """Returns a device's ordinal, of an int, of "cuda:1", or of PyTorch's or CuPy's device.
+
+    Raises ValueError or TypeError for what is none.
+    """
     if isinstance(getattr(device, "type", None), str):
         # PyTorch's, of any kind, with or without an ordinal.
         device = str(device)
     if isinstance(device, str):
         kind, _, number = device.partition(":")
-        if kind != "cuda" or not (number or "0").isdigit():
+        if kind != "cuda" or not (number or "0").isdecimal():
             raise ValueError(f"{device!r} is not a device such as 'cuda:0'")
-        return int(number or 0)
-    found = getattr(device, "id", device)
+        device = int(number or 0)
     try:
-        return operator.index(found)
+        found = operator.index(getattr(device, "id", device))
     except TypeError:
         raise TypeError(f"{device!r} is not a device such as 0 or 'cuda:0'") from None
+    if not 0 <= found < _DEVICES:
+        raise ValueError(f"devices are numbered from 0 to {_DEVICES - 1}, and {device!r} is none")
+    return found
 
 
 class DeviceArray:
@@ -199,13 +206,18 @@ def empty(
     >>> array = cuvmm.empty((1024, 1024), "bfloat16")  # doctest: +SKIP
     >>> tensor = torch.from_dlpack(array)  # doctest: +SKIP
 
-    Raises `cuvmm.OutOfMemoryError` if there is no memory.
+    Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if another thing fails, such
+    as for a device that is not there.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    sizes = (shape,) if isinstance(shape, int) else tuple(operator.index(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise ValueError(f"a size is not negative: {sizes}")
     kind = dtype_of(dtype)
-    memory = _Memory(math.prod(sizes) * kind.itemsize, device_of(device), stream)
+    nbytes = math.prod(sizes) * kind.itemsize
+    if nbytes >= 1 << 63:
+        # A number of C would be the rest of a division.
+        raise OutOfMemoryError(f"no memory has {nbytes} bytes")
+    memory = _Memory(nbytes, device_of(device), stream)
     return DeviceArray(memory, sizes, kind)
 
 

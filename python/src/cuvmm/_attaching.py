@@ -15,7 +15,7 @@ from . import _dlpack, _library
 from ._arrays import DeviceArray, SharedMemory, device_of
 from ._dtypes import dtype_of, name_from_files
 from ._errors import Error, NotPublishedError
-from ._publishing import STRIDES, absolute
+from ._publishing import STRIDES, absolute, checked
 from ._sizes import text_of
 
 if TYPE_CHECKING:
@@ -214,14 +214,14 @@ def attach(
         try:
             return _attach(name, where, ordinal, others)
         except NotPublishedError:
-            if time.monotonic() >= until:
+            if not time.monotonic() < until:
                 raise
         time.sleep(_PAUSE)
 
 
 def _attach(name: str, path: str | None, device: int, users: list[int]) -> Attached:
     library = _library.get()
-    request = {"name": name, "path": path, "users": users, "device": device}
+    request = {"name": checked(name), "path": path, "users": users, "device": device}
     memory = _Attached(library.number("attach", json.dumps(request).encode()))
     return Attached(memory, json.loads(library.required("attached", memory.number)), users)
 

@@ -18,7 +18,7 @@ _int, _size, _text, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, c
 _number, _result = ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
 
 # What a function returns that has failed for a reason of its own class.
-_CLASSES = {-3: OutOfMemoryError, -4: NotPublishedError}
+_CLASSES: dict[int, type[Error]] = {-3: OutOfMemoryError, -4: NotPublishedError}
 
 # The functions that this package calls: the type of the result, and those of the arguments.
 _TYPES: dict[str, tuple[Any, list[Any]]] = {
@@ -31,6 +31,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_memory_stats": (_size, [_int, _text, _size]),
     "cuvmm_snapshot": (_size, [_int, _text, _size]),
     "cuvmm_last_error": (_size, [_text, _size]),
+    "cuvmm_last_status": (_int, []),
     "cuvmm_version": (_text, []),
     "cuvmm_configure": (_int, [_text]),
     "cuvmm_memory_fraction": (None, [ctypes.c_double, _int]),
@@ -59,6 +60,9 @@ def path() -> str:
     """Returns the path of the shared library.
 
     PyTorch's `CUDAPluggableAllocator` takes it, for programs that set up the allocator by hand.
+
+    >>> torch.cuda.memory.CUDAPluggableAllocator(  # doctest: +SKIP
+    ...     cuvmm.library_path(), "cuvmm_malloc", "cuvmm_free")
     """
     chosen = os.environ.get("CUVMM_LIBRARY")
     if chosen:
@@ -123,6 +127,10 @@ class Library:
     def reason(self) -> str:
         """Returns why the last call of this thread failed."""
         return self.text("last_error") or "the library gave no reason"
+
+    def failure(self, doing: str) -> Error:
+        """Returns the exception for the last error of this thread, with what was being done."""
+        return _CLASSES.get(self.last_status(), Error)(f"{doing}: {self.reason()}")
 
     def check(self, code: int) -> None:
         """Raises the library's last error if a function failed."""

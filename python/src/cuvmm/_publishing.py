@@ -21,6 +21,13 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.fspath(path))
 
 
+def checked(name: Any) -> str:
+    """Returns the name of a publication, if it is text. The library checks the characters."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a publication is text, not {name!r}")
+    return name
+
+
 class Publication:
     """A name that this process publishes, with the version that `publish` has made.
 
@@ -42,6 +49,9 @@ class Publication:
 
     def withdraw(self) -> None:
         """Withdraws the name, with all its versions. Processes that have attached it keep it.
+
+        >>> published = cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP
+        >>> published.withdraw()  # doctest: +SKIP
 
         Raises `cuvmm.NotPublishedError` if it is withdrawn already.
         """
@@ -126,7 +136,7 @@ def publish(
         for run in runs
     ]
     request = {
-        "name": name,
+        "name": checked(name),
         "path": where,
         "users": others,
         "device": ordinal,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _library
+from ._arrays import device_of
 from ._sizes import bytes_of
 
 
@@ -27,20 +28,22 @@ def configure(
     yourself before `cuvmm.empty`, and before `cuvmm.torch.pool` without `install`.
 
     limit: the most that each device's heap and pools may hold, in bytes or as text such as
-        "60GiB". By default, all memory but what libraries need.
+        "60GiB". By default, all memory but what libraries need. More than the device has is refused
+        at the first allocation there, which starts the driver.
     preset: "tight" holds little more than what is live; "fast" maps seldom and holds more.
     tenant: the name in messages and in the ledger.
     ledger: the directory of a ledger. Processes that name the same one share the device's memory.
     ledger_limit: the most that all processes of the ledger may have together. The first process
         sets it, and others name the same or none.
-    peers: the ordinals of devices that may read and write the memory of every other one, for copies
-        between them in one process. Mapping memory takes many times as long then.
+    peers: the ordinals of devices that may read and write the memory of every other one, that of pools
+        too, for copies between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
 
     >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
-    Raises ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated before.
+    Raises TypeError or ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated
+    before. Nothing is changed then.
     """
     if preset not in ("tight", "fast"):
         raise ValueError(f"preset is 'tight' or 'fast', not {preset!r}")
@@ -48,17 +51,33 @@ def configure(
     if limit is not None:
         settings["limit"] = bytes_of(limit)
     if tenant is not None:
-        settings["tenant"] = str(tenant)
+        settings["tenant"] = _name_of(tenant)
     if ledger is not None:
-        settings["ledger"] = os.fspath(ledger)
+        settings["ledger"] = os.fsdecode(ledger)
+        if not settings["ledger"]:
+            raise ValueError("ledger is a directory, and its path is empty")
     if ledger_limit is not None:
+        if ledger is None:
+            raise ValueError("ledger_limit is the limit of a ledger: name its directory too")
         settings["ledger_limit"] = bytes_of(ledger_limit)
-    ordinals = [int(peer) for peer in peers]
+    ordinals = [device_of(peer) for peer in peers]
+    if len(set(ordinals)) < len(ordinals):
+        raise ValueError(f"peers names a device twice: {ordinals}")
     if ordinals:
         settings["peers"] = ordinals
-    if aliases is not None:
-        settings["aliases"] = bool(aliases)
-    if stream_waits is not None:
-        settings["stream_waits"] = bool(stream_waits)
+    for name, value in (("aliases", aliases), ("stream_waits", stream_waits)):
+        if value is not None:
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} is True or False, not {value!r}")
+            settings[name] = value
     library = _library.get()
     library.check(library.configure(json.dumps(settings).encode()))
+
+
+def _name_of(tenant: object) -> str:
+    if not isinstance(tenant, str):
+        raise TypeError(f"tenant is text, not {tenant!r}")
+    if not tenant or not tenant.isprintable():
+        raise ValueError(f"tenant is a name of characters that can be printed, not {tenant!r}")
+    return tenant
+

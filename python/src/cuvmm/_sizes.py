@@ -29,7 +29,8 @@ def bytes_of(size: int | str) -> int:
     >>> bytes_of(4096)
     4096
 
-    Raises ValueError for a size that is not at least one byte, and TypeError for other types.
+    Raises ValueError for a size that is not at least one byte, or more than any memory has, and TypeError
+    for other types.
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"a size is an int or text such as '60GiB', not {size!r}")
@@ -43,6 +44,8 @@ def bytes_of(size: int | str) -> int:
         found = int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
     if found < 1:
         raise ValueError(f"a size is at least one byte, not {size!r}")
+    if found >= 1 << 63:
+        raise ValueError(f"no memory has the size {size!r}")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 
 from . import _library
@@ -25,16 +26,22 @@ def tag(name: str) -> Iterator[None]:
         raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
     library = _library.get()
     library.check(library.tag_enter(name.encode()))
+    entered = threading.get_ident()
     try:
         yield
     finally:
-        library.tag_leave()
+        # The garbage collector may end an abandoned block in a thread that has entered another.
+        if threading.get_ident() == entered:
+            library.tag_leave()
 
 
 def _names(tags: str | Iterable[str] | None) -> bytes:
     if tags is None:
         return b"null"
-    names = [tags] if isinstance(tags, str) else [str(name) for name in tags]
+    names = [tags] if isinstance(tags, str) else list(tags)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a pool is text, not {name!r}")
     if not names:
         raise ValueError("name at least one tag, or pass None for all")
     return json.dumps(names).encode()
@@ -79,6 +86,8 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
     Waits for memory for at most 60 s for each tag.
 
+    >>> cuvmm.wake(["weights", "cache"])  # doctest: +SKIP
+
     Raises `cuvmm.OutOfMemoryError` if the memory is not to be had, and `cuvmm.Error` if a tag is
     unknown or awake, or the driver refuses. All tags sleep then as before.
     """
@@ -88,5 +97,10 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
 
 def asleep() -> frozenset[str]:
-    """Returns the names of the pools that are asleep."""
+    """Returns the names of the pools that are asleep.
+
+    >>> cuvmm.sleep("weights")  # doctest: +SKIP
+    >>> cuvmm.asleep()  # doctest: +SKIP
+    frozenset({'weights'})
+    """
     return frozenset(json.loads(_library.get().text("asleep")))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _library
+from ._arrays import device_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +60,15 @@ _HEAP = (
 )
 
 
-def stats(device: int = 0) -> Stats:
+def stats(device: Any = 0) -> Stats:
     """Returns the figures of a device. Makes no driver call.
+
+    device: an ordinal, "cuda:1", or a device of PyTorch or CuPy.
 
     >>> before = cuvmm.stats()  # doctest: +SKIP
     >>> print(before)  # doctest: +SKIP
     """
-    library = _library.get()
+    library, device = _library.get(), device_of(device)
     figures = library.figures("stats", device)
     if not figures:
         return Stats(device)
@@ -85,5 +88,7 @@ def stats(device: int = 0) -> Stats:
 def empty_cache() -> None:
     """Gives free memory of the heap back to the driver, for other programs, where the work that used it
     is complete. `torch.cuda.empty_cache` does it too after `cuvmm.torch.install`.
+
+    >>> cuvmm.empty_cache()  # doctest: +SKIP
     """
     _library.get().reset()

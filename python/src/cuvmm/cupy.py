@@ -14,6 +14,7 @@ from os import PathLike
 from typing import Any
 
 from . import _library
+from ._errors import OutOfMemoryError
 from ._settings import configure
 
 _installed: Any = None
@@ -62,6 +63,9 @@ def install(
     def malloc(size: int, device: int) -> int:
         address = library.try_malloc(size, device, current())
         if not address and size > 0:
+            failed = library.failure(f"cannot allocate {size} bytes on device {device}")
+            if not isinstance(failed, OutOfMemoryError):
+                raise failed
             figures = library.figures("stats", device)
             raise cupy.cuda.memory.OutOfMemoryError(
                 size, figures.get("heap", {}).get("held", 0), figures.get("limit", 0)
@@ -78,5 +82,8 @@ def install(
 
 
 def is_installed() -> bool:
-    """Returns True if CuPy allocates from the heap."""
+    """Returns True if CuPy allocates from the heap.
+
+    >>> cuvmm.cupy.is_installed()  # doctest: +SKIP
+    """
     return _installed is not None

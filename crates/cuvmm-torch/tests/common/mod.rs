@@ -21,6 +21,7 @@ use libloading::Library;
 
 #[path = "../../../fakecuda/testing/built.rs"]
 mod built;
+pub(crate) mod tags;
 
 pub(crate) const MIB: usize = 1 << 20;
 

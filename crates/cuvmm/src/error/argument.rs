@@ -56,8 +56,9 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
-    /// Memory of a hardened pool was to be opened to other devices.
-    #[error("the memory of a hardened pool cannot be opened to other devices")]
+    /// A heap over a hardened pool, which maps nothing itself, was to be opened to other devices. The
+    /// pool can be (`PoolBuilder::open_to`).
+    #[error("a heap over a hardened pool cannot be opened to other devices: open the pool to them")]
     HardenedPool,
     /// A device that was to be given access to memory has it already: it is the memory's own device,
     /// or was named before.

@@ -115,7 +115,7 @@ impl Guarded {
             debug_assert!(false, "no block is under an allocation");
             return Ok(());
         };
-        match stream.device().is_same(block.device()) {
+        match block.is_open_to(stream.device()) {
             true => block.record_use(stream),
             false => Err(CallError::WrongDriver),
         }

@@ -64,9 +64,10 @@
 //! ```
 //!
 //! # Other devices
-//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory. Each mapping
-//! grants them access when it is made, in the same call (`cuMemSetAccess`). On an H200 that call
-//! takes about twenty times as long with a second device, so give access only to those that need it.
+//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory, beside those that
+//! [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access when it is
+//! made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty times as long
+//! with a second device, so give access only to those that need it.
 //! Requests that map nothing cost no more. An allocation still belongs to a stream of the heap's own
 //! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
 //! the allocation is dropped.
@@ -84,7 +85,8 @@
 //! (`cuStreamSynchronize`), unless a capture prevents that. A heap
 //! [for graphs](HeapBuilder::for_graphs) keeps all allocations until it ends; the other options of
 //! [`HeapBuilder`] have no effect, except that such a heap cannot be
-//! [opened to other devices](HeapBuilder::open_to).
+//! [opened to other devices](HeapBuilder::open_to): [open the pool](crate::pool::PoolBuilder::open_to) to
+//! them.
 //!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
@@ -132,10 +134,10 @@ use self::core::{Core, Options};
 use self::stitch::Policy;
 use self::tag::StreamId;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::error::{ArgumentError, BlockError, CallError};
 use crate::own::{Access, AccessGrant, Stream};
 use crate::pool::{Holder, HolderId, Tenant};
-use crate::region::reachable;
+use crate::region::check_guests;
 use crate::size::aligned;
 
 pub use allocation::Allocation;
@@ -238,39 +240,14 @@ impl HeapBuilder<'_> {
     }
 
     /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
-    /// that gives the heap's own device access (`cuMemSetAccess`). That makes the call many times as
-    /// dear: see [Other devices](self#other-devices).
+    /// that gives the heap's own device access (`cuMemSetAccess`), beside the devices that [the pool is
+    /// open to](crate::pool::PoolBuilder::open_to). That makes the call many times as dear: see
+    /// [Other devices](self#other-devices).
     #[doc(alias = "peers")]
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
         self.guests.push(AccessGrant::new(device, access));
         self
-    }
-
-    /// Checks that each device that is to be given access is another device of the driver, is named
-    /// once, and can access the memory (`cuDeviceCanAccessPeer`).
-    fn check_guests(&self) -> Result<(), MemoryError> {
-        let home = self.tenant.device();
-        let mut known = vec![home];
-        for guest in &self.guests {
-            let Some(device) = guest.named() else {
-                continue;
-            };
-            if !device.same_driver(home) {
-                return Err(ArgumentError::OTHER_DRIVER.into());
-            }
-            if known.iter().any(|it| it.is_same(device)) {
-                let device = device.location();
-                return Err(ArgumentError::HasAccess { device }.into());
-            }
-            if guest.access() == Access::None {
-                let what = "the access of a device";
-                return Err(ArgumentError::Zero { what }.into());
-            }
-            reachable(device, &home.into())?;
-            known.push(device);
-        }
-        Ok(())
     }
 
     /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet, and in a
@@ -282,7 +259,7 @@ impl HeapBuilder<'_> {
     /// the memory; and when another device is to be given access to memory of a
     /// [hardened pool](self#hardened-pools).
     pub fn build(self) -> Result<Heap, BlockError> {
-        self.check_guests()?;
+        check_guests(self.tenant.device(), self.tenant.guests(), &self.guests)?;
         let Self {
             tenant,
             preset,

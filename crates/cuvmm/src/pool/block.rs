@@ -129,6 +129,11 @@ impl Block {
         &self.core().device
     }
 
+    /// Returns `true` if a device has access to the block's memory.
+    pub(crate) fn is_open_to(&self, device: &Device) -> bool {
+        self.core().users().any(|user| user.is_same(device))
+    }
+
     /// Returns the size in bytes, as requested.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -202,7 +207,7 @@ impl Block {
 
     /// Records that work which is on no stream of this library uses the block too, such as that of
     /// another library which was given the address. The memory is reused only after all work of the
-    /// device that is queued when the block is freed.
+    /// devices that have access that is queued when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);

@@ -59,7 +59,8 @@ impl<'a> BlockBuilder<'a> {
     /// the next allocation on it can use the memory at once, and any other only when the stream's
     /// work is complete.
     ///
-    /// Without a home stream the memory waits for all work of the device. Marking that work
+    /// Without a home stream the memory waits for all work of the device, and of those that [the pool is
+    /// open to](super::PoolBuilder::open_to). Marking that work
     /// (`cuCtxRecordEvent`) breaks every graph capture on the context, also one by another library,
     /// unless a [capture guard](super::Pool::capture_guard) lives meanwhile. A [hardened
     /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does

@@ -32,12 +32,15 @@ use super::tenancy::Tenancy;
 use crate::deferred::{self, Section};
 use crate::device::Device;
 use crate::ledger::InLine;
+use crate::own::AccessGrant;
 use crate::region::{Urgency, Waker};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 pub(crate) struct Core {
     pub(crate) device: Device,
+    /// The access of other devices to all memory that blocks and heaps map.
+    pub(super) guests: Vec<AccessGrant>,
     pub(super) state: Mutex<State>,
     /// The state that a forked child sees: that of a pool without tenants. Never locked in this
     /// process.
@@ -73,7 +76,12 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Core {
-    pub(crate) fn new(device: Device, state: State, finish: fn(&mut Locked<'_>)) -> Self {
+    pub(crate) fn new(
+        device: Device,
+        guests: Vec<AccessGrant>,
+        state: State,
+        finish: fn(&mut Locked<'_>),
+    ) -> Self {
         let after_fork = State::new(
             device.clone(),
             state.policy,
@@ -81,6 +89,7 @@ impl Core {
         );
         Self {
             device,
+            guests,
             state: Mutex::new(state),
             after_fork: Mutex::new(after_fork),
             freed: Condvar::new(),
@@ -161,6 +170,13 @@ impl Core {
         if let Some(mapper) = mapper {
             mapper.wake(Urgency::Now);
         }
+    }
+
+    /// Returns the devices that have access to the memory of blocks: the pool's own, which comes first,
+    /// and those that it is open to.
+    pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
+        let guests = self.guests.iter().filter_map(AccessGrant::named);
+        std::iter::once(&self.device).chain(guests)
     }
 
     /// Returns `true` if the pool has a mapper that runs. Takes no lock.

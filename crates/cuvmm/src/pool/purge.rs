@@ -237,7 +237,8 @@ impl Locked<'_> {
         while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
     }
 
-    /// Reserves `count` ranges side by side, whose addresses were charged. If the driver has none
+    /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the pool
+    /// is open to. If the driver has none
     /// left, resting addresses are given back first.
     pub(crate) fn reserve(
         &mut self,
@@ -249,9 +250,14 @@ impl Locked<'_> {
         loop {
             let reserved = self.unlocked(|| Space::row(&core.device, size, guard, count));
             match reserved {
+                Ok(spaces) => {
+                    let opened = spaces.into_iter();
+                    let opened = opened.map(|space| space.open_to(core.guests.iter().cloned()));
+                    return Ok(opened.collect());
+                }
                 Err(MemoryError::Range { cause, .. })
                     if cause.is_out_of_memory() && self.return_oldest_resting() => {}
-                outcome => return outcome,
+                Err(error) => return Err(error),
             }
         }
     }

@@ -129,7 +129,7 @@ impl Occupant {
     pub(crate) fn fence(&self, space: &Space) -> Fence {
         let Some(home) = &self.home else {
             let mut fence = self.uses.end();
-            fence.merge(Fence::device(space.device().clone()));
+            fence.merge(Fence::devices(space.users().cloned().collect()));
             return fence;
         };
         let mut fence = Fence::stream(home.clone());
@@ -429,14 +429,14 @@ impl Slot {
         self.fence.merge(Fence::stream(stream.clone()));
     }
 
-    /// Records that work on any stream of the device uses the memory of the block, or that leases
-    /// keep.
+    /// Records that work on any stream of the devices that have access uses the memory of the block, or
+    /// that leases keep.
     pub(crate) fn record_use_anywhere(&mut self) {
-        let device = self.space.device();
+        let users = self.space.users();
         match &mut self.block {
-            Some(block) => block.uses.add_device(device),
-            None if self.leases > 0 => self.kept.add_device(device),
-            None => self.fence.merge(Fence::device(device.clone())),
+            Some(block) => users.for_each(|device| block.uses.add_device(device)),
+            None if self.leases > 0 => users.for_each(|device| self.kept.add_device(device)),
+            None => self.fence.merge(Fence::devices(users.cloned().collect())),
         }
     }
 
@@ -447,7 +447,10 @@ impl Slot {
         if self.leases > 0 {
             match &block.home {
                 Some(home) => self.fence.merge(self.kept.add(home)),
-                None => self.kept.add_device(self.space.device()),
+                None => self
+                    .space
+                    .users()
+                    .for_each(|device| self.kept.add_device(device)),
             }
             self.fence.merge(self.kept.add_all(&block.uses));
         }

@@ -14,7 +14,7 @@ use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
-use crate::own::Stream;
+use crate::own::{AccessGrant, Stream};
 
 /// The number of slots that are added up before the lock is released.
 const SLOTS_AT_ONCE: usize = 256;
@@ -229,6 +229,11 @@ impl Tenant {
     /// time twice.
     pub(crate) fn number(&self) -> u64 {
         self.shared.owner.core.lock().tick()
+    }
+
+    /// Returns the access that the pool gives to other devices.
+    pub(crate) fn guests(&self) -> &[AccessGrant] {
+        &self.core().guests
     }
 
     pub(super) fn owner(&self) -> &Owner {

@@ -8,6 +8,7 @@ use super::core::{Core, Locked};
 use super::relief::{Demand, HookCall};
 use super::state::State;
 use crate::deferred;
+use crate::device::Device;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{Lacking, Waiting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -275,7 +276,7 @@ impl Core {
         let Some(polling) = self.polling() else {
             return Ok((self.lock(), false));
         };
-        let waited = self.device.settle();
+        let waited = self.users().try_for_each(Device::settle);
         drop(polling);
         state = self.lock();
         match waited {

@@ -142,7 +142,7 @@ where
     limited(rig, granules).shareable(HandleTypes::POSIX_FD)
 }
 
-fn limited<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
+pub fn limited<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
 where
     Machine<B>: Driver,
 {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import _library
 from .._arrays import device_of
 from .._errors import Error
@@ -21,11 +23,14 @@ def check_access(tensor: Any, device: Any) -> None:
 
     >>> cuvmm.torch.check_access(tensor, "cuda:1")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if the device has no access, and ValueError if the tensor is on no device.
+    Raises `cuvmm.Error` if the device has no access, and ValueError if the tensor is on no device or there
+    is no such device.
     """
     if tensor.device.type != "cuda":
         raise ValueError(f"the tensor is on {tensor.device}, and not on a CUDA device")
-    here, there = int(tensor.device.index or 0), device_of(device)
+    here, there, count = int(tensor.device.index or 0), device_of(device), torch.cuda.device_count()
+    if there >= count:
+        raise ValueError(f"there is no device {there}: PyTorch sees {count}")
     address = tensor.data_ptr()
     # PyTorch's own memory is not asked for: it gives access when it copies.
     if here == there or not address or _library.get().access(address, there) != 0:
@@ -33,6 +38,6 @@ def check_access(tensor: Any, device: Any) -> None:
     raise Error(
         f"device {there} has no access to this tensor of device {here}: name both devices in"
         f" cuvmm.torch.install(peers=[{min(here, there)}, {max(here, there)}]), or copy by way of"
-        f' host memory (tensor.cpu().to("cuda:{there}")). Memory of cuvmm.torch.pool has no access'
-        " from other devices, and that of cuvmm.attach has it with peers"
+        f' host memory (tensor.cpu().to("cuda:{there}")). Memory of cuvmm.torch.pool and'
+        " cuvmm.attach has access with peers too"
     )

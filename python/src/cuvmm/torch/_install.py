@@ -31,7 +31,11 @@ _installed: Any = None
 
 
 def is_installed() -> bool:
-    """Returns True if PyTorch allocates from the heap."""
+    """Returns True if PyTorch allocates from the heap.
+
+    >>> if not cuvmm.torch.is_installed():  # doctest: +SKIP
+    ...     cuvmm.torch.install()
+    """
     return _installed is not None
 
 
@@ -50,7 +54,7 @@ def install(
     The settings are those of `cuvmm.configure`.
 
     A process that copies tensors between devices, or whose kernels read those of another device, names
-    all of them as `peers`. Without it a copy between devices fails with `CUDA error: invalid
+    all of them as `peers`, which have access to the memory of pools too. Without it a copy between devices fails with `CUDA error: invalid
     argument`: `check_access` says why. It is left out by default because mapping memory takes many
     times as long with it; processes with one device each, as data-parallel training has, do not need
     it.
@@ -64,7 +68,7 @@ def install(
     >>> cuvmm.torch.install(limit="60GiB")  # doctest: +SKIP
 
     Raises RuntimeError if CUDA has started, if another allocator is installed, or if this PyTorch
-    has no CUDA; ValueError or `cuvmm.Error` for a wrong setting. Nothing is changed then.
+    has no CUDA; TypeError or ValueError for a wrong setting. Nothing is changed then.
     """
     global _installed
     with _lock:

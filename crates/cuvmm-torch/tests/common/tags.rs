@@ -1,0 +1,81 @@
+//! Memory under tags, as `torch.cuda.MemPool` and `cuvmm.sleep` ask for it.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+use super::{Handle, MIB, Torch};
+
+/// The functions of tags.
+pub(crate) struct Tags {
+    pub(crate) torch: Torch,
+    pub(crate) malloc: unsafe extern "C" fn(isize, c_int, Handle) -> *mut c_void,
+    pub(crate) free: unsafe extern "C" fn(*mut c_void, isize, c_int, Handle),
+    pub(crate) enter: unsafe extern "C" fn(*const c_char) -> c_int,
+    pub(crate) leave: unsafe extern "C" fn(),
+    pub(crate) sleep: unsafe extern "C" fn(*const c_char, c_int) -> c_int,
+    pub(crate) wake: unsafe extern "C" fn(*const c_char) -> c_int,
+}
+
+impl Tags {
+    pub(crate) fn load() -> Self {
+        let torch = Torch::load();
+        Self {
+            torch,
+            malloc: torch.function("cuvmm_tag_malloc"),
+            free: torch.function("cuvmm_tag_free"),
+            enter: torch.function("cuvmm_tag_enter"),
+            leave: torch.function("cuvmm_tag_leave"),
+            sleep: torch.function("cuvmm_sleep"),
+            wake: torch.function("cuvmm_wake"),
+        }
+    }
+
+    /// Allocates some MiB under a tag on device 0.
+    pub(crate) fn allocate(&self, tag: &str, mib: usize) -> usize {
+        let tag = CString::new(tag).unwrap();
+        let size = isize::try_from(mib * MIB).unwrap();
+        // SAFETY: the text is terminated.
+        unsafe {
+            assert_eq!((self.enter)(tag.as_ptr()), 0);
+            let address = (self.malloc)(size, 0, null_mut()).addr();
+            (self.leave)();
+            address
+        }
+    }
+
+    pub(crate) fn free(&self, address: usize) {
+        // SAFETY: the tests do not use memory that they have freed.
+        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, 0, null_mut()) };
+    }
+
+    /// Puts tags to sleep. Returns an error's text.
+    pub(crate) fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
+        let tags = CString::new(tags).unwrap();
+        // SAFETY: the text is terminated, and the tests do not use memory that sleeps.
+        self.outcome(unsafe { (self.sleep)(tags.as_ptr(), c_int::from(keep)) })
+    }
+
+    pub(crate) fn wake(&self, tags: &str) -> Result<(), String> {
+        let tags = CString::new(tags).unwrap();
+        // SAFETY: the text is terminated.
+        self.outcome(unsafe { (self.wake)(tags.as_ptr()) })
+    }
+
+    /// Returns the tags that are asleep, as JSON.
+    pub(crate) fn asleep(&self) -> String {
+        let write: unsafe extern "C" fn(*mut c_char, usize) -> usize =
+            self.torch.function("cuvmm_asleep");
+        let mut text = [0_u8; 64];
+        // SAFETY: the buffer has this number of bytes.
+        let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
+        String::from_utf8(text[..length - 1].to_vec()).unwrap()
+    }
+
+    pub(crate) fn outcome(&self, code: c_int) -> Result<(), String> {
+        match code {
+            0 => Ok(()),
+            -1 | -3 => Err(self.torch.last_error()),
+            code => panic!("{code}"),
+        }
+    }
+}

@@ -30,7 +30,9 @@ fn a_small_request_is_served_where_less_than_a_usual_chunk_is_left() {
 
 /// Puts two blocks to sleep. While that runs, a lease is taken on the second one, work is queued, and
 /// the lease ends.
-fn lease_meanwhile(act: impl Fn(&common::Rig<cuvmm::driver::model::Nothing>, &Stream, &Block) + Sync) {
+fn lease_meanwhile(
+    act: impl Fn(&common::Rig<cuvmm::driver::model::Nothing>, &Stream, &Block) + Sync,
+) {
     let rig = model();
     let pool = pool(&rig, 16);
     let tenant = pool.tenant("model").register().unwrap();
@@ -45,8 +47,15 @@ fn lease_meanwhile(act: impl Fn(&common::Rig<cuvmm::driver::model::Nothing>, &St
     };
     let slept = tenant.blocks().on_progress(&watch).sleep(Contents::Discard);
     let hazards = rig.machine.take_hazards();
-    assert!(hazards.is_empty(), "unmapped under queued work: {}", hazards[0]);
-    let busy = matches!(slept, Err(SleepError::Busy { .. } | SleepError::Leased { .. }));
+    assert!(
+        hazards.is_empty(),
+        "unmapped under queued work: {}",
+        hazards[0]
+    );
+    let busy = matches!(
+        slept,
+        Err(SleepError::Busy { .. } | SleepError::Leased { .. })
+    );
     assert!(busy, "{slept:?}");
     assert!(blocks.iter().all(|block| !block.is_asleep()));
     rig.machine.release_stream(D0, stream.as_raw());
@@ -85,9 +94,15 @@ fn a_hook_that_panics_takes_nothing_from_the_heap_whose_request_it_serves() {
     let theirs = other.allocate(12 * G).unwrap();
     let before = (heap.stats(), tenant.stats().in_use);
     let request = || drop(heap.allocate(6 * G, 1, &stream));
-    assert!(catch_unwind(AssertUnwindSafe(request)).is_err(), "the hook was called");
+    assert!(
+        catch_unwind(AssertUnwindSafe(request)).is_err(),
+        "the hook was called"
+    );
     let after = (heap.stats(), tenant.stats().in_use);
     let given = heap.trim().unwrap();
-    assert_eq!((after.0.free, after.1, given), (before.0.free, before.1, 4 * G));
+    assert_eq!(
+        (after.0.free, after.1, given),
+        (before.0.free, before.1, 4 * G)
+    );
     drop(theirs);
 }

@@ -66,6 +66,14 @@ pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
     size <= SMALL.0 && alignment <= SMALL.1
 }
 
+/// Returns the request for the smallest chunk that a small request fits in.
+fn least_chunk(request: Request<'_>) -> Request<'_> {
+    let granule = request.stream.device().granule();
+    // A granule may be smaller than the request.
+    let size = granule.round_up(request.size).unwrap_or(request.size);
+    Request { size, ..request }
+}
+
 impl Core {
     /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits. Returns the
     /// first address.
@@ -95,8 +103,15 @@ impl Core {
             return Ok(at);
         }
         let chunk = self.lock().chunk(request);
-        let (at, work) = self.serve_large(owner, chunk)?;
-        self.lock().add_chunk((at, chunk.size), work, request);
+        let least = least_chunk(request);
+        let served = match self.serve_large(owner, chunk) {
+            Err(error) if error.is_out_of_memory() && chunk.size > least.size => {
+                self.serve_large(owner, least).map(|it| (it, least.size))
+            }
+            served => served.map(|it| (it, chunk.size)),
+        };
+        let ((at, work), size) = served?;
+        self.lock().add_chunk((at, size), work, request);
         Ok(at)
     }
 
@@ -359,12 +374,10 @@ impl State {
 
     /// Returns the request for a chunk that a small request needs.
     fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
-        let granule = request.stream.device().granule();
-        // A granule may be smaller than the request.
-        let least = granule.round_up(request.size).unwrap_or(request.size);
+        let least = least_chunk(request);
         Request {
-            size: self.chunk_size().max(least),
-            ..request
+            size: self.chunk_size().max(least.size),
+            ..least
         }
     }
 

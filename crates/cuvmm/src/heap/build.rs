@@ -23,6 +23,7 @@ const SEARCHED: usize = 2;
 type NotMapped = (MemoryError, Vec<(u64, u64)>);
 
 /// A plan for which bytes and addresses were taken.
+#[derive(Default)]
 pub(super) struct Build {
     /// The first address of the allocation.
     at: u64,
@@ -64,6 +65,27 @@ impl Build {
             work.merge(&work_of(taken));
         }
         work
+    }
+}
+
+/// A build that waits for memory. Dropping it, also because a pressure hook panics, abandons it.
+struct Begun<'a> {
+    core: &'a Core,
+    build: Build,
+}
+
+impl Begun<'_> {
+    /// Returns the build, to be carried out.
+    fn into_build(mut self) -> Build {
+        std::mem::take(&mut self.build)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        // An empty build has nothing to give back.
+        let build = std::mem::take(&mut self.build);
+        self.core.lock().abandon(build, &[]);
     }
 }
 
@@ -170,18 +192,15 @@ impl Core {
         (stream, id): (&Stream, StreamId),
     ) -> Result<(u64, Tag), BlockError> {
         let old = build.before.len() as u64 + u64::from(build.after.is_some());
+        let sizes = build.new.clone();
         let lending = Lending {
             holder,
-            sizes: &build.new,
+            sizes: &sizes,
             mappings: old,
         };
-        let lent = match tenant.lend(lending) {
-            Ok(lent) => lent,
-            Err(error) => {
-                self.lock().abandon(build, &[]);
-                return Err(error);
-            }
-        };
+        let begun = Begun { core: self, build };
+        let lent = tenant.lend(lending)?;
+        let build = begun.into_build();
         let pieces = self.pieces(&build, lent);
         match self.map(build.from, &pieces) {
             Ok(placed) => self.finish((tenant, holder), build, pieces, placed, (stream, id)),

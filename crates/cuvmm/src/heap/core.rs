@@ -462,11 +462,12 @@ impl Core {
         let mut unmapped = 0;
         for (id, at, placed) in taken {
             let size = placed.size();
-            let outcome = unmap(placed);
+            // Without its handle, since the pool may take the extent once the lock is released.
+            let outcome = unmap(placed).map(drop);
             let mut state = self.lock();
             state.large.leave(id, false);
             match outcome {
-                Ok(_) => {
+                Ok(()) => {
                     unmapped += 1;
                     state.gaps.give(at, size);
                 }

@@ -201,6 +201,22 @@ pub struct HeapBuilder<'a> {
     guests: Vec<AccessGrant>,
 }
 
+/// An allocation that is being made. Dropping it, also because a pressure hook panics, counts it as not
+/// made.
+struct Making<'a> {
+    core: &'a Core,
+    id: StreamId,
+    size: u64,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let mut state = self.core.lock();
+        state.streams.count(self.id, false);
+        state.counts.not_made(self.size);
+    }
+}
+
 impl HeapBuilder<'_> {
     /// Sets how memory is weighed against time; [`Preset::Tight`] by default.
     pub const fn preset(mut self, preset: Preset) -> Self {
@@ -484,29 +500,24 @@ impl Heap {
             state.counts.made(size, || core.caches.bytes());
         }
         drop(state);
-        let served = match found {
-            Some(at) => Ok(at),
-            None => core.serve((&shared.tenant, shared.holder), request, size),
+        let at = match found {
+            Some(at) => at,
+            None => {
+                let making = Making { core, id, size };
+                let at = core.serve((&shared.tenant, shared.holder), request, size)?;
+                std::mem::forget(making);
+                at
+            }
         };
-        match served {
-            Ok(at) => {
-                let place = Place {
-                    at,
-                    size,
-                    rounded,
-                    home: id,
-                    handle: stream.as_raw(),
-                    small: is_small(rounded, alignment),
-                };
-                Ok(Allocation::new(lane, place))
-            }
-            Err(error) => {
-                let mut state = core.lock();
-                state.streams.count(id, false);
-                state.counts.not_made(size);
-                Err(error)
-            }
-        }
+        let place = Place {
+            at,
+            size,
+            rounded,
+            home: id,
+            handle: stream.as_raw(),
+            small: is_small(rounded, alignment),
+        };
+        Ok(Allocation::new(lane, place))
     }
 
     /// Gives all extents that are wholly free and whose work is complete to the pool

@@ -17,7 +17,7 @@ use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{MemoryError, SleepError};
+use crate::error::{CallError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::store::Saved;
 
@@ -164,7 +164,8 @@ impl State {
         };
         // All fences are stamped before the first one is polled: one event then covers them all.
         for id in &chosen {
-            if let Some(slot) = tenancy.slot_mut(id.index) {
+            let slot = tenancy.slot_mut(id.index);
+            if let Some(slot) = slot.filter(|slot| slot.sleep_state.is_awake()) {
                 slot.fence_work();
             }
         }
@@ -214,23 +215,38 @@ impl State {
 impl Locked<'_> {
     /// Takes all memory out of a moving block's slot, the last extent first.
     fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
-        let outcome =
-            self.with_slot_out(id, |state, slot| state.unlocked(|| Self::empty_slot(slot)));
+        let outcome = self.with_slot_out(id, |state, slot| {
+            state.check_unused(slot)?;
+            state.unlocked(|| Self::empty_slot(slot))
+        });
         outcome.unwrap_or(Ok(()))
     }
 
-    fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
+    /// Checks that no lease that was taken since the block was marked lives, and that no work that was
+    /// queued under one may still use the memory.
+    fn check_unused(&mut self, slot: &mut Slot) -> Result<(), SleepError> {
+        let mut tally = Tally::default();
+        tally.add(slot);
+        let Tally { blocks, bytes } = tally;
         // The operation that moves the block holds one lease.
         if slot.leases > 1 {
-            let mut leased = Tally::default();
-            leased.add(slot);
-            let Tally { blocks, bytes } = leased;
             return Err(SleepError::Leased { blocks, bytes });
         }
+        let capturing = self.capturing;
+        match State::poll(capturing, &mut self.needs_synchronise, &mut slot.fence)? {
+            true => Ok(()),
+            false => Err(SleepError::Busy { blocks, bytes }),
+        }
+    }
+
+    fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
         if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
             let offsets = slot.space.extents().rev().map(|extent| extent.offset);
             let offsets: Vec<u64> = offsets.collect();
-            slot.space.promised().take_out(offsets, aside)?;
+            let completed = slot.fence.completed(&mut slot.space);
+            completed
+                .ok_or(CallError::InUse)?
+                .take_out(offsets, aside)?;
         }
         Ok(())
     }

@@ -463,6 +463,10 @@ impl Slot {
     pub(crate) fn end_lease(&mut self) {
         self.leases = self.leases.saturating_sub(1);
         if self.leases > 0 {
+            // The operation that moves the block may unmap its memory once the fence is complete.
+            if !self.sleep_state.is_awake() {
+                self.fence_work();
+            }
             return;
         }
         self.fence.merge(std::mem::take(&mut self.kept).end());

@@ -182,13 +182,6 @@ impl Unused {
         Self(())
     }
 
-    /// Proof for memory of a block that is being moved. Its work was complete when the move began,
-    /// and the documentation of sleep and compaction requires the owner to queue none before the
-    /// move ends.
-    pub(crate) const fn promised() -> Self {
-        Self(())
-    }
-
     /// Proof for all memory that only these devices have access to: their work is complete, or
     /// their contexts are lost and run nothing more. Waits (`cuCtxSynchronize`).
     pub(crate) fn after_drain<'a>(

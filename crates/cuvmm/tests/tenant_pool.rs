@@ -589,9 +589,11 @@ on_both! {
             let own = stats.processes.iter().find(|it| it.slot == ledger.slot());
             of(own.unwrap()) / STEP
         };
-        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 9));
+        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 0));
         let stream = Stream::new(&rig.device).unwrap();
         let held = memory.allocate_on(&stream, 2 * STEP).unwrap();
+        assert_eq!(stats(&memory).reserved, 2 * STEP);
+        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 2));
         let refused = b.try_allocate(5 * STEP).unwrap_err();
         assert!(refused.shortage().unwrap().ledger.is_some(), "{refused}");
         let waits = std::time::Duration::from_secs(60);
@@ -603,8 +605,14 @@ on_both! {
         drop(block);
         assert!(two.trim(0).unwrap() > 0);
         memory.reserve(4 * STEP).unwrap();
-        drop(held);
+        // What the older pool holds counts too, until it is freed.
+        let more = memory.allocate_on(&stream, 4 * STEP).unwrap();
+        assert_eq!(stats(&memory).older_held, 2 * STEP);
+        assert_eq!(own(|it| it.obtained), 6);
+        drop((held, more));
         stream.synchronize().unwrap();
+        memory.trim().unwrap();
+        assert_eq!(own(|it| it.obtained), 0);
     }
 
     fn a_growth_takes_what_another_pool_that_grows_does_not_use(rig) {

@@ -30,7 +30,10 @@ impl Device {
     /// driver. They hold only what other libraries have not freed yet.
     #[must_use]
     pub fn kept_memory_pools(&self) -> usize {
-        self.lock_kept().len()
+        match self.is_forked() {
+            true => 0,
+            false => self.lock_kept().len(),
+        }
     }
 
     fn lock_kept(&self) -> std::sync::MutexGuard<'_, Vec<KeptPool>> {

@@ -163,6 +163,8 @@ pub(super) struct View {
     pub(super) idle_closed: u64,
     /// The number of older pools.
     pub(super) older: u64,
+    /// Bytes that the driver was last seen to hold.
+    pub(super) reserved: u64,
 }
 
 /// The figures of the pools, in bytes.
@@ -303,6 +305,7 @@ impl Generations {
             idle: self.idle().min(most),
             idle_closed: self.idle_closed().min(held - in_use),
             older: self.older.len() as u64,
+            reserved: self.all().map(|it| it.reserved).sum(),
         }
     }
 

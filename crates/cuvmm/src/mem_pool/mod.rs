@@ -46,9 +46,11 @@
 //! libraries, contexts, modules, the workspaces of cuBLAS, other devices and other processes are
 //! not. One tenant's pool at a time can be current on a device, in the whole process.
 //!
-//! A [ledger](crate::ledger) takes what is charged and not yet allocated for memory that this
-//! process has. So it counts the memory of other programs too low by at most that, and can grant
-//! what the driver then refuses.
+//! A [ledger](crate::ledger) counts what the driver's pools were last seen to hold as memory of this
+//! process, and the rest of what the device has in use as memory of other programs. The figures are
+//! read with each operation here, before memory is reclaimed, and once a second. What a library
+//! allocates in between counts as another program's until then, so a request may be refused too
+//! early; what the driver's pools release by themselves counts as theirs until then.
 //!
 //! Access of other devices cannot be given to the pool: what is set for the driver's pool of an
 //! allocation is lost with the next exchange. If the library's pool is dropped while an allocation
@@ -262,6 +264,7 @@ impl Shared {
     /// Ends the charge for what is not needed any more.
     fn give_up_returned(&self) {
         self.tenant.give_up(self.holder, self.core.given(None));
+        self.tenant.count_obtained(self.holder);
     }
 
     /// Works on the driver's pools, and settles what that changes for the tenant.

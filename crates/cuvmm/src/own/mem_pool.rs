@@ -489,6 +489,7 @@ impl Shared {
 impl Shared {
     /// Makes the default pool current if this one is, as the end of a pool does.
     fn leave_current(&self) -> Result<(), CallError> {
+        let _one_by_one = self.device.set_pool_alone()?;
         let current = self
             .device
             .give_back(Call::DeviceGetMemPool, |driver, device| {

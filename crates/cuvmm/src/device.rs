@@ -29,6 +29,8 @@ use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
 
 use self::kept_pools::KeptPools;
 
+pub(crate) use self::kept_pools::KeptPool;
+
 pub(crate) use events::{Events, Progress, Stamp, Work};
 
 /// A device of a driver. Clones are the same device and share its counters.

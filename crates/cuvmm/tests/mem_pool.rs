@@ -331,6 +331,34 @@ on_both! {
         assert_eq!(rig.device.kept_memory_pools(), 1);
     }
 
+    fn a_pool_that_serves_again_has_no_access_of_others(rig) {
+        let peer = rig.second();
+        let create = || MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        let end = |pool: MemPool| {
+            pool.set_access(&[AccessGrant::new(&peer, Access::ReadWrite)]).unwrap();
+            drop(pool.make_current().unwrap());
+            drop(pool);
+        };
+        let pool = create();
+        let handle = pool.as_raw();
+        end(pool);
+        assert_eq!(rig.device.kept_memory_pools(), 1);
+        let again = create();
+        assert_eq!((again.as_raw(), rig.device.kept_memory_pools()), (handle, 0));
+        assert_eq!(again.access_of(&peer).unwrap(), Access::None);
+        end(again);
+        // One whose access the driver does not take back serves no more.
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(1, code).of(Call::MemPoolSetAccess));
+        let new = create();
+        rig.faults.disarm();
+        assert_ne!(new.as_raw(), handle);
+        assert_eq!(new.access_of(&peer).unwrap(), Access::None);
+        drop(new);
+        assert_ne!(create().as_raw(), handle);
+        assert_eq!(rig.device.kept_memory_pools(), 1);
+    }
+
     fn a_capture_is_left_alone(rig) {
         let pool = keeping(rig, 2);
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());

@@ -132,10 +132,10 @@ use self::core::{Core, Options};
 use self::stitch::Policy;
 use self::tag::StreamId;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::error::{ArgumentError, BlockError, CallError};
 use crate::own::{Access, AccessGrant, Stream};
 use crate::pool::{Holder, HolderId, Tenant};
-use crate::region::reachable;
+use crate::region::check_guests;
 use crate::size::aligned;
 
 pub use allocation::Allocation;
@@ -247,32 +247,6 @@ impl HeapBuilder<'_> {
         self
     }
 
-    /// Checks that each device that is to be given access is another device of the driver, is named
-    /// once, and can access the memory (`cuDeviceCanAccessPeer`).
-    fn check_guests(&self) -> Result<(), MemoryError> {
-        let home = self.tenant.device();
-        let mut known = vec![home];
-        for guest in &self.guests {
-            let Some(device) = guest.named() else {
-                continue;
-            };
-            if !device.same_driver(home) {
-                return Err(ArgumentError::OTHER_DRIVER.into());
-            }
-            if known.iter().any(|it| it.is_same(device)) {
-                let device = device.location();
-                return Err(ArgumentError::HasAccess { device }.into());
-            }
-            if guest.access() == Access::None {
-                let what = "the access of a device";
-                return Err(ArgumentError::Zero { what }.into());
-            }
-            reachable(device, &home.into())?;
-            known.push(device);
-        }
-        Ok(())
-    }
-
     /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet, and in a
     /// [hardened pool](self#hardened-pools) no addresses.
     ///
@@ -282,7 +256,7 @@ impl HeapBuilder<'_> {
     /// the memory; and when another device is to be given access to memory of a
     /// [hardened pool](self#hardened-pools).
     pub fn build(self) -> Result<Heap, BlockError> {
-        self.check_guests()?;
+        check_guests(self.tenant.device(), &self.guests)?;
         let Self {
             tenant,
             preset,

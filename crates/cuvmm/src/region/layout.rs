@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
-use crate::own::Place;
+use crate::own::{Access, AccessGrant, Place};
 use crate::size::Granularity;
 
 /// A rule that places the parts of a region.
@@ -142,6 +142,31 @@ impl Layout {
             }
         }
     }
+}
+
+/// Checks that each device that is to be given access to memory of `home` is another device of the
+/// driver, is named once, and can access the memory (`cuDeviceCanAccessPeer`).
+pub(crate) fn check_guests(home: &Device, guests: &[AccessGrant]) -> Result<(), MemoryError> {
+    let mut known = vec![home];
+    for guest in guests {
+        let Some(device) = guest.named() else {
+            continue;
+        };
+        if !device.same_driver(home) {
+            return Err(ArgumentError::OTHER_DRIVER.into());
+        }
+        if known.iter().any(|it| it.is_same(device)) {
+            let device = device.location();
+            return Err(ArgumentError::HasAccess { device }.into());
+        }
+        if guest.access() == Access::None {
+            let what = "the access of a device";
+            return Err(ArgumentError::Zero { what }.into());
+        }
+        reachable(device, &home.into())?;
+        known.push(device);
+    }
+    Ok(())
 }
 
 /// Checks that a device can be given access to memory at a place.

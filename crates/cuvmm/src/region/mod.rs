@@ -71,7 +71,7 @@ pub use dma_buf::DmaBuf;
 pub(crate) use fence::{Fence, Poll, Round, Uses};
 pub use host_extents::HostExtents;
 pub use layout::Layout;
-pub(crate) use layout::reachable;
+pub(crate) use layout::check_guests;
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};
 pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};

@@ -1038,8 +1038,8 @@ fn a_child_that_is_forked_during_a_call() {
     two.end();
 }
 
-/// What is imported belongs to the parent: a forked child can neither use nor free it, and its drops
-/// tell the giver nothing.
+/// An imported allocation belongs to the parent: a forked child can neither use nor free
+/// it, and its drops tell the giver nothing.
 #[test]
 fn a_forked_child_has_nothing_imported() {
     fn is_forked<T>(outcome: Result<T, impl Debug>) -> bool {
@@ -1071,9 +1071,8 @@ fn a_forked_child_has_nothing_imported() {
         assert!(is_forked(taken.write(&other, 0, &[0])));
         assert_eq!((taken.size(), taken.access()), (MIB, Access::Read));
         // SAFETY: the child ends without using or dropping the value again.
-        assert!(is_forked(
-            unsafe { std::ptr::read(&raw const taken) }.close()
-        ));
+        let copy = unsafe { std::ptr::read(&raw const taken) };
+        assert!(is_forked(copy.close()));
         share_support::drop_in_child(taken.pool());
         share_support::drop_in_child(&importer);
         assert!(offer.parcel().is_err());

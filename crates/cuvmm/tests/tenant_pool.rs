@@ -643,7 +643,7 @@ on_both! {
         // SAFETY: the memory is alive.
         let fill = |at| unsafe { rig.machine.fill_async(D1, at, 9, STEP, theirs.as_raw()) };
         fill(held).unwrap();
-        let newer = library(rig, &stream, STEP / STEP).unwrap();
+        let newer = library(rig, &stream, 1).unwrap();
         fill(newer).unwrap();
         theirs.synchronize().unwrap();
         memory.shrink_to(0).unwrap();

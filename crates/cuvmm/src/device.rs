@@ -29,13 +29,16 @@ use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
 
 use self::kept_pools::KeptPools;
 
+pub(crate) use self::kept_pools::KeptPool;
+
 pub(crate) use events::{Events, Progress, Stamp, Work};
 
 /// A device of a driver. Clones are the same device and share its counters.
 ///
 /// Open a device once and clone it. Two handles that were [opened](Self::open) separately count as
 /// the same device, but each has its own counters, learns of a lost context by its own calls, may
-/// have its own mapper, and records its own events.
+/// have its own mapper, records its own events, keeps its own memory pools, and imports those of other
+/// processes by itself.
 ///
 /// ```rust
 /// use cuvmm::Device;
@@ -79,8 +82,8 @@ struct Shared {
     secret: [RandomState; 2],
     /// Set once something of other processes is imported.
     imports: OnceLock<Arc<dyn Any + Send + Sync>>,
-    /// Held while the default memory pool is found to be current and another one is set, so that two
-    /// threads do not both set theirs.
+    /// Held while a memory pool is found to be current and another one is set, so that no thread
+    /// replaces what another one has set.
     setting_pool: Mutex<()>,
 }
 
@@ -331,7 +334,8 @@ impl Device {
         (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
     }
 
-    /// Returns what is imported for the device and its clones, which is of one type.
+    /// Returns what is imported for the device and its clones, which is of one type. A handle that was
+    /// opened separately has a list of its own: nothing here belongs to the process.
     pub(crate) fn imports<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
         let imports = self.shared.imports.get_or_init(|| Arc::new(T::default()));
         Arc::clone(imports).downcast().unwrap_or_default()
@@ -347,10 +351,12 @@ impl Device {
         self.is_forked().then_some(CallError::Forked { opened_by })
     }
 
-    /// Keeps other threads from replacing the default memory pool as the current one.
-    pub(crate) fn set_pool_alone(&self) -> MutexGuard<'_, ()> {
+    /// Keeps other threads from setting the current memory pool. No owner of a pool may be dropped
+    /// meanwhile: the end of a pool sets it too.
+    pub(crate) fn set_pool_alone(&self) -> Result<MutexGuard<'_, ()>, CallError> {
+        self.own_process()?;
         let alone = self.shared.setting_pool.lock();
-        alone.unwrap_or_else(PoisonError::into_inner)
+        Ok(alone.unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn own_process(&self) -> Result<(), CallError> {

@@ -3,13 +3,16 @@
 
 mod common;
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use common::G;
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{BlockError, ContainerError, DeviceError, MemoryError, PoolError, SleepError};
+use cuvmm::own::PoolReuse;
 use cuvmm::{
-    Block, CallError, Contents, HostStore, Limit, Mapper, Physical, Pool, Region, Stream, Tenant,
+    Access, AccessGrant, Block, CallError, Contents, CurrentTenantMemPool, Device, HostStore,
+    Limit, Mapper, MemPool, Physical, Pool, PoolAllocation, Region, Stream, Tenant, TenantMemPool,
     UnifiedBuffer,
 };
 
@@ -300,4 +303,143 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
     rig.faults.set_cost(Call::StreamQuery, Duration::ZERO);
     drop((regions, stream));
     common::nothing_left(rig);
+}
+
+/// Memory pools of the driver, and what was allocated from them.
+struct Pools {
+    device: Device,
+    tenant: Tenant,
+    memory: TenantMemPool,
+    current: Option<CurrentTenantMemPool>,
+    pool: MemPool,
+    allocations: Vec<PoolAllocation>,
+    stream: Stream,
+    other: Stream,
+}
+
+fn is_forked<T>(outcome: Result<T, impl Debug>) -> bool {
+    matches!(outcome, Err(error) if format!("{error:?}").contains("Forked"))
+}
+
+const ALL: PoolReuse = PoolReuse {
+    follow_events: true,
+    opportunistic: true,
+    internal_dependencies: true,
+};
+
+/// Returns every public operation on memory pools of the driver, with a check of its result.
+fn ways_of_pools() -> Vec<fn(&mut Pools) -> bool> {
+    vec![
+        |it| is_forked(MemPool::new(&it.device)),
+        |it| is_forked(MemPool::default_of(&it.device)),
+        |it| is_forked(MemPool::current_of(&it.device)),
+        |it| is_forked(it.pool.is_current()),
+        |it| is_forked(it.pool.make_current()),
+        |it| is_forked(it.pool.stats()),
+        |it| is_forked(it.pool.reset_peaks()),
+        |it| is_forked(it.pool.release_threshold()),
+        |it| is_forked(it.pool.set_release_threshold(0)),
+        |it| is_forked(it.pool.reuse()),
+        |it| is_forked(it.pool.set_reuse(ALL)),
+        |it| is_forked(it.pool.trim_to(0)),
+        |it| {
+            let grant = AccessGrant::new(&it.device, Access::ReadWrite);
+            is_forked(it.pool.set_access(&[grant]))
+        },
+        |it| is_forked(it.pool.access_of(&it.device)),
+        |it| is_forked(it.pool.allocate_on(&it.stream, G)),
+        |it| {
+            let at = it.allocations[0].address();
+            // SAFETY: it is refused.
+            is_forked(unsafe { it.pool.borrow(&it.stream, at, G) })
+        },
+        |it| is_forked(it.pool.export(HandleTypes::POSIX_FD)),
+        |it| it.pool.held_elsewhere() == 0,
+        |it| it.device.kept_memory_pools() == 0,
+        |it| is_forked(it.allocations[0].read(&it.stream, 0, &mut [0])),
+        |it| is_forked(it.allocations[0].write(&it.stream, 0, &[0])),
+        |it| is_forked(it.allocations[0].record_use(&it.other)),
+        |it| is_forked(it.allocations[0].export()),
+        |it| !it.allocations[0].is_held(),
+        |it| is_forked(it.allocations.pop().unwrap().close()),
+        |it| is_forked(it.tenant.memory_pool(G).build()),
+        |it| is_forked(it.memory.reserve(G)),
+        |it| is_forked(it.memory.try_reserve(G)),
+        |it| is_forked(it.memory.grow_to(G)),
+        |it| is_forked(it.memory.shrink_to(0)),
+        |it| is_forked(it.memory.trim()),
+        |it| is_forked(it.memory.stats()),
+        |it| is_forked(it.memory.allocate_on(&it.stream, G)),
+        |it| is_forked(it.memory.make_current()),
+        |it| is_forked(it.memory.is_current()),
+        |it| is_forked(it.current.take().unwrap().close()),
+    ]
+}
+
+#[test]
+fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhere() {
+    const STEP: u64 = 32 << 20;
+    let rig = common::model();
+    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * STEP));
+    let pool = pool.build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let memory = tenant.memory_pool(2 * STEP).build().unwrap();
+    let theirs = memory.clone();
+    let shareable = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
+    let shareable = shareable.create().unwrap();
+    let [stream, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+    let mut held = Some(Pools {
+        device: rig.device.clone(),
+        tenant,
+        current: Some(memory.make_current().unwrap()),
+        allocations: vec![
+            shareable.allocate_on(&stream, G).unwrap(),
+            memory.allocate_on(&stream, STEP).unwrap(),
+        ],
+        memory,
+        pool: shareable,
+        stream,
+        other,
+    });
+    let ways = ways_of_pools();
+    rig.faults.forget();
+    rig.faults
+        .set_cost(Call::MemPoolCreate, Duration::from_secs(3));
+    std::thread::scope(|scope| {
+        let grows = scope.spawn(move || theirs.reserve(4 * STEP));
+        while rig.faults.count(Call::MemPoolCreate) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: `alarm` only makes the system end a child that hangs.
+            unsafe { libc::alarm(20) };
+            let calls = rig.faults.total();
+            let mut own = held.take().unwrap();
+            let mut wrong = ways.iter().position(|way| !way(&mut own));
+            drop(own);
+            if rig.faults.total() != calls || rig.device.drop_failures() > 0 {
+                wrong = wrong.or(Some(97));
+            }
+            let status = wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1);
+            // SAFETY: ends the child without running any code of the parent's exit.
+            unsafe { libc::_exit(status) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child that was just created.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_ne!(status & 0x7f, libc::SIGALRM, "the child hangs");
+        let failed = status >> 8;
+        assert_eq!(
+            failed, 0,
+            "the number of the failed operation, counted from 1"
+        );
+        assert_eq!(status, 0);
+        grows.join().unwrap().unwrap();
+    });
+    rig.faults.set_cost(Call::MemPoolCreate, Duration::ZERO);
+    let held = held.take().unwrap();
+    assert!(held.memory.is_current().unwrap());
+    assert_eq!(held.memory.stats().unwrap().maximum, 5 * STEP);
 }

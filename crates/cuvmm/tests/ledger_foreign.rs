@@ -1,15 +1,22 @@
 //! Memory of other programs, which processes of a ledger notice.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+//!
+//! `unsafe` is used for what another library would allocate.
+#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
 use std::time::{Duration, Instant};
 
 use common::{D0, G, nth_of};
-use cuvmm::driver::{CUresult, Call};
+use std::sync::{Arc, Mutex};
+
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::pool::{Block, Tenant};
-use cuvmm::{Device, Ledger, LedgerView, Limit, Pool};
+use cuvmm::{Device, Ledger, LedgerView, Limit, Pool, Stream};
+
+/// The size in which a memory pool of the driver obtains memory.
+const STEP: u64 = 32 << 20;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -88,5 +95,66 @@ on_both! {
         assert_eq!(stats.processes[other.slot()].obtained, 0);
         let again = other_tenant.try_allocate(40 * G).unwrap();
         drop((first, again));
+    }
+
+    fn a_memory_pool_of_the_driver_counts_with_what_it_holds(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let total = rig.device.total_memory();
+        rig.machine.set_used_elsewhere(D0, total - 12 * STEP);
+        let (ledger, _pool, tenant) = process(&rig.device, &dir, total / G);
+        let memory = tenant.memory_pool(8 * STEP).build().unwrap();
+        let usable = || ledger.stats().usable;
+        assert_eq!(usable(), 12 * STEP, "nothing is obtained yet");
+        let refused = refusal(tenant.try_allocate(4 * STEP));
+        assert_eq!(refused.0, LedgerRefusal::Foreign, "what is charged can still be obtained");
+        let block = tenant.try_allocate(3 * STEP).unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = memory.allocate_on(&stream, 8 * STEP).unwrap();
+        memory.stats().unwrap();
+        refusal(tenant.try_allocate(STEP));
+        assert_eq!((usable(), ledger.stats().foreign), (12 * STEP, total - 12 * STEP));
+        drop((held, block));
+        stream.synchronize().unwrap();
+        memory.trim().unwrap();
+        refusal(tenant.try_allocate(4 * STEP));
+        assert_eq!(usable(), 12 * STEP);
+    }
+
+    fn what_a_library_allocates_during_a_measurement_never_raises_what_is_left(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let total = rig.device.total_memory();
+        rig.machine.set_used_elsewhere(D0, total - 12 * STEP);
+        let (one, _pool, tenant) = process(&rig.device, &dir, total / G);
+        let (two, _other_pool, other) = process(&rig.device, &dir, total / G);
+        let memory = tenant.memory_pool(8 * STEP).build().unwrap();
+        let current = memory.make_current().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (machine, queue) = (Arc::clone(&rig.machine), stream.as_raw());
+        let library = Arc::new(Mutex::new(None));
+        let theirs = Arc::clone(&library);
+        // Another library, between the reading of the slots and the driver's answer.
+        rig.faults.watch(Some(Arc::new(move |call| {
+            let mut theirs = theirs.lock().unwrap();
+            if call == Call::MemGetInfo && theirs.is_none() {
+                // SAFETY: the stream is alive.
+                *theirs = Some(unsafe { machine.alloc_async(D0, 8 * STEP, queue).unwrap() });
+            }
+        })));
+        assert_eq!(refusal(other.try_allocate(4 * STEP)).0, LedgerRefusal::Foreign);
+        rig.faults.watch(None);
+        for ledger in [&one, &two] {
+            let usable = ledger.stats().usable;
+            assert!((4 * STEP..=12 * STEP).contains(&usable), "{usable}");
+        }
+        // The process reads it when another one waits.
+        let block = other.block(3 * STEP).timeout(LONG).allocate().unwrap();
+        until(|| two.stats().foreign == total - 12 * STEP);
+        let free = rig.machine.memory_info(D0).unwrap().free;
+        assert_eq!(free, STEP, "the step for exchanges");
+        let at = library.lock().unwrap().unwrap();
+        // SAFETY: nothing uses the memory.
+        unsafe { rig.machine.free_async(D0, at, queue).unwrap() };
+        stream.synchronize().unwrap();
+        drop((block, current));
     }
 }

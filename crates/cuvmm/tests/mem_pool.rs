@@ -12,7 +12,9 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use common::sweep::{sweep, text};
 use common::{D0, D1, Rig};
@@ -329,6 +331,34 @@ on_both! {
         assert_eq!(rig.device.kept_memory_pools(), 1);
     }
 
+    fn a_pool_that_serves_again_has_no_access_of_others(rig) {
+        let peer = rig.second();
+        let create = || MemPool::builder(&rig.device).maximum(2 * STEP).create().unwrap();
+        let end = |pool: MemPool| {
+            pool.set_access(&[AccessGrant::new(&peer, Access::ReadWrite)]).unwrap();
+            drop(pool.make_current().unwrap());
+            drop(pool);
+        };
+        let pool = create();
+        let handle = pool.as_raw();
+        end(pool);
+        assert_eq!(rig.device.kept_memory_pools(), 1);
+        let again = create();
+        assert_eq!((again.as_raw(), rig.device.kept_memory_pools()), (handle, 0));
+        assert_eq!(again.access_of(&peer).unwrap(), Access::None);
+        end(again);
+        // One whose access the driver does not take back serves no more.
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(1, code).of(Call::MemPoolSetAccess));
+        let new = create();
+        rig.faults.disarm();
+        assert_ne!(new.as_raw(), handle);
+        assert_eq!(new.access_of(&peer).unwrap(), Access::None);
+        drop(new);
+        assert_ne!(create().as_raw(), handle);
+        assert_eq!(rig.device.kept_memory_pools(), 1);
+    }
+
     fn a_capture_is_left_alone(rig) {
         let pool = keeping(rig, 2);
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
@@ -445,6 +475,62 @@ fn drops_that_fail_are_counted() {
     rig.faults.disarm();
     assert!(rig.device.drop_failures() >= 2);
     assert_eq!(rig.machine.live().allocations, 1);
+}
+
+/// A pool whose guard could not set the default pool again is still current when it ends. Another
+/// thread makes a pool current between the calls of that end.
+#[test]
+fn the_end_of_a_pool_does_not_replace_what_another_thread_made_current() {
+    let rig = common::host();
+    let [ending, next] = [(); 2].map(|()| MemPool::new(&rig.device).unwrap());
+    let guard = ending.make_current().unwrap();
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults
+        .arm(Fault::nth(1, code).of(Call::DeviceSetMemPool));
+    drop(guard);
+    rig.faults.disarm();
+    assert!(ending.is_current().unwrap());
+    let (begin, begun) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    let (begin, ended) = (Mutex::new(Some(begin)), Mutex::new(ended));
+    rig.faults.watch(Some(Arc::new(move |call| {
+        let first = match call {
+            Call::DeviceGetDefaultMemPool => begin.lock().unwrap().take(),
+            _ => None,
+        };
+        if let Some(begin) = first {
+            begin.send(()).unwrap();
+            // A thread that does not wait is done within this time.
+            let _ = ended
+                .lock()
+                .unwrap()
+                .recv_timeout(Duration::from_millis(50));
+        }
+    })));
+    let (machine, other) = (&rig.machine, &next);
+    let guard = thread::scope(|scope| {
+        let sets = scope.spawn(move || {
+            begun.recv().unwrap();
+            let default = machine.default_mem_pool(D0).unwrap();
+            // As another library does.
+            // SAFETY: a default pool is never destroyed.
+            unsafe { machine.set_current_mem_pool(D0, default).unwrap() };
+            let guard = other.make_current().unwrap();
+            end.send(()).unwrap();
+            guard
+        });
+        drop(ending);
+        sets.join().unwrap()
+    });
+    rig.faults.watch(None);
+    assert!(next.is_current().unwrap());
+    drop(guard);
+    assert!(
+        MemPool::default_of(&rig.device)
+            .unwrap()
+            .is_current()
+            .unwrap()
+    );
 }
 
 #[test]

@@ -13,6 +13,7 @@
 mod common;
 mod share_support;
 
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use common::{D0, G, MIB, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver as _, HandleTypes, Location};
+use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes, Location};
 use cuvmm::error::{ArgumentError, ChannelError, DescriptionError, MemoryError, ShareError};
 use cuvmm::own::{CloseRefusal, ImportedAllocation, ImportedPool};
 use cuvmm::share::{AllocationDescription, AllocationOffer, AllocationParcel, PoolImporter};
@@ -342,6 +343,30 @@ fn a_pool_is_imported_once() {
     drop(third);
     assert_eq!(count(), 0);
     drop((one, two_, three, pool, other, stream, importer));
+    two.end();
+}
+
+/// Handles of a device that were opened separately have nothing in common: each imports the pool, and
+/// frees what it has imported.
+#[test]
+fn handles_that_were_opened_separately_import_a_pool_each() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let driver: Arc<dyn Driver> = two.taker.faults.clone();
+    let separate = Device::open(driver, 0).unwrap();
+    assert!(separate.is_same(&two.taker.device));
+    let first = give_one(&memory, &two.importer());
+    let second = give_one(&memory, &importer(&separate));
+    assert_eq!(two.taker.machine.live().mem_pools, 2);
+    drop(first);
+    assert_eq!(two.taker.machine.live().mem_pools, 1);
+    assert!(memory.is_held());
+    assert_eq!(read(&second, 0), 0);
+    drop(second);
+    assert!(!memory.is_held());
+    drop((memory, pool, stream, separate));
     two.end();
 }
 
@@ -1010,5 +1035,57 @@ fn a_child_that_is_forked_during_a_call() {
     });
     assert_eq!(ended(child, Duration::from_secs(20)), Some(0));
     drop((offer, memory, pool, stream, other));
+    two.end();
+}
+
+/// An imported allocation belongs to the parent: a forked child can neither use nor free
+/// it, and its drops tell the giver nothing.
+#[test]
+fn a_forked_child_has_nothing_imported() {
+    fn is_forked<T>(outcome: Result<T, impl Debug>) -> bool {
+        matches!(outcome, Err(error) if format!("{error:?}").contains("Forked"))
+    }
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importer = two.importer();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let offer = AllocationOffer::new(&memory).unwrap();
+    let taken = give_one(&memory, &importer);
+    let other = Stream::new(&two.taker.device).unwrap();
+    let handle = pool.export(FD).unwrap();
+    let ticket = memory.export().unwrap();
+    let parcel = offer.parcel().unwrap();
+    let calls = || (two.giver.faults.total(), two.taker.faults.total());
+    let child = fork(|| {
+        let before = calls();
+        assert!(is_forked(importer.open(parcel)));
+        assert!(is_forked(ImportedPool::import(&two.taker.device, &handle)));
+        // SAFETY: it is refused.
+        assert!(is_forked(unsafe {
+            taken.pool().import_allocation(&other, ticket, MIB)
+        }));
+        assert!(is_forked(taken.check_giver()));
+        assert!(is_forked(taken.record_use(&other)));
+        assert!(is_forked(taken.read(&other, 0, &mut [0])));
+        assert!(is_forked(taken.write(&other, 0, &[0])));
+        assert_eq!((taken.size(), taken.access()), (MIB, Access::Read));
+        // SAFETY: the child ends without using or dropping the value again.
+        let copy = unsafe { std::ptr::read(&raw const taken) };
+        assert!(is_forked(copy.close()));
+        share_support::drop_in_child(taken.pool());
+        share_support::drop_in_child(&importer);
+        assert!(offer.parcel().is_err());
+        share_support::drop_in_child(&offer);
+        assert_eq!(calls(), before);
+        assert_eq!(two.taker.device.drop_failures(), 0);
+    });
+    assert_eq!(ended(child, Duration::from_secs(20)), Some(0));
+    assert!(memory.is_held());
+    assert_eq!(read(&taken, 0), 0);
+    drop(taken);
+    drop(offer);
+    assert!(!memory.is_held());
+    drop((memory, pool, stream, other, importer));
     two.end();
 }

@@ -16,17 +16,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::books::figures;
-use common::{D0, G, GIB, Rig};
+use common::{D0, D1, G, GIB, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{
-    CUresult, Call, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
+    AccessFlags, CUresult, Call, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver,
+    DriverError, Location,
 };
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::mem_pool::TenantMemPoolStats;
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    CallError, CurrentTenantMemPool, Device, Ledger, Limit, MemPool, Pool, PoolAllocation, Stream,
-    Tenant, TenantMemPool,
+    Access, CallError, CurrentTenantMemPool, Device, Ledger, Limit, MemPool, Pool, PoolAllocation,
+    Stream, Tenant, TenantMemPool,
 };
 
 /// The size in which a pool of the driver obtains memory.
@@ -589,9 +590,11 @@ on_both! {
             let own = stats.processes.iter().find(|it| it.slot == ledger.slot());
             of(own.unwrap()) / STEP
         };
-        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 9));
+        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 0));
         let stream = Stream::new(&rig.device).unwrap();
         let held = memory.allocate_on(&stream, 2 * STEP).unwrap();
+        assert_eq!(stats(&memory).reserved, 2 * STEP);
+        assert_eq!((own(|it| it.charged), own(|it| it.obtained)), (9, 2));
         let refused = b.try_allocate(5 * STEP).unwrap_err();
         assert!(refused.shortage().unwrap().ledger.is_some(), "{refused}");
         let waits = std::time::Duration::from_secs(60);
@@ -603,8 +606,67 @@ on_both! {
         drop(block);
         assert!(two.trim(0).unwrap() > 0);
         memory.reserve(4 * STEP).unwrap();
-        drop(held);
+        // What the older pool holds counts too, until it is freed.
+        let more = memory.allocate_on(&stream, 4 * STEP).unwrap();
+        assert_eq!(stats(&memory).older_held, 2 * STEP);
+        assert_eq!(own(|it| it.obtained), 6);
+        drop((held, more));
         stream.synchronize().unwrap();
+        memory.trim().unwrap();
+        assert_eq!(own(|it| it.obtained), 0);
+    }
+
+    fn other_devices_keep_their_access_through_exchanges(rig) {
+        let peer = rig.second();
+        let pool = pool(rig, 9);
+        let one = tenant(&pool, "a");
+        let memory = one.memory_pool(4 * STEP).minimum(STEP).open_to(&peer, Access::ReadWrite);
+        let memory = memory.build().unwrap();
+        let [stream, theirs] = [&rig.device, &peer].map(|device| Stream::new(device).unwrap());
+        let current = memory.make_current().unwrap();
+        let machine = Arc::clone(&rig.machine);
+        let default = machine.default_mem_pool(D0).unwrap();
+        let pools: Arc<std::sync::Mutex<std::collections::BTreeSet<u64>>> = Arc::default();
+        let seen = Arc::clone(&pools);
+        // A library may allocate before each driver call, from the stand-in too.
+        rig.faults.watch(Some(Arc::new(move |_| {
+            let now = machine.current_mem_pool(D0).unwrap();
+            if now != default {
+                // SAFETY: the current pool is alive.
+                let access = unsafe { machine.mem_pool_access(D0, now, Location::device(D1)) };
+                assert_eq!(access.unwrap(), AccessFlags::READ_WRITE);
+                seen.lock().unwrap().insert(now.0);
+            }
+        })));
+        let held = library(rig, &stream, 3).unwrap();
+        memory.reserve(4 * STEP).unwrap();
+        // SAFETY: the memory is alive.
+        let fill = |at| unsafe { rig.machine.fill_async(D1, at, 9, STEP, theirs.as_raw()) };
+        fill(held).unwrap();
+        let newer = library(rig, &stream, 1).unwrap();
+        fill(newer).unwrap();
+        theirs.synchronize().unwrap();
+        memory.shrink_to(0).unwrap();
+        let block = common_tenant(&pool).allocate(STEP).unwrap();
+        for at in [held, newer] {
+            free(rig, &stream, at);
+        }
+        stream.synchronize().unwrap();
+        drop(block);
+        // Exchanged pools that are kept serve again.
+        for _ in 0..8 {
+            memory.reserve(4 * STEP).unwrap();
+            memory.shrink_to(0).unwrap();
+        }
+        assert!(pools.lock().unwrap().len() >= 3, "{pools:?}");
+        assert!(rig.device.kept_memory_pools() <= 6, "{}", rig.device.kept_memory_pools());
+        drop(current);
+        drop(memory);
+        rig.faults.watch(None);
+        // They serve for a tenant that is open to no device, too.
+        let memory = one.memory_pool(STEP).build().unwrap();
+        let own = memory.allocate_on(&stream, STEP).unwrap();
+        assert_eq!(own.pool().access_of(&peer).unwrap(), Access::None);
     }
 
     fn a_growth_takes_what_another_pool_that_grows_does_not_use(rig) {
@@ -652,6 +714,26 @@ on_both! {
             let error = tenant.memory_pool(bytes).build().unwrap_err();
             assert!(matches!(error, BlockError::Argument(ArgumentError::Overflow { .. })));
         }
+        let peer = rig.second();
+        let open = |devices: &[(&Device, Access)]| {
+            let open = devices.iter();
+            let open = open.fold(tenant.memory_pool(STEP), |open, &(device, access)| {
+                open.open_to(device, access)
+            });
+            open.build().unwrap_err()
+        };
+        let argument = |error| match error {
+            BlockError::Argument(error) => error,
+            other => panic!("{other}"),
+        };
+        let own = argument(open(&[(&rig.device, Access::Read)]));
+        assert!(matches!(own, ArgumentError::HasAccess { .. }), "{own}");
+        let twice = argument(open(&[(&peer, Access::Read), (&peer, Access::Read)]));
+        assert!(matches!(twice, ArgumentError::HasAccess { .. }), "{twice}");
+        let none = argument(open(&[(&peer, Access::None)]));
+        assert!(matches!(none, ArgumentError::Zero { .. }), "{none}");
+        let elsewhere = common::model();
+        argument(open(&[(&elsewhere.device, Access::Read)]));
         assert_eq!(rig.machine.live().mem_pools, 0, "no driver call");
         let error = tenant.memory_pool(4 * STEP).build().unwrap_err();
         let shortage = error.shortage().unwrap();

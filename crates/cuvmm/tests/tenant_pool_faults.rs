@@ -19,8 +19,8 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
 use cuvmm::{
-    Block, CurrentTenantMemPool, Limit, MemPool, Pool, PoolAllocation, Stream, Tenant,
-    TenantMemPool,
+    Access, Block, CurrentTenantMemPool, Device, Limit, MemPool, Pool, PoolAllocation, Stream,
+    Tenant, TenantMemPool,
 };
 
 const STEP: u64 = 32 << 20;
@@ -34,6 +34,7 @@ struct World {
     tenant: Tenant,
     other: Tenant,
     stream: Stream,
+    peer: Device,
     pool: Pool,
 }
 
@@ -43,7 +44,9 @@ fn world(rig: &Rig<Nothing>, limit: u64) -> World {
     let pool = pool.build().unwrap();
     let tenant = pool.tenant("a").register().unwrap();
     let other = pool.tenant("b").register().unwrap();
-    let memory = tenant.memory_pool(6 * STEP).minimum(STEP).build().unwrap();
+    let peer = rig.second();
+    let memory = tenant.memory_pool(6 * STEP).minimum(STEP);
+    let memory = memory.open_to(&peer, Access::ReadWrite).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let held = vec![memory.allocate_on(&stream, 2 * STEP).unwrap()];
     World {
@@ -54,11 +57,21 @@ fn world(rig: &Rig<Nothing>, limit: u64) -> World {
         tenant,
         other,
         stream,
+        peer,
         pool,
     }
 }
 
 impl World {
+    /// Returns the access of the other device to the current pool.
+    fn access(&self) -> Access {
+        let device = self.stream.device();
+        let current = MemPool::current_of(device).unwrap();
+        // SAFETY: the tenant's pool is current, and lives as long as its owner.
+        let pool = unsafe { MemPool::from_raw(device, current) };
+        pool.access_of(&self.peer).unwrap()
+    }
+
     fn memory(&self) -> &TenantMemPool {
         self.memory.as_ref().unwrap()
     }
@@ -85,13 +98,17 @@ fn building() {
             world
         },
         |_, world| {
-            let built = world.tenant.memory_pool(3 * STEP).build();
+            let built = world.tenant.memory_pool(3 * STEP);
+            let built = built.open_to(&world.peer, Access::Read).build();
             Ok(world.memory = Some(text(built)?))
         },
         picture,
         true,
     );
-    assert_eq!(calls, 7, "three for each pool, and the threshold");
+    assert_eq!(
+        calls, 10,
+        "four for each pool, one for the device, and the threshold"
+    );
 }
 
 #[test]
@@ -101,7 +118,10 @@ fn growing() {
         let calls = sweep(
             |rig| world(rig, limit),
             |_, world| text(world.memory().reserve(steps * STEP)),
-            |world| (picture(world), world.memory().is_current().unwrap()),
+            |world| {
+                assert_eq!(world.access(), Access::ReadWrite);
+                (picture(world), world.memory().is_current().unwrap())
+            },
             true,
         );
         assert!(calls >= 20, "{calls}");

@@ -18,13 +18,13 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::books::figures;
-use common::{D0, G, Rig};
+use common::{D0, D1, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{ModelDriver, Nothing};
-use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, StreamHandle};
+use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location, StreamHandle};
 use cuvmm::{
-    Block, CurrentTenantMemPool, Limit, MemPool, Pool, PoolAllocation, Stream, Tenant,
-    TenantMemPool,
+    Access, Block, CurrentTenantMemPool, Device, Limit, MemPool, Pool, PoolAllocation, Stream,
+    Tenant, TenantMemPool,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -143,6 +143,8 @@ struct Library {
     held: Vec<DeviceAddress>,
     /// The limit of the pool in bytes.
     limit: u64,
+    /// The pools are open to the other device.
+    peers: bool,
 }
 
 impl Library {
@@ -151,6 +153,12 @@ impl Library {
         let machine = &self.machine;
         // The default pool is bounded by nothing.
         let ours = machine.current_mem_pool(D0).unwrap() != self.default;
+        if ours && self.peers {
+            let pool = machine.current_mem_pool(D0).unwrap();
+            // SAFETY: the current pool is alive.
+            let access = unsafe { machine.mem_pool_access(D0, pool, Location::device(D1)) };
+            assert_eq!(access.unwrap(), AccessFlags::READ_WRITE);
+        }
         while ours && self.piece > 0 {
             // SAFETY: the stream is alive.
             match unsafe { machine.alloc_async(D0, self.piece << 20, self.stream) } {
@@ -192,6 +200,8 @@ struct Run<'a> {
     tenants: [Option<Tenant>; 2],
     stream: Stream,
     pool: Pool,
+    /// The device that the memory pools are open to.
+    peer: Option<Device>,
     failing: bool,
 }
 
@@ -200,7 +210,8 @@ fn register(pool: &Pool, which: usize) -> Option<Tenant> {
 }
 
 impl<'a> Run<'a> {
-    fn new(rig: &'a Rig<Nothing>) -> Self {
+    fn new(rig: &'a Rig<Nothing>, peers: bool) -> Self {
+        let peer = peers.then(|| rig.second());
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(LIMIT * STEP));
         let pool = pool.build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -214,6 +225,7 @@ impl<'a> Run<'a> {
             calls: 0,
             held: Vec::new(),
             limit: LIMIT * STEP,
+            peers: peer.is_some(),
         }));
         let acting = Arc::clone(&library);
         // The stream lives as long as the watcher.
@@ -233,6 +245,7 @@ impl<'a> Run<'a> {
             tenants: [register(&pool, 0), register(&pool, 1)],
             stream,
             pool,
+            peer,
             failing: false,
         }
     }
@@ -252,7 +265,10 @@ impl<'a> Run<'a> {
                     self.tenants[which] = register(&self.pool, which);
                     return;
                 };
-                let made = tenant.memory_pool(maximum * STEP).minimum(minimum * STEP);
+                let mut made = tenant.memory_pool(maximum * STEP).minimum(minimum * STEP);
+                if let Some(peer) = &self.peer {
+                    made = made.open_to(peer, Access::ReadWrite);
+                }
                 if let Ok(made) = made.build() {
                     self.memory[which] = Some(made);
                 }
@@ -393,9 +409,9 @@ impl<'a> Run<'a> {
     }
 }
 
-fn run(steps: Vec<Step>) {
+fn run(steps: Vec<Step>, peers: bool) {
     let rig = common::model();
-    let mut run = Run::new(&rig);
+    let mut run = Run::new(&rig, peers);
     for step in steps {
         run.step(step);
         run.check();
@@ -411,10 +427,10 @@ fn the_device_never_holds_more_than_is_charged() {
         ..Config::default()
     };
     let mut runner = TestRunner::new(config);
-    let programs = proptest::collection::vec(step(), 1..60);
+    let programs = (proptest::collection::vec(step(), 1..60), any::<bool>());
     runner
-        .run(&programs, |steps| {
-            run(steps);
+        .run(&programs, |(steps, peers)| {
+            run(steps, peers);
             Ok(())
         })
         .unwrap();

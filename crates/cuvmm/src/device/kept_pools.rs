@@ -7,7 +7,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use cuvmm_driver::{MemPoolHandle, MemPoolProps};
+use cuvmm_driver::{Location, MemPoolHandle, MemPoolProps};
 
 use super::Device;
 
@@ -15,12 +15,15 @@ use super::Device;
 #[derive(Debug, Default)]
 pub(super) struct KeptPools(Mutex<Vec<KeptPool>>);
 
+/// A pool that may not be destroyed, and that no owner has.
 #[derive(Debug)]
-struct KeptPool {
-    handle: MemPoolHandle,
-    props: MemPoolProps,
+pub(crate) struct KeptPool {
+    pub(crate) handle: MemPoolHandle,
+    pub(crate) props: MemPoolProps,
+    /// The places whose access was set.
+    pub(crate) granted: Vec<Location>,
     /// It may serve as a new pool once it is empty.
-    reusable: bool,
+    pub(crate) reusable: bool,
 }
 
 impl Device {
@@ -30,7 +33,10 @@ impl Device {
     /// driver. They hold only what other libraries have not freed yet.
     #[must_use]
     pub fn kept_memory_pools(&self) -> usize {
-        self.lock_kept().len()
+        match self.is_forked() {
+            true => 0,
+            false => self.lock_kept().len(),
+        }
     }
 
     fn lock_kept(&self) -> std::sync::MutexGuard<'_, Vec<KeptPool>> {
@@ -39,12 +45,8 @@ impl Device {
     }
 
     /// Keeps a pool whose owner is gone.
-    pub(crate) fn keep_pool(&self, handle: MemPoolHandle, props: MemPoolProps, reusable: bool) {
-        self.lock_kept().push(KeptPool {
-            handle,
-            props,
-            reusable,
-        });
+    pub(crate) fn keep_pool(&self, pool: KeptPool) {
+        self.lock_kept().push(pool);
     }
 
     /// Takes a kept pool with these properties for which `is_empty` returns `true`. It is asked
@@ -53,11 +55,11 @@ impl Device {
         &self,
         props: &MemPoolProps,
         is_empty: impl Fn(MemPoolHandle) -> bool,
-    ) -> Option<MemPoolHandle> {
+    ) -> Option<KeptPool> {
         let alike = |pool: &mut KeptPool| pool.reusable && pool.props == *props;
         let mut alike: Vec<KeptPool> = self.lock_kept().extract_if(.., alike).collect();
         let found = alike.iter().position(|pool| is_empty(pool.handle));
-        let taken = found.map(|index| alike.swap_remove(index).handle);
+        let taken = found.map(|index| alike.swap_remove(index));
         self.lock_kept().append(&mut alike);
         taken
     }

@@ -557,6 +557,7 @@ impl Holder for Core {
             padding: used - in_use,
             pending_free: free - large.ready() - small.ready(),
             idle: large.idle(),
+            obtained: 0,
         }
     }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::charge;
+use super::charge::{self, Count};
 use super::control::socket_path;
 use super::exports;
 use super::file::LedgerFile;
@@ -91,7 +91,8 @@ fn collect_one(
         return Ok(true);
     }
     let age = seen.age(What::Dying, index, found.1);
-    let returned = is_gone && seen.age(What::Ended, index, found.1) >= lingers(slot);
+    let lingers = lingers(slot, Count::of(file.layout().charges[index].load()));
+    let returned = is_gone && seen.age(What::Ended, index, found.1) >= lingers;
     let ended = returned || (unverified && age >= UNVERIFIED);
     if ended {
         // The name contains the generation, so it is no other process's. It goes first: no process
@@ -105,9 +106,10 @@ fn collect_one(
     Ok(!ended)
 }
 
-/// Returns for how long after the end of its owner the driver may still have a slot's memory.
-fn lingers(slot: &Slot) -> Duration {
-    match slot.obtained.load() {
+/// Returns for how long after the end of its owner the driver may still have a slot's memory. What
+/// was charged may have been obtained since the slot last showed what was.
+fn lingers(slot: &Slot, charge: Count) -> Duration {
+    match charge.charged() {
         0 => Duration::ZERO,
         _ => Duration::from_millis(slot.lingers.load()).min(UNVERIFIED),
     }

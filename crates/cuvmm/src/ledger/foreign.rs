@@ -5,11 +5,26 @@
 //! than the rest of the device, whatever the limit is.
 //!
 //! A pool counts memory before it asks the driver for it, and until the driver has it back. The
-//! slots are read before and after the driver is asked, and the larger value counts. So memory of
-//! pools is never taken for foreign.
+//! slots are read before and after the driver is asked, and the larger value counts. So this memory
+//! is never taken for foreign.
+//!
+//! Memory pools of the driver are charged with what they may hold, and counted with what they were
+//! last seen to hold, because other libraries allocate from them without asking. Their process reads
+//! their figures with each operation on them, before it reclaims memory, once a second, and for each
+//! look at the ledger while a request of another process waits. Until the next reading
+//!
+//! - what they have obtained since the last one counts as foreign. The device seems to leave less
+//!   than it does, by at most what they are charged and were not seen to hold. No more is granted
+//!   than there is.
+//! - what they have released since still counts as theirs. The device seems to leave more than it
+//!   does, by at most that. An operation of the library that releases reads the figures itself,
+//!   before it ends. By themselves such pools release only what exceeds their release threshold, at
+//!   a synchronization, or what the driver needs for another allocation of the same process.
+//!
+//! Without a capture guard, both last for a second at most.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Slot};
@@ -25,6 +40,8 @@ pub(super) struct Foreign {
     device: WeakDevice,
     /// When it was last measured.
     measured: Mutex<Option<Instant>>,
+    /// Set when the process counts other bytes of the driver's memory pools than at that time.
+    expired: AtomicBool,
     /// Bytes that pools of the ledger can have; everything before the first measurement. Read by
     /// each charge, without the lock.
     usable: AtomicU64,
@@ -35,17 +52,24 @@ impl Foreign {
         Self {
             device,
             measured: Mutex::default(),
+            expired: AtomicBool::new(false),
             usable: AtomicU64::new(u64::MAX),
         }
     }
 
-    /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds,
-    /// and shows the result in the process's slot. Keeps the last result if the driver refuses.
+    /// Makes the next request for a measurement measure.
+    pub(super) fn expire(&self) {
+        self.expired.store(true, Ordering::Release);
+    }
+
+    /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds and
+    /// has not [expired](Self::expire), and shows the result in the process's slot. Keeps the last result if the driver refuses.
     /// Returns the bytes that all pools of the ledger can have; everything before the first
     /// measurement.
     pub(super) fn measure(&self, layout: &Layout, own: &Slot) -> u64 {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        if measured.is_none_or(|at| at.elapsed() >= PAUSE)
+        let is_old = measured.is_none_or(|at| at.elapsed() >= PAUSE);
+        if (self.expired.swap(false, Ordering::AcqRel) || is_old)
             && let Some((usable, foreign)) = self.ask(layout)
         {
             *measured = Some(Instant::now());

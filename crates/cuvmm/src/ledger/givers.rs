@@ -16,6 +16,9 @@ pub(crate) trait Giver: Send + Sync {
     /// that it gives back to the driver.
     fn give_back(&self, bytes: u64);
 
+    /// Reads what memory pools of the driver hold, which only the driver knows, and counts it.
+    fn read_driver_memory(&self);
+
     /// Gives back what it does not need, without a driver call.
     fn give_unneeded(&self);
 

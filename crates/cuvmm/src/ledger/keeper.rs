@@ -107,13 +107,17 @@ impl Keeper {
         member
             .givers()
             .each(|giver| giver.leave_idle_to_others(others_lack));
+        let passed = clock::since(self.idle_since.0);
+        let is_time = passed >= PASS;
+        if need > 0 || is_time {
+            member.givers().each(|giver| giver.read_driver_memory());
+        }
         if need > 0 {
             let offers = give(member, &unmet);
             self.appeals.begin(member, &self.commands, offers, &unmet);
         }
         let (since, count) = &mut self.idle_since;
-        let passed = clock::since(*since);
-        if passed >= PASS {
+        if is_time {
             average(&mut self.averages, passed, member);
             *since = clock::now();
             let grants = member.grants();

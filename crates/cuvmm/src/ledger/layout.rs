@@ -80,7 +80,8 @@ pub(super) struct Slot {
     pub(super) limit: Word,
     /// An `i64`. Memory is reclaimed from lower priorities first.
     pub(super) priority: Word,
-    /// Bytes that the process's pools have from the driver.
+    /// Bytes that the process's pools have from the driver. The driver's memory pools count with what
+    /// they were last seen to hold.
     pub(super) obtained: Word,
     /// Granules that the process could give back without waiting, as it last found.
     pub(super) idle: Word,

@@ -242,6 +242,19 @@ impl Member {
         self.slot().obtained.store(account.obtained);
     }
 
+    /// Counts what a pool's memory pools of the driver hold `now`, in place of what was counted
+    /// `before`.
+    pub(crate) fn note_read(&self, before: u64, now: u64) {
+        if before == now {
+            return;
+        }
+        let mut account = self.account();
+        account.obtained = account.obtained.saturating_sub(before).saturating_add(now);
+        self.slot().obtained.store(account.obtained);
+        drop(account);
+        self.foreign.expire();
+    }
+
     /// Returns the bytes that could be granted now.
     pub(crate) fn left(&self) -> u64 {
         if self.own_process().is_err() {

@@ -98,6 +98,11 @@
 //! Where the device leaves less than the limit, requests are refused as if that were the limit
 //! ([`LedgerRefusal::Foreign`](crate::error::LedgerRefusal::Foreign)), until the foreign memory is
 //! less.
+//!
+//! Memory pools of the driver ([`mem_pool`](crate::mem_pool)) count with what they were last seen to
+//! hold, although all that they may hold is charged. Memory that another library allocates from one
+//! counts as foreign until its process has read the figures again: within a second, or at once while a
+//! request waits.
 
 mod appeal;
 mod bell;

@@ -892,10 +892,10 @@ fn memory_of_an_ended_process_counts_while_the_driver_may_have_it() {
     let layout = one.file().layout();
     let (slot, pid) = (&layout.slots[5], u64::from(child.id()));
     child.wait().unwrap();
-    for (obtained, lingers) in [(0, 60_000), (G, 0), (G, 150)] {
+    for (charged, lingers) in [(0, 60_000), (1, 0), (1, 150)] {
         slot.pid.store(pid);
         slot.pid_namespace.store(super::proc::own_namespace());
-        slot.obtained.store(obtained);
+        layout.charges[5].store(charged);
         slot.lingers.store(lingers);
         let generation = slot.state().1;
         slot.set_state(State::Live, generation);
@@ -909,7 +909,8 @@ fn memory_of_an_ended_process_counts_while_the_driver_may_have_it() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(slot.state(), (State::Free, generation + 1));
-        match obtained.min(lingers) {
+        assert_eq!(Count::of(layout.charges[5].load()).charged(), 0);
+        match charged.min(lingers) {
             0 => assert_eq!(passes, 0),
             _ => assert!(begun.elapsed() >= Duration::from_millis(lingers)),
         }

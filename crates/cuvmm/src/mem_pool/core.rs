@@ -145,6 +145,7 @@ impl Holder for Core {
             padding,
             pending_free: 0,
             idle,
+            obtained: view.reserved,
         }
     }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
-use crate::own::{CloseRefusal, CurrentPoolGuard, MemPool};
+use crate::own::{AccessGrant, CloseRefusal, CurrentPoolGuard, MemPool};
 use crate::size::Granularity;
 
 /// The bytes in which the driver obtains memory for a pool, and to which it rounds a pool's maximum
@@ -163,6 +163,8 @@ pub(super) struct View {
     pub(super) idle_closed: u64,
     /// The number of older pools.
     pub(super) older: u64,
+    /// Bytes that the driver was last seen to hold.
+    pub(super) reserved: u64,
 }
 
 /// The figures of the pools, in bytes.
@@ -198,6 +200,8 @@ pub(super) struct Generations {
     threshold: u64,
     /// The least maximum that is left when memory is reclaimed.
     least: u64,
+    /// The access of other devices to all of the pools.
+    guests: Vec<AccessGrant>,
     newest: Option<Generation>,
     stand_in: Option<Generation>,
     /// The stand-in may hold memory.
@@ -212,12 +216,18 @@ pub(super) struct Generations {
 }
 
 impl Generations {
-    pub(super) fn new(device: &Device, threshold: u64, least: u64) -> Self {
+    pub(super) fn new(
+        device: &Device,
+        threshold: u64,
+        least: u64,
+        guests: Vec<AccessGrant>,
+    ) -> Self {
         Self {
             granule: device.granule(),
             step: step_of(device),
             threshold,
             least,
+            guests,
             newest: None,
             stand_in: None,
             stood_in: false,
@@ -229,9 +239,13 @@ impl Generations {
         }
     }
 
-    /// Creates a pool with a maximum, which nothing allocates from yet.
-    pub(super) fn create(device: &Device, maximum: u64) -> Result<MemPool, MemoryError> {
+    /// Creates a pool with a maximum, which nothing allocates from yet, and gives other devices their
+    /// access to it.
+    pub(super) fn create(&self, device: &Device, maximum: u64) -> Result<MemPool, MemoryError> {
         let pool = MemPool::builder(device).maximum(maximum).create()?;
+        if !self.guests.is_empty() {
+            pool.put_access(&self.guests)?;
+        }
         Ok(pool.managed())
     }
 
@@ -303,6 +317,7 @@ impl Generations {
             idle: self.idle().min(most),
             idle_closed: self.idle_closed().min(held - in_use),
             older: self.older.len() as u64,
+            reserved: self.all().map(|it| it.reserved).sum(),
         }
     }
 
@@ -548,7 +563,7 @@ impl Generations {
             let Some(maximum) = choose(newest.reserved) else {
                 return Ok(false);
             };
-            let next = Self::create(device, maximum)?;
+            let next = self.create(device, maximum)?;
             self.apply_threshold(&next)?;
             self.suspend(maximum)?;
             // From here on the newest pool can only shrink, unless the charge covers both.

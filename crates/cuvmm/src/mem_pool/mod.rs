@@ -46,13 +46,16 @@
 //! libraries, contexts, modules, the workspaces of cuBLAS, other devices and other processes are
 //! not. One tenant's pool at a time can be current on a device, in the whole process.
 //!
-//! A [ledger](crate::ledger) takes what is charged and not yet allocated for memory that this
-//! process has. So it counts the memory of other programs too low by at most that, and can grant
-//! what the driver then refuses.
+//! A [ledger](crate::ledger) counts what the driver's pools were last seen to hold as memory of this
+//! process, and the rest of what the device has in use as memory of other programs. The figures are
+//! read with each operation here, before memory is reclaimed, and once a second. What a library
+//! allocates in between counts as another program's until then, so a request may be refused too
+//! early; what the driver's pools release by themselves counts as theirs until then.
 //!
-//! Access of other devices cannot be given to the pool: what is set for the driver's pool of an
-//! allocation is lost with the next exchange. If the library's pool is dropped while an allocation
-//! of another library lives, its bytes stay charged to the ledger until the process ends.
+//! What is set for the driver's pool of an allocation is lost with the next exchange. Access of other
+//! devices is kept if it is given by [`open_to`](TenantMemPoolBuilder::open_to). If the library's pool
+//! is dropped while an allocation of another library lives, its bytes stay charged to the ledger until
+//! the process ends.
 //!
 //! The rules of a [hardened pool](crate::pool#hardened-pools) do not apply to this memory.
 
@@ -66,9 +69,11 @@ use std::time::Duration;
 
 use self::core::{Core, Locked};
 use self::generations::{Generations, Need, step_of};
+use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
-use crate::own::{PoolAllocation, Stream};
+use crate::own::{Access, AccessGrant, PoolAllocation, Stream};
 use crate::pool::{Holder, HolderId, Tenant, Wait};
+use crate::region::check_guests;
 
 pub use current::CurrentTenantMemPool;
 
@@ -85,6 +90,7 @@ pub struct TenantMemPoolBuilder<'a> {
     minimum: Option<u64>,
     threshold: u64,
     timeout: Option<Duration>,
+    guests: Vec<AccessGrant>,
 }
 
 impl Tenant {
@@ -99,6 +105,7 @@ impl Tenant {
             minimum: None,
             threshold: u64::MAX,
             timeout: None,
+            guests: Vec::new(),
         }
     }
 }
@@ -125,15 +132,25 @@ impl TenantMemPoolBuilder<'_> {
         self
     }
 
+    /// Gives another device access to all of the pool's memory, in whichever pool of the driver it is
+    /// (`cuMemPoolSetAccess`, once for each of them, before anything can be allocated from it).
+    #[doc(alias = "peers")]
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn open_to(mut self, device: &Device, access: Access) -> Self {
+        self.guests.push(AccessGrant::new(device, access));
+        self
+    }
+
     /// Charges the tenant, and creates the driver's pools (`cuMemPoolCreate`, twice; before it
-    /// `cuDeviceGetAttribute` and `cuDriverGetVersion`; `cuMemPoolSetAttribute`). Obtains no memory
-    /// yet.
+    /// `cuDeviceGetAttribute` and `cuDriverGetVersion`; `cuMemPoolSetAttribute`; for other devices
+    /// `cuDeviceCanAccessPeer` and `cuMemPoolSetAccess`). Obtains no memory yet.
     ///
     /// # Errors
     /// [`BlockError`] when the maximum is zero or less than the minimum, the device has no memory
-    /// pools, the driver is older than CUDA 12.2, the limits do not leave the memory, or a capture
-    /// guard lives. Nothing has changed then, except that memory that nothing uses may have been
-    /// reclaimed.
+    /// pools, the driver is older than CUDA 12.2, the limits do not leave the memory, a capture guard
+    /// lives, or a device that is to be given access belongs to another driver, is the pool's own, was
+    /// named before or cannot access the memory. Nothing has changed then, except that memory that
+    /// nothing uses may have been reclaimed.
     pub fn build(self) -> Result<TenantMemPool, BlockError> {
         let Self { tenant, .. } = self;
         let device = tenant.device();
@@ -159,10 +176,11 @@ impl TenantMemPoolBuilder<'_> {
         if leave.is_none() {
             return Err(tenant.capturing(charge));
         }
+        check_guests(device, &[], &self.guests)?;
+        let generations = Generations::new(device, self.threshold, least, self.guests);
         // Shows whether the device has such pools, before anything is reclaimed.
-        let stand_in = Generations::create(device, step.bytes())?;
+        let stand_in = generations.create(device, step.bytes())?;
         drop(leave);
-        let generations = Generations::new(device, self.threshold, least);
         let core = Arc::new(Core::new(device, step, generations));
         let holder = tenant.attach_driver_memory(Arc::clone(&core) as Arc<dyn Holder>)?;
         // From here on dropping it gives back what was charged.
@@ -176,7 +194,7 @@ impl TenantMemPoolBuilder<'_> {
         tenant.charge_driver_memory(holder, charge, wait)?;
         let mut generations = shared.core.lock();
         generations.allow(charge);
-        let begun = Generations::create(device, maximum).and_then(|newest| {
+        let begun = generations.create(device, maximum).and_then(|newest| {
             generations.apply_threshold(&newest)?;
             generations.begin((newest, maximum), stand_in);
             Ok(())
@@ -262,6 +280,7 @@ impl Shared {
     /// Ends the charge for what is not needed any more.
     fn give_up_returned(&self) {
         self.tenant.give_up(self.holder, self.core.given(None));
+        self.tenant.count_obtained(self.holder);
     }
 
     /// Works on the driver's pools, and settles what that changes for the tenant.

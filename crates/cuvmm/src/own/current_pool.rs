@@ -57,7 +57,7 @@ impl MemPool {
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
         let default = Self::default_of(self.device())?;
-        let _one_by_one = self.device().set_pool_alone();
+        let _one_by_one = self.device().set_pool_alone()?;
         if !default.is_current()? {
             let device = self.device().location();
             return Err(MemoryError::CurrentPool { device });
@@ -135,6 +135,7 @@ impl CurrentPoolGuard<'_> {
     /// current from then on (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this
     /// guard's pool is not the current one any more. On failure nothing has changed.
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
+        let one_by_one = self.pool.device().set_pool_alone()?;
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
             pool.note_current();
             pool.call(Call::DeviceSetMemPool, |driver, device, pool| {
@@ -142,6 +143,7 @@ impl CurrentPoolGuard<'_> {
                 unsafe { driver.set_current_mem_pool(device, pool) }
             })?;
         }
+        drop(one_by_one);
         self.pool = pool.clone();
         Ok(())
     }
@@ -149,7 +151,7 @@ impl CurrentPoolGuard<'_> {
     /// Makes this guard's pool current again if one of `pools` is, or with `default` the previous one
     /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Returns `true` if it is current then.
     pub(crate) fn claim(&self, pools: &[MemPoolHandle], default: bool) -> Result<bool, CallError> {
-        let _one_by_one = self.pool.device().set_pool_alone();
+        let _one_by_one = self.pool.device().set_pool_alone()?;
         let current = MemPool::current_of(self.pool.device())?;
         if current == self.pool.as_raw() {
             return Ok(true);
@@ -182,6 +184,7 @@ impl CurrentPoolGuard<'_> {
             return Ok(());
         }
         let device = self.pool.device();
+        let _one_by_one = device.set_pool_alone()?;
         let current = device.give_back(Call::DeviceGetMemPool, |driver, device| {
             driver.current_mem_pool(device)
         })?;

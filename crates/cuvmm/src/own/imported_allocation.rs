@@ -211,8 +211,9 @@ impl ImportedAllocation {
     /// Checks that the process that gave the memory still keeps it, as far as it is known.
     ///
     /// # Errors
-    /// [`MemoryError::GiverGone`].
+    /// [`MemoryError::GiverGone`], and [`MemoryError`] in a forked child.
     pub fn check_giver(&self) -> Result<(), MemoryError> {
+        self.device().own_process()?;
         match &self.giver {
             Some(giver) if !giver.keeps() => Err(MemoryError::GiverGone),
             _ => Ok(()),
@@ -220,7 +221,6 @@ impl ImportedAllocation {
     }
 
     fn within(&self, offset: u64, size: usize) -> Result<u64, MemoryError> {
-        self.device().own_process()?;
         self.check_giver()?;
         range_within(offset, size as u64, self.size())
             // What could not be closed may have been freed.
@@ -251,6 +251,7 @@ impl ImportedAllocation {
     /// [`MemoryError`] when the memory was given for reading, the giver is gone, the range is not
     /// within the memory, the stream belongs to another device, or the driver refuses.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.device().own_process()?;
         if self.access != Access::ReadWrite {
             return Err(MemoryError::read_only(&(0..self.size())));
         }

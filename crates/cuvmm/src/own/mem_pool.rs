@@ -13,21 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{
-    Call, CudaVersion, DeviceAttribute, Driver, DriverError, HandleTypes, Location, LocationKind,
-    MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal,
+    Call, Driver, DriverError, HandleTypes, Location, MemPoolHandle, MemPoolProps, Ordinal,
 };
 
 use super::close::{CloseError, CloseRefusal};
-use super::given_memory::GivenMemory;
-use super::physical::creatable_as;
-use crate::device::Device;
-use crate::error::{ArgumentError, CallError, MemoryError};
-
-/// The version that introduced the maximum of a memory pool.
-const MAXIMUM_SINCE: CudaVersion = CudaVersion::new(12, 2);
-
-/// The most parts of kept memory that an allocation looks at. Each costs system calls.
-const FEW: usize = 4;
+use super::kept_memory::KeptMemory;
+use super::kept_pool;
+use crate::device::{Device, KeptPool};
+use crate::error::{CallError, MemoryError};
 
 /// A memory pool of the driver. Clones are the same pool.
 ///
@@ -75,14 +68,16 @@ struct Shared {
     managed: bool,
     kind: Kind,
     /// Memory that was dropped while another process could use it.
-    kept: Mutex<Vec<Arc<GivenMemory>>>,
+    kept: KeptMemory,
     /// Set when the pool is made current: it is never destroyed then (see `device/kept_pools.rs`).
     was_current: AtomicBool,
     /// Set when a handle of the pool was exported: its allocations can be exported from then on.
     exported: AtomicBool,
-    /// Set when something is changed that a new pool does not have: rules of reuse, access, handles
-    /// that other processes have.
+    /// Set when something is changed that a new pool does not have, except access: rules of reuse,
+    /// handles that other processes have.
     is_changed: AtomicBool,
+    /// The places whose access was set.
+    granted: Mutex<Vec<Location>>,
 }
 
 /// Whose a pool is.
@@ -98,118 +93,7 @@ pub(super) enum Kind {
     Destroyed,
 }
 
-/// Options of a [`MemPool`].
-#[derive(Debug)]
-pub struct MemPoolBuilder<'a> {
-    device: &'a Device,
-    props: MemPoolProps,
-}
-
-impl MemPoolBuilder<'_> {
-    /// Sets the maximum of the bytes that the pool holds (CUDA 12.2). By default the driver
-    /// chooses. The driver rounds it up: on an H200 to whole steps of 32 MiB.
-    ///
-    /// An allocation that would exceed it fails as if the device had no more memory.
-    #[must_use]
-    pub const fn maximum(mut self, bytes: u64) -> Self {
-        self.props.maximum = bytes;
-        self
-    }
-
-    /// Sets the handle types that the pool may be shared as; none by default, and fixed at
-    /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). A process that was given
-    /// one allocation can reach all of the pool, also for writing, and what is allocated later. By NVIDIA's documentation the driver releases no memory of such a pool before the
-    /// pool ends; on an H200 it does, as with other pools.
-    #[must_use]
-    pub const fn shareable(mut self, types: HandleTypes) -> Self {
-        self.props.handle_types = types;
-        self
-    }
-
-    /// Places the memory on the host instead of the device (CUDA 13). At first only the host's
-    /// processors have access.
-    #[must_use]
-    pub const fn on_host(mut self) -> Self {
-        self.props.location = Location::HOST;
-        self
-    }
-
-    /// Places the memory on a host NUMA node instead of the device (CUDA 12.2). At first only the
-    /// host's processors have access.
-    #[must_use]
-    pub const fn on_host_numa(mut self, node: i32) -> Self {
-        self.props.location = Location::host_numa(node);
-        self
-    }
-
-    /// Creates the pool (`cuMemPoolCreate`; before it `cuDeviceGetAttribute`, and
-    /// `cuDriverGetVersion` if there is a maximum). Takes a pool that is
-    /// [kept](Device::kept_memory_pools) instead, if one has the same options.
-    ///
-    /// # Errors
-    /// [`MemoryError`] when the device has no memory pools, the driver is older than CUDA 11.2 (or
-    /// 12.2, if there is a maximum), or the driver refuses.
-    #[doc(alias = "cuMemPoolCreate")]
-    pub fn create(self) -> Result<MemPool, MemoryError> {
-        let Self { device, props } = self;
-        let location = props.location;
-        if location.kind == LocationKind::HOST_NUMA && location.id < 0 {
-            return Err(ArgumentError::NoSuch {
-                what: "NUMA node",
-                number: location.id.into(),
-            }
-            .into());
-        }
-        creatable_as(props.handle_types)?;
-        let attribute = DeviceAttribute::MEMORY_POOLS;
-        let supported = device.call(Call::DeviceGetAttribute, |driver, device| {
-            driver.device_attribute(device, attribute)
-        })?;
-        if supported == 0 {
-            return Err(unsupported(device, "memory pools (attribute 115)"));
-        }
-        if props.maximum != 0 {
-            let version = device.call(Call::DriverGetVersion, |driver, _| driver.version())?;
-            if version < MAXIMUM_SINCE {
-                let what = "memory pools with a maximum, which need CUDA 12.2";
-                return Err(unsupported(device, what));
-            }
-        }
-        if let Some(kept) = MemPool::of_kept(device, props)? {
-            return Ok(kept);
-        }
-        let handle = device
-            .call(Call::MemPoolCreate, |driver, device| {
-                driver.mem_pool_create(device, &props)
-            })
-            .map_err(|cause| MemoryError::CreatePool { location, cause })?;
-        Ok(MemPool::with_handle(device, handle, props, Kind::Own))
-    }
-}
-
-fn unsupported(device: &Device, what: &'static str) -> MemoryError {
-    let device = device.location();
-    MemoryError::NotSupported { device, what }
-}
-
 impl MemPool {
-    /// Creates a pool of a device's memory with default settings.
-    ///
-    /// # Errors
-    /// Those of [`MemPoolBuilder::create`].
-    pub fn new(device: &Device) -> Result<Self, MemoryError> {
-        Self::builder(device).create()
-    }
-
-    /// Returns a builder for a pool.
-    #[must_use]
-    pub fn builder(device: &Device) -> MemPoolBuilder<'_> {
-        MemPoolBuilder {
-            device,
-            props: MemPoolProps::device(device.ordinal()),
-        }
-    }
-
     /// Returns the default pool of a device (`cuDeviceGetDefaultMemPool`), which is not destroyed.
     ///
     /// # Errors
@@ -236,36 +120,6 @@ impl MemPool {
         Self::with_handle(device, handle, props, Kind::Foreign)
     }
 
-    /// Makes a new pool of one that is kept and empty, if there is one (`cuMemPoolGetAttribute`,
-    /// `cuMemPoolSetAttribute`).
-    fn of_kept(device: &Device, props: MemPoolProps) -> Result<Option<Self>, CallError> {
-        let attribute = MemPoolAttribute::RESERVED_MEM_CURRENT;
-        let taken = device.take_kept_pool(&props, |handle| {
-            let held = device.call(Call::MemPoolGetAttribute, |driver, device| {
-                // SAFETY: kept pools are never destroyed.
-                unsafe { driver.mem_pool_attribute(device, handle, attribute) }
-            });
-            // Where the driver does not say, a pool is created instead.
-            held.is_ok_and(|held| held == 0)
-        });
-        let Some(handle) = taken else {
-            return Ok(None);
-        };
-        let pool = Self::with_handle(device, handle, props, Kind::Own);
-        // It goes back to the kept ones if this fails.
-        pool.shared.was_current.store(true, Ordering::Relaxed);
-        for peak in [
-            MemPoolAttribute::USED_MEM_HIGH,
-            MemPoolAttribute::RESERVED_MEM_HIGH,
-        ] {
-            pool.call(Call::MemPoolSetAttribute, |driver, device, pool| {
-                // SAFETY: the handle is alive.
-                unsafe { driver.mem_pool_set_attribute(device, pool, peak, 0) }
-            })?;
-        }
-        Ok(Some(pool))
-    }
-
     /// Notes that the pool is about to be the current one.
     pub(super) fn note_current(&self) {
         self.shared.was_current.store(true, Ordering::Relaxed);
@@ -286,7 +140,7 @@ impl MemPool {
         self.shared.is_changed.store(true, Ordering::Relaxed);
     }
 
-    fn with_handle(
+    pub(super) fn with_handle(
         device: &Device,
         handle: MemPoolHandle,
         props: MemPoolProps,
@@ -298,10 +152,11 @@ impl MemPool {
             props,
             managed: false,
             kind,
-            kept: Mutex::default(),
+            kept: KeptMemory::default(),
             was_current: AtomicBool::new(false),
             exported: AtomicBool::new(false),
             is_changed: AtomicBool::new(false),
+            granted: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -359,43 +214,15 @@ impl MemPool {
         self.shared.kind
     }
 
-    /// Returns a number that names the driver's pool to other processes, and that none of them can
-    /// guess. Values that wrap the same pool have the same one.
-    pub(crate) fn identity(&self) -> [u8; 16] {
-        self.device().name_of(self.as_raw().0)
+    /// Returns the memory that was dropped while another process could use it.
+    pub(super) fn kept(&self) -> &KeptMemory {
+        &self.shared.kept
     }
 
-    /// Frees memory that was dropped while another process could use it and that was let go since,
-    /// and returns the bytes of the rest.
-    ///
-    /// An [allocation](Self::allocate_on) from this value or a clone of it does so for a part of the
-    /// memory, and for all of it before it fails for lack of memory.
-    #[must_use]
-    pub fn held_elsewhere(&self) -> u64 {
-        self.free_returned();
-        if self.device().is_forked() {
-            return 0;
-        }
-        let kept = self.shared.kept();
-        kept.iter().map(|kept| kept.memory().size()).sum()
-    }
-
-    /// Keeps memory that another process may use, until it is returned.
-    pub(super) fn keep(&self, memory: &Arc<GivenMemory>) {
-        let mut kept = self.shared.kept();
-        if !kept.iter().any(|known| Arc::ptr_eq(known, memory)) {
-            kept.push(Arc::clone(memory));
-        }
-    }
-
-    /// Frees kept memory that was returned, and returns whether there was any.
-    pub(super) fn free_returned(&self) -> bool {
-        self.shared.free_returned(usize::MAX)
-    }
-
-    /// Looks at a few parts of the kept memory, in turn, and frees those that were returned.
-    pub(super) fn free_some_returned(&self) {
-        self.shared.free_returned(FEW);
+    /// Returns the places whose access was set.
+    pub(super) fn granted(&self) -> MutexGuard<'_, Vec<Location>> {
+        let granted = self.shared.granted.lock();
+        granted.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn call<T>(
@@ -424,8 +251,8 @@ impl MemPool {
                 reason: CloseRefusal::InUse,
             });
         };
-        shared.free_returned(usize::MAX);
-        if !shared.device.is_forked() && !shared.kept().is_empty() {
+        shared.kept.free_returned(&shared.device, usize::MAX);
+        if !shared.device.is_forked() && !shared.kept.is_empty() {
             return Err(CloseError {
                 owner: self,
                 reason: CloseRefusal::InUse,
@@ -442,36 +269,21 @@ impl MemPool {
 }
 
 impl Shared {
-    fn kept(&self) -> MutexGuard<'_, Vec<Arc<GivenMemory>>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn free_returned(&self, most: usize) -> bool {
-        if self.device.is_forked() {
-            return false;
-        }
-        let returned: Vec<_> = {
-            let mut kept = self.kept();
-            let looked_at = most.min(kept.len());
-            // The others come first the next time.
-            kept.rotate_left(looked_at);
-            let from = kept.len() - looked_at;
-            kept.extract_if(from.., |kept| kept.is_returned()).collect()
-        };
-        // Freed when they are dropped, without the lock.
-        !returned.is_empty()
-    }
-
     fn destroy(&mut self) -> Result<(), CallError> {
         if self.kind != Kind::Own {
             return Ok(());
         }
         let handle = self.handle;
         if *self.was_current.get_mut() {
-            self.leave_current()?;
-            self.empty()?;
-            let reusable = !*self.is_changed.get_mut();
-            self.device.keep_pool(handle, self.props, reusable);
+            kept_pool::retire(&self.device, handle)?;
+            let granted = self.granted.get_mut();
+            let granted = granted.unwrap_or_else(PoisonError::into_inner);
+            self.device.keep_pool(KeptPool {
+                handle,
+                props: self.props,
+                granted: std::mem::take(granted),
+                reusable: !*self.is_changed.get_mut(),
+            });
             self.kind = Kind::Destroyed;
             return Ok(());
         }
@@ -486,50 +298,9 @@ impl Shared {
     }
 }
 
-impl Shared {
-    /// Makes the default pool current if this one is, as the end of a pool does.
-    fn leave_current(&self) -> Result<(), CallError> {
-        let current = self
-            .device
-            .give_back(Call::DeviceGetMemPool, |driver, device| {
-                driver.current_mem_pool(device)
-            })?;
-        if current != self.handle {
-            return Ok(());
-        }
-        let default = self
-            .device
-            .give_back(Call::DeviceGetDefaultMemPool, |driver, device| {
-                driver.default_mem_pool(device)
-            })?;
-        self.device
-            .give_back(Call::DeviceSetMemPool, |driver, device| {
-                // SAFETY: a default pool is never destroyed.
-                unsafe { driver.set_current_mem_pool(device, default) }
-            })
-    }
-
-    /// Returns what the pool holds and does not use, and lets the driver take back the rest as it is
-    /// freed.
-    fn empty(&self) -> Result<(), CallError> {
-        let handle = self.handle;
-        self.device
-            .give_back(Call::MemPoolSetAttribute, |driver, device| {
-                let attribute = MemPoolAttribute::RELEASE_THRESHOLD;
-                // SAFETY: the handle is alive.
-                unsafe { driver.mem_pool_set_attribute(device, handle, attribute, 0) }
-            })?;
-        self.device
-            .give_back(Call::MemPoolTrimTo, |driver, device| {
-                // SAFETY: the handle is alive.
-                unsafe { driver.mem_pool_trim(device, handle, 0) }
-            })
-    }
-}
-
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.free_returned(usize::MAX);
+        self.kept.free_returned(&self.device, usize::MAX);
         // The driver may not destroy it on a lost context, which allocates nothing any more.
         if let (Err(error), None) = (self.destroy(), self.device.lost()) {
             self.device.report_drop("memory pool", 0, error);

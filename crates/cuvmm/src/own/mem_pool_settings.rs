@@ -3,7 +3,7 @@
 //! `unsafe` is used for calls that take a pool's handle, which the pool keeps alive.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{AccessDesc, Call, LocationKind, MemPoolAttribute};
+use cuvmm_driver::{AccessDesc, AccessFlags, Call, LocationKind, MemPoolAttribute};
 
 use super::{Access, AccessGrant, MemPool, Place};
 use crate::error::{ArgumentError, CallError, MemoryError};
@@ -181,14 +181,43 @@ impl MemPool {
         for grant in access {
             self.check(grant)?;
         }
+        Ok(self.put_access(access)?)
+    }
+
+    /// Sets the access of devices that are known to reach the memory.
+    pub(crate) fn put_access(&self, access: &[AccessGrant]) -> Result<(), CallError> {
+        self.device().usable()?;
+        let mut granted = self.granted();
+        for place in access.iter().map(AccessGrant::location) {
+            if place != self.location() && !granted.contains(&place) {
+                granted.push(place);
+            }
+        }
+        drop(granted);
         let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
-        self.note_changed();
+        self.call_to_set_access(&descs)
+    }
+
+    /// Takes the access back that was set, except that of the memory's own place.
+    pub(super) fn reset_access(&self) -> Result<(), CallError> {
+        let none = |&location: &_| AccessDesc {
+            location,
+            flags: AccessFlags::NONE,
+        };
+        let descs: Vec<AccessDesc> = self.granted().iter().map(none).collect();
+        if !descs.is_empty() {
+            self.call_to_set_access(&descs)?;
+            self.granted().clear();
+        }
+        Ok(())
+    }
+
+    fn call_to_set_access(&self, descs: &[AccessDesc]) -> Result<(), CallError> {
         self.call(Call::MemPoolSetAccess, |driver, device, pool| {
             // SAFETY: the handle is alive. Work that needs access which the caller lowers faults,
             // as the documentation says; no memory is freed.
-            unsafe { driver.mem_pool_set_access(device, pool, &descs) }
-        })?;
-        Ok(())
+            unsafe { driver.mem_pool_set_access(device, pool, descs) }
+        })
     }
 
     fn check(&self, grant: &AccessGrant) -> Result<(), MemoryError> {

@@ -127,6 +127,7 @@ impl MemPool {
         if !stream.device().is_same(self.device()) {
             return Err(ArgumentError::STREAM.into());
         }
+        self.device().usable()?;
         let wanted = PointerAttribute::MEMPOOL_HANDLE;
         let ask = |attribute| attribute_of(self.device(), address, attribute);
         if ask(wanted).ok() != Some(self.as_raw().0) {

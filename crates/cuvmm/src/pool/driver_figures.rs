@@ -1,10 +1,11 @@
-//! The figures of the driver's own memory pools, which only the driver knows. It is asked without the lock:
-//! before memory is reclaimed, before memory is created if some has to stay free, and by the mapper.
+//! The figures of the driver's own memory pools, which only the driver knows. It is asked without the
+//! lock: before memory is reclaimed, before memory is created if some has to stay free, by the mapper,
+//! and by the ledger's thread.
 
 use std::sync::Arc;
 
 use super::core::{Core, Locked};
-use super::holder::Holder;
+use super::holder::{Given, Holder};
 
 impl Core {
     /// Returns the bytes that memory pools of the driver are charged and may still obtain. Called
@@ -25,9 +26,15 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Reads what the driver's memory pools hold, and ends the charge for what they have returned.
-    /// Makes no driver call while a capture guard lives.
+    /// Reads what the driver's memory pools hold for a request that needs memory, and ends the charge
+    /// for what they have returned. Makes no driver call while a capture guard lives.
     pub(super) fn refresh_driver_memory(&mut self) {
+        self.read_driver_memory(|holder| holder.refresh());
+    }
+
+    /// Reads what the driver's memory pools hold as `read` does, counts it in the ledger, and ends
+    /// the charge for what they have returned. Makes no driver call while a capture guard lives.
+    pub(super) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
         if self.capturing > 0 || self.device.usable().is_err() {
             return;
         }
@@ -36,7 +43,7 @@ impl Locked<'_> {
                 Some(held) if held.holder.is_of_driver() => Arc::clone(&held.holder),
                 _ => continue,
             };
-            let given = self.unlocked(move || holder.refresh());
+            let given = self.unlocked(move || read(&*holder));
             self.receive(tenant, id, given);
             self.forget_holder(tenant, id);
         }

@@ -30,6 +30,7 @@ impl Tenant {
                 id,
                 holder,
                 bytes: 0,
+                obtained: 0,
                 mappings: 0,
                 addresses: 0,
                 ended: false,
@@ -59,6 +60,14 @@ impl Tenant {
 }
 
 impl Tenant {
+    /// Counts in the ledger what memory pools of the driver hold, as it was last read.
+    pub(crate) fn count_obtained(&self, holder: HolderId) {
+        let core = self.core();
+        if core.ledger.get().is_some() {
+            core.lock().count_obtained(self.id(), holder);
+        }
+    }
+
     /// Returns the error for memory that could not be charged.
     pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
@@ -117,7 +126,6 @@ impl Locked<'_> {
             let shortage = self.shortage(tenant, bytes, 0);
             return Err(BlockError::DriverOutOfMemory { cause, shortage });
         }
-        core.note_created(bytes);
         Ok(())
     }
 }

@@ -129,6 +129,11 @@ impl Locked<'_> {
             return;
         }
         joined.member.note_released(size);
+        self.return_surplus();
+    }
+
+    /// Returns what of the grant is not needed if that is much.
+    pub(super) fn return_surplus(&mut self) {
         if self.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);
         }

@@ -33,6 +33,8 @@ pub(crate) struct HolderFigures {
     pub(crate) pending_free: u64,
     /// Bytes of extents that are wholly free, or that memory pools of the driver do not need.
     pub(crate) idle: u64,
+    /// Bytes that memory pools of the driver were last seen to hold.
+    pub(crate) obtained: u64,
 }
 
 impl HolderFigures {
@@ -144,6 +146,8 @@ pub(crate) struct Held {
     pub(crate) holder: Arc<dyn Holder>,
     /// Bytes that are charged, including those on their way to the holder or from it.
     pub(crate) bytes: u64,
+    /// Bytes that the ledger counts as obtained by the driver's memory pools.
+    pub(crate) obtained: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
     /// Set when its owner is gone: what it still has goes to the pool as its work is complete.

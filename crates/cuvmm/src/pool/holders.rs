@@ -63,6 +63,7 @@ impl Locked<'_> {
 
     /// Ends the charge for memory that left a holder, and gives its extents up. May release the lock.
     pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
+        self.count_obtained(tenant, id);
         self.charge_overdrawn(tenant, id, given.overdrawn);
         if given.is_nothing() {
             // Another thread may have taken the last extents, and removed the holder.
@@ -81,9 +82,21 @@ impl Locked<'_> {
         self.budget.give_up(tenant, amount);
         if given.returned > 0 {
             self.budget.released(given.returned);
-            self.note_released(given.returned, None);
+            self.return_surplus();
         }
         self.put_back(given.extents);
+    }
+
+    /// Counts in the ledger what a holder's memory pools of the driver hold, as it was last read.
+    pub(super) fn count_obtained(&mut self, tenant: TenantId, id: HolderId) {
+        let Some(held) = self.held_mut(tenant, id) else {
+            return;
+        };
+        let now = held.holder.figures().obtained;
+        let before = std::mem::replace(&mut held.obtained, now);
+        if let Some(joined) = self.core().ledger.get() {
+            joined.member.note_read(before, now);
+        }
     }
 
     /// Charges what the driver was seen to hold beyond the charge, also beyond the limits. Releases
@@ -96,7 +109,6 @@ impl Locked<'_> {
         let holder = Arc::clone(&held.holder);
         self.budget.charge_beyond(tenant, bytes);
         self.budget.created(bytes);
-        self.core().note_created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
         tracing::warn!(
             bytes,

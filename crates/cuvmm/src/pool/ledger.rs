@@ -198,6 +198,19 @@ impl Giver for Core {
         Some((to.0, call))
     }
 
+    fn read_driver_memory(&self) {
+        let has_some = self.look(|state| {
+            let held = state.tenants.values().flat_map(|it| &it.holders);
+            let mut of_driver = held.filter(|held| held.holder.is_of_driver());
+            of_driver.next().is_some()
+        });
+        if has_some {
+            let mut state = self.lock();
+            state.read_driver_memory(|holder| holder.tidy());
+            Self::unlock(state);
+        }
+    }
+
     fn give_unneeded(&self) {
         if self.device.usable().is_ok() {
             self.lock().return_unneeded(0);

@@ -69,6 +69,7 @@ impl Tenant {
                 id,
                 holder,
                 bytes: 0,
+                obtained: 0,
                 mappings: 0,
                 addresses,
                 ended: false,

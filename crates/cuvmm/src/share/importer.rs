@@ -15,8 +15,9 @@ use crate::own::{Access, Giver, ImportedAllocation, ImportedPool, Stream, WeakPo
 /// Imports allocations that other processes offer, and each pool of them once.
 ///
 /// A pool stays imported while an allocation of it lives. Importers of a `Device` and its clones
-/// share what they have imported. Open a device once: the driver may give an allocation that is
-/// imported twice one address.
+/// share what they have imported. Two handles that were [opened](Device::open) separately do not, as
+/// with everything else that a device keeps. Open a device once: the driver may give an allocation
+/// that is imported through two handles one address, which the first of both would free.
 #[derive(Debug)]
 pub struct PoolImporter {
     device: Device,

@@ -114,6 +114,8 @@ impl Giver for Cache {
         }
     }
 
+    fn read_driver_memory(&self) {}
+
     fn give_unneeded(&self) {}
 
     fn leave_idle_to_others(&self, yes: bool) {

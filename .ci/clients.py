@@ -134,7 +134,7 @@ def upstream():
     reason = {name: listed(name) for name in failed}
     print(done.stdout.splitlines()[-1], *sorted(collections.Counter(reason.values()).items(), key=str), sep="\n")
     unknown = [name for name, why in reason.items() if why is None]
-    stale = [name for name in named["PASSED"] if listed(name)]
+    stale = [name for name in named["PASSED"] if not (listed(name) or "sometimes").startswith("sometimes")]
     if unknown or stale or done.returncode not in (0, 1):
         print(done.stdout[-20000:], done.stderr[-2000:])
         sys.exit(f"without a reason: {unknown}\nlisted and passing: {stale}")

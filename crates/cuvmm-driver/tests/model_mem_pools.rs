@@ -36,6 +36,7 @@ on_both!(
     handles_that_name_no_pool,
     access_of_a_peer,
     memory_of_the_host,
+    the_default_pool_of_the_host,
     shared_with_another_process,
     freed_by_the_call_that_waits,
     misuse_of_what_is_shared,
@@ -468,6 +469,19 @@ fn memory_of_the_host<B: Backing>(d: Machine<B>) {
         free(&d, a, s);
         unsafe { d.mem_pool_destroy(D0, p).unwrap() };
     }
+}
+
+fn the_default_pool_of_the_host<B: Backing>(d: Machine<B>) {
+    let (s, p) = (stream(&d), d.host_mem_pool().unwrap());
+    assert_eq!(d.host_mem_pool().unwrap(), p);
+    let a = alloc(&d, 1, p, s).unwrap();
+    free(&d, a, s);
+    wait(&d, s);
+    let refused = unsafe { d.mem_pool_destroy(D0, p) };
+    assert_eq!(code(refused), INVALID_VALUE);
+    assert_eq!(d.live().mem_pools, 0);
+    unsafe { d.stream_destroy(D0, s).unwrap() };
+    assert!(d.objects().is_empty());
 }
 
 /// Exports a pool and one allocation of it.

@@ -24,14 +24,19 @@ pub(crate) fn is_pinned(device: Ordinal, address: u64) -> Outcome<bool> {
     }
 }
 
-/// Returns `true` if the host driver knows the memory at an address.
-pub(crate) fn is_device(device: Ordinal, address: u64) -> Outcome<bool> {
-    let asked = driver()?.pointer_attribute(
-        device,
-        DeviceAddress(address),
-        PointerAttribute::MEMORY_TYPE,
-    );
-    match asked.map_err(code) {
+/// Returns `true` if the host driver copies the memory at an address.
+///
+/// Memory of a pool on the host is copied as memory of the program is: a device that may not access
+/// it can copy it.
+fn is_device(device: Ordinal, address: u64) -> Outcome<bool> {
+    const HOST: u64 = 1;
+    let driver = driver()?;
+    let ask = |attribute| {
+        let asked = driver.pointer_attribute(device, DeviceAddress(address), attribute);
+        asked.map_err(code)
+    };
+    match ask(PointerAttribute::MEMORY_TYPE) {
+        Ok(HOST) => Ok(ask(PointerAttribute::MEMPOOL_HANDLE)? == 0),
         Ok(_) => Ok(true),
         Err(INVALID) => Ok(false),
         Err(other) => Err(other),

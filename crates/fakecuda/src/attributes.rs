@@ -56,7 +56,7 @@ pub(crate) fn find(device: Ordinal, address: u64) -> Outcome<Found> {
             kind: Kind::Registered,
             start,
             size: known.size,
-            device,
+            device: Ordinal(known.device),
             on_host: true,
         });
     }
@@ -208,7 +208,7 @@ fn access(device: Ordinal, address: u64, kind: Kind) -> Outcome<u32> {
 }
 
 /// Returns the device of the current context, or the first one if there is none.
-fn any_device() -> Outcome<Ordinal> {
+pub(crate) fn any_device() -> Outcome<Ordinal> {
     let state = state()?;
     let context = stack::top().map(|context| contexts::of(state, context));
     Ok(context.and_then(Result::ok).unwrap_or(Ordinal(0)))

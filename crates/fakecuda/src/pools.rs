@@ -1,5 +1,7 @@
 //! Memory pools.
 //!
+//! Only an allocation needs a current context: a pool belongs to a device or to the host.
+//!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
@@ -7,20 +9,23 @@ use std::ffi::c_void;
 use std::os::fd::IntoRawFd as _;
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, Exported, HandleTypes,
-    ImportSource, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal,
+    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, DriverError, Exported,
+    HandleTypes, ImportSource, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps,
+    MemPoolTicket, Ordinal,
 };
 use cuvmm_sys::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemFabricHandle, CUmemLocation, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData,
-    CUmemoryPool, CUresult, CUstream,
+    CUmemAllocationType, CUmemFabricHandle, CUmemLocation, CUmemPool_attribute, CUmemPoolProps,
+    CUmemPoolPtrExportData, CUmemoryPool, CUresult, CUstream,
 };
 
+use crate::attributes::any_device;
 use crate::contexts::current;
-use crate::edge::{Outcome, code, export, present, put, take, take_all};
+use crate::edge::{Outcome, code, export, export_also, present, put, take, take_all};
 use crate::physicals::{handle_types, location};
 use crate::state::driver;
 use crate::streams::stream_handle;
+use crate::watched::Watched;
 
 fn pool_handle(pool: CUmemoryPool) -> MemPoolHandle {
     MemPoolHandle(pool.addr() as u64)
@@ -46,6 +51,38 @@ fn from_c(props: &CUmemPoolProps) -> MemPoolProps {
     }
 }
 
+/// Writes the pool of a place: a device's, by this question, or the one of the host. A pool of managed
+/// memory is not supported.
+///
+/// # Safety
+/// The pointers are null or valid.
+unsafe fn put_pool_of(
+    pool: *mut CUmemoryPool,
+    place: *mut CUmemLocation,
+    kind: CUmemAllocationType,
+    of_device: impl FnOnce(&Watched, Ordinal) -> Result<MemPoolHandle, DriverError>,
+) -> Outcome {
+    let driver = driver()?;
+    present(pool)?;
+    // SAFETY: the caller promises that the pointer is null or valid.
+    let place = location(unsafe { take(place.cast_const()) }?);
+    let found = match (kind, place.kind) {
+        (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::DEVICE) => {
+            of_device(driver, Ordinal(place.id))
+        }
+        (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::HOST) => {
+            driver.host_mem_pool()
+        }
+        (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::HOST_NUMA)
+        | (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED, _) => {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    };
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe { put_handle(pool, found.map_err(code)?) }
+}
+
 /// Returns `true` if the value of the attribute is an `int`.
 fn is_int(attribute: CUmemPool_attribute) -> bool {
     use CUmemPool_attribute as A;
@@ -59,7 +96,7 @@ fn is_int(attribute: CUmemPool_attribute) -> bool {
 
 export! {
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) {
-        let device = current()?;
+        let device = any_device()?;
         present(pool)?;
         // SAFETY: the caller passes properties, or null.
         let props = unsafe { take(properties) }?;
@@ -74,7 +111,7 @@ export! {
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
-        let device = current()?;
+        let device = any_device()?;
         // SAFETY: a wrong handle is refused by the host driver.
         unsafe { driver()?.mem_pool_destroy(device, pool_handle(pool)) }.map_err(code)
     }
@@ -84,7 +121,7 @@ export! {
         attribute: CUmemPool_attribute,
         value: *mut c_void,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         present(value)?;
         let asked = MemPoolAttribute(attribute.0);
         // SAFETY: a wrong handle is refused by the host driver.
@@ -103,7 +140,7 @@ export! {
         attribute: CUmemPool_attribute,
         value: *mut c_void,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         let value = match is_int(attribute) {
             // SAFETY: the caller passes a valid pointer for the attribute's type, or null.
             true => u64::from(unsafe { take(value.cast::<u32>()) }?),
@@ -116,7 +153,7 @@ export! {
     }
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
-        let device = current()?;
+        let device = any_device()?;
         // SAFETY: a wrong handle is refused by the host driver.
         unsafe { driver()?.mem_pool_trim(device, pool_handle(pool), keep as u64) }.map_err(code)
     }
@@ -126,7 +163,7 @@ export! {
         pool: CUmemoryPool,
         place: *mut CUmemLocation,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         present(flags)?;
         // SAFETY: the caller passes a location, or null.
         let place = location(unsafe { take(place.cast_const()) }?);
@@ -142,7 +179,7 @@ export! {
         descriptors: *const CUmemAccessDesc,
         count: usize,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         // SAFETY: the caller passes that many descriptors, or null.
         let descriptors = unsafe { take_all(descriptors, count) }?;
         let access: Vec<_> = descriptors
@@ -208,7 +245,7 @@ export! {
         handle_type: CUmemAllocationHandleType,
         flags: u64,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         present(shareable)?;
         let (pool, kind) = (pool_handle(pool), handle_types(handle_type));
         // SAFETY: a wrong handle is refused by the host driver.
@@ -229,7 +266,7 @@ export! {
         handle_type: CUmemAllocationHandleType,
         flags: u64,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         present(pool)?;
         let kind = handle_types(handle_type);
         let source = if kind == HandleTypes::FABRIC {
@@ -247,7 +284,7 @@ export! {
     }
 
     fn cuMemPoolExportPointer(ticket: *mut CUmemPoolPtrExportData, address: CUdeviceptr) {
-        let device = current()?;
+        let device = any_device()?;
         present(ticket)?;
         let made = driver()?
             .mem_pool_export_pointer(device, DeviceAddress(address))
@@ -261,7 +298,7 @@ export! {
         pool: CUmemoryPool,
         ticket: *mut CUmemPoolPtrExportData,
     ) {
-        let device = current()?;
+        let device = any_device()?;
         present(address)?;
         // SAFETY: the caller passes export data, or null.
         let ticket = MemPoolTicket(unsafe { take(ticket.cast_const()) }?.reserved);
@@ -272,5 +309,27 @@ export! {
         .map_err(code)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, found.0) }
+    }
+}
+
+export_also! {
+    fn cuMemGetDefaultMemPool(
+        pool: *mut CUmemoryPool,
+        place: *mut CUmemLocation,
+        kind: CUmemAllocationType,
+    ) {
+        let of_device = |driver: &Watched, device| driver.default_mem_pool(device);
+        // SAFETY: the caller passes valid pointers, or null.
+        unsafe { put_pool_of(pool, place, kind, of_device) }
+    }
+
+    fn cuMemGetMemPool(
+        pool: *mut CUmemoryPool,
+        place: *mut CUmemLocation,
+        kind: CUmemAllocationType,
+    ) {
+        let of_device = |driver: &Watched, device| driver.current_mem_pool(device);
+        // SAFETY: the caller passes valid pointers, or null.
+        unsafe { put_pool_of(pool, place, kind, of_device) }
     }
 }

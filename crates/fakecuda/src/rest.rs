@@ -250,10 +250,8 @@ crate::listed::unsupported! {
     cuMemDiscardBatchAsync_ptsz
     cuMemFree
     cuMemGetAddressRange
-    cuMemGetDefaultMemPool
     cuMemGetInfo
     cuMemGetLocationInfo
-    cuMemGetMemPool
     cuMemHostGetDevicePointer
     cuMemMapArrayAsync
     cuMemMapArrayAsync_ptsz

@@ -20,8 +20,8 @@ use super::stream_table::Mark;
 use super::work::{Use, Work};
 use crate::error::Result;
 use crate::{
-    CUresult, Call, CudaVersion, DeviceAddress, DriverError, Location, LocationKind, Ordinal,
-    StreamHandle,
+    CUresult, Call, CudaVersion, DeviceAddress, DriverError, Location, LocationKind, MemPoolHandle,
+    Ordinal, StreamHandle,
 };
 
 /// A driver without a GPU: the rules of the real driver over a replacement for device memory.
@@ -325,6 +325,16 @@ impl<B: Backing> Machine<B> {
     /// Advances the virtual time.
     pub fn advance(&self, by: Duration) {
         self.lock().clock.advance(by);
+    }
+
+    /// Returns the default memory pool of the host, which exists for as long as the driver.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` before CUDA 13.0, and for a device without memory pools.
+    #[doc(alias = "cuMemGetDefaultMemPool")]
+    pub fn host_mem_pool(&self) -> Result<MemPoolHandle> {
+        let asked = |state: &mut State<B>| state.host_mem_pool();
+        self.ask(Call::DeviceGetDefaultMemPool, asked)
     }
 
     /// Counts the live objects.

@@ -92,6 +92,8 @@ pub(crate) struct Pools {
     pub(crate) by_handle: BTreeMap<u64, PoolKey>,
     /// The current pool of each device. The default pool of device `n` has the key `n`.
     pub(crate) current: Vec<PoolKey>,
+    /// The default pool of the host, once it was asked for.
+    pub(crate) of_host: Option<PoolKey>,
     last: u64,
 }
 
@@ -102,6 +104,7 @@ impl Pools {
             by_key: BTreeMap::new(),
             by_handle: BTreeMap::new(),
             current: (0..devices as u64).map(PoolKey).collect(),
+            of_host: None,
             last: 0,
         }
     }
@@ -117,7 +120,7 @@ impl Pools {
     }
 
     pub(crate) fn is_default(&self, key: PoolKey) -> bool {
-        key.0 < self.current.len() as u64
+        key.0 < self.current.len() as u64 || self.of_host == Some(key)
     }
 
     /// Returns the key of the pool that a handle names.
@@ -137,7 +140,8 @@ impl Pools {
 
     /// Returns the number of pools that were created or imported, and have not ended.
     pub(crate) fn made(&self) -> usize {
-        self.by_key.len().saturating_sub(self.current.len())
+        let default = self.current.len() + usize::from(self.of_host.is_some());
+        self.by_key.len().saturating_sub(default)
     }
 }
 

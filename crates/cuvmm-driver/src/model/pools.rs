@@ -254,6 +254,17 @@ impl<B: Backing> State<B> {
         self.pool_handle(PoolKey(index as u64))
     }
 
+    /// Returns the default pool of the host, which is made when it is first asked for.
+    pub(crate) fn host_mem_pool(&mut self) -> Answer<MemPoolHandle> {
+        require(self.rules.version >= HOST_SINCE, NOT_SUPPORTED)?;
+        if let Some(key) = self.pools.of_host {
+            return self.pool_handle(key);
+        }
+        let made = self.mem_pool_create(Ordinal(0), &MemPoolProps::at(Location::HOST))?;
+        self.pools.of_host = Some(self.pools.key(made)?);
+        Ok(made)
+    }
+
     pub(crate) fn current_mem_pool(&mut self, device: Ordinal) -> Answer<MemPoolHandle> {
         let index = self.context(device)?;
         self.can(device, DeviceAttribute::MEMORY_POOLS, NOT_SUPPORTED)?;

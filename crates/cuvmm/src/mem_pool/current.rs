@@ -11,9 +11,10 @@ impl TenantMemPool {
     /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Afterwards
     /// the default pool is current, which bounds nothing.
     ///
-    /// Another library must not save the current pool, set its own and put the saved one back while
-    /// this pool may be exchanged. If the saved one lives, the next operation makes the newest one
-    /// current instead; if nothing lived in it, it is destroyed.
+    /// Another library should not save the current pool, set its own and put the saved one back while
+    /// this pool may be exchanged: it would allocate from an older pool, which may hold up to its
+    /// maximum and is charged with less. The next operation, and each reading of the figures, makes
+    /// the newest pool current instead, and charges what was allocated.
     ///
     /// # Errors
     /// [`BlockError`] when another pool than the default one is current, such as that of another

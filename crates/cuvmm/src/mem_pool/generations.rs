@@ -17,7 +17,7 @@
 use cuvmm_driver::MemPoolHandle;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -43,10 +43,10 @@ pub(super) fn step_of(device: &Device) -> Granularity {
     Granularity::new(STEP.max(granule.bytes())).unwrap_or(granule)
 }
 
-/// Waits for calls of other threads that may have chosen a pool before another one was made current.
-/// Nothing tells when they have ended.
-fn let_others_end() {
-    thread::sleep(INSIDE);
+/// Waits for calls of other threads that may have chosen a pool before another one was made current,
+/// at `since`. Nothing tells when they have ended.
+fn let_others_end(since: Instant) {
+    thread::sleep(INSIDE.saturating_sub(since.elapsed()));
 }
 
 /// A pool of the driver, with its last figures in bytes.
@@ -210,6 +210,11 @@ pub(super) struct Generations {
     guard: Option<CurrentPoolGuard<'static>>,
     /// The number of values that keep the newest pool current.
     guards: usize,
+    /// When the newest pool was last made current no more, if calls of other threads may still be
+    /// inside of the driver.
+    left: Option<Instant>,
+    /// Another pool of these was current before the newest one.
+    exchanged: bool,
     account: Account,
     /// The figures with which an exchange for less gained nothing.
     barren: Option<Barren>,
@@ -234,6 +239,8 @@ impl Generations {
             older: Vec::new(),
             guard: None,
             guards: 0,
+            left: None,
+            exchanged: false,
             account: Account::default(),
             barren: None,
         }
@@ -365,7 +372,7 @@ impl Generations {
         }
     }
 
-    /// Reads the figures of all pools, and destroys older ones that hold nothing. Returns the first
+    /// Reads the figures of all pools, and ends older ones that hold nothing. Returns the first
     /// error, after all were read.
     pub(super) fn look(&mut self) -> Result<(), CallError> {
         let granule = self.granule;
@@ -409,7 +416,8 @@ impl Generations {
         outcome
     }
 
-    /// Destroys a pool that is out of reach and empty, or keeps it to try again.
+    /// Ends a pool that is out of reach and empty, or keeps it to try again. The device keeps one that
+    /// was current.
     fn keep_unless_ended(&mut self, generation: Generation, empty: bool) {
         if !empty {
             self.older.push(generation);
@@ -418,7 +426,7 @@ impl Generations {
         let Generation { pool, maximum, .. } = generation;
         if let Err(refused) = pool.close() {
             if let CloseRefusal::Call(error) = &refused.reason {
-                tracing::warn!(%error, "an empty memory pool could not be destroyed for now");
+                tracing::warn!(%error, "an empty memory pool could not be ended for now");
             }
             let mut kept = Generation::new(refused.owner, maximum);
             kept.charged = 0;
@@ -554,6 +562,7 @@ impl Generations {
         choose: impl Fn(u64) -> Option<u64>,
     ) -> Result<bool, MemoryError> {
         let granule = self.granule;
+        self.let_last_calls_end();
         for _ in 0..ATTEMPTS {
             let Some(newest) = &mut self.newest else {
                 return Ok(false);
@@ -589,8 +598,8 @@ impl Generations {
         match (&mut self.guard, &self.stand_in) {
             (Some(guard), Some(stand_in)) => {
                 guard.switch(&stand_in.pool)?;
-                self.stood_in = true;
-                let_others_end();
+                (self.stood_in, self.exchanged) = (true, true);
+                let_others_end(Instant::now());
                 Ok(())
             }
             // Nothing but this value allocates from the newest pool.
@@ -617,17 +626,21 @@ impl Generations {
         guard.switch(pool).or_else(|_| guard.switch(pool))
     }
 
-    /// Returns the pools that were current before.
+    /// Returns the pools that may have been current before, those that are kept among them.
     fn past(&self) -> Vec<MemPoolHandle> {
         let past = self.stand_in.iter().chain(&self.older);
-        past.map(|generation| generation.pool.as_raw()).collect()
+        let mut past: Vec<_> = past.map(|generation| generation.pool.as_raw()).collect();
+        if let Some(newest) = &self.newest {
+            newest.pool.device().add_kept_pools(&mut past);
+        }
+        past
     }
 
     /// Makes the newest pool current again where another library has put back one that it had found
     /// current before an exchange.
     fn claim(&self) -> Result<(), CallError> {
         match &self.guard {
-            Some(guard) if !self.older.is_empty() => guard.claim(&self.past(), false).map(drop),
+            Some(guard) if self.exchanged => guard.claim(&self.past(), false).map(drop),
             _ => Ok(()),
         }
     }
@@ -648,8 +661,9 @@ impl Generations {
         }
         if let Some(guard) = &mut self.guard {
             guard.switch(&next)?;
+            self.exchanged = true;
             if covered {
-                let_others_end();
+                let_others_end(Instant::now());
             }
         }
         if !covered {
@@ -685,15 +699,8 @@ impl Generations {
 
     /// Puts the previous pool of the device back, and returns what no allocation uses.
     pub(super) fn wind_down(&mut self) -> Result<(), CallError> {
-        if let Some(guard) = self.guard.take()
-            && let Err(refused) = guard.close()
-        {
-            self.guard = Some(refused.owner);
-            return match refused.reason {
-                CloseRefusal::Call(error) => Err(error),
-                _ => Err(CallError::InUse),
-            };
-        }
+        self.close_guard()?;
+        self.let_last_calls_end();
         let open = self.newest.take().into_iter().chain(self.stand_in.take());
         for generation in open.collect::<Vec<_>>() {
             self.retire(generation);
@@ -752,15 +759,7 @@ impl Generations {
             self.guards -= 1;
             return Ok(());
         }
-        if let Some(guard) = self.guard.take()
-            && let Err(refused) = guard.close()
-        {
-            self.guard = Some(refused.owner);
-            return match refused.reason {
-                CloseRefusal::Call(error) => Err(error),
-                _ => Err(CallError::InUse),
-            };
-        }
+        self.close_guard()?;
         self.guards = 0;
         Ok(())
     }
@@ -777,10 +776,33 @@ impl Generations {
     /// Makes the previous pool current where that was refused before.
     fn let_go(&mut self) {
         if self.guards == 0
-            && let Some(guard) = self.guard.take()
-            && let Err(refused) = guard.close()
+            && let Err(error) = self.close_guard()
         {
-            self.guard = Some(refused.owner);
+            tracing::debug!(%error, "a memory pool stays the current one for now");
+        }
+    }
+
+    /// Makes the previous pool current. For a moment, calls of other threads may still allocate from
+    /// the newest one.
+    fn close_guard(&mut self) -> Result<(), CallError> {
+        let Some(guard) = self.guard.take() else {
+            return Ok(());
+        };
+        let Err(refused) = guard.close() else {
+            self.left = Some(Instant::now());
+            return Ok(());
+        };
+        self.guard = Some(refused.owner);
+        match refused.reason {
+            CloseRefusal::Call(error) => Err(error),
+            _ => Err(CallError::InUse),
+        }
+    }
+
+    /// Waits for calls of other threads that began while the newest pool was still current.
+    fn let_last_calls_end(&mut self) {
+        if let Some(since) = self.left.take() {
+            let_others_end(since);
         }
     }
 }

@@ -374,7 +374,8 @@ impl TenantMemPool {
     /// range of free memory is as large as each allocation. Charges the tenant for what is missing,
     /// reclaims memory for that and calls hooks, and exchanges the driver's pool
     /// (`cuMemPoolGetAttribute`; for an exchange `cuMemPoolTrimTo`, `cuMemPoolCreate`,
-    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`, `cuMemPoolDestroy`).
+    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`; `cuMemPoolDestroy` if the
+    /// pool was never current).
     ///
     /// After an exchange, the [minimum](TenantMemPoolBuilder::minimum) can be allocated as well if it
     /// can be charged without hooks. Otherwise, what can be allocated falls below the minimum when the
@@ -413,7 +414,8 @@ impl TenantMemPool {
         }
     }
 
-    /// Gives up what exceeds `bytes` and is not in use, and exchanges the driver's pool for that.
+    /// Gives up what exceeds `bytes` and is not in use, and exchanges the driver's pool for that, by the
+    /// calls that [`reserve`](Self::reserve) makes.
     /// At least a step of 32 MiB can be allocated afterwards. Returns the bytes that the tenant is
     /// charged less.
     ///

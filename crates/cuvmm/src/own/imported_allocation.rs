@@ -314,13 +314,10 @@ impl Drop for ImportedAllocation {
         // The memory of a lost context is gone with it, and nothing runs there.
         let lost = device.lost().is_some();
         if !device.is_forked() {
-            if !self.left && self.pool.leave(&self.memory) {
-                if let Some(first) = self.pool.freed(&self.memory) {
-                    keep_unless(lost, first);
-                }
-                if !lost {
-                    device.report_leak(size);
-                }
+            if lost && !self.left && self.pool.leave(&self.memory) {
+                drop(self.pool.freed(&self.memory));
+            } else if !lost && !self.left && self.pool.keep(&self.memory) {
+                device.report_leak(size);
             }
             if let Some(giver) = self.giver.take() {
                 keep_unless(lost, giver);

@@ -131,6 +131,7 @@ impl ImportedPool {
             memory: Arc::clone(&memory),
             giver: giver.cloned(),
             users: 1,
+            kept: false,
         });
         Ok(memory)
     }
@@ -158,6 +159,20 @@ impl ImportedPool {
         entry?.giver
     }
 
+    /// Keeps an allocation imported until the process ends, with the use that could not be ended, and
+    /// the pool too. Returns `false` if it was kept before.
+    pub(super) fn keep(&self, memory: &Arc<PoolMemory>) -> bool {
+        let mut live = self.live();
+        let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) else {
+            return false;
+        };
+        if std::mem::replace(&mut entry.kept, true) {
+            return false;
+        }
+        std::mem::forget(self.clone());
+        true
+    }
+
     /// Takes back the end of the last use of an allocation, which could not be freed.
     pub(super) fn stay(&self, memory: &Arc<PoolMemory>) {
         let mut live = self.live();
@@ -181,6 +196,8 @@ struct Entry {
     giver: Option<Arc<dyn Giver>>,
     /// 0 while it is freed.
     users: usize,
+    /// One of the users never ends.
+    kept: bool,
 }
 
 impl Entry {

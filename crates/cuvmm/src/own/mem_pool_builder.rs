@@ -130,8 +130,10 @@ impl MemPool {
     /// `cuMemPoolSetAttribute`, and `cuMemPoolSetAccess` if other devices had access).
     fn of_kept(device: &Device, props: MemPoolProps) -> Result<Option<Self>, CallError> {
         let taken = device.take_kept_pool(&props, |handle| {
-            // Where the driver does not say, a pool is created instead.
+            // Where the driver does not say, a pool is created instead. Another library may have made it
+            // current again.
             kept_pool::reserved(device, handle).is_ok_and(|held| held == 0)
+                && Self::current_of(device).is_ok_and(|current| current != handle)
         });
         let Some(KeptPool {
             handle, granted, ..

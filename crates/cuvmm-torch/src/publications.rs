@@ -158,7 +158,7 @@ unsafe fn filled(of: &DeviceHeap, request: &Request) -> Result<Block, Error> {
     let block = of.publishing()?.block(request.size.max(1));
     let block = block.timeout(NEIGHBOURS).allocate()?;
     // The parts may still be written by work of any stream.
-    of.device.synchronize()?;
+    of.synchronize()?;
     let (driver, ordinal) = (of.device.driver(), of.device.ordinal());
     for part in request.parts.iter().filter(|part| part.size > 0) {
         if part.is_host {
@@ -176,7 +176,7 @@ unsafe fn filled(of: &DeviceHeap, request: &Request) -> Result<Block, Error> {
         unsafe { driver.copy_on_device_async(ordinal, to, from, part.size, StreamHandle::LEGACY) }
             .map_err(CallError::from)?;
     }
-    of.device.synchronize()?;
+    of.synchronize()?;
     Ok(block)
 }
 
@@ -212,7 +212,7 @@ fn end(publishers: &BTreeMap<PathBuf, Open>) {
     let listed: u64 = listed.map(|one| one.held).sum();
     if graphs::may_wait() {
         for (_, of) in heaps::all() {
-            let _ = of.device.synchronize();
+            let _ = of.synchronize();
         }
     }
     for _ in 0..LOOKS {

@@ -6,6 +6,8 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::{G, MIB, model, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::{Heap, Stream};
 
 #[test]
@@ -50,4 +52,20 @@ fn a_hook_that_panics_takes_nothing_from_the_heap_whose_request_it_serves() {
         (before.0.free, before.1, 4 * G)
     );
     drop(theirs);
+}
+
+/// The driver answers so while a stream captures that the legacy stream waits for.
+#[test]
+fn the_legacy_stream_takes_part_in_a_capture() {
+    let rig = model();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let heap = Heap::builder(&tenant).build().unwrap();
+    let stream = Stream::legacy(&rig.device);
+    let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    rig.faults.arm(Fault::all(code).of(Call::StreamIsCapturing));
+    let allocation = heap.allocate(4 * G, 1, &stream);
+    rig.faults.disarm();
+    assert!(rig.faults.injected() > 0);
+    assert_eq!(allocation.unwrap().size(), 4 * G);
 }

@@ -155,7 +155,7 @@ impl Events {
             return Ok(Progress::Pending);
         }
         if let Work::Stream(stream) = work {
-            if is_capturing(device, stream)? {
+            if device.is_capturing(stream)? {
                 return Ok(Progress::Pending);
             }
             let asked = device.tick();
@@ -232,7 +232,7 @@ impl Events {
         }
         if inner.covering(stamp).is_none() {
             if let Work::Stream(stream) = work
-                && is_capturing(device, stream)?
+                && device.is_capturing(stream)?
             {
                 return Ok(false);
             }
@@ -357,16 +357,19 @@ fn record_behind(
     (recorded, at)
 }
 
-fn is_capturing(device: &Device, stream: StreamHandle) -> Result<bool, CallError> {
-    // SAFETY: the caller's stream is alive.
-    let status = device.call(Call::StreamIsCapturing, |driver, device| unsafe {
-        driver.capture_status(device, stream)
-    });
-    match status {
-        Ok(status) => Ok(status != CaptureStatus::NONE),
-        // The legacy stream takes part in the capture of a blocking stream.
-        Err(error) if refused_by_capture(&error) => Ok(true),
-        Err(error) => Err(error),
+impl Device {
+    /// Returns `true` if a stream, which is alive, captures.
+    pub(crate) fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError> {
+        // SAFETY: the caller's stream is alive.
+        let status = self.call(Call::StreamIsCapturing, |driver, device| unsafe {
+            driver.capture_status(device, stream)
+        });
+        match status {
+            Ok(status) => Ok(status != CaptureStatus::NONE),
+            // The legacy stream takes part in the capture of a blocking stream.
+            Err(error) if refused_by_capture(&error) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 }
 

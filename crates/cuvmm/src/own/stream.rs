@@ -192,21 +192,13 @@ impl Stream {
     }
 
     /// Returns `true` if the stream records its work into a graph instead of running it
-    /// (`cuStreamIsCapturing`).
+    /// (`cuStreamIsCapturing`). The legacy stream does while any blocking stream does.
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool, CallError> {
-        let handle = self.shared.handle;
-        // SAFETY: the handle is alive.
-        let status = self
-            .shared
-            .device
-            .call(Call::StreamIsCapturing, |driver, device| unsafe {
-                driver.capture_status(device, handle)
-            })?;
-        Ok(status != CaptureStatus::NONE)
+        self.shared.device.is_capturing(self.shared.handle)
     }
 }
 

@@ -245,7 +245,8 @@ export_also! {
         }
         present(attributes)?;
         present(data)?;
-        let mut values = Vec::with_capacity(count as usize);
+        // The count is not trusted: each attribute is checked before more memory is taken.
+        let mut values = Vec::new();
         for index in 0..count as usize {
             // SAFETY: the caller passes `count` attributes and places.
             let (which, place) = unsafe { (take(attributes.add(index))?, take(data.add(index))?) };

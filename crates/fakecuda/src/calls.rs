@@ -10,8 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cuvmm_sys::{CUresult, CudaVersion, SYMBOLS};
+use cuvmm_sys::{CUresult, CudaVersion};
 
+use crate::gate;
+use crate::listed::is_absent;
 use crate::settings::{self, Planned};
 
 /// The shortest time for which a thread sleeps. For a shorter one it spins, because such a sleep
@@ -77,17 +79,19 @@ impl Armed {
 }
 
 impl Layer {
-    fn armed(&self) -> MutexGuard<'_, Vec<Armed>> {
-        self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the faults. A forked child has none: another thread of its parent may have had the lock.
+    fn armed(&self) -> Result<MutexGuard<'_, Vec<Armed>>, CUresult> {
+        gate::refuse_child()?;
+        Ok(self.armed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn verdict(&self, name: &str) -> Result<(), CUresult> {
-        if absent(name) {
+        if is_absent(name, self.version) {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let mut failed = None;
         // Every fault counts the call, and the one armed first decides.
-        for armed in self.armed().iter_mut() {
+        for armed in self.armed()?.iter_mut() {
             failed = failed.or(armed.judge(name));
         }
         match failed {
@@ -124,15 +128,6 @@ pub(crate) fn around(
     answer
 }
 
-/// Returns `true` if the driver's version has no function of this name. A name that the table of
-/// functions does not list is not absent.
-pub(crate) fn absent(name: &str) -> bool {
-    let version = layer().version;
-    SYMBOLS
-        .iter()
-        .any(|symbol| symbol.name == name && symbol.since > version)
-}
-
 /// Returns the name of the C function that this thread is in.
 pub(crate) fn current() -> &'static str {
     CALL.get()
@@ -149,15 +144,17 @@ pub(crate) fn injected() -> u64 {
 }
 
 /// Arms faults in addition to those that are armed. They count calls from now on.
-pub(crate) fn arm(faults: Vec<Planned>) {
+pub(crate) fn arm(faults: Vec<Planned>) -> Result<(), CUresult> {
     let layer = layer();
-    layer.armed().extend(faults.into_iter().map(Armed::new));
+    layer.armed()?.extend(faults.into_iter().map(Armed::new));
     layer.active.store(true, Ordering::Release);
+    Ok(())
 }
 
 /// Disarms all faults.
-pub(crate) fn disarm() {
-    layer().armed().clear();
+pub(crate) fn disarm() -> Result<(), CUresult> {
+    layer().armed()?.clear();
+    Ok(())
 }
 
 /// Makes calls take the time that they cost on the driver's clock.

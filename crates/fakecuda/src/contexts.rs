@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuvmm_driver::{EventHandle, Ordinal};
 use cuvmm_sys::{CUcontext, CUdevice, CUevent, CUresult};
 
+use crate::diagnosis::books::Class;
 use crate::edge::{Outcome, code, export, export_also, present, put};
 use crate::owned;
 use crate::stack::{self, top};
@@ -107,7 +108,10 @@ fn known(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     let found = of(state, context);
     let primary = |device: &i32| name(Ordinal(*device)) == context;
     let former = table(|table| table.ids.keys().copied().find(primary));
-    found.or_else(|none| former.map(Ordinal).ok_or(none))
+    found.or_else(|none| {
+        state.driver.note_use(Class::Context, context.addr() as u64);
+        former.map(Ordinal).ok_or(none)
+    })
 }
 
 /// Returns the context that a call names, which is the current one for null, and its device.
@@ -182,8 +186,18 @@ unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUde
     });
     let made: CUcontext = std::ptr::without_provenance_mut(number);
     stack::push(made);
+    state.driver.note_context(number as u64);
     // SAFETY: the caller promises that the pointer is null or valid.
     unsafe { put(context, made) }
+}
+
+/// Returns the created contexts that live, with the device of each.
+pub(crate) fn living() -> Vec<(u64, Ordinal)> {
+    table(|table| {
+        let made = table.made.iter();
+        made.map(|(&number, made)| (number as u64, made.device))
+            .collect()
+    })
 }
 
 /// Refuses flags that do not exist, and two ways of scheduling at once.
@@ -197,11 +211,15 @@ fn check_flags(flags: u32) -> Outcome {
 
 /// Destroys a created context, and pops it if it is current.
 fn destroy(context: CUcontext) -> Outcome {
-    state()?;
+    let state = state()?;
     if context.is_null() {
         return Err(INVALID);
     }
-    let made = table(|table| table.made.remove(&context.addr())).ok_or(NONE)?;
+    let made = table(|table| table.made.remove(&context.addr())).ok_or(NONE);
+    state
+        .driver
+        .note_context_end(context.addr() as u64, made.is_ok());
+    let made = made?;
     if top() == Some(context) {
         stack::pop();
     }

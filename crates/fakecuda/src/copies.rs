@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 
 use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
-use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
+use cuvmm_sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
 use crate::anywhere;
 use crate::contexts::{current, named};
@@ -39,6 +39,14 @@ fn between(
     .map_err(code)
 }
 
+/// Refuses a size that no memory of the program can have.
+fn check_size(bytes: usize) -> Outcome {
+    match isize::try_from(bytes) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 export! {
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
         let device = current()?;
@@ -46,6 +54,7 @@ export! {
             return Ok(());
         }
         present(from)?;
+        check_size(bytes)?;
         // SAFETY: the caller passes `bytes` readable bytes.
         let source = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
         // SAFETY: the caller lets nothing else use the destination meanwhile.
@@ -58,6 +67,7 @@ export! {
             return Ok(());
         }
         present(to)?;
+        check_size(bytes)?;
         // SAFETY: the caller passes `bytes` writable bytes that nothing else uses.
         let destination = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
         // SAFETY: the caller lets nothing write the source meanwhile.

@@ -5,7 +5,7 @@
 
 use std::ffi::c_char;
 
-use cuvmm_driver::{DeviceAttribute, Driver};
+use cuvmm_driver::Driver;
 use cuvmm_sys::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
 
 use crate::contexts::current;
@@ -78,11 +78,7 @@ export! {
         let state = state()?;
         present(value)?;
         let device = state.device(device)?;
-        let asked = DeviceAttribute(attribute.0);
-        let found = match identity::place(device, attribute.0) {
-            Some(place) => place,
-            None => state.driver.device_attribute(device, asked).map_err(code)?,
-        };
+        let found = identity::attribute(device, attribute.0)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(value, found) }
     }

@@ -2,21 +2,25 @@
 //!
 //! The report is made by the library's last function, after the program's own ones and those of the
 //! libraries that it loaded later, so that memory which they release is no leak. A process that ends
-//! by `_exit`, by a signal or by running another program reports nothing. A process reports if it
+//! by `_exit`, by a signal, by running another program, or inside a function that a stream runs reports
+//! nothing. A process reports if it
 //! called `cuInit` itself: a forked child, which has its parent's objects and owns none of them, does
 //! not.
 //!
 //! `unsafe` is allowed here to place that function, and to end the process from it.
 #![allow(unsafe_code)]
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::Write;
 
 use crate::calls;
+use crate::contexts;
 use crate::diagnosis::report::Report;
 use crate::settings::{self, Target};
 use crate::state::{State, state};
 use crate::status;
+use crate::watched::Contexts;
 
 /// The longest command line in a report.
 const SHOWN: usize = 200;
@@ -26,23 +30,39 @@ const SHOWN: usize = 200;
 #[unsafe(link_section = ".fini_array")]
 static LAST: extern "C" fn() = last;
 
+/// Returns the contexts that live.
+pub(crate) fn living(state: &State) -> Contexts {
+    Contexts {
+        retained: state.references(),
+        created: contexts::living(),
+    }
+}
+
 /// Returns the report of this moment.
 pub(crate) fn report(state: &State) -> Report {
     let leaks = settings::get().map(|settings| settings.leaks);
-    let mut program: String = std::env::args().collect::<Vec<_>>().join(" ");
-    if let Some((end, _)) = program.char_indices().nth(SHOWN) {
-        program.truncate(end);
-        program.push_str("...");
-    }
     Report {
         pid: std::process::id(),
-        program,
+        program: command_line(std::env::args_os()),
         calls: calls::count(),
         injected: calls::injected(),
         findings: state
             .driver
-            .found(leaks.unwrap_or_default(), &state.references()),
+            .found(leaks.unwrap_or_default(), &living(state)),
     }
+}
+
+/// Returns a command line for people: in one line, and not too long.
+fn command_line(words: impl Iterator<Item = OsString>) -> String {
+    let words: Vec<_> = words
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let line = words.join(" ").replace(char::is_control, " ");
+    let mut shown: String = line.chars().take(SHOWN).collect();
+    if shown.len() < line.len() {
+        shown.push_str("...");
+    }
+    shown
 }
 
 extern "C" fn last() {
@@ -54,8 +74,7 @@ fn finish() {
     let (Ok(state), Ok(settings)) = (state(), settings::get()) else {
         return;
     };
-    let asked = settings.report.is_some() || settings.exit_code.is_some();
-    if !asked || state.process != std::process::id() {
+    if settings.report.is_none() && settings.exit_code.is_none() {
         return;
     }
     let report = report(state);
@@ -102,4 +121,26 @@ fn leave(code: u8) -> ! {
     // SAFETY: the functions that were to run at the end have run, except those of libraries that
     // were loaded before this one and do not use it.
     unsafe { libc::_exit(i32::from(code)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_command_line_is_one_line_of_text() {
+        let line = |words: &[&[u8]]| {
+            let words = words.iter().map(|word| OsString::from_vec(word.to_vec()));
+            command_line(words)
+        };
+        assert_eq!(
+            line(&[b"python3", b"-c", b"a = 1\nb"]),
+            "python3 -c a = 1 b"
+        );
+        assert_eq!(line(&[b"x", b"\xff"]), "x \u{fffd}");
+        let long = line(&["\u{e9}".repeat(300).as_bytes()]);
+        assert_eq!(long, format!("{}...", "\u{e9}".repeat(SHOWN)));
+    }
 }

@@ -1,7 +1,6 @@
 //! Finding functions by name and version: `cuGetProcAddress`.
 //!
-//! `unsafe` is allowed here to export functions (see `state`) and to declare those whose addresses
-//! are returned.
+//! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -11,14 +10,11 @@ use std::sync::OnceLock;
 use cuvmm_sys::{CUresult, CUuuid};
 
 use crate::edge::{Outcome, export_also, present, put};
+use crate::listed::FUNCTIONS;
+use crate::rest::ADDRESSES;
 use crate::state;
-use crate::symbols::ADDRESSES;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
-
-/// The exported names, each with the name to search for, the version, and whether its default
-/// stream is the thread's own. `symbols.py` makes the table from a header.
-const SYMBOLS: &str = include_str!("../symbols.tsv");
 
 /// One function under the name that is searched for.
 #[derive(Clone, Copy, Debug)]
@@ -32,20 +28,12 @@ struct Version {
 fn versions() -> &'static HashMap<&'static str, Vec<Version>> {
     static VERSIONS: OnceLock<HashMap<&str, Vec<Version>>> = OnceLock::new();
     VERSIONS.get_or_init(|| {
-        let addresses: HashMap<_, _> = ADDRESSES.iter().copied().collect();
         let mut versions = HashMap::<_, Vec<_>>::new();
-        for line in SYMBOLS.lines() {
-            let fields: Vec<_> = line.split('\t').collect();
-            let &[symbol, base, since, thread] = &fields[..] else {
-                continue;
-            };
-            let (Some(function), Ok(since)) = (addresses.get(symbol), since.parse()) else {
-                continue;
-            };
-            versions.entry(base).or_default().push(Version {
-                since,
-                per_thread: thread == "thread",
-                address: *function as usize,
+        for (function, address) in FUNCTIONS.iter().zip(ADDRESSES) {
+            versions.entry(function.base).or_default().push(Version {
+                since: function.since,
+                per_thread: function.is_per_thread(),
+                address: address.expose_provenance(),
             });
         }
         versions
@@ -152,13 +140,6 @@ export_also! {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_name_of_the_table_is_exported() {
-        let rows = SYMBOLS.lines().count();
-        let found: usize = versions().values().map(Vec::len).sum();
-        assert_eq!((found, ADDRESSES.len()), (rows, rows));
-    }
 
     #[test]
     fn the_newest_version_up_to_the_wanted_one_is_found() {

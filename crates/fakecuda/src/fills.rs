@@ -170,9 +170,13 @@ fn fill_rows(
     (width, height): (usize, usize),
     stream: Option<StreamHandle>,
 ) -> Outcome {
+    current()?;
     let row = width.checked_mul(element.len()).ok_or(INVALID)?;
     if height > 1 && pitch < row {
         return Err(INVALID);
+    }
+    if width == 0 {
+        return Ok(());
     }
     // The last row is the first, so that a rectangle past the end of its memory changes nothing.
     for index in (0..height).rev() {
@@ -228,6 +232,9 @@ unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -
     let (from, to) = sides.split_at(sides.len() / 2);
     let (from, from_pitch) = start(from, *width, *height)?;
     let (to, to_pitch) = start(to, *width, *height)?;
+    if *width == 0 {
+        return Ok(());
+    }
     // The last row is the first, so that a rectangle past the end of its memory changes nothing.
     for row in (0..*height as u64).rev() {
         let at = |first: u64, pitch: usize| {

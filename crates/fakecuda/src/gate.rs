@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuvmm_sys::CUresult;
 
-use crate::edge::Outcome;
-
 /// The process that called `cuInit` first, or 0.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
@@ -28,16 +26,27 @@ pub(crate) fn inside(call: impl FnOnce()) {
 }
 
 /// Returns the state, unless another process made it or a function of the program runs.
-pub(crate) fn pass<T>(state: &'static OnceLock<T>) -> Outcome<Option<&'static T>> {
+pub(crate) fn pass<T>(state: &'static OnceLock<T>) -> Result<Option<&'static T>, CUresult> {
     if INSIDE.get() {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
-    let is_owner = OWNER.load(Ordering::Acquire) == std::process::id();
-    Ok(state.get().filter(|_| is_owner))
+    Ok(state.get().filter(|_| is_owner()))
+}
+
+/// Refuses a forked child of the process that initialized the driver.
+pub(crate) fn refuse_child() -> Result<(), CUresult> {
+    if is_owner() || OWNER.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
+    Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)
+}
+
+fn is_owner() -> bool {
+    OWNER.load(Ordering::Acquire) == std::process::id()
 }
 
 /// Notes the process that initializes the driver, and refuses a forked child of it.
-pub(crate) fn init() -> Outcome {
+pub(crate) fn init() -> Result<(), CUresult> {
     let process = std::process::id();
     let first = OWNER.compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire);
     match first {

@@ -11,12 +11,13 @@ use cuvmm_driver::{DeviceAttribute, Driver, Ordinal};
 use cuvmm_sys::{CUdevice, CUresult};
 
 use crate::edge::{Outcome, code, export_also, present, put};
+use crate::settings;
 use crate::state::{driver, state};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// Returns the bus, the slot or the domain of a device, if that is asked for.
-pub(crate) fn place(device: Ordinal, attribute: i32) -> Option<i32> {
+fn place(device: Ordinal, attribute: i32) -> Option<i32> {
     match attribute {
         33 => Some(device.0 + 1),
         34 | 50 => Some(0),
@@ -39,9 +40,19 @@ fn parse(text: &str) -> Option<(i32, i32, i32)> {
     }
 }
 
-fn attribute(device: Ordinal, number: i32) -> Outcome<i32> {
-    let asked = DeviceAttribute(number);
-    driver()?.device_attribute(device, asked).map_err(code)
+/// Returns an attribute: the place on the bus, what is recorded of the GPU that the settings name, or
+/// the driver's answer.
+pub(crate) fn attribute(device: Ordinal, number: i32) -> Outcome<i32> {
+    let driver = driver()?;
+    let settings = settings::get().ok();
+    let gpu = settings.and_then(|settings| settings.gpu.as_ref());
+    let recorded = || gpu?.attributes.get(&number).copied();
+    match place(device, number).or_else(recorded) {
+        Some(value) => Ok(value),
+        None => driver
+            .device_attribute(device, DeviceAttribute(number))
+            .map_err(code),
+    }
 }
 
 export_also! {

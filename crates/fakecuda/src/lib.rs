@@ -19,7 +19,7 @@
 //! | `FAKECUDA_DEVICES` | number of devices; 0 makes `cuInit` return `NO_DEVICE` | 1 |
 //! | `FAKECUDA_CAPACITY` | memory of each device: bytes, or like `80GiB` | the host driver's |
 //! | `FAKECUDA_NAME` | name of the devices | `fakecuda` |
-//! | `FAKECUDA_GPU` | a GPU that was measured, for name and memory: `h200` | none |
+//! | `FAKECUDA_GPU` | a GPU whose answers are recorded, for name, memory and attributes: `h200` | none |
 //! | `FAKECUDA_VERSION` | CUDA version of the driver, from 10.2. Newer functions are absent | 13.0 |
 //! | `FAKECUDA_LATENCY` | time that calls take: that of a measured GPU (`h200`), of a file of costs, or `none` | `none` |
 //! | `FAKECUDA_MANNER` | `measured`, `strict` or `hostile`: see [`Manner`](cuvmm_driver::model::Manner) | `measured` |
@@ -76,6 +76,7 @@ mod plain;
 mod pools;
 mod queries;
 mod ranges;
+mod recorded;
 mod registered;
 mod rest;
 mod settings;

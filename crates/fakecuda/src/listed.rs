@@ -1,39 +1,67 @@
-//! Definitions from the list of all functions that the header declares: their addresses, and those
-//! that this library does not implement.
+//! The names of the exported functions of the driver API, with the CUDA version that brought each.
 
-use cuvmm_sys::CUresult;
+use cuvmm_sys::CudaVersion;
 
-use crate::edge::Outcome;
-use crate::state;
+use crate::symbols::symbols;
 
-/// Defines the table of the addresses of exported functions.
-macro_rules! addresses {
-    ($($name:ident)*) => {
-        unsafe extern "C" {
-            $(fn $name();)*
-        }
+/// An exported function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function {
+    pub(crate) name: &'static str,
+    /// The name by which `cuGetProcAddress` finds it.
+    pub(crate) base: &'static str,
+    /// The CUDA version that brought it, as the driver numbers versions.
+    pub(crate) since: i32,
+    /// `own` if its default stream is the thread's own.
+    stream: &'static str,
+}
 
-        /// Every exported function of the driver API, by name.
-        pub(crate) const ADDRESSES: &[(&str, unsafe extern "C" fn())] =
-            &[$((stringify!($name), $name),)*];
+/// Lists the rows of the functions.
+macro_rules! rows {
+    ($($name:ident $base:ident $since:literal $stream:ident $place:ident)*) => {
+        &[$(Function {
+            name: stringify!($name),
+            base: stringify!($base),
+            since: $since,
+            stream: stringify!($stream),
+        },)*]
     };
 }
-pub(crate) use addresses;
 
-/// Defines functions that answer `NOT_SUPPORTED`, whatever they are called with. C passes arguments
-/// so that a function need not take them.
-macro_rules! unsupported {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> cuvmm_sys::CUresult {
-            $crate::edge::answer($crate::listed::refuse)
-        }
-    )*};
+/// The exported functions, by name.
+pub(crate) const FUNCTIONS: &[Function] = symbols!(rows);
+
+impl Function {
+    /// Returns `true` if the function's default stream is the thread's own.
+    pub(crate) fn is_per_thread(&self) -> bool {
+        self.stream == "own"
+    }
 }
-pub(crate) use unsupported;
 
-/// Answers for a function that this library does not implement.
-pub(crate) fn refuse() -> Outcome {
-    state::state()?;
-    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+/// Returns `true` if a driver of a version has no function of this name.
+pub(crate) fn is_absent(name: &str, version: CudaVersion) -> bool {
+    let found = FUNCTIONS.binary_search_by_key(&name, |function| function.name);
+    let function = found.ok().and_then(|index| FUNCTIONS.get(index));
+    function.is_some_and(|function| function.since > version.as_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_absent_before_their_version() {
+        assert!(FUNCTIONS.is_sorted_by_key(|function| function.name));
+        let old = CudaVersion::new(11, 3);
+        // Of these, the driver's own table of what a program calls has none.
+        for (name, absent) in [
+            ("cuMemCreate", false),
+            ("cuCtxCreate_v3", true),
+            ("cuStreamGetDevice", true),
+            ("cuMemcpy", false),
+            ("fakecuda_live", false),
+        ] {
+            assert_eq!(is_absent(name, old), absent, "{name}");
+        }
+    }
 }

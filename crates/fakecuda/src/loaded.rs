@@ -49,23 +49,3 @@ pub(crate) fn stay() {
     // SAFETY: the library is loaded already, so no code of it runs.
     unsafe { libc::dlopen(path.as_ptr(), flags) };
 }
-
-/// Returns `true` if this library exports a function of the driver.
-pub(crate) fn exports(name: &str) -> bool {
-    let path = of(own()).and_then(|module| CString::new(module.path).ok());
-    let (Some(path), Ok(name)) = (path, CString::new(name)) else {
-        return false;
-    };
-    let is_function = name.to_bytes().starts_with(b"cu");
-    // SAFETY: the library is loaded already, so no code of it runs; the handle is closed again, and
-    // the symbol is looked up and not used.
-    unsafe {
-        let library = libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            return false;
-        }
-        let found = !libc::dlsym(library, name.as_ptr()).is_null();
-        libc::dlclose(library);
-        found && is_function
-    }
-}

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cuvmm_driver::{CaptureStatus, DeviceAttribute, Driver, StreamHandle};
+use cuvmm_driver::{CaptureStatus, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdevice, CUresult, CUstream, CUstreamCaptureStatus};
 
 use crate::contexts::{current, name};
 use crate::edge::{Outcome, code, export_also, present, put};
+use crate::identity::attribute;
 use crate::owned::{self, Known, Object};
 use crate::stack;
 use crate::state::{driver, state};
@@ -217,8 +218,7 @@ export_also! {
     fn cuCtxGetExecAffinity(affinity: *mut [u32; 2], kind: u32) {
         let device = current()?;
         present(affinity)?;
-        let all = DeviceAttribute(MULTIPROCESSORS);
-        let found = driver()?.device_attribute(device, all).map_err(code)?;
+        let found = attribute(device, MULTIPROCESSORS)?;
         // Execution affinity exists under MPS only: a context has all multiprocessors.
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(affinity, [kind, found as u32]) }

@@ -1,25 +1,38 @@
 //! Each thread's stack of current contexts.
+//!
+//! The current context outlives the thread's other variables: functions of `atexit`, and destructors
+//! of a thread's variables, may call the driver after those have ended.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::ptr::null_mut;
 
 use cuvmm_sys::CUcontext;
 
 thread_local! {
-    /// The contexts that were pushed on this thread. The last one is current.
-    static CURRENT: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
+    /// The current context, or null.
+    static CURRENT: Cell<CUcontext> = const { Cell::new(null_mut()) };
+    /// The contexts below it, which end with the thread.
+    static BELOW: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the current context, dead or alive.
 pub(crate) fn top() -> Option<CUcontext> {
-    CURRENT.with_borrow(|stack| stack.last().copied())
+    Some(CURRENT.get()).filter(|context| !context.is_null())
 }
 
 /// Makes a context current, above the one that was.
 pub(crate) fn push(context: CUcontext) {
-    CURRENT.with_borrow_mut(|stack| stack.push(context));
+    if let Some(before) = top() {
+        // A thread that ends has no contexts below.
+        let _ = BELOW.try_with(|below| below.borrow_mut().push(before));
+    }
+    CURRENT.set(context);
 }
 
 /// Removes the current context, and returns it.
 pub(crate) fn pop() -> Option<CUcontext> {
-    CURRENT.with_borrow_mut(Vec::pop)
+    let before = top()?;
+    let below = BELOW.try_with(|below| below.borrow_mut().pop());
+    CURRENT.set(below.ok().flatten().unwrap_or(null_mut()));
+    Some(before)
 }

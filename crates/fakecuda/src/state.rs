@@ -26,8 +26,6 @@ pub(crate) struct State {
     pub(crate) driver: Watched,
     /// The number of references to each device's primary context.
     pub(crate) retained: Vec<AtomicU32>,
-    /// The process that called `cuInit`. A forked child has the state and another number.
-    pub(crate) process: u32,
 }
 
 /// The result of the first `cuInit`; later calls return the same.
@@ -86,12 +84,7 @@ impl State {
         }
         let driver = Watched::new(HostDriver::new(options(settings)), watched);
         let retained = (0..settings.devices).map(|_| AtomicU32::new(0)).collect();
-        let process = std::process::id();
-        Ok(Self {
-            driver,
-            retained,
-            process,
-        })
+        Ok(Self { driver, retained })
     }
 
     /// Returns the ordinal of a device that exists.

@@ -108,15 +108,13 @@ extern "C" fn fakecuda_lose() -> CUresult {
 unsafe extern "C" fn fakecuda_fail(faults: *const c_char) -> CUresult {
     answer(|| {
         if faults.is_null() {
-            calls::disarm();
-            return Ok(());
+            return calls::disarm();
         }
         // SAFETY: the caller passes a null-terminated string.
         let text = unsafe { CStr::from_ptr(faults) }
             .to_str()
             .map_err(|_| INVALID)?;
-        calls::arm(settings::parse_faults(text).map_err(|_| INVALID)?);
-        Ok(())
+        calls::arm(settings::parse_faults(text).map_err(|_| INVALID)?)
     })
 }
 
@@ -157,7 +155,8 @@ unsafe extern "C" fn fakecuda_findings(count: *mut u64) -> CUresult {
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_forget() -> CUresult {
     answer(|| {
-        driver()?.forget();
+        let state = state()?;
+        state.driver.forget(&ending::living(state));
         Ok(())
     })
 }

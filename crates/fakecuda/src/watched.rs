@@ -9,6 +9,8 @@
 
 mod noting;
 
+pub(crate) use noting::Contexts;
+
 use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::sync::Mutex;

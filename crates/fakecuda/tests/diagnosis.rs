@@ -60,7 +60,7 @@ fn a_program_that_is_right_has_no_finding() {
         &[REPORT, ALL, LATE, ("FAKECUDA_MANNER", "strict")],
     ];
     for settings in ways {
-        for how in ["", "atexit", "forked"] {
+        for how in ["", "atexit", "forked", "current-atexit", "contexts"] {
             let output = programs.run(&clean, &[how], settings);
             assert!(
                 output.status.success(),
@@ -133,7 +133,7 @@ fn streams_and_contexts_are_leaks_if_all_are_asked_for() {
     let programs = Programs::new();
     let faulty = programs.compile("faulty");
     let leak = |object: &str| ("leak".to_owned(), object.to_owned(), 1);
-    for what in ["stream", "event", "graph"] {
+    for what in ["stream", "event", "graph", "context"] {
         let words = [what, "keeps-context"];
         let output = programs.run(&faulty, &words, &[REPORT, JSON]);
         assert_eq!(found(&output), [], "{what}");
@@ -162,6 +162,7 @@ fn uses_after_release_are_found_with_three_places() {
         ("mapped-after-release", "physical", "cuMemMap"),
         ("stream-after-destroy", "stream", "cuStreamQuery"),
         ("event-after-destroy", "event", "cuEventRecord"),
+        ("context-after-destroy", "context", "cuCtxSetCurrent"),
         ("read-after-free", "allocation", "cuMemcpyDtoH_v2"),
         ("write-after-unmap", "mapping", "cuMemsetD8_v2"),
     ] {
@@ -210,11 +211,13 @@ fn memory_that_is_taken_from_queued_work_is_found() {
 fn reads_of_bytes_that_were_never_written_are_found_if_asked_for() {
     let programs = Programs::new();
     let faulty = programs.compile("faulty");
-    let output = programs.run(&faulty, &["unwritten"], &[REPORT, UNWRITTEN]);
-    let line = "read but never written: 32 B at 0x";
-    assert!(said(&output).contains(line), "{}", said(&output));
-    assert!(said(&output).contains("of 64 B read by a copy to the host on device 0"));
-    assert!(said(&output).contains(": 1 finding\n"), "{}", said(&output));
+    for what in ["unwritten", "unwritten-small"] {
+        let output = programs.run(&faulty, &[what], &[REPORT, UNWRITTEN]);
+        let line = "read but never written: 32 B at 0x";
+        assert!(said(&output).contains(line), "{}", said(&output));
+        assert!(said(&output).contains("of 64 B read by a copy to the host on device 0"));
+        assert!(said(&output).contains(": 1 finding\n"), "{}", said(&output));
+    }
     let output = programs.run(&faulty, &["unwritten"], &[REPORT]);
     assert!(said(&output).contains("nothing found"), "{}", said(&output));
 }

@@ -86,6 +86,22 @@ class Package(unittest.TestCase):
         self.assertIn(", 1 MiB on device 0\n", ended.stderr)
         self.assertIn(f"{path}:{line} in leaks\n", ended.stderr)
 
+    def test_threads_that_call_when_the_interpreter_ends_end_with_it(self) -> None:
+        code = ENTER + textwrap.dedent("""
+            import threading, time
+            def works():
+                cu.cuCtxSetCurrent(context)
+                while True:
+                    code, made = allocate(64)
+                    cu.cuMemFree_v2(made)
+            for _ in range(6):
+                threading.Thread(target=works, daemon=True).start()
+            time.sleep(0.05)
+        """)
+        for _ in range(8):
+            ended = fake(code, "--report")
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+
     def test_a_program_that_is_right_has_no_finding(self) -> None:
         code = ENTER + "code, made = allocate(64)\nok(code)\nok(cu.cuMemFree_v2(made))\n"
         ended = fake(code, "--report", "--exit-code", "9")

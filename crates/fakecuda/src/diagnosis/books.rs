@@ -23,6 +23,8 @@ pub(crate) enum Class {
     Event,
     Graph,
     GraphExec,
+    /// A context that the program created.
+    Context,
 }
 
 impl Class {
@@ -56,6 +58,7 @@ impl Class {
             Self::Event => "event",
             Self::Graph => "graph",
             Self::GraphExec => "executable graph",
+            Self::Context => "context",
         }
     }
 

@@ -39,6 +39,26 @@ struct Interpreter {
     decref: unsafe extern "C" fn(Object),
 }
 
+// Calls the function in the first argument. An interpreter that ends makes each thread that waits for
+// its lock exit, which unwinds the thread's stack. The unwinding may not run through a frame of Rust: the
+// process would be aborted. This frame has no unwinding information, so it counts as the end of the
+// stack, and the thread exits here.
+core::arch::global_asm!(
+    ".hidden fakecuda_last_frame",
+    ".globl fakecuda_last_frame",
+    ".type fakecuda_last_frame, @function",
+    "fakecuda_last_frame:",
+    "sub rsp, 8",
+    "call rdi",
+    "add rsp, 8",
+    "ret",
+    ".size fakecuda_last_frame, . - fakecuda_last_frame",
+);
+
+unsafe extern "C" {
+    fn fakecuda_last_frame(function: unsafe extern "C" fn() -> c_int) -> c_int;
+}
+
 /// Looks a function up.
 ///
 /// # Safety
@@ -150,7 +170,8 @@ pub(crate) fn lines() -> Vec<Line> {
         if thread.is_null() {
             return Vec::new();
         }
-        let state = (python.ensure)();
+        // The thread may exit here, and holds nothing that another thread needs.
+        let state = fakecuda_last_frame(python.ensure);
         let lines = python.lines(thread);
         (python.release)(state);
         lines

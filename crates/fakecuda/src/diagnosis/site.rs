@@ -37,7 +37,8 @@ impl Site {
     pub(crate) fn here() -> Arc<Self> {
         let mut native = Vec::with_capacity(DEPTH);
         backtrace::trace(|frame| {
-            native.push(frame.ip().addr());
+            // The end of some stacks is a frame without an address.
+            native.extend(Some(frame.ip().addr()).filter(|&address| address != 0));
             native.len() < DEPTH
         });
         Arc::new(Self {

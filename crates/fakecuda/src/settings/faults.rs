@@ -5,12 +5,8 @@
 //! miss the functions that need no driver, such as those of contexts.
 
 use cuvmm_driver::CUresult;
-use cuvmm_sys::SYMBOLS;
 
-use crate::loaded::exports;
-
-/// The ends of names of functions that have several versions.
-const VERSIONS: [&str; 5] = ["", "_v2", "_v3", "_v4", "_v5"];
+use crate::listed::FUNCTIONS;
 
 /// Calls of one function that fail, counted from 1 when the fault is armed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,13 +70,10 @@ fn one(text: &str) -> Result<Planned, String> {
         last,
         code,
     };
-    let known = SYMBOLS.iter().any(|symbol| planned.is_of(symbol.name));
-    let exported = || {
-        VERSIONS
-            .iter()
-            .any(|version| exports(&format!("{call}{version}")))
-    };
-    if !known && !exported() {
+    if !FUNCTIONS
+        .iter()
+        .any(|function| planned.is_of(function.name))
+    {
         return Err(format!("{call} is no function of this library"));
     }
     Ok(planned)

@@ -1,17 +1,64 @@
 //! The file of settings: TOML or JSON, by its name.
 
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+/// The longest file that is read: a device like `/dev/zero` has no end.
+const LONGEST: u64 = 1 << 20;
+
+/// The entries of a file in their order, also those with one name.
+struct Entries(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Table;
+
+        impl<'de> Visitor<'de> for Table {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("names with values")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        from.deserialize_map(Table)
+    }
+}
+
+/// Reads the text of a file.
+pub(super) fn text(path: &str) -> Result<String, String> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text))
+        .map_err(|error| error.to_string())?;
+    if text.len() as u64 > LONGEST {
+        return Err("it has more than 1 MiB".to_owned());
+    }
+    Ok(text)
+}
 
 /// Reads a file's entries as pairs of name and text.
 pub(super) fn read(path: &str) -> Result<Vec<(String, String)>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let kind = Path::new(path).extension().and_then(|end| end.to_str());
-    let table: serde_json::Map<String, serde_json::Value> = match kind {
-        Some("toml") => toml::from_str(&text).map_err(|error| error.to_string())?,
-        Some("json") => serde_json::from_str(&text).map_err(|error| error.to_string())?,
+    let Entries(entries) = match kind {
+        Some("toml") => toml::from_str(&text(path)?).map_err(|error| error.to_string())?,
+        Some("json") => serde_json::from_str(&text(path)?).map_err(|error| error.to_string())?,
         _ => return Err("its name ends in neither .toml nor .json".to_owned()),
     };
-    table
+    entries
         .into_iter()
         .map(|(name, value)| match plain(&value) {
             Some(text) => Ok((name, text)),
@@ -23,8 +70,7 @@ pub(super) fn read(path: &str) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Returns the text of a value, as a variable would have it.
-fn plain(value: &serde_json::Value) -> Option<String> {
-    use serde_json::Value;
+fn plain(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),

@@ -17,6 +17,8 @@ use std::sync::OnceLock;
 use cuvmm_driver::model::{Costs, Manner};
 use cuvmm_sys::CudaVersion;
 
+use crate::recorded::Gpu;
+
 pub(crate) use faults::{Planned, parse as parse_faults};
 
 /// The CUDA version that is reported by default.
@@ -63,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) devices: u16,
     pub(crate) capacity: Option<u64>,
     pub(crate) name: String,
+    /// The recorded GPU whose attributes the devices have; the driver's own if there is none.
+    pub(crate) gpu: Option<Gpu>,
     pub(crate) version: CudaVersion,
     /// The costs that calls take in real time; `None` for no time.
     pub(crate) latency: Option<Costs>,
@@ -83,6 +87,7 @@ impl Default for Settings {
             devices: 1,
             capacity: None,
             name: "fakecuda".to_owned(),
+            gpu: None,
             version: NEWEST,
             latency: None,
             manner: Manner::AsMeasured,
@@ -138,10 +143,28 @@ fn read(variables: impl Iterator<Item = (String, String)>) -> Result<Settings, S
             entries.insert(name.to_lowercase(), Entry { text, place });
         }
     }
+    if file.as_deref() == Some("") {
+        return Err("FAKECUDA_CONFIG names no file".to_owned());
+    }
     if let Some(path) = file {
+        let mut found = BTreeMap::new();
         for (name, text) in file::read(&path).map_err(|what| format!("{path}: {what}"))? {
             let place = format!("{path}: {name}");
-            entries.entry(name).or_insert(Entry { text, place });
+            if found
+                .insert(
+                    name,
+                    Entry {
+                        text,
+                        place: place.clone(),
+                    },
+                )
+                .is_some()
+            {
+                return Err(format!("{place}: it is set twice"));
+            }
+        }
+        for (name, entry) in found {
+            entries.entry(name).or_insert(entry);
         }
     }
     let mut settings = Settings::default();
@@ -194,10 +217,7 @@ mod tests {
         assert!(found.json && found.unwritten);
         assert_eq!(found.exit_code, Some(9));
         let h200 = settings(&[("GPU", "NVIDIA H200")]).unwrap();
-        assert_eq!(
-            h200.capacity,
-            Some((Costs::default().memory_mib as u64) << 20)
-        );
+        assert_eq!(h200.capacity, Some(150_109_880_320));
     }
 
     #[test]
@@ -227,7 +247,7 @@ mod tests {
             ),
             ("MANNER", "bad", "measured, strict or hostile"),
             ("WORK", "soon", "at-once or late"),
-            ("GPU", "abacus", "a GPU that was measured: nvidia-h200"),
+            ("GPU", "abacus", "a GPU whose answers are recorded: h200"),
             (
                 "LATENCY",
                 "/no/such/file",
@@ -239,6 +259,9 @@ mod tests {
             ("FAIL", "cuMemCreate", "CALL:N"),
             ("DEVICE", "1", "FAKECUDA_DEVICE=1: there is no such setting"),
             ("CONFIG", "/no/such/file.toml", "/no/such/file.toml: "),
+            ("CONFIG", "", "FAKECUDA_CONFIG names no file"),
+            ("CONFIG", "/dev/zero", "neither .toml nor .json"),
+            ("LATENCY", "/dev/zero", "it has more than 1 MiB"),
         ] {
             let message = settings(&[(name, value)]).unwrap_err();
             assert!(message.contains(said), "{message}");
@@ -300,6 +323,14 @@ mod tests {
                 message.starts_with(&path) && message.contains(said),
                 "{message}"
             );
+        }
+        for (name, text) in [
+            ("d.json", r#"{"devices": 1, "devices": 2}"#),
+            ("d.toml", "devices = 1\ndevices = 2\n"),
+        ] {
+            let path = write(name, text);
+            let message = settings(&[("CONFIG", &path)]).unwrap_err();
+            assert!(message.contains("devices"), "{message}");
         }
         let other = write("c.yaml", "devices: 1");
         let message = settings(&[("CONFIG", &other)]).unwrap_err();

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use cuvmm_driver::model::{Costs, Manner};
 use cuvmm_sys::CudaVersion;
 
+use crate::recorded::{self, Gpu};
+
 use super::{Leaks, NEWEST, Settings, Target, Work, faults};
 
 /// Sets one setting. The error says how its value is written.
@@ -16,9 +18,10 @@ pub(super) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<(),
         "capacity" => settings.capacity = Some(size(text)?),
         "name" => settings.name = text.to_owned(),
         "gpu" => {
-            let costs = gpu(text)?;
-            settings.capacity = Some((costs.memory_mib as u64) << 20);
-            settings.name = product(text);
+            let found = gpu(text)?;
+            settings.capacity = Some(found.memory);
+            settings.name.clone_from(&found.name);
+            settings.gpu = Some(found);
         }
         "version" => settings.version = version(text)?,
         "latency" => settings.latency = latency(text)?,
@@ -108,20 +111,11 @@ fn version(text: &str) -> Result<CudaVersion, String> {
     }
 }
 
-fn gpu(text: &str) -> Result<Costs, String> {
-    Costs::of_gpu(text).ok_or_else(|| {
-        let names: Vec<_> = Costs::gpus().collect();
-        format!("it must be a GPU that was measured: {}", names.join(", "))
+fn gpu(text: &str) -> Result<Gpu, String> {
+    recorded::find(text).ok_or_else(|| {
+        let names = recorded::names().join(", ");
+        format!("it must be a GPU whose answers are recorded: {names}")
     })
-}
-
-/// Returns a measured GPU's name as the driver gives it: `NVIDIA H200`.
-fn product(text: &str) -> String {
-    let name = text.to_ascii_uppercase().replace(['-', '_'], " ");
-    match name.strip_prefix("NVIDIA ") {
-        Some(_) => name,
-        None => format!("NVIDIA {name}"),
-    }
 }
 
 fn latency(text: &str) -> Result<Option<Costs>, String> {
@@ -132,7 +126,7 @@ fn latency(text: &str) -> Result<Option<Costs>, String> {
         return Ok(Some(costs));
     }
     let names: Vec<_> = Costs::gpus().collect();
-    let read = std::fs::read_to_string(text).map_err(|error| {
+    let read = super::file::text(text).map_err(|error| {
         format!(
             "it must be none, the name of a GPU that was measured ({}), or a readable file of \
              costs: {error}",

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::host::HostDriver;
 use cuvmm_driver::model::{Hazard, Object, ObjectKind, Unwritten};
-use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, DriverError, Location, Result};
+use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, DriverError, Location, Ordinal, Result};
 
 use super::Watched;
 use crate::diagnosis::books::{Books, Class, Gone};
@@ -13,6 +13,14 @@ use crate::diagnosis::findings::{Finding, Findings, What};
 use crate::diagnosis::report::size;
 use crate::diagnosis::site::Site;
 use crate::settings::Leaks;
+
+/// The contexts that live.
+pub(crate) struct Contexts {
+    /// The number of references to the primary context of each device.
+    pub(crate) retained: Vec<u32>,
+    /// The contexts that the program created, with the device of each.
+    pub(crate) created: Vec<(u64, Ordinal)>,
+}
 
 impl Watched {
     /// Wraps a driver. Nothing is noted until the watch is on.
@@ -54,6 +62,23 @@ impl Watched {
         if self.is_on() {
             let site = Site::here();
             self.books().retained = Some(site);
+        }
+    }
+
+    /// Notes a context that the program created.
+    pub(crate) fn note_context(&self, number: u64) {
+        self.note_made(Class::Context, number, 0);
+    }
+
+    /// Notes that the program destroyed a context, or that it tried to.
+    pub(crate) fn note_context_end(&self, number: u64, ended: bool) {
+        if !self.is_on() {
+            return;
+        }
+        if ended {
+            self.books().release(Class::Context, number, &Site::here());
+        } else {
+            self.note_use(Class::Context, number);
         }
     }
 
@@ -217,7 +242,7 @@ impl Watched {
     }
 
     /// Returns what was found so far, and the leaks if the process ended now.
-    pub(crate) fn found(&self, leaks: Leaks, contexts: &[u32]) -> Findings {
+    pub(crate) fn found(&self, leaks: Leaks, contexts: &Contexts) -> Findings {
         let objects = self.host.objects();
         let mut found = Findings::default();
         for finding in &self.findings().kept {
@@ -243,20 +268,29 @@ impl Watched {
             }
         }
         if leaks == Leaks::All {
-            for (device, &count) in contexts.iter().enumerate().filter(|(_, count)| **count > 0) {
-                found.add(retained(device, count, books.retained.clone()));
+            for &(number, device) in &contexts.created {
+                if !books.is_forgiven(Class::Context, number) {
+                    let made = books.live(Class::Context, number);
+                    found.add(created(number, device, made.map(|made| &made.site)));
+                }
+            }
+            let retained = contexts.retained.iter().enumerate();
+            for (device, &count) in retained.filter(|(_, count)| **count > 0) {
+                found.add(still_retained(device, count, books.retained.clone()));
             }
         }
         found
     }
 
     /// Forgets what was found, and makes everything that lives no leak.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn forget(&self, contexts: &Contexts) {
         let objects = self.host.objects();
         let live = objects
             .iter()
             .filter_map(|object| Some((Class::of(object.kind)?, object.value)));
-        self.books().forgive(live);
+        let created = contexts.created.iter();
+        let created = created.map(|&(number, _)| (Class::Context, number));
+        self.books().forgive(live.chain(created));
         *self.findings() = Findings::default();
         let _ = self.host.take_hazards();
         let _ = self.host.take_unwritten();
@@ -325,7 +359,22 @@ fn open_descriptor(descriptor: &crate::diagnosis::books::Descriptor) -> Finding 
     }
 }
 
-fn retained(device: usize, count: u32, last: Option<Arc<Site>>) -> Finding {
+fn created(number: u64, device: Ordinal, site: Option<&Arc<Site>>) -> Finding {
+    Finding {
+        what: What::Leak,
+        object: Class::Context.name(),
+        values: vec![number],
+        text: format!("context {number:#x} of device {}", device.0),
+        sites: site
+            .map(|site| ("made", Arc::clone(site)))
+            .into_iter()
+            .collect(),
+        times: 1,
+        bytes: 0,
+    }
+}
+
+fn still_retained(device: usize, count: u32, last: Option<Arc<Site>>) -> Finding {
     Finding {
         what: What::Leak,
         object: "primary context",

@@ -69,6 +69,21 @@ static void allocations(void)
     OK(cuStreamDestroy_v2(stream));
 }
 
+/* Sizes and counts without bound are refused, or mean nothing. */
+static void bounds(void)
+{
+    ptr made;
+    char bytes[64] = {0};
+    int attributes[1] = {0};
+    void *places[1] = {bytes};
+    OK(cuMemAlloc_v2(&made, 64));
+    IS(1, cuMemcpyHtoD_v2(made, bytes, (size_t)1 << 63));
+    IS(1, cuMemcpyDtoH_v2(bytes, made, ~(size_t)0));
+    OK(cuMemsetD2D8_v2(made, 64, 1, 0, (size_t)1 << 62));
+    IS(1, cuPointerGetAttributes(~0u, attributes, places, made));
+    OK(cuMemFree_v2(made));
+}
+
 static void graphs(void)
 {
     void *stream, *graph, *made;
@@ -89,17 +104,41 @@ static void release_at_exit(void)
     OK(cuMemRelease(kept));
 }
 
+/* Runs after the thread's own variables have ended. */
+static void free_at_exit(void)
+{
+    void *context;
+    OK(cuCtxGetCurrent(&context));
+    OK(cuMemFree_v2(kept));
+    OK(cuCtxSetCurrent(NULL));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+}
+
 int main(int count, char **words)
 {
     const char *how = count > 1 ? words[1] : "";
     props of = plain(0);
+    IS(3, cuMemsetD2D8_v2(0, 0, 0, 0, 0));
     enter();
     virtual_memory();
     allocations();
+    bounds();
     graphs();
     if (!strcmp(how, "atexit")) {
         OK(cuMemCreate(&kept, GRANULE, &of, 0));
         atexit(release_at_exit);
+    }
+    if (!strcmp(how, "current-atexit")) {
+        OK(cuMemAlloc_v2(&kept, 64));
+        atexit(free_at_exit);
+        printf("done");
+        return 0;
+    }
+    if (!strcmp(how, "contexts")) {
+        void *made, *popped;
+        OK(cuCtxCreate_v2(&made, 0, 0));
+        OK(cuCtxPopCurrent_v2(&popped));
+        OK(cuCtxDestroy_v2(made));
     }
     if (!strcmp(how, "forked")) {
         ptr parents;

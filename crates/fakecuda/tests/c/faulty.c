@@ -45,6 +45,10 @@ static void leaks(const char *what)
         OK(cuStreamCreate(&object, 0));
     if (!strcmp(what, "event"))
         OK(cuEventCreate(&object, 0));
+    if (!strcmp(what, "context")) {
+        OK(cuCtxCreate_v2(&object, 0, 0));
+        OK(cuCtxPopCurrent_v2(&object));
+    }
     if (!strcmp(what, "graph")) {
         OK(cuStreamCreate(&object, 1));
         OK(cuStreamBeginCapture_v2(object, 2));
@@ -86,6 +90,11 @@ static void uses_after_release(const char *what)
         OK(cuStreamCreate(&stream, 0));
         OK(cuStreamDestroy_v2(stream));
         IS(400, cuStreamQuery(stream));
+    }
+    if (!strcmp(what, "context-after-destroy")) {
+        OK(cuCtxCreate_v2(&event, 0, 0));
+        OK(cuCtxDestroy_v2(event));
+        IS(201, cuCtxSetCurrent(event));
     }
     if (!strcmp(what, "event-after-destroy")) {
         OK(cuEventCreate(&event, 0));
@@ -152,6 +161,21 @@ static void reads_unwritten(const char *what)
         OK(cuMemcpyDtoH_v2(bytes, made, 32));
         OK(cuMemcpyDtoH_v2(bytes, made, 64));
         unmapped(made, handle);
+    }
+    /* Two allocations that share a granule, and a third that takes the place of the second. */
+    if (!strcmp(what, "unwritten-small")) {
+        ptr other;
+        OK(cuMemAlloc_v2(&made, 64));
+        OK(cuMemAlloc_v2(&other, 64));
+        OK(cuMemsetD8_v2(made, 1, 64));
+        OK(cuMemcpyDtoH_v2(bytes, made, 64));
+        OK(cuMemsetD8_v2(other, 1, 64));
+        OK(cuMemFree_v2(other));
+        OK(cuMemAlloc_v2(&other, 64));
+        OK(cuMemsetD8_v2(other, 1, 32));
+        OK(cuMemcpyDtoH_v2(bytes, other, 64));
+        OK(cuMemFree_v2(made));
+        OK(cuMemFree_v2(other));
     }
 }
 

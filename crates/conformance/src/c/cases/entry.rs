@@ -6,8 +6,8 @@ use super::super::asker::Asker;
 use super::super::library::{at, call_at};
 use super::{Case, case};
 
-/// The names that the header declares.
-const SYMBOLS: &str = include_str!("../../../../fakecuda/symbols.tsv");
+/// The list of the names that the header declares, whose rows begin with a name.
+const SYMBOLS: &str = include_str!("../../../../fakecuda/src/symbols.rs");
 
 pub(super) const CASES: &[Case] = &[
     case("exports.absent", |a| {
@@ -139,12 +139,12 @@ struct Row {
 
 fn rows() -> impl Iterator<Item = Row> {
     SYMBOLS.lines().filter_map(|line| {
-        let mut fields = line.split('\t');
+        let mut fields = line.split_whitespace();
         Some(Row {
-            symbol: fields.next()?,
+            symbol: fields.next().filter(|name| name.starts_with("cu"))?,
             base: fields.next()?,
             version: fields.next()?.parse().ok()?,
-            per_thread: fields.next()? == "thread",
+            per_thread: fields.next()? == "own",
         })
     })
 }

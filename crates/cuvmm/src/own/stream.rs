@@ -8,7 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use cuvmm_driver::{Call, CaptureStatus, StreamFlags, StreamHandle};
+use cuvmm_driver::{Call, StreamFlags, StreamHandle};
 
 use crate::deferred::defer;
 use crate::device::{Device, Events};

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
-    /// A GPU that was measured, for name and memory: h200
+    /// A GPU whose answers are recorded, for name, memory and attributes: h100 or h200
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
 

@@ -218,6 +218,8 @@ mod tests {
         assert_eq!(found.exit_code, Some(9));
         let h200 = settings(&[("GPU", "NVIDIA H200")]).unwrap();
         assert_eq!(h200.capacity, Some(150_109_880_320));
+        let h100 = settings(&[("GPU", "h100")]).unwrap();
+        assert_eq!(h100.capacity, Some(85_017_493_504));
     }
 
     #[test]
@@ -247,7 +249,7 @@ mod tests {
             ),
             ("MANNER", "bad", "measured, strict or hostile"),
             ("WORK", "soon", "at-once or late"),
-            ("GPU", "abacus", "a GPU whose answers are recorded: h200"),
+            ("GPU", "abacus", "a GPU whose answers are recorded: h100, h200"),
             (
                 "LATENCY",
                 "/no/such/file",

@@ -249,7 +249,11 @@ mod tests {
             ),
             ("MANNER", "bad", "measured, strict or hostile"),
             ("WORK", "soon", "at-once or late"),
-            ("GPU", "abacus", "a GPU whose answers are recorded: h100, h200"),
+            (
+                "GPU",
+                "abacus",
+                "a GPU whose answers are recorded: h100, h200",
+            ),
             (
                 "LATENCY",
                 "/no/such/file",

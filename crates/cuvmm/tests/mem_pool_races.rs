@@ -120,7 +120,18 @@ fn calls_that_are_inside_when_the_pool_ends_are_charged() {
     waited(&times, Call::MemPoolSetAttribute);
 }
 
-/// The pool that another library puts back was empty at the exchange, so it was kept.
+/// Another library saves the current pool of the device and sets its own, which is returned. The saved
+/// one is empty, so the device keeps it when it is exchanged. Then the library puts it back.
+fn put_back_empty(rig: &Rig<HostMemory>, memory: &TenantMemPool) -> MemPool {
+    let saved = MemPool::current_of(&rig.device).unwrap();
+    let foreign = MemPool::builder(&rig.device).maximum(STEP);
+    let foreign = foreign.create().unwrap();
+    set(rig, foreign.as_raw());
+    memory.reserve(3 * STEP).unwrap();
+    set(rig, saved);
+    foreign
+}
+
 #[test]
 fn an_empty_pool_that_another_library_puts_back_is_not_current_for_long() {
     let rig = common::host();
@@ -129,14 +140,7 @@ fn an_empty_pool_that_another_library_puts_back_is_not_current_for_long() {
     let memory = memory(&one, 2);
     let stream = Stream::new(&rig.device).unwrap();
     let _current = memory.make_current().unwrap();
-    let saved = MemPool::current_of(&rig.device).unwrap();
-    let foreign = MemPool::builder(&rig.device)
-        .maximum(STEP)
-        .create()
-        .unwrap();
-    set(&rig, foreign.as_raw());
-    memory.reserve(3 * STEP).unwrap();
-    set(&rig, saved);
+    let _foreign = put_back_empty(&rig, &memory);
     memory.stats().unwrap();
     let _held = memory.allocate_on(&stream, 3 * STEP).unwrap();
     // Refused if it comes from the newest pool, which is full.
@@ -151,7 +155,7 @@ fn an_empty_pool_that_another_library_puts_back_is_not_current_for_long() {
     );
 }
 
-/// And that other tenants do not get.
+/// Otherwise what the library allocates would be another tenant's.
 #[test]
 fn a_kept_pool_that_is_current_is_not_used_again() {
     let rig = common::host();
@@ -160,14 +164,7 @@ fn a_kept_pool_that_is_current_is_not_used_again() {
     let first = memory(&one, 2);
     let stream = Stream::new(&rig.device).unwrap();
     let _current = first.make_current().unwrap();
-    let saved = MemPool::current_of(&rig.device).unwrap();
-    let foreign = MemPool::builder(&rig.device)
-        .maximum(STEP)
-        .create()
-        .unwrap();
-    set(&rig, foreign.as_raw());
-    first.reserve(3 * STEP).unwrap();
-    set(&rig, saved);
+    let _foreign = put_back_empty(&rig, &first);
     let second = memory(&other, 2);
     let _theirs = library(&rig, &stream, 2).unwrap();
     assert_eq!(second.stats().unwrap().in_use, 0);

@@ -49,8 +49,7 @@ impl Device {
         self.lock_kept().push(pool);
     }
 
-    /// Adds the handles of all kept pools. None has an owner that could want it to be
-    /// current.
+    /// Adds the handles of all kept pools. None has an owner that could want it to be current.
     pub(crate) fn add_kept_pools(&self, handles: &mut Vec<MemPoolHandle>) {
         handles.extend(self.lock_kept().iter().map(|pool| pool.handle));
     }

@@ -69,8 +69,9 @@ impl Lanes {
 ///
 /// Dropping it frees the memory in the order of its stream, without waiting, and without a driver call
 /// unless memory is to go back to the device: because its tenant has ended, a limit was lowered, or the
-/// heap has ended and this was its last allocation. In a heap over a [hardened pool](super#hardened-pools) the drop fills the memory, and unmaps
-/// it if its work is complete.
+/// heap has ended and this was its last allocation. In a heap over a
+/// [hardened pool](super#hardened-pools) the drop fills the memory, and unmaps it if its work is
+/// complete.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Allocation {
     lane: Arc<Lane>,

@@ -201,22 +201,6 @@ pub struct HeapBuilder<'a> {
     guests: Vec<AccessGrant>,
 }
 
-/// An allocation that is being made. Dropping it, also because a pressure hook panics, counts it as not
-/// made.
-struct Making<'a> {
-    core: &'a Core,
-    id: StreamId,
-    size: u64,
-}
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        let mut state = self.core.lock();
-        state.streams.count(self.id, false);
-        state.counts.not_made(self.size);
-    }
-}
-
 impl HeapBuilder<'_> {
     /// Sets how memory is weighed against time; [`Preset::Tight`] by default.
     pub const fn preset(mut self, preset: Preset) -> Self {
@@ -379,6 +363,22 @@ impl HeapBuilder<'_> {
 #[derive(Clone)]
 pub struct Heap {
     lanes: Arc<Lanes>,
+}
+
+/// An allocation that is being made. Dropping it, also because a pressure hook panics, counts it as not
+/// made.
+struct Making<'a> {
+    core: &'a Core,
+    id: StreamId,
+    size: u64,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let mut state = self.core.lock();
+        state.streams.count(self.id, false);
+        state.counts.not_made(self.size);
+    }
 }
 
 impl Heap {

@@ -63,8 +63,8 @@ impl Foreign {
     }
 
     /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds and
-    /// has not [expired](Self::expire), and shows the result in the process's slot. Keeps the last result if the driver refuses.
-    /// Returns the bytes that all pools of the ledger can have; everything before the first
+    /// has not [expired](Self::expire), and shows the result in the process's slot. Keeps the last
+    /// result if the driver refuses. Returns the bytes that all pools of the ledger can have; everything before the first
     /// measurement.
     pub(super) fn measure(&self, layout: &Layout, own: &Slot) -> u64 {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);

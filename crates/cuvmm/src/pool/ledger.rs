@@ -200,9 +200,8 @@ impl Giver for Core {
 
     fn read_driver_memory(&self) {
         let has_some = self.look(|state| {
-            let held = state.tenants.values().flat_map(|it| &it.holders);
-            let mut of_driver = held.filter(|held| held.holder.is_of_driver());
-            of_driver.next().is_some()
+            let mut held = state.tenants.values().flat_map(|it| &it.holders);
+            held.any(|held| held.holder.is_of_driver())
         });
         if has_some {
             let mut state = self.lock();

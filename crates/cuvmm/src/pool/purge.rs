@@ -238,8 +238,7 @@ impl Locked<'_> {
     }
 
     /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the pool
-    /// is open to. If the driver has none
-    /// left, resting addresses are given back first.
+    /// is open to. If the driver has none left, resting addresses are given back first.
     pub(crate) fn reserve(
         &mut self,
         size: u64,

@@ -109,9 +109,9 @@ impl Crowd {
         Self::of((size, 1, 0), Idle::Pool, 0, false)
     }
 
-    /// Creates a crowd of 100 tenants with 10 blocks each, and 1,000 freed blocks.
+    /// Creates a crowd of 100 tenants with 2 blocks each, and 200 freed blocks.
     pub(crate) fn hundred(size: Size) -> Result<Self> {
-        Self::of((size, 100, 10), Idle::Pool, 1_000, false)
+        Self::of((size, 100, 2), Idle::Pool, 200, false)
     }
 
     fn of(

@@ -975,10 +975,23 @@ fn a_drop_that_waits_holds_up_no_other() {
         for memory in [&memory[1], &elsewhere] {
             drop(give_one(memory, &second));
         }
+        // The memory itself is imported again when it is free, which is not awaited for ever.
+        let (mut one, mut other) = Channel::pair().unwrap();
+        other.set_timeout(Duration::from_millis(400));
+        let offer = AllocationOffer::new(&memory[0]).unwrap();
+        let given = scope.spawn(move || one.send_allocations(&offer));
+        let refused = other.recv_allocations(&second).unwrap_err();
+        let in_use = MemoryError::ImportPointer {
+            cause: CallError::InUse,
+        };
+        assert_eq!(refused.to_string(), ShareError::from(in_use).to_string());
+        let told = given.join().unwrap();
+        assert!(matches!(told, Err(ShareError::Refused { .. })), "{told:?}");
         assert!(memory[0].is_held() && !waits.is_finished());
         machine.release_stream(D0, here.as_raw());
     });
     assert!(!memory[0].is_held());
+    drop(give_one(&memory[0], &second));
     drop((memory, elsewhere, pool, other_pool, stream, here));
     drop((importer, second));
     two.end();

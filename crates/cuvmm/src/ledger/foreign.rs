@@ -74,8 +74,9 @@ impl Foreign {
         {
             *measured = Some(Instant::now());
             self.usable.store(usable, Ordering::Release);
-            own.foreign.publish(foreign);
+            // In this order, so that a reader of the foreign bytes also sees what they leave.
             own.usable.publish(usable);
+            own.foreign.publish(foreign);
         }
         self.last()
     }

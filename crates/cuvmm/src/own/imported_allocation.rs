@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuvmm_driver::{Call, DeviceAddress, Location, MemPoolTicket, PointerAttribute};
 
@@ -19,6 +20,9 @@ use super::{Access, Stream};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
+
+/// How long an import waits for the same allocation to be freed.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One allocation as its exporter describes it, and the part of it that is given.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ impl ImportedPool {
     /// # Errors
     /// [`MemoryError`] when the data is of another pool, the allocation is smaller than `size` or
     /// on another device, the stream belongs to another device, or the driver refuses.
+    /// [`CallError::InUse`] in it when the same allocation is being freed in this process and the work
+    /// that uses it takes longer than 10 seconds.
     ///
     /// # Safety
     /// The exporter must not free the allocation before the returned value is dropped or closed,
@@ -55,16 +61,18 @@ impl ImportedPool {
             size,
             range,
         };
-        self.import_part(stream, &part, Access::ReadWrite, None)
+        self.import_part(stream, &part, Access::ReadWrite, None, PATIENCE)
     }
 
-    /// Imports a part of an allocation, which `giver` keeps.
+    /// Imports a part of an allocation, which `giver` keeps. If the allocation is being freed in this
+    /// process, waits for that, but at most `patience`.
     pub(crate) fn import_part(
         &self,
         stream: &Stream,
         part: &Part,
         access: Access,
         giver: Option<Arc<dyn Giver>>,
+        patience: Duration,
     ) -> Result<ImportedAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", part.size)?;
         let (offset, length) = (
@@ -78,7 +86,7 @@ impl ImportedPool {
             return Err(ArgumentError::STREAM.into());
         }
         self.device().own_process()?;
-        let memory = self.join(&part.ticket, giver.as_ref(), || {
+        let memory = self.join(&part.ticket, giver.as_ref(), patience, || {
             self.import_pointer(stream, part)
         })?;
         // Owned from here on, so that a refusal frees it.

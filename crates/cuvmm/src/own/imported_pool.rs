@@ -7,13 +7,14 @@
 use std::fmt;
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use cuvmm_driver::{Call, Exported, HandleTypes, ImportSource, MemPoolHandle, MemPoolTicket};
 
 use super::holders::Giver;
 use super::pool_memory::PoolMemory;
 use crate::device::Device;
-use crate::error::{ArgumentError, MemoryError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// A memory pool of another process. Clones are the same pool. Nothing can be allocated from it.
 ///
@@ -109,18 +110,17 @@ impl ImportedPool {
         live.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts another user of an allocation, which `import` imports if it is not imported. Waits
-    /// first until it is freed if that has begun.
-    pub(super) fn join<E>(
+    /// Counts another user of an allocation, which `import` imports if it is not imported. If it is
+    /// being freed, which waits for the work that uses it, waits for that first, but at most
+    /// `patience`.
+    pub(super) fn join(
         &self,
         ticket: &MemPoolTicket,
         giver: Option<&Arc<dyn Giver>>,
-        import: impl FnOnce() -> Result<PoolMemory, E>,
-    ) -> Result<Arc<PoolMemory>, E> {
-        let is_freed = |live: &mut Live| live.iter().any(|e| e.ticket == *ticket && e.users == 0);
-        let freed = &self.shared.freed;
-        let waited = freed.wait_while(self.live(), is_freed);
-        let mut live = waited.unwrap_or_else(PoisonError::into_inner);
+        patience: Duration,
+        import: impl FnOnce() -> Result<PoolMemory, MemoryError>,
+    ) -> Result<Arc<PoolMemory>, MemoryError> {
+        let mut live = self.await_freed(ticket, patience)?;
         if let Some(known) = live.iter_mut().find(|entry| entry.ticket == *ticket) {
             known.users += 1;
             return Ok(Arc::clone(&known.memory));
@@ -134,6 +134,32 @@ impl ImportedPool {
             kept: false,
         });
         Ok(memory)
+    }
+
+    /// Waits at most `patience` until an allocation is not being freed.
+    fn await_freed(
+        &self,
+        ticket: &MemPoolTicket,
+        patience: Duration,
+    ) -> Result<MutexGuard<'_, Live>, MemoryError> {
+        let is_freed = |live: &mut Live| live.iter().any(|e| e.ticket == *ticket && e.users == 0);
+        let freed = &self.shared.freed;
+        let waited = freed.wait_timeout_while(self.live(), patience, is_freed);
+        let (mut live, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if is_freed(&mut live) {
+            let cause = CallError::InUse;
+            return Err(MemoryError::ImportPointer { cause });
+        }
+        Ok(live)
+    }
+
+    /// Waits at most `patience` until an allocation could be imported without waiting.
+    pub(crate) fn await_importable(
+        &self,
+        ticket: &MemPoolTicket,
+        patience: Duration,
+    ) -> Result<(), MemoryError> {
+        self.await_freed(ticket, patience).map(drop)
     }
 
     /// Ends a use of an allocation. Returns `true` if it was the last one: the caller frees the

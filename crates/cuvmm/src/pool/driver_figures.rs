@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use super::core::{Core, Locked};
 use super::holder::{Given, Holder};
+use crate::error::CallError;
 
 impl Core {
-    /// Returns the bytes that memory pools of the driver are charged and may still obtain. Called
-    /// without the lock.
-    pub(super) fn promised_to_driver(&self) -> u64 {
+    /// Asks how much memory the device has free (`cuMemGetInfo`). Returns that, and the bytes that
+    /// memory pools of the driver are charged and may still obtain. Each pool is read before and after,
+    /// and the larger figure counts: what it returns meanwhile is free, and it may obtain it again.
+    /// Called without the lock.
+    pub(super) fn free_and_promised(&self) -> Result<(u64, u64), CallError> {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
             let held = state.tenants.values().flat_map(|it| &it.holders);
             let of_driver = held.filter(|held| held.holder.is_of_driver());
@@ -21,7 +24,14 @@ impl Core {
             let obtained = holder.obtained();
             bytes.saturating_sub(obtained)
         };
-        holders.iter().map(promised).sum()
+        let before: Vec<u64> = holders.iter().map(promised).collect();
+        let free = self.device.memory_info()?.free;
+        let after = holders.iter().map(promised);
+        let most = before
+            .into_iter()
+            .zip(after)
+            .map(|(one, other)| one.max(other));
+        Ok((free, most.sum()))
     }
 }
 

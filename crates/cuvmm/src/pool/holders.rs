@@ -12,6 +12,7 @@ use super::core::Locked;
 use super::holder::{Given, Held, HolderId};
 use super::state::State;
 use crate::error::CallError;
+use crate::ledger::Purpose;
 use crate::region::Urgency;
 
 impl State {
@@ -63,10 +64,15 @@ impl Locked<'_> {
 
     /// Ends the charge for memory that left a holder, and gives its extents up. May release the lock.
     pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
-        self.count_obtained(tenant, id);
+        // Charged first, so that no process is granted what is only counted. What is not counted yet
+        // is foreign, and may leave too little for that.
         self.charge_overdrawn(tenant, id, given.overdrawn);
+        self.count_obtained(tenant, id);
         if given.is_nothing() {
             // Another thread may have taken the last extents, and removed the holder.
+            if given.overdrawn > 0 {
+                self.cover_overdrawn();
+            }
             return;
         }
         let amount = Amount {
@@ -85,6 +91,22 @@ impl Locked<'_> {
             self.return_surplus();
         }
         self.put_back(given.extents);
+        if given.overdrawn > 0 {
+            self.cover_overdrawn();
+        }
+    }
+
+    /// Makes the ledger grant what tenants are charged beyond its grants. If it does not, takes what
+    /// there is, and the ledger's thread asks again later. Releases the lock.
+    pub(super) fn cover_overdrawn(&mut self) {
+        // No tenant: only the sum of all charges counts.
+        let no_one = TenantId(u64::MAX);
+        let refused = self.grant_for(no_one, 0, Purpose::Growth);
+        self.is_uncovered = refused.is_some();
+        if let Some(refused) = refused {
+            let lacking = self.budget.lacks_grant(no_one, 0);
+            self.grant(lacking.min(refused.left), 0, Purpose::Growth);
+        }
     }
 
     /// Counts in the ledger what a holder's memory pools of the driver hold, as it was last read.
@@ -99,8 +121,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits. Releases
-    /// the lock.
+    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits, and makes
+    /// the ledger grant it if there is as much. Releases the lock.
     fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
         let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
             return;
@@ -110,6 +132,7 @@ impl Locked<'_> {
         self.budget.charge_beyond(tenant, bytes);
         self.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
+        self.grant_for(tenant, 0, Purpose::Growth);
         tracing::warn!(
             bytes,
             "a memory pool of the driver held more than was charged"
@@ -246,13 +269,16 @@ impl Locked<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Mutex, mpsc};
     use std::thread;
     use std::time::{Duration, Instant};
 
+    use cuvmm_driver::Ordinal;
+
     use super::*;
     use crate::error::BlockError;
+    use crate::ledger::Ledger;
     use crate::pool::holder::{Holder, HolderFigures};
     use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
     use crate::region::Space;
@@ -266,11 +292,22 @@ mod tests {
         has_given: AtomicBool,
         /// It asks to be tidied again.
         asks: AtomicBool,
+        /// The bytes that it is seen to hold: the first value once, the other from then on.
+        holds: [AtomicU64; 2],
+        was_seen: AtomicU64,
     }
 
     impl Holder for Tidied {
         fn figures(&self) -> HolderFigures {
-            HolderFigures::default()
+            HolderFigures {
+                obtained: self.was_seen.load(Ordering::SeqCst),
+                ..HolderFigures::default()
+            }
+        }
+
+        fn obtained(&self) -> u64 {
+            let [once, then] = &self.holds;
+            once.swap(then.load(Ordering::SeqCst), Ordering::SeqCst)
         }
 
         fn reclaimable(&self, _: bool) -> Vec<u64> {
@@ -295,7 +332,7 @@ mod tests {
                 act();
             }
             Given {
-                mappings: 1,
+                mappings: self.space.lock().unwrap().iter().count() as u64,
                 ..Given::default()
             }
         }
@@ -405,11 +442,11 @@ mod tests {
         let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(total - 8 * G));
         let pool = pool.build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        let holder = Arc::new(Tidied {
+        let fake = Arc::new(Tidied {
             asks: AtomicBool::new(true),
             ..Tidied::default()
         });
-        let holder = tenant.attach_driver_memory(holder).unwrap();
+        let holder = tenant.attach_driver_memory(Arc::clone(&fake) as _).unwrap();
         // The driver's pool is not created yet.
         let charged = tenant.charge_driver_memory(holder, 6 * G, Wait::Never);
         charged.unwrap();
@@ -422,11 +459,50 @@ mod tests {
         pool.trim(0).unwrap();
         assert!(core.check_left(&policy, 3 * G).is_err());
         assert!(core.check_left(&policy, 2 * G).is_ok());
+        // What it returns meanwhile is free, and it may have it again.
+        fake.holds[0].store(6 * G, Ordering::SeqCst);
+        assert!(core.check_left(&policy, 3 * G).is_err());
         let given = Given {
             returned: 6 * G,
             ..Given::default()
         };
         tenant.give_up(holder, given);
+        tenant.detach(holder);
+    }
+
+    #[test]
+    fn what_the_driver_holds_beyond_its_charge_is_charged_in_the_ledger() {
+        let rig = rig();
+        let directory = tempfile::tempdir().unwrap();
+        let total = rig.device.total_memory();
+        let ledger = Ledger::builder(&rig.device, directory.path()).limit(total);
+        let ledger = ledger.open().unwrap();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(total));
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let fake = Arc::new(Tidied {
+            asks: AtomicBool::new(true),
+            ..Tidied::default()
+        });
+        let holder = tenant.attach_driver_memory(Arc::clone(&fake) as _).unwrap();
+        // Some of the device's memory, and all of it, which is foreign until it is counted.
+        for (bytes, more) in [(2 * G, 2 * G), (total, total - 2 * G)] {
+            rig.machine.set_used_elsewhere(Ordinal(0), bytes);
+            fake.was_seen.store(bytes, Ordering::SeqCst);
+            let given = Given {
+                overdrawn: more,
+                ..Given::default()
+            };
+            tenant.core().lock().receive(tenant.id(), holder, given);
+            assert!(ledger.stats().charged >= bytes);
+        }
+        rig.machine.set_used_elsewhere(Ordinal(0), 0);
+        fake.was_seen.store(0, Ordering::SeqCst);
+        let returned = Given {
+            returned: total,
+            ..Given::default()
+        };
+        tenant.give_up(holder, returned);
         tenant.detach(holder);
     }
 }

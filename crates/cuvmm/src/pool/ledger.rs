@@ -206,6 +206,9 @@ impl Giver for Core {
         if has_some {
             let mut state = self.lock();
             state.read_driver_memory(|holder| holder.tidy());
+            if state.is_uncovered {
+                state.cover_overdrawn();
+            }
             Self::unlock(state);
         }
     }

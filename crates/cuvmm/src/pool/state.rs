@@ -135,6 +135,8 @@ pub(crate) struct State {
     pub(super) draining: VecDeque<SlotId>,
     /// Holders whose unused mappings the mapper is to unmap.
     pub(super) untidy: Vec<(TenantId, HolderId)>,
+    /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
+    pub(super) is_uncovered: bool,
     /// Blocks from stream caches to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
     /// The number of live capture guards.
@@ -179,6 +181,7 @@ impl State {
             listed: 0,
             draining: VecDeque::new(),
             untidy: Vec::new(),
+            is_uncovered: false,
             to_free: Vec::new(),
             capturing: 0,
             synchronising: 0,

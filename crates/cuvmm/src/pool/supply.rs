@@ -181,10 +181,9 @@ impl Core {
         // Two concurrent queries would both find room for one creation.
         let creating = self.creating.lock();
         let creating = creating.unwrap_or_else(PoisonError::into_inner);
-        let promised = self.promised_to_driver();
-        let info = self.device.memory_info()?;
+        let (free, promised) = self.free_and_promised()?;
         let kept = policy.leave_free.saturating_add(promised);
-        match info.free < size.saturating_add(kept) {
+        match free < size.saturating_add(kept) {
             true => Err(out_of_memory()),
             false => Ok(Some(creating)),
         }

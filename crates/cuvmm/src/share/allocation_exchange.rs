@@ -96,7 +96,7 @@ impl Channel {
         let message = given_up(self.receive(&kinds, MOST_REASON, deadline)?)?;
         let imported = two(&message.body, message.handles)
             .map_err(ShareError::from)
-            .and_then(|[pool, held]| importer.import(&description, pool, held));
+            .and_then(|[pool, held]| importer.import(&description, pool, held, deadline));
         self.answer(imported, deadline)
     }
 }

@@ -153,10 +153,11 @@ impl Channel {
         error
     }
 
-    /// Sends a refusal with its reason. A failure to send it is only logged: the caller reports the
-    /// first error.
+    /// Sends a refusal with its reason. A failure to send it breaks the channel, where the peer waits
+    /// for it, and is logged: the caller reports the first error.
     fn refuse(&mut self, reason: &str, deadline: Deadline) {
         if let Err(unsaid) = self.send_verdict(Some(reason), deadline) {
+            self.give_up();
             tracing::debug!(%unsaid, "a refusal could not be sent to the peer");
         }
     }

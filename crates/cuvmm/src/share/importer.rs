@@ -2,12 +2,15 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cuvmm_driver::Exported;
 
 use super::allocation_offer::AllocationParcel;
 use super::allocation_wire::AllocationDescription;
+use super::channel::DEFAULT_TIMEOUT;
 use super::grant::Held;
+use super::wait::Deadline;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, ChannelError, MemoryError, ShareError};
 use crate::own::{Access, Giver, ImportedAllocation, ImportedPool, Stream, WeakPool};
@@ -59,7 +62,8 @@ impl PoolImporter {
     /// [`ShareError`]; nothing stays imported, and the giver knows that.
     pub fn open(&self, parcel: AllocationParcel) -> Result<Vec<ImportedAllocation>, ShareError> {
         self.agree(&parcel.description)?;
-        self.import(&parcel.description, parcel.pool, parcel.held)
+        let deadline = Deadline::after(DEFAULT_TIMEOUT);
+        self.import(&parcel.description, parcel.pool, parcel.held, deadline)
     }
 
     /// Checks a description before its handle is requested.
@@ -80,6 +84,7 @@ impl PoolImporter {
         description: &AllocationDescription,
         pool: OwnedFd,
         held: OwnedFd,
+        deadline: Deadline,
     ) -> Result<Vec<ImportedAllocation>, ShareError> {
         self.device.usable()?;
         let held = Held::greet(held).map_err(|error| match error {
@@ -94,7 +99,7 @@ impl PoolImporter {
         let mut refused = vec![];
         loop {
             let (pool, is_new) = self.pool(description.pool, &handle, &refused)?;
-            match self.import_from(&pool, description, &held) {
+            match self.import_from(&pool, description, &held, deadline) {
                 // Another pool may have that identity: nothing was imported from it.
                 Err((
                     0,
@@ -137,10 +142,19 @@ impl PoolImporter {
         pool: &ImportedPool,
         description: &AllocationDescription,
         held: &Arc<dyn Giver>,
+        deadline: Deadline,
     ) -> Result<Vec<ImportedAllocation>, (usize, MemoryError)> {
+        // Time is left to tell the peer.
+        let patience = || deadline.left() - (deadline.left() / 4).min(Duration::from_secs(1));
+        // All are awaited before any is imported: a refusal frees those, and would wait for the same
+        // work.
+        for (number, part) in description.parts.iter().enumerate() {
+            let awaited = pool.await_importable(&part.ticket, patience());
+            awaited.map_err(|error| (number, error))?;
+        }
         let import = |(number, part)| {
             let giver = Some(Arc::clone(held));
-            let imported = pool.import_part(&self.stream, part, self.access, giver);
+            let imported = pool.import_part(&self.stream, part, self.access, giver, patience());
             imported.map_err(|error| (number, error))
         };
         description.parts.iter().enumerate().map(import).collect()

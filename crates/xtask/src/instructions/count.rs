@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug, PartialEq)]
 pub(crate) struct Count {
     pub(crate) median: f64,
-    pub(crate) least: f64,
+    least: f64,
     most: f64,
 }
 

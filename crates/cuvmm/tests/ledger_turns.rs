@@ -83,8 +83,10 @@ on_both! {
         drop(a.tenant.try_allocate(10 * G).unwrap());
         thread::scope(|scope| {
             let waiting = scope.spawn(|| b.tenant.block(50 * G).timeout(LONG).allocate().unwrap());
-            // The memory that was idle is given back for the other process.
-            until(|| b.waits() && a.pool.stats().committed == 65 * G);
+            // The memory that was idle is given back for the other process, and its grant too: a block
+            // grows in larger steps while the pool has one.
+            let given = || a.pool.stats().committed == 65 * G && a.ledger.stats().charged == 65 * G;
+            until(|| b.waits() && given());
             held.try_grow_to(62 * G).unwrap();
             assert_eq!(a.refusal(5), Some(LedgerRefusal::OlderRequest));
             // Nor is memory reused that has just been freed.

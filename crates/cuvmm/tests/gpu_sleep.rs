@@ -32,10 +32,17 @@ on_each! {
         let store = store.build().unwrap();
         for _ in 0..4 {
             let (kept, lost) = (stage.stamp(), stage.stamp());
-            // Kernels are writing to both when the sleep begins.
-            stage.late_fill(&stream, &weights, kept, Duration::from_millis(3));
-            stage.late_fill(&stream, &cache, lost, Duration::from_millis(1));
-            let refused = model.blocks().sleep(Contents::Discard);
+            let refused = loop {
+                // Kernels are writing to both when the sleep begins.
+                stage.late_fill(&stream, &weights, kept, Duration::from_millis(3));
+                stage.late_fill(&stream, &cache, lost, Duration::from_millis(1));
+                let refused = model.blocks().sleep(Contents::Discard);
+                if refused.is_err() {
+                    break refused;
+                }
+                // They were done before: this thread came late.
+                model.blocks().timeout(LONG).wake().unwrap();
+            };
             assert!(matches!(refused, Err(SleepError::Busy { .. })), "{refused:?}");
             let asleep = model.blocks().timeout(LONG);
             asleep.clone().tag("weights").sleep(Contents::Keep(&store)).unwrap();

@@ -208,7 +208,8 @@ on_both! {
         let stats = other.ledger.stats();
         let own = &stats.processes[other.ledger.slot()];
         assert_eq!(own.waits_for, None);
-        assert!(own.stalled >= Duration::from_millis(50), "{:?}", own.stalled);
+        // From when it stood in line, a moment after it began.
+        assert!(own.stalled > Duration::ZERO);
         drop((used, block));
     }
 

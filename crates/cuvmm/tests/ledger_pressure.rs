@@ -75,8 +75,10 @@ on_both! {
         // The next request needs both.
         let more = allocate(&tenant, 60, LONG).unwrap();
         assert_eq!((low.lock().unwrap().len(), high.lock().unwrap().len()), (2, 1));
-        // What is missing then: what the first one gave may still be on its way to the ledger.
-        assert!((10 * G..=60 * G).contains(&high.lock().unwrap()[0].bytes));
+        // What is missing: without what the first one gave, or with it if that is still on its way to
+        // the ledger.
+        let asked = high.lock().unwrap()[0].bytes;
+        assert!([10 * G, 50 * G].contains(&asked), "{asked}");
         assert_eq!(high_kept.lock().unwrap().len(), 0);
         assert!(rig.machine.live().physical_bytes <= 100 * G);
         drop((got, more));

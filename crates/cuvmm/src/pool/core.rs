@@ -25,6 +25,7 @@ use std::time::Duration;
 use super::budget::Budget;
 use super::ids::SlotId;
 use super::joined::Joined;
+use super::room::Room;
 use super::slot::Slot;
 use super::state::State;
 #[cfg(debug_assertions)]
@@ -34,7 +35,7 @@ use crate::device::Device;
 use crate::ledger::InLine;
 use crate::own::AccessGrant;
 use crate::region::{Urgency, Waker};
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 pub(crate) struct Core {
@@ -53,6 +54,8 @@ pub(crate) struct Core {
     pub(super) settled: Condvar,
     /// Held while a thread queries the driver's free memory and then creates memory.
     pub(super) creating: Mutex<()>,
+    /// The bytes that operations found free and are about to create. See [`Room`].
+    pub(super) spoken_for: AtomicU64,
     /// Does, at the end of an operation, the work that operations put off until slots are in their
     /// places. The function uses modules that use this one, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
@@ -72,6 +75,8 @@ pub(crate) struct Locked<'a> {
     core: &'a Core,
     /// The place of the operation's request in the line of a ledger, if it waits.
     pub(super) place: Option<InLine>,
+    /// The bytes that the operation may create without asking what is free.
+    pub(super) room: Room<'a>,
     section: Section,
 }
 
@@ -96,6 +101,7 @@ impl Core {
             waiting: AtomicUsize::new(0),
             settled: Condvar::new(),
             creating: Mutex::new(()),
+            spoken_for: AtomicU64::new(0),
             finish,
             waker: OnceLock::new(),
             ledger: OnceLock::new(),
@@ -111,6 +117,7 @@ impl Core {
             flight: None,
             core: self,
             place: None,
+            room: Room::new(self),
             section: Section::enter(),
         }
     }
@@ -317,10 +324,13 @@ impl<'a> Locked<'a> {
         }
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not dropped, and not used after its fields are taken.
-        let (state, section) = unsafe {
+        let (state, section, room) = unsafe {
             let state = ManuallyDrop::take(&mut this.state);
-            (state, std::ptr::read(&raw const this.section))
+            let section = std::ptr::read(&raw const this.section);
+            (state, section, std::ptr::read(&raw const this.room))
         };
+        // The operation has ended.
+        drop(room);
         let state = match longest {
             Some(longest) => {
                 let waited = told.wait_timeout(state, longest);
@@ -333,6 +343,7 @@ impl<'a> Locked<'a> {
             flight: None,
             core,
             place,
+            room: Room::new(core),
             section,
         }
     }

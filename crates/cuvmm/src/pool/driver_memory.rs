@@ -116,7 +116,7 @@ impl Locked<'_> {
         let left = match policy.leave_free {
             0 => Ok(()),
             // The bytes are among those that are promised.
-            _ => self.unlocked(|| core.check_left(&policy, 0).map(drop)),
+            _ => self.unlocked(|| core.check_left(&policy)),
         };
         if let Err(cause) = left {
             self.budget.not_created(bytes);

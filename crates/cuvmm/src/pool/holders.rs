@@ -280,7 +280,7 @@ mod tests {
     use crate::error::BlockError;
     use crate::ledger::Ledger;
     use crate::pool::holder::{Holder, HolderFigures};
-    use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
+    use crate::pool::{Lending, Limit, Pool, Room, Tenant, Wait};
     use crate::region::Space;
     use crate::region::rig::{G, rig};
 
@@ -457,11 +457,12 @@ mod tests {
         let core = tenant.core();
         let policy = core.lock().policy;
         pool.trim(0).unwrap();
-        assert!(core.check_left(&policy, 3 * G).is_err());
-        assert!(core.check_left(&policy, 2 * G).is_ok());
+        let create = |bytes| core.create(&policy, bytes, &mut Room::new(core));
+        assert!(create(3 * G).is_err());
+        assert!(create(2 * G).is_ok());
         // What it returns meanwhile is free, and it may have it again.
         fake.holds[0].store(6 * G, Ordering::SeqCst);
-        assert!(core.check_left(&policy, 3 * G).is_err());
+        assert!(create(3 * G).is_err());
         let given = Given {
             returned: 6 * G,
             ..Given::default()

@@ -25,7 +25,8 @@ pub enum Limit {
     /// the device's memory.
     Bytes(u64),
     /// All memory of the device except this number of bytes, which stay free. The pool queries the
-    /// driver before each creation (`cuMemGetInfo`, about 3 us), since other programs allocate too.
+    /// driver before it creates memory (`cuMemGetInfo`, about 3 us), since other programs allocate too:
+    /// once for an operation that creates memory for many blocks, such as waking.
     /// Idle memory of the pool is not given back when other programs leave less free.
     LeaveFree(u64),
 }

@@ -13,6 +13,7 @@ use super::budget::{Amount, Charge, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::Precommit;
+use super::room::Room;
 use super::state::{Policy, State};
 use crate::error::MemoryError;
 use crate::growth::Steps;
@@ -232,7 +233,10 @@ impl Job {
     ) -> ((SlotId, u64, Charge), Result<Placed, Failure>) {
         let unmapped = match self.unmapped {
             Some(unmapped) => Ok(unmapped),
-            None => core.create(policy, self.size).map(Unmapped::fresh),
+            None => {
+                let created = core.create(policy, self.size, &mut Room::new(core));
+                created.map(Unmapped::fresh)
+            },
         };
         let placed = unmapped.map_err(Failure::Create).and_then(|unmapped| {
             let placed = self.target.place(self.offset, unmapped);

@@ -1,14 +1,12 @@
 //! The supply of memory: from the free list, or else from the driver.
 
-use std::sync::PoisonError;
-
 use super::budget::TenantId;
 use super::core::{Core, Locked};
+use super::room::Room;
 use super::state::{Policy, Scrub};
-use crate::error::{BlockError, CallError, MemoryError};
+use crate::error::{BlockError, MemoryError};
 use crate::own::Physical;
 use crate::region::Unmapped;
-use crate::sync::MutexGuard;
 
 /// The most small physicals that are mapped rather than released and created anew as one: each
 /// costs the driver about 25 us to open and 11 us to release, and a creation costs at least 20 us
@@ -29,6 +27,7 @@ impl Locked<'_> {
     ) -> Result<Vec<Unmapped>, BlockError> {
         let mut physicals = vec![];
         let mut left = bytes;
+        self.room.expect(bytes);
         while left > 0 {
             match self.one_unmapped(id, left, largest, claims) {
                 Ok(unmapped) => {
@@ -158,7 +157,9 @@ impl Locked<'_> {
         self.budget.created(size);
         let core = self.core();
         let policy = self.policy;
-        let created = self.unlocked(|| core.create(&policy, size));
+        let mut room = std::mem::replace(&mut self.room, Room::new(core));
+        let created = self.unlocked(|| core.create(&policy, size, &mut room));
+        self.room = room;
         if created.is_err() {
             self.budget.not_created(size);
         }
@@ -167,51 +168,29 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Checks that the driver has enough memory for `size` bytes more to leave as much free as the
-    /// limit requires, besides what memory pools of the driver may still obtain. No other thread
-    /// checks that while the returned value lives.
-    pub(super) fn check_left(
+    /// Creates memory with the pool's properties, unless that would leave less free than the limit
+    /// requires.
+    pub(super) fn create(
         &self,
         policy: &Policy,
         size: u64,
-    ) -> Result<Option<MutexGuard<'_, ()>>, CallError> {
-        if policy.leave_free == 0 {
-            return Ok(None);
-        }
-        // Two concurrent queries would both find room for one creation.
-        let creating = self.creating.lock();
-        let creating = creating.unwrap_or_else(PoisonError::into_inner);
-        let (free, promised) = self.free_and_promised()?;
-        let kept = policy.leave_free.saturating_add(promised);
-        match free < size.saturating_add(kept) {
-            true => Err(out_of_memory()),
-            false => Ok(Some(creating)),
-        }
-    }
-
-    /// Creates memory with the pool's properties, unless that would leave less free than the limit
-    /// requires.
-    pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, MemoryError> {
-        let refuse = |cause| MemoryError::Create {
+        room: &mut Room<'_>,
+    ) -> Result<Physical, MemoryError> {
+        let failed = |cause| MemoryError::Create {
             size,
             location: policy.props.location,
             cause,
         };
-        let _one_by_one = self.check_left(policy, size).map_err(refuse)?;
+        let _one_by_one = room.enter(policy, size).map_err(failed)?;
         // Counted before it is there, so that other processes never take it for foreign memory.
         self.note_created(size);
         let created = Physical::builder(&self.device, size)
             .with_props(policy.props)
             .create();
-        if created.is_err() {
-            self.note_not_created(size);
+        match created {
+            Ok(_) => room.use_up(size),
+            Err(_) => self.note_not_created(size),
         }
         created
     }
-}
-
-/// Returns the error for a creation that would leave less free than the limit requires.
-fn out_of_memory() -> CallError {
-    use cuvmm_driver::{CUresult, Call, DriverError};
-    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
 }

@@ -13,6 +13,7 @@ use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
 use super::moving::{Choice, Chosen, Tally, TransitioningBlock};
+use super::room::Room;
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
@@ -39,6 +40,11 @@ pub(crate) struct ToWake {
 }
 
 impl Tenant {
+    /// Returns the room of an operation that is to create up to `bytes`.
+    pub(crate) fn room(&self, bytes: u64) -> Room<'_> {
+        Room::for_bytes(&self.owner().core, bytes)
+    }
+
     /// Chooses the blocks that are to wake, charges for them and marks them. Waits for memory until
     /// `until`, and only while `wanted` returns `true`.
     pub(crate) fn begin_wake(
@@ -94,16 +100,19 @@ impl ToWake {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
-    /// Places all memory that the block lacks, for a block without contents.
-    pub(crate) fn place_memory(&mut self) -> Result<(), BlockError> {
+    /// Places all memory that the block lacks, for a block without contents. Takes `room` for it,
+    /// which is the waking's.
+    pub(crate) fn place_memory(&mut self, room: &mut Room<'_>) -> Result<(), BlockError> {
         let (zeroed, home) = (self.zeroed, self.home.clone());
         let Some(moving) = &self.moving else {
             return Ok(());
         };
         let mut state = moving.lock();
+        state.room.take_from(room);
         let step = (moving.used, u64::MAX);
-        let (_, filled) = state.furnish_next(moving.place().slot, step, home.as_ref(), zeroed)?;
-        self.filled |= filled;
+        let furnished = state.furnish_next(moving.place().slot, step, home.as_ref(), zeroed);
+        room.take_from(&mut state.room);
+        self.filled |= furnished?.1;
         Ok(())
     }
 
@@ -118,13 +127,15 @@ impl ToWake {
 
 impl TransitioningBlock {
     /// Places the next extent of a block that wakes, to be copied to at once; returns the offset up
-    /// to which there is memory.
-    pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
+    /// to which there is memory. Takes `room` for it, which is the waking's.
+    pub(crate) fn furnish_next(&self, room: &mut Room<'_>) -> Result<u64, BlockError> {
         let mut state = self.lock();
+        state.room.take_from(room);
         let largest = state.largest_under(self.place().slot);
         let step = (self.used, largest);
-        let (end, _) = state.furnish_next(self.place().slot, step, None, false)?;
-        Ok(end)
+        let furnished = state.furnish_next(self.place().slot, step, None, false);
+        room.take_from(&mut state.room);
+        Ok(furnished?.0)
     }
 }
 

@@ -88,4 +88,9 @@ impl Rig {
     pub(crate) fn calls(&self) -> u64 {
         self.faults.total()
     }
+
+    /// Returns the number of calls of one kind.
+    pub(crate) fn count(&self, call: Call) -> u64 {
+        self.faults.count(call)
+    }
 }

@@ -3,18 +3,20 @@
 use super::Blocks;
 use super::prepared::PreparedWake;
 use crate::error::SleepError;
-use crate::pool::ToWake;
+use crate::pool::{Room, ToWake};
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
     let to_wake = blocks
         .tenant
         .begin_wake(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
+    let used = to_wake.iter().map(ToWake::used).sum();
     let mut waking = Waking {
         blocks,
         done: 0,
         total: to_wake.iter().map(ToWake::bytes).sum(),
-        used: to_wake.iter().map(ToWake::used).sum(),
+        used,
+        room: blocks.tenant.room(used),
     };
     let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
     let (mut kept, mut bare): (Vec<ToWake>, Vec<ToWake>) =
@@ -38,6 +40,7 @@ struct Waking<'a, 'b> {
     total: u64,
     /// The memory of all blocks in whole granules, in bytes.
     used: u64,
+    room: Room<'a>,
 }
 
 impl Waking<'_, '_> {
@@ -52,7 +55,7 @@ impl Waking<'_, '_> {
     /// Gives memory to a block without kept contents.
     fn place_memory(&mut self, one: &mut ToWake) -> Result<(), SleepError> {
         let bytes = self.used;
-        one.place_memory()
+        one.place_memory(&mut self.room)
             .map_err(|cause| SleepError::Block { bytes, cause })?;
         self.has_done(one.bytes())
     }
@@ -71,7 +74,7 @@ impl Waking<'_, '_> {
                 let mut end = 0;
                 while end < moving.used() {
                     // Runs user code: reclaiming memory for it may drop a value of the user.
-                    let furnished = copies.aside(|| moving.furnish_next());
+                    let furnished = copies.aside(|| moving.furnish_next(&mut self.room));
                     end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);

@@ -1,0 +1,231 @@
+//! The memory that `Limit::LeaveFree` leaves to other programs.
+//!
+//! Before a pool with that limit creates memory, it asks the driver what is free (`cuMemGetInfo`). An
+//! operation that creates memory for many blocks says how much that is, and asks once: its [`Room`] are
+//! bytes that were found free then, and that no other operation of the pool takes for itself.
+
+use std::sync::PoisonError;
+
+use super::core::Core;
+use super::state::Policy;
+use crate::error::CallError;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering;
+
+/// The bytes that an operation may create without another question. What is left when this is dropped
+/// is given up.
+#[derive(Debug)]
+pub(crate) struct Room<'a> {
+    core: &'a Core,
+    bytes: u64,
+    /// The bytes that the operation is still to create, if it knows.
+    ahead: u64,
+}
+
+impl<'a> Room<'a> {
+    /// Returns a value without bytes, for an operation that creates little.
+    #[inline]
+    pub(crate) const fn new(core: &'a Core) -> Self {
+        Self::for_bytes(core, 0)
+    }
+
+    /// Returns a value without bytes, for an operation that is to create up to `ahead` bytes.
+    #[inline]
+    pub(crate) const fn for_bytes(core: &'a Core, ahead: u64) -> Self {
+        Self {
+            core,
+            bytes: 0,
+            ahead,
+        }
+    }
+
+    /// Notes that the operation is to create up to `bytes`, if it does not know of more.
+    pub(super) fn expect(&mut self, bytes: u64) {
+        self.ahead = self.ahead.max(bytes);
+    }
+
+    /// Moves the bytes here from another value of the same pool.
+    pub(super) fn take_from(&mut self, other: &mut Room<'_>) {
+        debug_assert!(std::ptr::eq(self.core, other.core), "another pool's");
+        self.bytes += std::mem::take(&mut other.bytes);
+        self.ahead += std::mem::take(&mut other.ahead);
+    }
+
+    /// Checks that `size` bytes may be created. Asks the driver what is free, if the limit requires
+    /// that and not enough bytes were found before: then for all that the operation is to create if it
+    /// fits, and otherwise for `size`. No other thread of the pool asks or creates while the returned
+    /// value lives. Called without the pool's lock.
+    pub(super) fn enter(
+        &mut self,
+        policy: &Policy,
+        size: u64,
+    ) -> Result<Option<MutexGuard<'a, ()>>, CallError> {
+        if policy.leave_free == 0 {
+            return Ok(None);
+        }
+        let creating = self.core.creating();
+        if self.bytes >= size {
+            return Ok(Some(creating));
+        }
+        self.give_up();
+        let found = self.core.free_beyond(policy.leave_free)?;
+        if found < size {
+            return Err(out_of_memory());
+        }
+        self.bytes = match self.ahead.max(size) {
+            all if all <= found => all,
+            _ => size,
+        };
+        self.core.spoken_for.fetch_add(self.bytes, Ordering::SeqCst);
+        Ok(Some(creating))
+    }
+
+    /// Counts `size` bytes that were created. Called while the value that [`enter`](Self::enter) has
+    /// returned lives.
+    pub(super) fn use_up(&mut self, size: u64) {
+        self.ahead = self.ahead.saturating_sub(size);
+        let used = self.bytes.min(size);
+        self.bytes -= used;
+        self.core.spoken_for.fetch_sub(used, Ordering::SeqCst);
+    }
+
+    fn give_up(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.core.spoken_for.fetch_sub(bytes, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Room<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.give_up();
+        }
+    }
+}
+
+impl Core {
+    /// Excludes the other threads of the pool that ask and create: two concurrent questions would both
+    /// find room for one creation.
+    fn creating(&self) -> MutexGuard<'_, ()> {
+        let creating = self.creating.lock();
+        creating.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that as much is free as the limit requires, besides what memory pools of the driver may
+    /// still obtain and what operations are about to create. Called without the pool's lock.
+    pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
+        let _one_by_one = self.creating();
+        self.free_beyond(policy.leave_free).map(drop)
+    }
+
+    /// Returns the bytes that the driver has free beyond `leave_free`, beyond what memory pools of the
+    /// driver may still obtain, and beyond what operations are about to create; an error if there is
+    /// less.
+    fn free_beyond(&self, leave_free: u64) -> Result<u64, CallError> {
+        let (free, promised) = self.free_and_promised()?;
+        let kept = leave_free.saturating_add(promised);
+        let kept = kept.saturating_add(self.spoken_for.load(Ordering::SeqCst));
+        free.checked_sub(kept).ok_or_else(out_of_memory)
+    }
+}
+
+/// Returns the error for a creation that would leave less free than the limit requires.
+fn out_of_memory() -> CallError {
+    use cuvmm_driver::{CUresult, Call, DriverError};
+    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::{Call, Ordinal};
+
+    use super::*;
+    use crate::error::{BlockError, MemoryError};
+    use crate::pool::{Block, Limit, Pool};
+    use crate::region::rig::{G, Rig, rig};
+    use crate::sleep::Contents;
+
+    /// Returns a pool that may create `granules`, and a function that says how often it asked what is
+    /// free since it was last called.
+    fn pool(rig: &Rig, granules: u64) -> (Pool, impl FnMut() -> u64) {
+        let left = rig.device.total_memory() - granules * G;
+        let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(left));
+        let pool = pool.build().unwrap();
+        let mut before = rig.count(Call::MemGetInfo);
+        let asked = move || {
+            let all = rig.count(Call::MemGetInfo);
+            all - std::mem::replace(&mut before, all)
+        };
+        (pool, asked)
+    }
+
+    #[test]
+    fn waking_many_blocks_asks_once_and_a_part_of_them_if_not_all_fit_each_time() {
+        let rig = rig();
+        let (pool, mut asked) = pool(&rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let blocks: Vec<Block> = (0..8).map(|_| tenant.allocate(4 * G).unwrap()).collect();
+        let sleep = || {
+            let selected = tenant.blocks().release(true);
+            selected.sleep(Contents::Discard).unwrap();
+            assert_eq!(pool.stats().committed, 0);
+        };
+        assert_eq!(asked(), 8);
+        sleep();
+        tenant.blocks().wake().unwrap();
+        assert_eq!((pool.stats().committed, asked()), (32 * G, 1));
+        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        sleep();
+        // Three blocks fit: each asks, and the fourth is refused.
+        rig.machine.set_used_elsewhere(Ordinal(0), 50 * G);
+        let refused = tenant.blocks().wake().unwrap_err();
+        assert!(refused.is_out_of_memory(), "{refused}");
+        assert!(asked() >= 4);
+        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        rig.machine.set_used_elsewhere(Ordinal(0), 0);
+        tenant.blocks().wake().unwrap();
+        drop(blocks);
+    }
+
+    #[test]
+    fn room_of_one_operation_is_none_of_another_until_it_is_used_or_given_up() {
+        let rig = rig();
+        let (pool, mut asked) = pool(&rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let core = tenant.core();
+        let policy = core.lock().policy;
+        let mut room = Room::for_bytes(core, 6 * G);
+        let first = core.create(&policy, 2 * G, &mut room).unwrap();
+        assert_eq!((room.bytes, asked()), (4 * G, 1));
+        let refused = tenant.try_allocate(3 * G);
+        assert!(matches!(refused, Err(BlockError::DriverOutOfMemory { .. })));
+        let fits = tenant.try_allocate(2 * G).unwrap();
+        asked();
+        let second = core.create(&policy, 4 * G, &mut room).unwrap();
+        assert_eq!((room.bytes, asked()), (0, 0));
+        // All that the operation expected was created: from here on it asks, and nothing is left.
+        let refused = core.create(&policy, G, &mut room).unwrap_err();
+        assert!(matches!(refused, MemoryError::Create { cause, .. } if cause.is_out_of_memory()));
+        drop((first, second, fits));
+        pool.trim(0).unwrap();
+        let mut room = Room::for_bytes(core, 8 * G);
+        drop(core.create(&policy, G, &mut room).unwrap());
+        assert!(core.check_left(&policy).is_ok());
+        assert!(tenant.try_allocate(2 * G).is_err());
+        drop(room);
+        assert_eq!(tenant.try_allocate(8 * G).unwrap().size(), 8 * G);
+    }
+
+    #[test]
+    fn a_creation_that_fails_gives_its_room_up() {
+        let rig = rig();
+        let (pool, _) = pool(&rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        rig.fail(Call::MemCreate, 1);
+        assert!(tenant.try_allocate(8 * G).is_err());
+        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        assert_eq!(tenant.try_allocate(8 * G).unwrap().size(), 8 * G);
+    }
+}

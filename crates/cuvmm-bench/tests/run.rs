@@ -103,6 +103,7 @@ const NAMES: &[&str] = &[
     "ledger_charge",
     "ledger_take_idle_1GiB",
     "wake_one_of_1000_futures",
+    "wake_50_of_1000_futures",
     "drop_under_kernel",
     "lease_beside_waiter",
     "lease_beside_take_back",

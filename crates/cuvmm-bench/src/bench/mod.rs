@@ -195,7 +195,8 @@ fn groups() -> Vec<Group> {
     ));
     groups.push(Group::one(ledger::CHARGE, ledger::charge));
     groups.push(Group::one(ledger::TAKE, ledger::take));
-    groups.push(Group::one(waiting_futures::NAME, waiting_futures::measure));
+    let names = [waiting_futures::ONE, waiting_futures::TOGETHER].map(str::to_owned);
+    groups.push(Group::new(names.to_vec(), waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
     let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);

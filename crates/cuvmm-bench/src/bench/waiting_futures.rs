@@ -1,90 +1,161 @@
-//! The cost for the mapper's thread of waking one of many futures that wait for memory.
+//! The cost for the mapper's thread of waking futures that wait for memory: one at a time, and many
+//! whose memory becomes free together.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use cuvmm::Block;
-use cuvmm::Stream;
 use cuvmm::pool::futures::AllocateFuture;
+use cuvmm::{Block, Stream, Tenant};
 
+use super::Wanted;
 use super::mapper::Mapped;
 use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
 
-pub(super) const NAME: &str = "wake_one_of_1000_futures";
+pub(super) const ONE: &str = "wake_one_of_1000_futures";
+pub(super) const TOGETHER: &str = "wake_50_of_1000_futures";
 
+/// The futures that wait throughout.
 const WAITING: usize = 1000;
 
-const BASELINE: &str = "the same while one more waits";
+/// Wakings per sample. The thread's clock is too coarse for a single one.
+const WAKINGS: usize = 50;
 
-/// Wake-ups per sample. The thread's clock is too coarse for a single one.
-const TOGETHER: usize = 50;
+const BASELINE: &str = "a thread that is woken as often and does nothing";
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Measures the processor time that the mapper's thread spends on each future that is granted a
-/// block freed by another owner.
+/// The name of the mapper's thread, and that of the thread it is compared with.
+const MAPPER: &str = "cuvmm-mapper";
+const BARE: &str = "bare";
+
+/// Measures the processor time that the mapper's thread spends on each future that is granted a block
+/// freed by another owner.
 ///
 /// # Errors
 /// When an operation fails, the system does not report a thread's processor time, or a future is
 /// not woken.
-pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let page = stage.device.granularity();
-    stage.room(2 * page)?;
+    let all = WAKINGS as u64 * page;
+    stage.room(2 * all)?;
     let samples = stage.times(40, 2);
-    let mapped = Mapped::start(&stage.device, page)?;
-    let tenant = mapped.pool.tenant("A").register()?;
-    let stream = Stream::new(mapped.pool.device())?;
-    let wakes = |waiting: usize| -> anyhow::Result<Samples> {
-        let block = tenant.block(page).home_stream(&stream).try_allocate()?;
-        // The futures that are woken are added to the `waiting` ones that remain pending
-        // throughout.
-        let futures = 0..waiting + (samples + 1) * TOGETHER;
-        let futures = futures.map(|_| tenant.allocate_on_async(&stream, page));
-        let mut queue: VecDeque<AllocateFuture> = futures.collect();
-        let bell = Arc::new(Bell::default());
-        for future in &mut queue {
-            ensure!(poll(future, &bell).is_pending(), "a future need not wait");
+    let bare = bare_wakings(samples)?;
+    for (name, blocks) in [(ONE, 1), (TOGETHER, WAKINGS)] {
+        if !wanted.has(name) {
+            continue;
         }
-        let mut block = next(&mut queue, block, &bell)?;
-        let mut times = Samples::default();
-        for _ in 0..samples {
-            let before = mapper_time()?;
-            for _ in 0..TOGETHER {
-                block = next(&mut queue, block, &bell)?;
-            }
-            let took = mapper_time()?.saturating_sub(before);
-            times.add(took.as_nanos() as f64 / TOGETHER as f64);
-        }
-        // Drop the waiting futures first, so that none of them is granted the block's memory.
-        drop(queue);
-        drop(block);
-        Ok(times)
-    };
-    let (ours, baselines) = (wakes(WAITING)?, wakes(1)?);
-    drop((tenant, stream));
-    mapped.stop();
-    let note = "processor time of the mapper's thread, fifty wakings together";
-    let row = Row::new(NAME, &ours, BASELINE, &baselines).count("waiting", WAITING as f64);
-    report.add(row.note(note));
+        let mapped = Mapped::start(&stage.device, blocks as u64 * page)?;
+        let tenant = mapped.pool.tenant("A").register()?;
+        let stream = Stream::new(mapped.pool.device())?;
+        let woken = (samples + 1) * WAKINGS;
+        let queue = Queue::fill((&tenant, &stream), page, blocks, woken)?;
+        let ours = queue.wakings(samples)?;
+        drop((tenant, stream));
+        mapped.stop();
+        let note = "processor time of the mapper's thread, fifty wakings together";
+        let row = Row::new(name, &ours, BASELINE, &bare).count("waiting", WAITING as f64);
+        report.add(row.note(note));
+    }
     Ok(())
 }
 
-/// A waker that makes no system call, so that the mapper's time includes no executor's work.
+/// Futures that wait, in the order in which they are granted memory.
+struct Queue {
+    blocks: Vec<Block>,
+    futures: VecDeque<AllocateFuture>,
+    bell: Arc<Bell>,
+}
+
+impl Queue {
+    /// Takes all memory in `blocks` blocks, and makes futures wait: those of [`WAITING`], and `woken`.
+    fn fill(
+        (tenant, stream): (&Tenant, &Stream),
+        page: u64,
+        blocks: usize,
+        woken: usize,
+    ) -> anyhow::Result<Self> {
+        let held = (0..blocks).map(|_| tenant.block(page).home_stream(stream).try_allocate());
+        let held = held.collect::<Result<_, _>>()?;
+        let mut queue = Self {
+            blocks: held,
+            futures: VecDeque::new(),
+            bell: Arc::default(),
+        };
+        for _ in 0..WAITING + woken {
+            let mut future = tenant.allocate_on_async(stream, page);
+            let pending = poll(&mut future, &queue.bell).is_pending();
+            ensure!(pending, "a future need not wait");
+            queue.futures.push_back(future);
+        }
+        Ok(queue)
+    }
+
+    /// Returns the processor time of the mapper's thread for each waking.
+    fn wakings(mut self, samples: usize) -> anyhow::Result<Samples> {
+        self.next()?;
+        // Until each future has had its first turn, and the mapper looks only now and then.
+        let mut before = Duration::ZERO;
+        loop {
+            let used = thread_time(MAPPER)?;
+            if used.saturating_sub(before) < Duration::from_millis(1) {
+                break;
+            }
+            before = used;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut times = Samples::default();
+        let turns = WAKINGS / self.blocks.len();
+        for _ in 0..samples {
+            let before = thread_time(MAPPER)?;
+            for _ in 0..turns {
+                self.next()?;
+            }
+            let took = thread_time(MAPPER)?.saturating_sub(before);
+            times.add(took.as_nanos() as f64 / WAKINGS as f64);
+        }
+        // The waiting futures are dropped first, so that none of them is granted the memory.
+        self.futures.clear();
+        Ok(times)
+    }
+
+    /// Frees the blocks and waits until the first futures of the queue have been granted them.
+    fn next(&mut self) -> anyhow::Result<()> {
+        let count = self.blocks.len();
+        self.bell.0.store(0, Ordering::SeqCst);
+        self.blocks.clear();
+        let begun = Instant::now();
+        while self.bell.0.load(Ordering::SeqCst) < count {
+            ensure!(begun.elapsed() < PATIENCE, "no future was woken");
+            std::hint::spin_loop();
+        }
+        for _ in 0..count {
+            let mut first = self.futures.pop_front().context("no future waits")?;
+            match poll(&mut first, &self.bell) {
+                Poll::Ready(block) => self.blocks.push(block?),
+                Poll::Pending => anyhow::bail!("another future than the first was woken"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A waker that counts and makes no system call, so that the mapper's time includes no executor's
+/// work.
 #[derive(Default)]
-struct Bell(AtomicBool);
+struct Bell(AtomicUsize);
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
+        self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -93,30 +164,63 @@ fn poll(future: &mut AllocateFuture, bell: &Arc<Bell>) -> Poll<<AllocateFuture a
     Pin::new(future).poll(&mut Context::from_waker(&waker))
 }
 
-/// Frees the block and waits until the first future of the queue has been granted it.
-fn next(
-    queue: &mut VecDeque<AllocateFuture>,
-    block: Block,
-    bell: &Arc<Bell>,
-) -> anyhow::Result<Block> {
-    let mut first = queue.pop_front().context("no future waits")?;
-    drop(block);
-    let begun = Instant::now();
-    while !bell.0.swap(false, Ordering::SeqCst) {
-        ensure!(begun.elapsed() < PATIENCE, "no future was woken");
-        std::hint::spin_loop();
-    }
-    match poll(&mut first, bell) {
-        Poll::Ready(block) => Ok(block?),
-        Poll::Pending => anyhow::bail!("another future than the first was woken"),
-    }
+/// Returns the processor time for each waking of a thread that waits for a condition and does nothing.
+fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
+    let (called, woken) = (Mutex::new(0), Condvar::new());
+    let (seen, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let look = || called.lock().unwrap_or_else(PoisonError::into_inner);
+    let wait = || {
+        let mut calls = look();
+        while !ends.load(Ordering::SeqCst) {
+            seen.store(*calls, Ordering::SeqCst);
+            // The mapper waits like this while it is woken now and then.
+            let waited = woken.wait_timeout(calls, Duration::from_millis(1));
+            calls = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    };
+    let wake = || -> anyhow::Result<()> {
+        let call = {
+            let mut calls = look();
+            *calls += 1;
+            *calls
+        };
+        woken.notify_one();
+        let begun = Instant::now();
+        while seen.load(Ordering::SeqCst) < call {
+            ensure!(begun.elapsed() < PATIENCE, "the thread was not woken");
+            std::hint::spin_loop();
+        }
+        Ok(())
+    };
+    let measured = || -> anyhow::Result<Samples> {
+        wake()?;
+        let mut times = Samples::default();
+        for _ in 0..samples {
+            let before = thread_time(BARE)?;
+            for _ in 0..WAKINGS {
+                wake()?;
+            }
+            let took = thread_time(BARE)?.saturating_sub(before);
+            times.add(took.as_nanos() as f64 / WAKINGS as f64);
+        }
+        Ok(times)
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name(BARE.into());
+        let thread = thread.spawn_scoped(scope, wait)?;
+        let times = measured();
+        ends.store(true, Ordering::SeqCst);
+        woken.notify_one();
+        ensure!(thread.join().is_ok(), "the thread panicked");
+        times
+    })
 }
 
-/// Returns the processor time used by the mapper's thread so far.
-fn mapper_time() -> anyhow::Result<Duration> {
+/// Returns the processor time used so far by this process's thread with a name.
+fn thread_time(name: &str) -> anyhow::Result<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
-        if std::fs::read_to_string(path.join("comm"))?.trim() == "cuvmm-mapper" {
+        if std::fs::read_to_string(path.join("comm"))?.trim() == name {
             let told = std::fs::read_to_string(path.join("schedstat"))?;
             let nanos = told
                 .split_whitespace()
@@ -125,5 +229,5 @@ fn mapper_time() -> anyhow::Result<Duration> {
             return Ok(Duration::from_nanos(nanos.parse()?));
         }
     }
-    anyhow::bail!("there is no thread of the mapper")
+    anyhow::bail!("there is no thread {name}")
 }

@@ -236,7 +236,7 @@ impl Job {
             None => {
                 let created = core.create(policy, self.size, &mut Room::new(core));
                 created.map(Unmapped::fresh)
-            },
+            }
         };
         let placed = unmapped.map_err(Failure::Create).and_then(|unmapped| {
             let placed = self.target.place(self.offset, unmapped);

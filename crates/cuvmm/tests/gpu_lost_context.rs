@@ -65,7 +65,7 @@ fn on_host() {
 #[test]
 fn on_gpu() {
     if let Some(stage) = Stage::on_gpu("on_gpu") {
-        stage.leave_to_a_process_of_its_own();
+        stage.leave_to_a_process_of_its_own("in_a_process_of_its_own");
     }
 }
 

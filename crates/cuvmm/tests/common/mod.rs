@@ -239,7 +239,7 @@ macro_rules! on_both {
             mod $name {
                 use super::*;
 
-                fn body<B: cuvmm::driver::model::Backing + 'static>($rig: &common::Rig<B>)
+                fn body<B: cuvmm::driver::model::Backing + 'static>($rig: &$crate::common::Rig<B>)
                 where
                     cuvmm::driver::model::Machine<B>: cuvmm::driver::Driver,
                 $body
@@ -247,17 +247,17 @@ macro_rules! on_both {
                 $(#[$meta])*
                 #[test]
                 fn on_model() {
-                    let rig = common::model();
+                    let rig = $crate::common::model();
                     body(&rig);
-                    common::nothing_left(rig);
+                    $crate::common::nothing_left(rig);
                 }
 
                 $(#[$meta])*
                 #[test]
                 fn on_host() {
-                    let rig = common::host();
+                    let rig = $crate::common::host();
                     body(&rig);
-                    common::nothing_left(rig);
+                    $crate::common::nothing_left(rig);
                 }
             }
         )+

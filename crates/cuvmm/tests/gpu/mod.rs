@@ -119,7 +119,7 @@ pub struct Stage {
     stamps: AtomicU32,
     /// Serializes the tests, which share one context: captures and marks on the whole context
     /// disturb each other.
-    _turn: Option<MutexGuard<'static, ()>>,
+    turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Stage {
@@ -169,7 +169,7 @@ impl Stage {
             gpu,
             before,
             stamps: AtomicU32::new(0),
-            _turn: turn,
+            turn,
         }
     }
 
@@ -237,17 +237,13 @@ impl Stage {
         }
     }
 
-    /// Runs the ignored test `in_a_process_of_its_own` of the same file in a process of its own,
-    /// with the GPU for itself. Fails unless it [reports its end](say_ended).
-    pub fn leave_to_a_process_of_its_own(self) {
+    /// Runs an ignored test in a process of its own, with the GPU for itself. Fails unless it
+    /// [reports its end](say_ended).
+    pub fn leave_to_a_process_of_its_own(mut self, test: &str) {
+        let _turn = self.turn.take();
         drop(self);
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([
-            "--ignored",
-            "--exact",
-            "--nocapture",
-            "in_a_process_of_its_own",
-        ]);
+        command.args(["--ignored", "--exact", "--nocapture", test]);
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let complained = String::from_utf8_lossy(&output.stderr);
@@ -344,14 +340,15 @@ macro_rules! on_each {
     ($($(#[$meta:meta])* fn $name:ident($stage:ident) $body:block)+) => {
         $(
             mod $name {
+                #[allow(unused_imports)]
                 use super::*;
 
-                fn body($stage: &gpu::Stage) $body
+                fn body($stage: &$crate::gpu::Stage) $body
 
                 $(#[$meta])*
                 #[test]
                 fn on_host() {
-                    let stage = gpu::Stage::on_host();
+                    let stage = $crate::gpu::Stage::on_host();
                     body(&stage);
                     stage.finish();
                 }
@@ -359,7 +356,7 @@ macro_rules! on_each {
                 $(#[$meta])*
                 #[test]
                 fn on_gpu() {
-                    let Some(stage) = gpu::Stage::on_gpu(concat!(stringify!($name), "::on_gpu"))
+                    let Some(stage) = $crate::gpu::Stage::on_gpu(concat!(module_path!(), "::on_gpu"))
                     else {
                         return;
                     };

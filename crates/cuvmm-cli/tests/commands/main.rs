@@ -1,0 +1,25 @@
+//! The command as programs and people start it: what it prints, and how it ends.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests fail as tests do"
+)]
+
+#[path = "../../../fakecuda/testing/built.rs"]
+mod built;
+#[path = "../../../fakecuda/testing/programs.rs"]
+mod programs;
+
+mod fake;
+mod generated;
+mod heap;
+mod hostile;
+mod info;
+mod ledger;
+mod moved;
+mod plan;
+mod replay;
+mod replay_processes;
+mod share;
+mod width;

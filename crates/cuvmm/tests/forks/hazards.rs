@@ -1,0 +1,257 @@
+//! Forks of blocks beside other events: a driver that refuses to undo, a fence that completes, or a
+//! sleep that is canceled, during another call.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::sync::{Arc, Mutex, mpsc};
+
+use crate::common::books::{balanced, books};
+use crate::common::{D0, G, Rig, busy, pool};
+use crate::on_both;
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{BlockError, MemoryError, SleepError};
+use cuvmm::sleep::Progress;
+use cuvmm::{Block, Contents, Stream, Tenant};
+
+const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
+
+/// Allocates a block for forking, with extents of two granules.
+fn allocate(tenant: &Tenant, stream: &Stream, tag: &str, size: u64) -> Block {
+    let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
+    builder.home_stream(stream).tag(tag).allocate().unwrap()
+}
+
+fn shows<B: Backing + 'static>(rig: &Rig<B>, block: &Block, at: u64, byte: u8)
+where
+    Machine<B>: Driver,
+{
+    let mut bytes = [0; 32];
+    block.read(at, &mut bytes).unwrap();
+    assert!(
+        !rig.keeps_bytes() || bytes == [byte; 32],
+        "{bytes:?} at {at:#x}"
+    );
+}
+
+on_both! {
+    fn what_cannot_be_put_back_under_one_is_the_others_still(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 5 * G);
+        for (at, byte) in [(0, 7), (2 * G, 8)] {
+            root.write(at, &[byte; 32]).unwrap();
+        }
+        let fork = root.fork(4 * G, 4 * G).unwrap();
+        // When the root's memory is put back, its first extent is mapped, cannot be given access,
+        // and stays mapped.
+        let watch = |_: &Progress| {
+            for call in [Call::MemSetAccess, Call::MemUnmap] {
+                rig.faults.arm(Fault::nth(1, UNKNOWN).of(call));
+            }
+            false
+        };
+        let refused = tenant.blocks().on_progress(&watch).sleep(Contents::Discard);
+        rig.faults.disarm();
+        assert!(matches!(
+            refused,
+            Err(SleepError::Stayed { blocks: 1, bytes, .. }) if bytes == 5 * G
+        ), "{refused:?}");
+        assert!(root.is_asleep() && !fork.is_asleep());
+        // The memory behind it that the fork shares is not in the free list.
+        let stats = balanced(rig, &pool);
+        assert_eq!((stats.committed, stats.in_use, stats.free), (4 * G, 4 * G, G));
+        let other = allocate(&tenant, &stream, "other", 2 * G);
+        other.write(0, &[9; 32]).unwrap();
+        shows(rig, &fork, 0, 7);
+        shows(rig, &fork, 2 * G, 8);
+        balanced(rig, &pool);
+    }
+
+    fn what_a_lease_names_after_its_fork_has_shrunk_is_waited_for(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [home, named] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let root = tenant.block(2 * G).largest_extent(G).home_stream(&home).allocate().unwrap();
+        for anywhere in [false, true] {
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            let (lease, address) = (fork.lease(), fork.address());
+            fork.shrink_to(G).unwrap();
+            rig.machine.hold(D0, named.as_raw());
+            let reads = vec![(address, 2 * G)];
+            rig.machine.queue_kernel(D0, named.as_raw(), reads, vec![]).unwrap();
+            match anywhere {
+                true => lease.record_use_anywhere(),
+                false => lease.record_use(&named).unwrap(),
+            }
+            drop(lease);
+            pool.trim(0).unwrap();
+            assert_eq!(pool.stats().mappings, 4, "no memory is unmapped under the kernel");
+            rig.machine.release_stream(D0, named.as_raw());
+            pool.trim(0).unwrap();
+            assert_eq!(pool.stats().mappings, 3);
+            drop(fork);
+        }
+        rig.device.synchronize().unwrap();
+        balanced(rig, &pool);
+    }
+
+    fn who_is_alone_half_way_may_write_what_it_has_grown_over(rig) {
+        let pool = pool(rig, 3);
+        let [tenant, idle] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        drop(allocate(&idle, &stream, "kv", G));
+        // The root still shares the extent when the fork starts to unshare it, and no longer does
+        // when there is memory for the copy.
+        for nth in [1, 2] {
+            rig.faults.arm(Fault::nth(nth, UNKNOWN).of(Call::MemUnmap));
+        }
+        drop(root);
+        fork.try_grow_to(2 * G).unwrap();
+        assert_eq!(rig.faults.injected(), 2);
+        rig.faults.disarm();
+        assert_eq!((fork.read_only(), books(rig, &pool).committed), (0, 2 * G));
+        fork.write(0, &[8; 32]).unwrap();
+        fork.write(G, &[9; 32]).unwrap();
+        // The device may write to it too.
+        rig.machine
+            .queue_kernel(D0, stream.as_raw(), vec![], vec![(fork.address(), 2 * G, 5)])
+            .unwrap();
+        shows(rig, &fork, 0, 5);
+    }
+
+    fn a_block_whose_sleep_is_called_off_has_not_grown_over_what_it_shares(rig) {
+        let pool = pool(rig, 12);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let [mut one, mut two] = ["falls", "stays"].map(|tag| {
+            let root = allocate(&tenant, &stream, tag, 2 * G);
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            fork.shrink_to(G).unwrap();
+            (root, fork)
+        });
+        // Another tenant has all remaining memory. Its pressure hook first has the sleep canceled.
+        let (call_off, called_off) = mpsc::channel();
+        let (awake, is_awake) = mpsc::channel::<()>();
+        let (falling, falls) = mpsc::channel();
+        let theirs: Arc<Mutex<Option<Block>>> = Arc::default();
+        let is_awake = Mutex::new(is_awake);
+        let (called, held) = (call_off.clone(), Arc::clone(&theirs));
+        let hook = move |_: &cuvmm::pool::Pressure| {
+            if let Some(block) = held.lock().unwrap().take() {
+                called.send(()).unwrap();
+                is_awake.lock().unwrap().recv().unwrap();
+                drop(block);
+            }
+        };
+        let other = pool.tenant("b").on_pressure(hook).register().unwrap();
+        *theirs.lock().unwrap() = Some(allocate(&other, &stream, "kv", 8 * G));
+        std::thread::scope(|scope| {
+            let tenant = &tenant;
+            scope.spawn(move || {
+                let called_off = Mutex::new(called_off);
+                let watch = |_: &Progress| {
+                    falling.send(()).unwrap();
+                    called_off.lock().unwrap().recv().unwrap();
+                    false
+                };
+                let blocks = tenant.blocks().tag("falls");
+                let slept = blocks.on_progress(&watch).sleep(Contents::Discard);
+                assert!(matches!(slept, Err(SleepError::Cancelled)), "{slept:?}");
+                awake.send(()).unwrap();
+            });
+            falls.recv().unwrap();
+            let refused = tenant.grow_all(&mut [(&mut one.1, 2 * G), (&mut two.1, 2 * G)]);
+            call_off.send(()).unwrap();
+            assert!(matches!(
+                refused,
+                Err(BlockError::Refused { index: 0, size, ref cause })
+                    if size == 2 * G && matches!(**cause, BlockError::Memory(MemoryError::Asleep { size: G }))
+            ), "{refused:?}");
+        });
+        drop(theirs.lock().unwrap().take());
+        assert_eq!((one.1.size(), one.1.read_only()), (G, G));
+        one.1.grow_to(2 * G).unwrap();
+        one.1.write(G, &[1; 32]).unwrap();
+        books(rig, &pool);
+    }
+
+    fn work_that_was_queued_since_it_shrank_keeps_what_it_shares_in_place(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        // The work queued so far is known to be complete.
+        let lease = fork.lease();
+        let refused = fork.try_grow_to(2 * G);
+        assert!(matches!(refused, Err(BlockError::SharedInUse { .. })), "{refused:?}");
+        drop(lease);
+        rig.machine.hold(D0, stream.as_raw());
+        let reads = vec![(fork.address(), G)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
+        let before = rig.machine.snapshot();
+        let refused = fork.try_grow_to(2 * G);
+        assert!(matches!(
+            refused,
+            Err(BlockError::SharedInUse { offset, bytes, others: 1 }) if (offset, bytes) == (G, G)
+        ), "{refused:?}");
+        assert_eq!(rig.machine.snapshot(), before);
+        rig.machine.release_stream(D0, stream.as_raw());
+        fork.try_grow_to(2 * G).unwrap();
+        rig.device.synchronize().unwrap();
+        shows(rig, &fork, 0, 7);
+    }
+
+    fn what_is_copied_from_one_that_is_gone_stays_until_it_has_been(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [home, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let root = allocate(&tenant, &home, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        root.record_use(&other).unwrap();
+        busy(rig, &other, &root, 8);
+        drop(root);
+        // The copy waits in its stream, and the work that kept the root's memory is complete.
+        rig.machine.hold(D0, home.as_raw());
+        fork.try_grow_to(2 * G).unwrap();
+        rig.machine.release_stream(D0, other.as_raw());
+        pool.trim(0).unwrap();
+        assert_eq!(books(rig, &pool).pending_free, 2 * G);
+        rig.machine.release_stream(D0, home.as_raw());
+        rig.device.synchronize().unwrap();
+        shows(rig, &fork, 0, 8);
+        pool.trim(0).unwrap();
+        assert_eq!(books(rig, &pool).committed, 2 * G);
+    }
+
+    fn what_nobody_uses_any_more_is_told_of_as_limbo(rig) {
+        let pool = pool(rig, 4);
+        let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 4 * G);
+        let fork = root.fork(4 * G, 4 * G).unwrap();
+        busy(rig, &stream, &root, 1);
+        drop((root, fork));
+        assert_eq!(books(rig, &pool).pending_free, 4 * G);
+        let refused = other.block(G).try_allocate();
+        let Err(BlockError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
+        assert_eq!((shortage.pending_free, shortage.available), (4 * G, 0));
+        // During the capture the fence cannot be polled.
+        let guard = pool.capture_guard();
+        let refused = other.block(G).try_allocate();
+        assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");
+        drop(guard);
+        rig.machine.release_stream(D0, stream.as_raw());
+        drop(other.block(G).try_allocate().unwrap());
+    }
+}

@@ -1,0 +1,97 @@
+//! Fails every driver call made for a future once. The future returns the error or continues to
+//! wait, memory in use is unchanged, nothing is leaked, and a second attempt succeeds.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+
+use crate::common::executor::block_on;
+use crate::common::sweep::{sweep, text};
+use crate::common::{G, Rig, mapped_pool};
+use cuvmm::driver::model::Nothing;
+use cuvmm::{Block, Contents, HostStore, Mapper, Pool, Stream, Tenant};
+
+struct World {
+    block: Block,
+    store: HostStore,
+    stream: Stream,
+    tenant: Tenant,
+    pool: Pool,
+    _mapper: Mapper,
+}
+
+fn world(rig: &Rig<Nothing>) -> World {
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let pool = mapped_pool(rig, 16, &mapper);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = tenant.block(2 * G).capacity(16 * G);
+    World {
+        block: block.try_allocate().unwrap(),
+        store: HostStore::builder(&rig.device)
+            .pinned(16 * G)
+            .build()
+            .unwrap(),
+        stream,
+        tenant,
+        pool,
+        _mapper: mapper,
+    }
+}
+
+fn in_use(world: &World) -> (u64, u64) {
+    let stats = world.pool.stats();
+    (stats.in_use, stats.tenants.iter().map(|it| it.blocks).sum())
+}
+
+#[test]
+fn allocations() {
+    let calls = sweep(
+        world,
+        |_, world| {
+            let before = in_use(world);
+            let allocated = world.tenant.allocate_on_async(&world.stream, 6 * G);
+            let allocated = text(block_on(allocated));
+            let more = u64::from(allocated.is_ok());
+            assert_eq!(in_use(world), (before.0 + more * 6 * G, before.1 + more));
+            allocated.map(drop)
+        },
+        in_use,
+        false,
+    );
+    assert!(calls >= 4, "{calls}");
+}
+
+#[test]
+fn growth() {
+    let calls = sweep(
+        world,
+        |_, world| {
+            let (size, before) = (world.block.size(), in_use(world));
+            let grown = text(block_on(world.block.grow_to_async(9 * G)));
+            let to = if grown.is_ok() { 9 * G } else { size };
+            assert_eq!(world.block.size(), to);
+            assert_eq!(in_use(world), (before.0 + to - size, before.1));
+            grown
+        },
+        in_use,
+        false,
+    );
+    assert!(calls >= 3, "{calls}");
+}
+
+#[test]
+fn sleeping_and_waking() {
+    let calls = sweep(
+        world,
+        |_, world| {
+            let blocks = || world.tenant.blocks();
+            text(block_on(blocks().sleep_async(Contents::Keep(&world.store))))?;
+            assert_eq!(in_use(world).0, 0);
+            text(block_on(blocks().wake_async()))?;
+            assert_eq!(in_use(world).0, 2 * G);
+            assert_eq!(world.store.free(), world.store.capacity());
+            Ok(())
+        },
+        in_use,
+        false,
+    );
+    assert!(calls >= 6, "{calls}");
+}

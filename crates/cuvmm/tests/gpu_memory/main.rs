@@ -1,0 +1,29 @@
+//! The library on the host driver and on a GPU, in one process and one context. Tests on the GPU run one
+//! after another.
+#![allow(missing_docs)]
+
+#[path = "../common/executor.rs"]
+#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+mod executor;
+#[path = "../gpu/mod.rs"]
+mod gpu;
+
+mod block_fork;
+mod capture;
+mod dlpack;
+mod exported;
+mod futures;
+mod hardened;
+mod heap;
+mod kv;
+mod kv_fork;
+mod mem_pool;
+mod memory_pool;
+mod pending_free;
+mod places;
+mod plan;
+mod proof;
+mod register;
+mod reuse;
+mod sleep;
+mod unified;

@@ -1,0 +1,16 @@
+//! Heaps: allocations of any size in stream order over a tenant's memory.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod basics;
+mod faults;
+mod hardened;
+mod hazards;
+mod mapper;
+mod peers;
+mod policy;
+mod refused;
+mod tenants;
+mod threads;

@@ -1,0 +1,108 @@
+//! Which memory a heap takes, and in what pieces.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use crate::common::{MIB, Rig, model};
+use cuvmm::driver::model::Nothing;
+use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
+
+/// Makes a pool of `mib` MiB, and a heap and a stream.
+fn heap(rig: &Rig<Nothing>, mib: u64) -> (Pool, Heap, Stream) {
+    let limit = Limit::Bytes(mib * MIB);
+    let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let heap = Heap::builder(&tenant).build().unwrap();
+    (pool, heap, Stream::new(&rig.device).unwrap())
+}
+
+#[test]
+fn extents_are_as_large_as_most_allocations() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 16 << 10);
+    let allocate = |mib: u64| heap.allocate(mib * MIB, 1, &stream).unwrap();
+    let few = [allocate(16), allocate(16)];
+    let before = heap.stats().extents;
+    let first = allocate(128);
+    assert_eq!(heap.stats().extents - before, 4, "it is larger than most");
+    drop(few);
+    let many: Vec<Allocation> = (0..8).map(|_| allocate(256)).collect();
+    let before = heap.stats().extents;
+    let second = allocate(128);
+    assert_eq!(heap.stats().extents - before, 1, "most are larger");
+    drop((first, second));
+    drop(many);
+}
+
+#[test]
+fn extents_are_small_near_a_limit() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 1024);
+    let mut live = Vec::new();
+    let mut extents_of_128_mib = || {
+        let before = heap.stats().extents;
+        live.push(heap.allocate(128 * MIB, 1, &stream).unwrap());
+        heap.stats().extents - before
+    };
+    assert_eq!(extents_of_128_mib(), 16, "no size is known yet");
+    assert_eq!(extents_of_128_mib(), 1, "as large as most allocations");
+    assert_eq!(extents_of_128_mib(), 1);
+    assert_eq!(extents_of_128_mib(), 16, "of 8 MiB from 448 MiB on");
+}
+
+#[test]
+fn the_least_extent_grows_with_the_heap() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 64 << 10);
+    let mut live = Vec::new();
+    let mut extents_of_20_mib = || {
+        let before = heap.stats().extents;
+        live.push(heap.allocate(20 * MIB, 1, &stream).unwrap());
+        heap.stats().extents - before
+    };
+    assert_eq!(extents_of_20_mib(), 3, "of 8 MiB");
+    // Up to 16 GiB, of which 32 MiB are a part in 512.
+    for _ in 0..820 {
+        extents_of_20_mib();
+    }
+    assert_eq!(extents_of_20_mib(), 1);
+}
+
+#[test]
+fn an_empty_chunk_that_is_kept_serves_all_that_need_its_memory() {
+    let rig = model();
+    let (pool, heap, stream) = heap(&rig, 4);
+    let allocate = |size: u64| heap.allocate(size, 1, &stream).unwrap();
+    let lone = |size: u64| {
+        let memory = allocate(size);
+        let address = memory.address();
+        drop(memory);
+        address
+    };
+    // Each size is freed before the next is requested.
+    assert_eq!(lone(4096), lone(8192));
+    drop(allocate(4 * MIB));
+    lone(4096);
+    let other = pool.tenant("b").register().unwrap();
+    let block = other.block(4 * MIB).try_allocate().unwrap();
+    assert_eq!(heap.stats().held, 0, "another tenant took it");
+    drop(block);
+    drop(other);
+    lone(4096);
+    lone(8192);
+    assert_eq!(heap.trim().unwrap(), 2 * MIB);
+    assert_eq!(heap.stats().held, 0);
+}
+
+#[test]
+fn all_empty_chunks_serve_a_large_request() {
+    let rig = model();
+    let (_pool, heap, stream) = heap(&rig, 8);
+    for _ in 0..3 {
+        let many: Vec<Allocation> = (0..16)
+            .map(|_| heap.allocate(512 << 10, 1, &stream).unwrap())
+            .collect();
+        drop(many);
+        drop(heap.allocate(512, 1, &stream).unwrap());
+        let large = heap.allocate(8 * MIB, 1, &stream).unwrap();
+        assert_eq!((large.size(), heap.stats().free), (8 * MIB, 0));
+    }
+}

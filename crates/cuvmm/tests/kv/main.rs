@@ -1,0 +1,13 @@
+//! KV caches.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod admission;
+mod basics;
+mod forks;
+mod layout;
+mod sleep;
+mod trace;
+mod waits;

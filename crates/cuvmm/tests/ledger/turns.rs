@@ -1,0 +1,204 @@
+//! The order in which requests of several processes are served. The processes are in one here, each
+//! with a slot of its own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::G;
+use crate::common::executor::Task;
+use crate::on_both;
+use cuvmm::error::{BlockError, LedgerRefusal};
+use cuvmm::{Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
+
+/// Longer than any of these tests waits.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A process: its part of a ledger of 100 granules, and a pool with one tenant.
+struct Process {
+    ledger: Ledger,
+    tenant: Tenant,
+    pool: Pool,
+}
+
+impl Process {
+    fn join(device: &Device, dir: &tempfile::TempDir, name: &str, guarantee: u64) -> Self {
+        Self::with(device, dir, name, guarantee, None)
+    }
+
+    fn with(
+        device: &Device,
+        dir: &tempfile::TempDir,
+        name: &str,
+        guarantee: u64,
+        mapper: Option<&Mapper>,
+    ) -> Self {
+        let ledger = Ledger::builder(device, dir.path()).limit(100 * G);
+        let ledger = ledger.guarantee(guarantee * G).name(name).open().unwrap();
+        let mut pool = Pool::builder(device).limit(Limit::Bytes(100 * G));
+        if let Some(mapper) = mapper {
+            pool = pool.mapper(mapper);
+        }
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant(name).register().unwrap();
+        Self {
+            ledger,
+            tenant,
+            pool,
+        }
+    }
+
+    fn waits(&self) -> bool {
+        let stats = self.ledger.stats();
+        let mut mine = stats.processes.iter();
+        mine.any(|it| it.slot == self.ledger.slot() && it.waits_for.is_some())
+    }
+
+    /// The reason for which a new block is refused.
+    fn refusal(&self, granules: u64) -> Option<LedgerRefusal> {
+        reason(&self.tenant.try_allocate(granules * G).err()?)
+    }
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LONG, "this never happened");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn reason(error: &BlockError) -> Option<LedgerRefusal> {
+    Some(error.shortage()?.ledger?.reason)
+}
+
+on_both! {
+    fn blocks_grow_past_an_older_request_of_another_process_and_new_ones_wait(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let mut held = a.tenant.block(60 * G).capacity(70 * G).try_allocate().unwrap();
+        let small = a.tenant.try_allocate(5 * G).unwrap();
+        drop(a.tenant.try_allocate(10 * G).unwrap());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(50 * G).timeout(LONG).allocate().unwrap());
+            // The memory that was idle is given back for the other process, and its grant too: a block
+            // grows in larger steps while the pool has one.
+            let given = || a.pool.stats().committed == 65 * G && a.ledger.stats().charged == 65 * G;
+            until(|| b.waits() && given());
+            held.try_grow_to(62 * G).unwrap();
+            assert_eq!(a.refusal(5), Some(LedgerRefusal::OlderRequest));
+            // Nor is memory reused that has just been freed.
+            drop(small);
+            assert_eq!(a.refusal(5), Some(LedgerRefusal::OlderRequest));
+            until(|| a.pool.stats().committed == 62 * G);
+            let more = held.try_grow_to(68 * G);
+            assert!(more.is_ok(), "{more:?}");
+            drop(held);
+            let got = waiting.join().unwrap();
+            let next = a.tenant.block(50 * G).timeout(LONG).allocate().unwrap();
+            drop((got, next));
+        });
+        assert!(rig.machine.live().physical_bytes <= 100 * G);
+    }
+
+    fn a_process_reuses_its_memory_within_its_guarantee(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 30);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let held = a.tenant.try_allocate(20 * G).unwrap();
+        let small = a.tenant.try_allocate(5 * G).unwrap();
+        let above = a.tenant.try_allocate(40 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(70 * G).timeout(LONG).allocate().unwrap());
+            until(|| b.waits());
+            assert_eq!(a.refusal(5), Some(LedgerRefusal::OlderRequest));
+            drop(above);
+            let got = waiting.join().unwrap();
+            assert_eq!(a.tenant.try_allocate(5 * G).map(drop), Ok(()));
+            let again = scope.spawn(|| b.tenant.block(10 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            drop(small);
+            let small = a.tenant.try_allocate(10 * G).unwrap();
+            assert!(a.refusal(5).is_some());
+            drop((small, held, got));
+            drop(again.join().unwrap().unwrap());
+        });
+    }
+
+    fn what_a_tenants_guarantee_keeps_is_not_in_use(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 40);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let kept = a.pool.tenant("kept").guarantee(30 * G).register().unwrap();
+        let held = b.tenant.try_allocate(50 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(20 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            // The ledger's thread has noticed the request.
+            thread::sleep(Duration::from_millis(20));
+            let within = kept.try_allocate(30 * G).map(drop);
+            drop(held);
+            drop(waiting.join().unwrap());
+            assert_eq!(within, Ok(()));
+        });
+    }
+
+    fn a_heap_joins_its_own_memory_while_another_process_waits(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let tenant = a.pool.tenant("heap").limit(40 * G).register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let whole = [(); 10].map(|()| heap.allocate(4 * G, 1, &stream).unwrap());
+        drop(whole);
+        let mut parts = [(); 20].map(|()| Some(heap.allocate(2 * G, 1, &stream).unwrap()));
+        parts.sort_by_key(|it| it.as_ref().map(|it| it.address().0));
+        // Half of each extent stays in use.
+        for (index, part) in parts.iter_mut().enumerate() {
+            if matches!(index % 4, 0 | 3) {
+                drop(part.take());
+            }
+        }
+        let held = b.tenant.try_allocate(30 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(66 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            thread::sleep(Duration::from_millis(20));
+            let joined = heap.allocate(4 * G, 1, &stream).map(drop);
+            drop((parts, heap, held));
+            drop(waiting.join().unwrap().unwrap());
+            assert_eq!(joined, Ok(()));
+        });
+    }
+
+    fn each_future_has_its_own_place_among_the_requests_of_all_processes(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let a = Process::with(&rig.device, &dir, "a", 0, Some(&mapper));
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let c = Process::join(&rig.device, &dir, "c", 0);
+        let (one, other) = (
+            c.tenant.try_allocate(50 * G).unwrap(),
+            c.tenant.try_allocate(50 * G).unwrap(),
+        );
+        let mut first = Task::new(a.tenant.allocate_async(50 * G));
+        assert!(first.poll().is_pending());
+        until(|| a.waits());
+        thread::scope(|scope| {
+            let between = scope.spawn(|| b.tenant.block(50 * G).timeout(LONG).allocate().unwrap());
+            until(|| b.waits());
+            let mut last = Task::new(a.tenant.allocate_async(50 * G));
+            assert!(last.poll().is_pending());
+            drop(one);
+            let first = first.finish().unwrap();
+            drop(other);
+            let between = between.join().unwrap();
+            assert!(last.poll().is_pending());
+            drop(first);
+            let last = last.finish().unwrap();
+            drop((between, last));
+        });
+    }
+}

@@ -1,0 +1,10 @@
+//! Memory pools of the driver, alone and within a tenant's limit.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod basics;
+mod faults;
+mod races;
+mod tenants;

@@ -1,0 +1,30 @@
+//! Pools, tenants and blocks: what they hold, what they refuse, and what is left when a driver call
+//! fails.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adjacent;
+mod basics;
+mod batch;
+mod faults;
+mod figures;
+mod gate;
+mod hardened;
+mod hazards;
+mod lease_faults;
+mod limits;
+mod mapper;
+mod other_programs;
+mod out_of_memory;
+mod peers;
+mod pending_free;
+mod plan;
+mod pool_faults;
+mod pressure;
+mod proof;
+mod quarantine;
+mod quarantine_aliases;
+mod user_code;
+mod warm;

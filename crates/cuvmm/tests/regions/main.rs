@@ -1,0 +1,23 @@
+//! Owners, regions and what is built on them: containers, managed and registered memory, memory at
+//! several places or addresses, and memory that is exported or described to others.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../share_support/mod.rs"]
+mod share_support;
+
+mod aliases;
+mod basics;
+mod channels;
+mod container_faults;
+mod export;
+mod exported;
+mod grid;
+mod own;
+mod places;
+mod register;
+mod share_wire;
+mod sparse;
+mod unified;
+mod vec;

@@ -1,0 +1,321 @@
+//! Fails every driver call of sleep and wake once. A failure changes nothing, and the operation
+//! then succeeds. Also tests blocks that stay asleep because the roll-back fails twice.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unit_arg
+)]
+
+use crate::common;
+use crate::common::sweep::{sweep, text};
+use crate::common::world::{Books, books};
+use crate::common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::Nothing;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::{MemoryError, SleepError};
+use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
+
+/// A tenant with blocks of two tags, and a store for their contents.
+struct Sleepers {
+    pool: Pool,
+    tenant: Tenant,
+    blocks: Vec<Block>,
+    store: HostStore,
+    stream: Stream,
+}
+
+fn sleepers(rig: &Rig<Nothing>) -> Sleepers {
+    let pool = common::pool(rig, 64);
+    let tenant = pool.tenant("model").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = |size: u64, zeroed| {
+        let block = tenant.block(size).zeroed(zeroed).home_stream(&stream);
+        block.allocate().unwrap()
+    };
+    let blocks = vec![block(3 * G, false), block(5 * G + 1, true), block(G, false)];
+    let store = HostStore::builder(&rig.device)
+        .pinned(10 * G)
+        .build()
+        .unwrap();
+    Sleepers {
+        pool,
+        tenant,
+        blocks,
+        store,
+        stream,
+    }
+}
+
+impl Sleepers {
+    fn picture(&self) -> (Books, Vec<bool>, u64) {
+        let asleep = self.blocks.iter().map(Block::is_asleep).collect();
+        (books(&self.pool), asleep, self.store.free())
+    }
+}
+
+#[test]
+fn falling_asleep_and_waking() {
+    let discard = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let slept = text(world.tenant.blocks().sleep(Contents::Discard))?;
+        assert_eq!((slept.blocks, slept.given), (3, 10 * G));
+        Ok(())
+    };
+    let keep = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let contents = Contents::Keep(&world.store);
+        let slept = text(world.tenant.blocks().sleep(contents))?;
+        assert_eq!((slept.blocks, slept.given), (3, 10 * G));
+        assert_eq!(world.store.free(), 0);
+        Ok(())
+    };
+    let wake = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let woken = text(world.tenant.blocks().wake())?;
+        assert_eq!((woken.blocks, woken.mapped), (3, 10 * G));
+        assert_eq!(world.store.free(), 10 * G);
+        Ok(())
+    };
+    let calls = sweep(sleepers, discard, Sleepers::picture, true);
+    assert!(calls >= 6, "{calls}: queries, and one unmapping per extent");
+    let calls = sweep(sleepers, keep, Sleepers::picture, true);
+    assert!(calls >= 17, "{calls}: ten copies in addition");
+    let after = |fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
+        move |rig: &Rig<Nothing>| {
+            let world = sleepers(rig);
+            world.tenant.blocks().sleep(fall(&world)).unwrap();
+            if soil {
+                // Part of the free list was written by another tenant.
+                let other = world.pool.tenant("other").register().unwrap();
+                other
+                    .allocate_on(&world.stream, 4 * G)
+                    .unwrap()
+                    .write(0, &[1])
+                    .unwrap();
+                world.stream.synchronize().unwrap();
+            }
+            world
+        }
+    };
+    for soil in [false, true] {
+        let calls = sweep(
+            after(|_| Contents::Discard, soil),
+            wake,
+            Sleepers::picture,
+            true,
+        );
+        assert!(calls >= 8, "{calls}: two calls per extent");
+        let kept = after(|world| Contents::Keep(&world.store), soil);
+        let calls = sweep(kept, wake, Sleepers::picture, true);
+        assert!(calls >= 18, "{calls}: ten copies in addition");
+    }
+}
+
+/// Two tenants that sleep and wake together, or not at all.
+struct Together {
+    sleepers: [Sleepers; 2],
+}
+
+impl Together {
+    fn new(rig: &Rig<Nothing>) -> Self {
+        let one = sleepers(rig);
+        // Of the same pool.
+        let tenant = one.pool.tenant("other").register().unwrap();
+        let blocks = vec![tenant.allocate(2 * G).unwrap(), tenant.allocate(G).unwrap()];
+        let other = Sleepers {
+            pool: one.pool.clone(),
+            tenant,
+            blocks,
+            store: one.store.clone(),
+            stream: one.stream.clone(),
+        };
+        Self {
+            sleepers: [one, other],
+        }
+    }
+
+    fn picture(&self) -> Vec<(Books, Vec<bool>, u64)> {
+        self.sleepers.iter().map(Sleepers::picture).collect()
+    }
+
+    fn sleep(&self, contents: [Contents<'_>; 2]) -> Result<(), String> {
+        let pairs = self.sleepers.iter().zip(contents);
+        let prepared = pairs.map(|(one, contents)| one.tenant.blocks().prepare_sleep(contents));
+        let prepared: Vec<_> = text(prepared.collect())?;
+        let slept = prepared.into_iter().map(|one| one.finish().given);
+        assert_eq!(slept.collect::<Vec<_>>(), [10 * G, 3 * G]);
+        Ok(())
+    }
+}
+
+#[test]
+fn tenants_sleep_and_wake_together() {
+    let sleep = |_: &Rig<Nothing>, world: &mut Together| {
+        let store = &world.sleepers[0].store;
+        world.sleep([Contents::Keep(store), Contents::Discard])
+    };
+    let wake = |_: &Rig<Nothing>, world: &mut Together| {
+        let prepared = world.sleepers.iter();
+        let prepared = prepared.map(|one| one.tenant.blocks().prepare_wake());
+        let prepared: Vec<_> = text(prepared.collect())?;
+        let woken = prepared.into_iter().map(|one| one.finish().mapped);
+        assert_eq!(woken.collect::<Vec<_>>(), [10 * G, 3 * G]);
+        Ok(())
+    };
+    let calls = sweep(Together::new, sleep, Together::picture, true);
+    assert!(
+        calls >= 19,
+        "{calls}: ten copies, and one unmapping per extent"
+    );
+    let asleep = |rig: &Rig<Nothing>| {
+        let mut world = Together::new(rig);
+        sleep(rig, &mut world).unwrap();
+        world
+    };
+    let calls = sweep(asleep, wake, Together::picture, true);
+    assert!(calls >= 20, "{calls}: ten copies, and two calls per extent");
+}
+
+#[test]
+fn what_is_prepared_can_be_cancelled() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    let before = world.picture();
+    let contents = Contents::Keep(&world.store);
+    for how in 0..2 {
+        let prepared = world.tenant.blocks().prepare_sleep(contents).unwrap();
+        match how {
+            0 => drop(prepared),
+            _ => prepared.cancel().unwrap(),
+        }
+        assert_eq!(world.picture(), before);
+    }
+    world.tenant.blocks().sleep(contents).unwrap();
+    let asleep = world.picture();
+    drop(world.tenant.blocks().prepare_wake().unwrap());
+    assert_eq!(world.picture(), asleep);
+    // Memory that cannot be mapped again leaves its block asleep.
+    world.tenant.blocks().wake().unwrap();
+    let prepared = world.tenant.blocks().prepare_sleep(contents).unwrap();
+    rig.faults.forget();
+    for nth in [1, 2] {
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+    }
+    let outcome = prepared.cancel();
+    rig.faults.disarm();
+    let stayed = matches!(outcome, Err(SleepError::Stayed { blocks: 1, .. }));
+    assert!(stayed, "{outcome:?}");
+    world.tenant.blocks().wake().unwrap();
+    assert_eq!(world.picture().1, [false; 3]);
+}
+
+/// If its memory cannot be put back either, a block sleeps with its contents kept.
+#[test]
+fn a_block_that_cannot_stay_awake_sleeps() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    rig.faults.forget();
+    // The last unmapping fails, and then the first mapping of the roll-back, twice.
+    for (nth, call) in [(4, Call::MemUnmap), (1, Call::MemMap), (2, Call::MemMap)] {
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(nth, code).of(call));
+    }
+    let outcome = world.tenant.blocks().sleep(Contents::Keep(&world.store));
+    rig.faults.disarm();
+    let Err(SleepError::Stayed {
+        blocks,
+        bytes,
+        cause,
+    }) = outcome
+    else {
+        panic!("{outcome:?}");
+    };
+    let call = matches!(*cause, SleepError::Memory(MemoryError::Call(_)));
+    assert!(call, "{cause:?}");
+    let asleep: Vec<&Block> = world
+        .blocks
+        .iter()
+        .filter(|block| block.is_asleep())
+        .collect();
+    assert_eq!(asleep.len() as u64, blocks);
+    assert_eq!(asleep.iter().map(|block| block.size()).sum::<u64>(), bytes);
+    assert_eq!(blocks, 1);
+    let stats = world.pool.stats();
+    assert_eq!(stats.asleep + stats.committed, 10 * G);
+    assert_eq!(stats.quarantined, 0);
+    books(&world.pool);
+    let woken = world.tenant.blocks().wake().unwrap();
+    assert_eq!((woken.blocks, woken.restored), (1, bytes));
+    assert_eq!(
+        (world.pool.stats().committed, world.store.free()),
+        (10 * G, 10 * G)
+    );
+    drop(world);
+    common::nothing_left(rig);
+}
+
+/// Sleep and wake while neither the copies' streams nor the device can be synchronized: memory that
+/// a copy may still use is neither unmapped nor reused.
+#[test]
+fn what_a_copy_may_still_be_using_is_not_given_on() {
+    for staged in [false, true] {
+        for waking in [false, true] {
+            for leaking in [false, true] {
+                a_copy_outlasts_its_wait(staged, waking, leaking);
+            }
+        }
+    }
+}
+
+/// Runs a sleep or wake whose copies cannot be waited for, with or without the store's staging
+/// memory. Then the store is dropped under the copies, or they complete.
+fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
+    let rig = common::model();
+    let mut world = sleepers(&rig);
+    if staged {
+        let store = HostStore::builder(&rig.device).ordinary(10 * G);
+        world.store = store.staging(2 * G).build().unwrap();
+    }
+    let keep = |world: &Sleepers| world.tenant.blocks().sleep(Contents::Keep(&world.store));
+    if waking {
+        keep(&world).unwrap();
+    }
+    rig.machine.hold_all(D0);
+    let refused = CUresult::CUDA_ERROR_UNKNOWN;
+    let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+    rig.faults.arm(Fault::all(refused).only(&waits));
+    match waking {
+        false => drop(keep(&world).unwrap_err()),
+        true => drop(world.tenant.blocks().wake().unwrap_err()),
+    }
+    rig.faults.disarm();
+    // The target of the copies is quarantined, and their source is pending once it is freed.
+    assert_eq!(world.pool.stats().quarantined > 0, waking);
+    drop(std::mem::take(&mut world.blocks));
+    world.pool.trim(0).unwrap();
+    assert_eq!(rig.machine.hazards(), 0);
+    assert!(world.pool.stats().committed + world.pool.stats().quarantined > 0);
+    let aside = world.store.capacity() - world.store.free();
+    assert!(aside > 0);
+    if leaking {
+        drop(world.store);
+        let leaked = rig.device.leaked();
+        // Staging memory of the lanes that copied is leaked too.
+        assert!(leaked == aside || (staged && leaked > aside), "{leaked}");
+        rig.machine.release_all_streams(D0);
+    } else {
+        rig.machine.release_all_streams(D0);
+        assert_eq!(world.store.free(), world.store.capacity());
+        let block = world.tenant.allocate(G).unwrap();
+        assert_eq!(keep(&world).unwrap().kept, G, "all lanes copy again");
+        world.tenant.blocks().wake().unwrap();
+        drop(block);
+        drop(world.store);
+        assert_eq!(rig.device.leaked(), 0);
+    }
+    drop(world.tenant);
+    drop(world.stream);
+    world.pool.close().unwrap();
+    assert_eq!(rig.machine.hazards(), 0);
+}

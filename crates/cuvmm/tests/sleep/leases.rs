@@ -1,0 +1,61 @@
+//! Leases that are taken and end while their blocks fall asleep.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use crate::common;
+use crate::common::{D0, G, busy, model, pool};
+use cuvmm::error::SleepError;
+use cuvmm::sleep::Progress;
+use cuvmm::{Block, Contents, Stream};
+
+/// Puts two blocks to sleep. While that runs, a lease is taken on the second one, work is queued, and
+/// the lease ends.
+fn lease_meanwhile(
+    act: impl Fn(&common::Rig<cuvmm::driver::model::Nothing>, &Stream, &Block) + Sync,
+) {
+    let rig = model();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("model").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let blocks = [G, 2 * G].map(|size| tenant.allocate_on(&stream, size).unwrap());
+    let watch = |progress: &Progress| {
+        if progress.done < progress.total {
+            assert_eq!(progress.done, G, "the second block is still mapped");
+            act(&rig, &stream, &blocks[1]);
+        }
+        true
+    };
+    let slept = tenant.blocks().on_progress(&watch).sleep(Contents::Discard);
+    let hazards = rig.machine.take_hazards();
+    assert!(
+        hazards.is_empty(),
+        "unmapped under queued work: {}",
+        hazards[0]
+    );
+    let busy = matches!(
+        slept,
+        Err(SleepError::Busy { .. } | SleepError::Leased { .. })
+    );
+    assert!(busy, "{slept:?}");
+    assert!(blocks.iter().all(|block| !block.is_asleep()));
+    rig.machine.release_all_streams(D0);
+}
+
+#[test]
+fn work_that_was_queued_under_a_lease_while_blocks_fall_asleep_is_not_cut_off() {
+    lease_meanwhile(|rig, stream, block| {
+        let lease = block.lease();
+        busy(rig, stream, block, 7);
+        drop(lease);
+    });
+}
+
+#[test]
+fn work_of_another_stream_that_a_lease_recorded_is_not_cut_off() {
+    lease_meanwhile(|rig, _, block| {
+        let lease = block.lease();
+        let other = Stream::new(&rig.device).unwrap();
+        busy(rig, &other, block, 7);
+        lease.record_use(&other).unwrap();
+        drop(lease);
+    });
+}

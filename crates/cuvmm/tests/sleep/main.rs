@@ -1,0 +1,10 @@
+//! Blocks that sleep and wake.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod basics;
+mod faults;
+mod figures;
+mod leases;

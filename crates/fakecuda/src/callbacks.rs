@@ -1,18 +1,29 @@
 //! Functions of the program that run in the order of a stream.
 //!
-//! They run on the thread whose call makes the stream reach them, inside the driver, and may not
-//! call the driver: what they call answers `NOT_PERMITTED`.
+//! Each device has a thread that runs them one after the other, made by the first call that queues
+//! one. No lock is held meanwhile, so a function may wait for a thread that calls the driver. The
+//! call that queues it returns at once, the stream is busy until it has returned, and what waits for
+//! the stream waits for it. A function may not call the driver: what it calls answers
+//! `NOT_PERMITTED`. Functions of independent streams may be serialized, says the documentation, and
+//! here they are.
+//!
+//! The thread lives until the process ends, so this library stays loaded. A forked child has none,
+//! and none of its calls comes as far. A function that does not return keeps no process from ending.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to call what the program passes.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
-use cuvmm_driver::StreamHandle;
+use cuvmm_driver::{Ordinal, StreamHandle};
 use cuvmm_sys::{CUhostFn, CUresult, CUstream};
 
 use crate::edge::{Outcome, export, export_also};
 use crate::gate;
+use crate::loaded;
 use crate::state::driver;
 use crate::streams::{device_of, stream_handle};
 
@@ -21,10 +32,36 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 /// A callback of a stream.
 type Callback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 
+/// The stack of a thread that runs functions of the program, which the system gives it page by page.
+const STACK: usize = 8 << 20;
+
 /// Queues a function of the program.
 fn queue(stream: StreamHandle, call: impl Fn() + Send + Sync + 'static) -> Outcome {
     let device = device_of(stream)?;
+    serve(device)?;
     driver()?.queue_host_call(device, stream, move || gate::inside(&call))
+}
+
+/// Starts the thread that runs the functions of a device, if there is none.
+fn serve(device: Ordinal) -> Outcome {
+    static SERVED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+    let driver = driver()?;
+    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if served.contains(&device.0) {
+        return Ok(());
+    }
+    loaded::stay();
+    thread::Builder::new()
+        .name("fakecuda".to_owned())
+        .stack_size(STACK)
+        .spawn(move || {
+            loop {
+                driver.next_host_work(device).run();
+            }
+        })
+        .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
+    served.insert(device.0);
+    Ok(())
 }
 
 export! {

@@ -138,12 +138,14 @@ fn release(device: CUdevice) -> Outcome {
     Ok(())
 }
 
-/// Destroys the objects of a context. The context of the host driver is reset if no other context of
+/// Destroys the objects of a context, when the functions of the program that its device runs have
+/// returned. The context of the host driver is reset if no other context of
 /// the device is left, so that a lost one works again.
 fn end(device: Ordinal, context: CUcontext) {
     let Ok(state) = state() else {
         return;
     };
+    state.driver.finish_host_work(device);
     owned::end(&state.driver, device, context);
     let others = table(|table| table.made.values().any(|made| made.device == device));
     if !others && of(state, name(device)).is_err() {
@@ -157,6 +159,7 @@ fn reset(device: CUdevice) -> Outcome {
     if let Some(count) = state.retained.get(device.0 as usize) {
         count.store(0, Ordering::Release);
     }
+    state.driver.finish_host_work(device);
     owned::end(&state.driver, device, name(device));
     state.driver.reset_context(device);
     Ok(())

@@ -2,8 +2,7 @@
 //!
 //! The report is made by the library's last function, after the program's own ones and those of the
 //! libraries that it loaded later, so that memory which they release is no leak. A process that ends
-//! by `_exit`, by a signal, by running another program, or inside a function that a stream runs reports
-//! nothing. A process reports if it
+//! by `_exit`, by a signal or by running another program reports nothing. A process reports if it
 //! called `cuInit` itself: a forked child, which has its parent's objects and owns none of them, does
 //! not.
 //!
@@ -17,6 +16,7 @@ use std::io::Write;
 use crate::calls;
 use crate::contexts;
 use crate::diagnosis::report::Report;
+use crate::gate;
 use crate::settings::{self, Target};
 use crate::state::{State, state};
 use crate::status;
@@ -71,6 +71,7 @@ extern "C" fn last() {
 }
 
 fn finish() {
+    gate::leave();
     let (Ok(state), Ok(settings)) = (state(), settings::get()) else {
         return;
     };

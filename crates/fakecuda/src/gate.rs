@@ -25,12 +25,20 @@ pub(crate) fn inside(call: impl FnOnce()) {
     INSIDE.set(false);
 }
 
+/// Ends the function of the program that this thread runs, because the process ends in it.
+pub(crate) fn leave() {
+    INSIDE.set(false);
+}
+
 /// Returns the state, unless another process made it or a function of the program runs.
 pub(crate) fn pass<T>(state: &'static OnceLock<T>) -> Result<Option<&'static T>, CUresult> {
+    if !is_owner() {
+        return Ok(None);
+    }
     if INSIDE.get() {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
-    Ok(state.get().filter(|_| is_owner()))
+    Ok(state.get())
 }
 
 /// Refuses a forked child of the process that initialized the driver.

@@ -156,8 +156,10 @@ impl<B: Backing> State<B> {
                 capture.broken = true;
                 return Err(UNSUPPORTED);
             }
-            if !matches!(work, Work::Marker) {
-                capture.nodes.push(work.clone());
+            match work {
+                Work::Marker => {}
+                Work::Graph(nodes) => capture.nodes.extend(nodes.iter().cloned()),
+                _ => capture.nodes.push(work.clone()),
             }
             return Ok(true);
         }

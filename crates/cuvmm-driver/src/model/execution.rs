@@ -21,7 +21,8 @@ impl<B: Backing> State<B> {
     /// Runs a piece of work now. An error loses the context.
     pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
         match work {
-            Work::Marker | Work::Prefetch => Ok(()),
+            // A function of the program is run by the machine's owner (see `host_launch`).
+            Work::Marker | Work::Prefetch | Work::Host(_) => Ok(()),
             &Work::Fill { to, byte, size } => {
                 for piece in self.now(device, to, size, Use::Write)? {
                     self.fill_piece(&piece, byte)?;
@@ -77,10 +78,6 @@ impl<B: Backing> State<B> {
                 self.end_allocation(Call::MemFreeAsync, address);
                 Ok(())
             }
-            Work::Host(call) => {
-                call.run();
-                Ok(())
-            }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
         }
     }
@@ -94,7 +91,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Discards work that will never run. Memory that it would have freed is freed now.
-    pub(crate) fn give_up_work(&mut self, work: &Work) {
+    fn give_up_work(&mut self, work: &Work) {
         if let &Work::FreeAllocation { address } = work {
             self.end_allocation(Call::MemFreeAsync, address);
         }
@@ -106,11 +103,17 @@ impl<B: Backing> State<B> {
             return;
         };
         self.devices[index].lost.get_or_insert(code);
-        let given_up = self.streams.give_up(device);
-        for work in given_up {
+        self.discard_work(device);
+        self.progress = true;
+    }
+
+    /// Discards all work that is queued on a device. Functions of the program that run go on, and
+    /// their streams no longer wait for them.
+    pub(crate) fn discard_work(&mut self, device: i32) {
+        self.due.retain(|due| due.stream.device != device);
+        for work in self.streams.give_up(device) {
             self.give_up_work(&work);
         }
-        self.progress = true;
     }
 
     fn now(&self, device: i32, start: u64, size: u64, how: Use) -> Answer<Vec<Piece>> {

@@ -35,8 +35,8 @@ use crate::{
 ///
 /// # Work
 /// Work runs in the call that submits it. On a stream that is held back it is queued instead, and
-/// so is work that waits for it: queries return "not done", and synchronizing calls block until
-/// another thread releases the stream. Queued work looks up its memory when it runs, so a late
+/// so is work that waits for it or for a function of the program: queries return "not done", and synchronizing calls block until
+/// another thread releases the stream or the function returns. Queued work looks up its memory when it runs, so a late
 /// write goes to whatever is mapped at its address by then. If nothing is mapped there, or the
 /// device has no access, the context is lost as on a GPU: launches, copies, fills, queries and
 /// synchronizations return `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls still
@@ -144,6 +144,24 @@ impl<B: Backing> Machine<B> {
             self.progress.notify_all();
         }
         outcome
+    }
+
+    /// Waits until `find` returns a value. It is asked again whenever work was done.
+    pub(super) fn wait_until<T>(&self, mut find: impl FnMut(&mut State<B>) -> Option<T>) -> T {
+        let mut state = self.lock();
+        loop {
+            let found = find(&mut state);
+            if std::mem::take(&mut state.progress) {
+                self.progress.notify_all();
+            }
+            if let Some(found) = found {
+                return found;
+            }
+            state = self
+                .progress
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn present(&self, call: Call) -> Result<()> {

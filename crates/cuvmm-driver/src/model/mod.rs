@@ -147,6 +147,7 @@ pub use backing::{Backing, Change, MemoryKey, Part, Place, PlainName, Reach};
 pub use costs::{Costs, Curve, ParseCostsError};
 pub use documented::documented;
 pub use hazards::Hazard;
+pub use host_launch::HostWork;
 pub use machine::Machine;
 pub use nothing::Nothing;
 pub use objects::{Object, ObjectKind};

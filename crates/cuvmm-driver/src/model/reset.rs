@@ -25,9 +25,7 @@ impl<B: Backing> State<B> {
         let Ok(index) = self.device(device) else {
             return;
         };
-        for work in self.streams.give_up(device.0) {
-            self.give_up_work(&work);
-        }
+        self.discard_work(device.0);
         // Marks of the streams that end name no work afterwards.
         self.settle_all_pools();
         self.end_captures_of(device.0);

@@ -1,6 +1,6 @@
 //! The state of a machine, behind one lock.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::rights::{Rights, Who};
 use super::shadow::Shadow;
 use super::slabs::Slabs;
 use super::spite::Spiting;
-use super::stream_table::{Capture, Event, StreamKey, Streams};
+use super::stream_table::{Capture, Due, Event, StreamKey, Streams};
 use super::work::Work;
 use crate::{AccessFlags, Call, CaptureMode, MemPoolProps, Ordinal, StreamHandle};
 
@@ -58,6 +58,10 @@ pub(crate) struct State<B> {
     pub(crate) with_random_failures: u64,
     /// Work was done or discarded since waiting threads were last woken.
     pub(crate) progress: bool,
+    /// The functions of the program that streams have reached and no thread has taken.
+    pub(crate) due: VecDeque<Due>,
+    /// The number of functions of the program that streams have reached so far.
+    pub(crate) host_calls: u64,
     /// Streams that the next thread that has to wait releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
     /// The bytes that were written, if reads of others are recorded.
@@ -102,6 +106,8 @@ impl<B: Backing> State<B> {
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
             progress: false,
+            due: VecDeque::new(),
+            host_calls: 0,
             until_awaited: Vec::new(),
             backing,
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use super::host_calls::HostCall;
 use super::work::Work;
 use crate::{CaptureMode, StreamHandle};
 
@@ -52,6 +53,8 @@ pub(crate) struct Stream {
     pub(crate) done: u64,
     pub(crate) queue: VecDeque<Item>,
     pub(crate) held: bool,
+    /// The number of the function of the program that the stream waits for.
+    pub(crate) busy: Option<u64>,
     /// Destroyed, and kept until its work is done.
     pub(crate) ending: bool,
     /// The capture that the stream records for.
@@ -71,6 +74,8 @@ pub(crate) struct Streams {
     threads: BTreeMap<i32, HashMap<ThreadId, StreamKey>>,
     /// Streams with queued work.
     pub(crate) backlog: BTreeSet<StreamKey>,
+    /// Streams whose queued work may contain functions of the program.
+    pub(crate) with_functions: BTreeSet<StreamKey>,
 }
 
 impl Streams {
@@ -187,6 +192,23 @@ impl Streams {
         items.flat_map(|item| item.after.iter().copied()).collect()
     }
 
+    /// Returns the streams that have functions of the program queued, and those that they wait for.
+    pub(crate) fn before_functions(&mut self) -> BTreeSet<StreamKey> {
+        let by_key = &self.by_key;
+        self.with_functions.retain(|key| {
+            let queue = by_key.get(key).map(|stream| &stream.queue);
+            let mut items = queue.into_iter().flatten();
+            items.any(|item| item.work.has_function())
+        });
+        let mut found = self.with_functions.clone();
+        let mut new: Vec<_> = found.iter().copied().collect();
+        while let Some(key) = new.pop() {
+            let awaited = self.awaited_by(key).into_iter().map(|mark| mark.stream);
+            new.extend(awaited.filter(|&stream| found.insert(stream)));
+        }
+        found
+    }
+
     /// Returns the virtual time at which a stream's work is done.
     pub(crate) fn ready(&self, key: StreamKey) -> Duration {
         let of = |stream: &Stream| stream.ready;
@@ -226,6 +248,7 @@ impl Streams {
                 continue;
             };
             stream.done = stream.submitted;
+            stream.busy = None;
             dropped.extend(stream.queue.drain(..).map(|item| item.work));
             if stream.ending {
                 self.by_key.remove(&key);
@@ -312,11 +335,56 @@ impl Streams {
         }
     }
 
-    /// Takes the next work of a stream, unless it is held back or waits for other work.
+    /// Makes a stream wait for a function of the program.
+    pub(crate) fn occupy(&mut self, key: StreamKey, function: u64) {
+        if let Some(stream) = self.by_key.get_mut(&key) {
+            stream.busy = Some(function);
+        }
+    }
+
+    /// Ends the wait of a stream for a function, and returns `false` if it does not wait for it. A
+    /// function with nothing behind it in the same piece of work ends that, also on a held stream.
+    pub(crate) fn vacate(&mut self, key: StreamKey, function: u64) -> bool {
+        let Some(stream) = self.by_key.get_mut(&key) else {
+            return false;
+        };
+        if stream.busy != Some(function) {
+            return false;
+        }
+        stream.busy = None;
+        let rest = stream.queue.front().map(|item| &item.work);
+        if matches!(rest, Some(Work::Marker))
+            && let Some(item) = stream.queue.pop_front()
+        {
+            self.finish(key, item.number);
+        }
+        true
+    }
+
+    /// Returns `true` if a stream of a device waits for a function of the program.
+    pub(crate) fn is_busy(&self, device: i32) -> bool {
+        self.of_device(device)
+            .any(|(_, stream)| stream.busy.is_some())
+    }
+
+    /// Queues the rest of a piece of work in front of a stream's other work.
+    pub(crate) fn put_back(&mut self, key: StreamKey, number: u64, work: Work) {
+        if let Some(stream) = self.by_key.get_mut(&key) {
+            stream.queue.push_front(Item {
+                number,
+                after: Vec::new(),
+                work,
+            });
+        }
+    }
+
+    /// Takes the next work of a stream, unless it is held back or waits for other work or for a
+    /// function of the program.
     pub(crate) fn next(&mut self, key: StreamKey, although_held: bool) -> Option<Item> {
         let stream = self.by_key.get(&key)?;
         let head = stream.queue.front()?;
-        if (stream.held && !although_held) || !self.are_done(&head.after) {
+        let waits = stream.busy.is_some() || (stream.held && !although_held);
+        if waits || !self.are_done(&head.after) {
             return None;
         }
         self.by_key.get_mut(&key)?.queue.pop_front()
@@ -354,4 +422,14 @@ pub(crate) struct Capture {
     pub(crate) thread: ThreadId,
     pub(crate) nodes: Vec<Work>,
     pub(crate) broken: bool,
+}
+
+/// A function of the program that its stream has reached. The stream runs nothing else until it has
+/// returned.
+#[derive(Debug)]
+pub(crate) struct Due {
+    pub(crate) stream: StreamKey,
+    /// A number that no other function has that a stream reached. The stream may end meanwhile.
+    pub(crate) number: u64,
+    pub(crate) call: HostCall,
 }

@@ -3,9 +3,13 @@
 //! Work runs in the call that submits it, unless its stream is held back or it waits for work that
 //! has not run. Then it stays queued, and the call that releases the other work runs it.
 //!
-//! With the option `late`, all work stays queued until a call waits for some of it. A real GPU runs
+//! With the option `late`, all work stays queued until a call waits for some of it, except before a
+//! function of the program, for which a thread may wait without a call. A real GPU runs
 //! work at some moment between the two extremes. A program that is right must be right at both; one
 //! that takes memory from work that is still queued is only seen at this one.
+//!
+//! A function of the program is no work of the machine: its stream is busy until a thread of the
+//! machine's owner has run it (see `host_launch`), and work behind it waits as behind a held stream.
 //!
 //! The virtual time that work takes is kept separately: queries ignore it, and a call that waits
 //! for a stream spends it.
@@ -142,13 +146,18 @@ impl<B: Backing> State<B> {
         };
         stream.submitted += 1;
         let number = stream.submitted;
+        if work.has_function() {
+            self.streams.with_functions.insert(key);
+        }
         stream.queue.push_back(Item {
             number,
             after,
             work,
         });
         self.streams.backlog.insert(key);
-        self.run_stream(key);
+        if !self.is_late() {
+            self.run_stream(key);
+        }
         Ok(Some(Mark {
             stream: key,
             number,
@@ -158,22 +167,28 @@ impl<B: Backing> State<B> {
     /// Runs the work of one stream that can run, and returns `true` if there was any.
     fn run_stream(&mut self, key: StreamKey) -> bool {
         let mut any = false;
-        if self.is_late() {
-            return any;
-        }
         while let Some(item) = self.streams.next(key, false) {
-            self.run_item(key, &item);
+            self.run_item(key, item);
             any = true;
         }
         any
     }
 
-    fn run_item(&mut self, key: StreamKey, item: &Item) {
-        let outcome = self.execute(key.device, &item.work);
-        let takes = micros(item.work.takes(&self.rules.costs));
+    /// Runs a piece of work up to its first function of the program. What follows stays queued until
+    /// the function has returned.
+    fn run_item(&mut self, key: StreamKey, item: Item) {
+        let (work, function) = item.work.split();
+        let outcome = self.execute(key.device, &work);
+        let takes = micros(work.takes(&self.rules.costs));
         let begins = self.clock.now().max(self.streams.ready(key));
         self.streams.delay(key, begins.saturating_add(takes));
-        self.streams.finish(key, item.number);
+        match function {
+            None => self.streams.finish(key, item.number),
+            Some((call, rest)) => {
+                self.streams.put_back(key, item.number, rest);
+                self.begin_host_call(key, call);
+            }
+        }
         self.progress = true;
         if let Err(code) = outcome {
             self.lose(key.device, code);
@@ -206,10 +221,14 @@ impl<B: Backing> State<B> {
         false
     }
 
-    /// Runs all work that can run, on all devices, until there is none left.
+    /// Runs all work that can run, on all devices, until there is none left. Of late work, that is
+    /// what a function of the program waits for.
     pub(crate) fn run_all(&mut self) {
         loop {
-            let keys: Vec<_> = self.streams.backlog.iter().copied().collect();
+            let keys: Vec<_> = match self.is_late() {
+                false => self.streams.backlog.iter().copied().collect(),
+                true => self.streams.before_functions().into_iter().collect(),
+            };
             let mut any = false;
             for key in keys {
                 any |= self.run_stream(key);
@@ -226,7 +245,7 @@ impl<B: Backing> State<B> {
         let Some(item) = self.streams.next(key, true) else {
             return false;
         };
-        self.run_item(key, &item);
+        self.run_item(key, item);
         self.run_all();
         true
     }

@@ -44,6 +44,7 @@ pub(crate) enum Work {
     Prefetch,
     /// A function of the program.
     Host(HostCall),
+    /// The captured work of a graph, in which no graph is.
     Graph(Vec<Work>),
 }
 
@@ -75,6 +76,38 @@ pub(crate) struct Named {
 }
 
 impl Work {
+    /// Returns `true` if the work contains a function of the program.
+    pub(crate) fn has_function(&self) -> bool {
+        match self {
+            Self::Host(_) => true,
+            Self::Graph(nodes) => nodes.iter().any(Self::has_function),
+            _ => false,
+        }
+    }
+
+    /// Splits the work at its first function of the program: what runs before it, the function, and
+    /// what runs after it.
+    pub(crate) fn split(self) -> (Self, Option<(HostCall, Self)>) {
+        match self {
+            Self::Host(call) => (Self::Marker, Some((call, Self::Marker))),
+            Self::Graph(mut nodes) => {
+                let Some(first) = nodes.iter().position(Self::has_function) else {
+                    return (Self::Graph(nodes), None);
+                };
+                let mut rest = nodes.split_off(first).into_iter();
+                let Some(Self::Host(call)) = rest.next() else {
+                    return (Self::Graph(nodes), None);
+                };
+                let rest = match rest.len() {
+                    0 => Self::Marker,
+                    _ => Self::Graph(rest.collect()),
+                };
+                (Self::Graph(nodes), Some((call, rest)))
+            }
+            work => (work, None),
+        }
+    }
+
     /// Returns the name of the kind of work, for reports.
     pub(crate) fn name(&self) -> &'static str {
         match self {

@@ -11,7 +11,7 @@ use crate::contexts::current;
 use crate::edge::{Outcome, code, export_also};
 use crate::owned;
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -64,11 +64,12 @@ pub(crate) fn is_readable(address: u64, bytes: usize) -> bool {
 
 /// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
-    let device = current()?;
+    current()?;
     if bytes == 0 {
         return Ok(());
     }
     let driver = driver()?;
+    let (device, order) = target(stream)?;
     let known = |address| match owned::registered(address) {
         Some(_) => Ok(false),
         None => is_device(device, address),
@@ -84,7 +85,6 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
         std::ptr::with_exposed_provenance::<u8>(from as usize),
     );
     let size = bytes as u64;
-    let order = stream.unwrap_or(StreamHandle::NULL);
     // SAFETY: the caller of the exported function keeps both ranges until the copy is done, and lets
     // nothing else write the source or use the destination meanwhile.
     unsafe {

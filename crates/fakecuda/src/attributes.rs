@@ -39,6 +39,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Returns `true` if the host accesses the memory directly: it is pinned, registered or managed.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Pinned | Kind::Registered | Kind::Managed)
+    }
+
     /// Returns the object that the memory is.
     fn object(&self) -> Object {
         match self.kind {

@@ -12,7 +12,7 @@ use cuvmm_sys::{
 use crate::contexts::current;
 use crate::edge::{code, export, present, put, take};
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
 export! {
     fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
@@ -25,28 +25,28 @@ export! {
     }
 
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) {
-        let device = current()?;
+        current()?;
         present(status)?;
+        let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) }
-            .map_err(code)?;
+        let found = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(status, CUstreamCaptureStatus(found.0)) }
     }
 
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) {
-        let device = current()?;
-        let (stream, mode) = (stream_handle(stream), CaptureMode(mode.0));
+        let (device, stream) = target(Some(stream_handle(stream)))?;
+        let mode = CaptureMode(mode.0);
         // SAFETY: the caller promises valid handles, and others are refused.
         unsafe { driver()?.capture_begin(device, stream, mode) }.map_err(code)
     }
 
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
-        let device = current()?;
+        current()?;
         present(graph)?;
+        let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
-        let ended = unsafe { driver()?.capture_end(device, stream_handle(stream)) }
-            .map_err(code)?;
+        let ended = unsafe { driver()?.capture_end(device, stream) }.map_err(code)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(graph, std::ptr::without_provenance_mut(ended.0 as usize)) }
     }

@@ -17,6 +17,7 @@ use cuvmm_sys::{CUcontext, CUdevice, CUevent, CUresult};
 
 use crate::diagnosis::books::Class;
 use crate::edge::{Outcome, code, export, export_also, present, put};
+use crate::enabled;
 use crate::owned;
 use crate::stack::{self, top};
 use crate::state::{State, driver, state};
@@ -139,14 +140,20 @@ fn release(device: CUdevice) -> Outcome {
 }
 
 /// Destroys the objects of a context, when the functions of the program that its device runs have
-/// returned. The context of the host driver is reset if no other context of
+/// returned.
+fn end_objects(state: &State, device: Ordinal, context: CUcontext) {
+    state.driver.finish_host_work(device);
+    owned::end(&state.driver, device, context);
+    enabled::forget(context.addr());
+}
+
+/// Ends a context. The context of the host driver is reset if no other context of
 /// the device is left, so that a lost one works again.
 fn end(device: Ordinal, context: CUcontext) {
     let Ok(state) = state() else {
         return;
     };
-    state.driver.finish_host_work(device);
-    owned::end(&state.driver, device, context);
+    end_objects(state, device, context);
     let others = table(|table| table.made.values().any(|made| made.device == device));
     if !others && of(state, name(device)).is_err() {
         state.driver.reset_context(device);
@@ -159,8 +166,7 @@ fn reset(device: CUdevice) -> Outcome {
     if let Some(count) = state.retained.get(device.0 as usize) {
         count.store(0, Ordering::Release);
     }
-    state.driver.finish_host_work(device);
-    owned::end(&state.driver, device, name(device));
+    end_objects(state, device, name(device));
     state.driver.reset_context(device);
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
+use cuvmm_driver::{DeviceAddress, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
 use crate::anywhere;
@@ -15,11 +15,11 @@ use crate::edge::{Outcome, code, export, present};
 use crate::fills;
 use crate::owned;
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
-/// Copies between two device ranges, on a stream or on the default stream.
+/// Copies between two device ranges, on a stream or on the default stream. The device that the
+/// stream belongs to copies, so it needs access to both ranges.
 fn between(
-    device: Ordinal,
     to: CUdeviceptr,
     from: CUdeviceptr,
     bytes: usize,
@@ -28,13 +28,14 @@ fn between(
     if owned::registered(to).is_some() || owned::registered(from).is_some() {
         return anywhere::copy(to, from, bytes, stream);
     }
+    let (device, order) = target(stream)?;
     let (to, from, bytes) = (DeviceAddress(to), DeviceAddress(from), bytes as u64);
     let driver = driver()?;
     match stream {
         // SAFETY: the caller of the exported function keeps both ranges until the copy is done.
         None => unsafe { driver.copy_on_device(device, to, from, bytes) },
         // SAFETY: the caller of the exported function keeps both ranges until the copy is done.
-        Some(stream) => unsafe { driver.copy_on_device_async(device, to, from, bytes, stream) },
+        Some(_) => unsafe { driver.copy_on_device_async(device, to, from, bytes, order) },
     }
     .map_err(code)
 }
@@ -75,7 +76,7 @@ export! {
     }
 
     fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        between(current()?, to, from, bytes, None)
+        between(to, from, bytes, None)
     }
 
     fn cuMemcpyPeer(
@@ -86,7 +87,8 @@ export! {
         bytes: usize,
     ) {
         named(from_context)?;
-        between(named(to_context)?.1, to, from, bytes, None)
+        named(to_context)?;
+        between(to, from, bytes, None)
     }
 
     fn cuMemcpyHtoDAsync_v2(
@@ -95,9 +97,10 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        let device = current()?;
+        current()?;
         present(from)?;
-        let (to, stream) = (DeviceAddress(to), stream_handle(stream));
+        let (device, stream) = target(Some(stream_handle(stream)))?;
+        let to = DeviceAddress(to);
         // SAFETY: the caller keeps both ranges until the copy is done.
         unsafe {
             driver()?.copy_to_device_async(device, to, from.cast(), bytes as u64, stream)
@@ -111,9 +114,10 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        let device = current()?;
+        current()?;
         present(to)?;
-        let (from, stream) = (DeviceAddress(from), stream_handle(stream));
+        let (device, stream) = target(Some(stream_handle(stream)))?;
+        let from = DeviceAddress(from);
         // SAFETY: the caller keeps both ranges until the copy is done.
         unsafe { driver()?.copy_to_host_async(device, to.cast(), from, bytes as u64, stream) }
             .map_err(code)
@@ -125,7 +129,7 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        between(current()?, to, from, bytes, Some(stream_handle(stream)))
+        between(to, from, bytes, Some(stream_handle(stream)))
     }
 
     fn cuMemcpyPeerAsync(
@@ -137,25 +141,15 @@ export! {
         stream: CUstream,
     ) {
         named(from_context)?;
-        between(named(to_context)?.1, to, from, bytes, Some(stream_handle(stream)))
+        named(to_context)?;
+        between(to, from, bytes, Some(stream_handle(stream)))
     }
 
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {
-        let device = current()?;
-        if fills::fill_registered(to, &[value], count, StreamHandle::NULL)? {
-            return Ok(());
-        }
-        // SAFETY: the caller keeps the range until it is filled.
-        unsafe { driver()?.fill(device, DeviceAddress(to), value, count as u64) }.map_err(code)
+        fills::fill(to, &[value], count, None)
     }
 
     fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
-        let (device, stream) = (current()?, stream_handle(stream));
-        if fills::fill_registered(to, &[value], count, stream)? {
-            return Ok(());
-        }
-        // SAFETY: the caller keeps the range until it is filled.
-        unsafe { driver()?.fill_async(device, DeviceAddress(to), value, count as u64, stream) }
-            .map_err(code)
+        fills::fill(to, &[value], count, Some(stream_handle(stream)))
     }
 }

@@ -87,7 +87,11 @@ pub(crate) unsafe fn take<T: Copy>(pointer: *const T) -> Outcome<T> {
     Ok(unsafe { pointer.read_unaligned() })
 }
 
-/// Reads an array.
+/// The longest array that is read. No call takes that many different values, so a count above it is
+/// wrong, and the array is shorter.
+pub(crate) const LONGEST: usize = 1 << 16;
+
+/// Reads an array. A count above [`LONGEST`] is refused.
 ///
 /// # Safety
 /// The pointer is null or valid for reading `count` values of `T`.
@@ -96,6 +100,9 @@ pub(crate) unsafe fn take_all<T: Copy>(pointer: *const T, count: usize) -> Outco
         return Ok(Vec::new());
     }
     present(pointer)?;
+    if count > LONGEST {
+        return Err(INVALID);
+    }
     // SAFETY: the pointer is not null, so the caller promises that all of it is valid for reading.
     (0..count)
         .map(|index| unsafe { take(pointer.add(index)) })
@@ -119,6 +126,9 @@ mod tests {
             assert_eq!(take(std::ptr::null::<u64>()), Err(INVALID));
             assert_eq!(take_all(std::ptr::null::<u64>(), 2), Err(INVALID));
             assert_eq!(take_all(std::ptr::null::<u64>(), 0), Ok(Vec::new()));
+            for count in [LONGEST + 1, 1 << 40, usize::MAX] {
+                assert_eq!(take_all(&1u64, count), Err(INVALID));
+            }
         }
     }
 }

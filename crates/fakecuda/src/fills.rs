@@ -7,20 +7,28 @@ use cuvmm_driver::{CaptureStatus, DeviceAddress, Ordinal, StreamHandle};
 use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::anywhere;
+use crate::attributes;
 use crate::contexts::current;
 use crate::edge::{Outcome, code, export, export_also, take};
 use crate::owned;
+use crate::peers;
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// The bytes of a pattern that are copied from the host; the rest is copied on the device.
 const PIECE: usize = 1 << 20;
 
-/// Fills a range with a repeated element, on a stream or in the order of the default stream.
-fn fill(to: CUdeviceptr, element: &[u8], count: usize, stream: Option<StreamHandle>) -> Outcome {
-    let device = current()?;
+/// Fills a range with a repeated element, on a stream or in the order of the default stream. The call
+/// waits for that stream only if the memory is of the host.
+pub(crate) fn fill(
+    to: CUdeviceptr,
+    element: &[u8],
+    count: usize,
+    stream: Option<StreamHandle>,
+) -> Outcome {
+    current()?;
     // As recorded, the number of bytes is computed without a check.
     let bytes = count.wrapping_mul(element.len());
     if bytes == 0 {
@@ -29,28 +37,37 @@ fn fill(to: CUdeviceptr, element: &[u8], count: usize, stream: Option<StreamHand
     if !to.is_multiple_of(element.len() as u64) {
         return Err(INVALID);
     }
-    let (driver, target) = (driver()?, DeviceAddress(to));
-    let order = stream.unwrap_or(StreamHandle::NULL);
-    if fill_registered(to, element, count, order)? {
+    let (device, order) = target(stream)?;
+    let driver = driver()?;
+    if fill_registered(device, to, element, count, order)? {
         return Ok(());
     }
+    peers::check_fill(device, order, to)?;
     // The whole range is checked by this fill, so that a refusal changes nothing.
     let first = element.first().copied().unwrap_or_default();
     // SAFETY: the caller keeps the range until it is filled.
-    unsafe { driver.fill_async(device, target, first, bytes as u64, order) }.map_err(code)?;
+    unsafe {
+        let (to, bytes) = (DeviceAddress(to), bytes as u64);
+        match stream {
+            None => driver.fill(device, to, first, bytes),
+            Some(_) => driver.fill_async(device, to, first, bytes, order),
+        }
+    }
+    .map_err(code)?;
     if element.iter().any(|&byte| byte != first) {
         repeat(device, to, element, bytes, order)?;
     }
-    match stream {
-        Some(_) => Ok(()),
+    if stream.is_none() && attributes::find(device, to)?.is_host() {
         // SAFETY: the default stream lives as long as its context.
-        None => unsafe { driver.stream_synchronize(device, order) }.map_err(code),
+        unsafe { driver.stream_synchronize(device, order) }.map_err(code)?;
     }
+    Ok(())
 }
 
 /// Fills registered memory of the program when the stream's work is done, and returns `true`, or
 /// returns `false` for other memory.
-pub(crate) fn fill_registered(
+fn fill_registered(
+    device: Ordinal,
     to: CUdeviceptr,
     element: &[u8],
     count: usize,
@@ -65,7 +82,7 @@ pub(crate) fn fill_registered(
         return Err(INVALID);
     }
     // SAFETY: the caller of the exported function passes a live stream.
-    unsafe { driver()?.stream_synchronize(current()?, order) }.map_err(code)?;
+    unsafe { driver()?.stream_synchronize(device, order) }.map_err(code)?;
     let target = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
     for (index, byte) in element.iter().cycle().take(bytes).enumerate() {
         // SAFETY: the range lies in memory that the program registered and keeps.
@@ -136,7 +153,7 @@ fn wait_value(
 ) -> Outcome {
     /// The flag of a wait that also flushes writes of other devices.
     const FLUSH: u32 = 1 << 30;
-    let (device, stream) = (current()?, stream_handle(stream));
+    let (device, stream) = target(Some(stream_handle(stream)))?;
     if !from.is_multiple_of(width as u64) || flags & !FLUSH > 3 {
         return Err(INVALID);
     }

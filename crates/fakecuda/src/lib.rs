@@ -57,6 +57,7 @@ mod descriptors;
 mod devices;
 mod diagnosis;
 mod edge;
+mod enabled;
 mod ending;
 mod entry;
 mod errors;

@@ -14,11 +14,11 @@ use cuvmm_sys::{
 };
 
 use crate::contexts::current;
-use crate::edge::{Outcome, code, export, present, put};
+use crate::edge::{LONGEST, Outcome, code, export, present, put};
 use crate::owned::{self, Known, Object};
 use crate::physicals::location;
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
 /// Converts the device number of the first versions, which is -1 for the host, to a location.
 fn place(device: CUdevice) -> Location {
@@ -30,7 +30,7 @@ fn place(device: CUdevice) -> Location {
 }
 
 fn prefetch(address: CUdeviceptr, bytes: usize, to: Location, stream: CUstream) -> Outcome {
-    let (device, stream) = (current()?, stream_handle(stream));
+    let (device, stream) = target(Some(stream_handle(stream)))?;
     // SAFETY: the caller passes a stream that it created and has not destroyed.
     unsafe { driver()?.prefetch(device, DeviceAddress(address), bytes as u64, to, stream) }
         .map_err(code)
@@ -52,7 +52,8 @@ fn accessed_by(
     address: DeviceAddress,
     bytes: usize,
 ) -> Outcome {
-    if users_bytes == 0 || !users_bytes.is_multiple_of(size_of::<CUdevice>()) {
+    let longest = LONGEST * size_of::<CUdevice>();
+    if !(1..=longest).contains(&users_bytes) || !users_bytes.is_multiple_of(size_of::<CUdevice>()) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let found = driver()?

@@ -3,29 +3,48 @@
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
-
-use cuvmm_driver::Driver;
+use cuvmm_driver::{Driver, Ordinal, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdevice, CUresult};
 
+use crate::attributes::{self, Kind};
 use crate::contexts::{self, current};
 use crate::edge::{Outcome, code, export_also, present, put};
+use crate::enabled::{self, Pair};
+use crate::owned::{self, Object};
 use crate::stack;
 use crate::state::{driver, state};
+use crate::streams::context_of;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 
-/// The pairs of a context and a peer whose memory it may access.
-static ENABLED: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
-
 /// Returns the current context and a peer of it as numbers.
-fn pair(peer: CUcontext) -> Outcome<(usize, usize)> {
+fn pair(peer: CUcontext) -> Outcome<Pair> {
     current()?;
     let own = stack::top().ok_or(NONE)?;
     contexts::of(state()?, peer)?;
     Ok((own.addr(), peer.addr()))
+}
+
+/// Refuses to fill plain memory of another device, unless the stream's context may access the context
+/// of the memory. A copy needs no such access.
+pub(crate) fn check_fill(device: Ordinal, stream: StreamHandle, to: u64) -> Outcome {
+    if state()?.retained.len() == 1 {
+        return Ok(());
+    }
+    let Ok(found) = attributes::find(device, to) else {
+        // The host driver refuses it.
+        return Ok(());
+    };
+    if found.kind != Kind::Plain || found.device == device {
+        return Ok(());
+    }
+    let owner = owned::known(Object::Memory(found.start)).map(|known| known.context);
+    let pair = (context_of(stream), owner.ok_or(INVALID)?);
+    match enabled::is_enabled(pair) {
+        true => Ok(()),
+        false => Err(INVALID),
+    }
 }
 
 export_also! {
@@ -40,8 +59,7 @@ export_also! {
         if !reaches {
             return Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
         }
-        let mut enabled = ENABLED.lock().unwrap_or_else(PoisonError::into_inner);
-        match enabled.insert(pair) {
+        match enabled::enable(pair) {
             true => Ok(()),
             false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
         }
@@ -49,8 +67,7 @@ export_also! {
 
     fn cuCtxDisablePeerAccess(peer: CUcontext) {
         let pair = pair(peer)?;
-        let mut enabled = ENABLED.lock().unwrap_or_else(PoisonError::into_inner);
-        match enabled.remove(&pair) {
+        match enabled::disable(pair) {
             true => Ok(()),
             false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
         }

@@ -14,7 +14,7 @@ use crate::contexts::current;
 use crate::edge::{Outcome, code, export, export_also, present, put};
 use crate::owned::{self, Known, Object};
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 
 /// The multiple that the length of a row of `cuMemAllocPitch` is rounded up to.
 const PITCH: usize = 512;
@@ -69,24 +69,26 @@ export! {
     }
 
     fn cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
-        let device = current()?;
+        current()?;
         present(address)?;
         if bytes == 0 {
             // SAFETY: the caller passes a valid pointer for the result.
             return unsafe { put(address, 0) };
         }
+        let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller passes a stream that it created and has not destroyed.
-        let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream_handle(stream)) }
+        let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream) }
             .map_err(code)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, made.0) }
     }
 
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) {
-        let (device, stream) = (current()?, stream_handle(stream));
+        current()?;
         if address == 0 {
             return Ok(());
         }
+        let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller passes an allocation that nothing uses after the stream's work.
         unsafe { driver()?.free_async(device, DeviceAddress(address), stream) }.map_err(code)?;
         freed(address);

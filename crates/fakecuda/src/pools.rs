@@ -24,7 +24,7 @@ use crate::contexts::current;
 use crate::edge::{Outcome, code, export, export_also, present, put, take, take_all};
 use crate::physicals::{handle_types, location};
 use crate::state::driver;
-use crate::streams::stream_handle;
+use crate::streams::{stream_handle, target};
 use crate::watched::Watched;
 
 fn pool_handle(pool: CUmemoryPool) -> MemPoolHandle {
@@ -224,13 +224,14 @@ export! {
         pool: CUmemoryPool,
         stream: CUstream,
     ) {
-        let device = current()?;
+        current()?;
         present(address)?;
-        let (size, pool, stream) = (bytes as u64, pool_handle(pool), stream_handle(stream));
+        let (size, pool) = (bytes as u64, pool_handle(pool));
         if size == 0 {
             // SAFETY: the caller passes a valid pointer for the result.
             return unsafe { put(address, 0) };
         }
+        let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller passes a stream that it created and has not destroyed; a wrong pool
         // is refused by the host driver.
         let made = unsafe { driver()?.alloc_from_pool_async(device, size, pool, stream) }

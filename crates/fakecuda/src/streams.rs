@@ -67,6 +67,14 @@ pub(crate) fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
     Ok(Ordinal(known.device))
 }
 
+/// Returns the device that work on a stream runs on, and the stream, for a call that also needs a
+/// current context. The stream may belong to another device. `None` is the default stream.
+pub(crate) fn target(stream: Option<StreamHandle>) -> Outcome<(Ordinal, StreamHandle)> {
+    current()?;
+    let stream = stream.unwrap_or(StreamHandle::NULL);
+    Ok((device_of(stream)?, stream))
+}
+
 /// Returns an event, its device and its context.
 fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
     state()?;
@@ -77,6 +85,15 @@ fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
     }
     let known = known.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     Ok((event, Ordinal(known.device), known.context))
+}
+
+/// Returns the context that a live stream belongs to, as a number; of a default stream, the current
+/// one.
+pub(crate) fn context_of(stream: StreamHandle) -> usize {
+    match owned::known(Object::Stream(stream.0)) {
+        Some(known) => known.context,
+        None => stack::top().map_or(0, |context| context.addr()),
+    }
 }
 
 /// Returns a stream and its device.
@@ -129,11 +146,7 @@ fn destroy_event(event: CUevent) -> Outcome {
 fn record(event: CUevent, stream: CUstream) -> Outcome {
     let (stream, device) = live_stream(stream)?;
     let (event, _, context) = live_event(event)?;
-    let of_stream = match owned::known(Object::Stream(stream.0)) {
-        Some(known) => known.context,
-        None => stack::top().map_or(0, |context| context.addr()),
-    };
-    if of_stream != context {
+    if context_of(stream) != context {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     // SAFETY: the caller promises valid handles, and others are refused.

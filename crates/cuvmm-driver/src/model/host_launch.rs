@@ -10,8 +10,7 @@ use std::sync::Arc;
 use super::backing::Backing;
 use super::host_calls::HostCall;
 use super::machine::Machine;
-use super::state::State;
-use super::stream_table::{Due, StreamKey};
+use super::stream_table::Due;
 use super::work::Work;
 use crate::{CUresult, Ordinal, StreamHandle};
 
@@ -83,27 +82,5 @@ impl<B: Backing> Machine<B> {
     /// held stream has not reached stay queued.
     pub fn finish_host_work(&self, device: Ordinal) {
         self.wait_until(|state| (!state.streams.is_busy(device.0)).then_some(()));
-    }
-}
-
-impl<B: Backing> State<B> {
-    /// Makes a stream busy with a function.
-    pub(crate) fn begin_host_call(&mut self, stream: StreamKey, call: HostCall) {
-        self.host_calls += 1;
-        let number = self.host_calls;
-        self.streams.occupy(stream, number);
-        self.due.push_back(Due {
-            stream,
-            number,
-            call,
-        });
-        self.progress = true;
-    }
-
-    /// Lets a stream go on behind a function, unless the stream's work was discarded meanwhile.
-    fn end_host_call(&mut self, stream: StreamKey, number: u64) {
-        if self.streams.vacate(stream, number) {
-            self.progress = true;
-        }
     }
 }

@@ -17,8 +17,9 @@
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::clock::micros;
+use super::host_calls::HostCall;
 use super::state::State;
-use super::stream_table::{Item, Mark, Stream, StreamKey};
+use super::stream_table::{Due, Item, Mark, Stream, StreamKey};
 use super::work::Work;
 use crate::{EventHandle, Ordinal, StreamFlags, StreamHandle};
 
@@ -192,6 +193,26 @@ impl<B: Backing> State<B> {
         self.progress = true;
         if let Err(code) = outcome {
             self.lose(key.device, code);
+        }
+    }
+
+    /// Makes a stream busy with a function.
+    fn begin_host_call(&mut self, stream: StreamKey, call: HostCall) {
+        self.host_calls += 1;
+        let number = self.host_calls;
+        self.streams.occupy(stream, number);
+        self.due.push_back(Due {
+            stream,
+            number,
+            call,
+        });
+        self.progress = true;
+    }
+
+    /// Lets a stream go on behind a function, unless the stream's work was discarded meanwhile.
+    pub(crate) fn end_host_call(&mut self, stream: StreamKey, number: u64) {
+        if self.streams.vacate(stream, number) {
+            self.progress = true;
         }
     }
 

@@ -75,7 +75,24 @@ static void bounds(void)
     ptr made;
     char bytes[64] = {0};
     int attributes[1] = {0};
-    void *places[1] = {bytes};
+    void *places[1] = {bytes}, *pool;
+    ptr handle, base = mapped(&handle);
+    grant to = all();
+    pool_props of;
+    memset(&of, 0, sizeof of);
+    of.type = 1;
+    of.at.type = 1;
+    OK(cuMemPoolCreate(&pool, &of));
+    for (int bits = 17; bits < 66; bits++) {
+        size_t many = bits < 64 ? (size_t)1 << bits : ~(size_t)0 >> (bits - 64);
+        IS(1, cuMemSetAccess(base, GRANULE, &to, many));
+        IS(1, cuMemPoolSetAccess(pool, &to, many));
+    }
+    OK(cuMemPoolDestroy(pool));
+    unmapped(base, handle);
+    OK(cuMemAllocManaged(&made, 4096, 1));
+    IS(1, cuMemRangeGetAttribute(bytes, (size_t)1 << 40, 3, made, 4096));
+    OK(cuMemFree_v2(made));
     OK(cuMemAlloc_v2(&made, 64));
     IS(1, cuMemcpyHtoD_v2(made, bytes, (size_t)1 << 63));
     IS(1, cuMemcpyDtoH_v2(bytes, made, ~(size_t)0));

@@ -59,6 +59,8 @@ int cuMemFreeHost(void *);
 int cuMemAllocManaged(ptr *, size_t, unsigned);
 int cuMemPoolCreate(void **, const pool_props *);
 int cuMemPoolDestroy(void *);
+int cuMemPoolSetAccess(void *, const grant *, size_t);
+int cuMemRangeGetAttribute(void *, size_t, int, ptr, size_t);
 int cuMemsetD8_v2(ptr, unsigned char, size_t);
 int cuMemsetD8Async(ptr, unsigned char, size_t, void *);
 int cuMemcpyHtoD_v2(ptr, const void *, size_t);

@@ -1,10 +1,13 @@
 //! The cases, by subject.
 
+mod apart;
 mod contexts;
 mod copies;
+mod counts;
 mod devices;
 mod edges;
 mod entry;
+mod functions;
 mod host;
 mod ipc;
 mod memory;
@@ -70,6 +73,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         copies::CASES,
         ipc::CASES,
         peers::CASES,
+        apart::CASES,
+        functions::CASES,
+        counts::CASES,
         edges::CASES,
     ]
     .into_iter()

@@ -237,7 +237,9 @@ impl Control {
     }
 
     /// Runs the next piece of work of a stream that is held back. Returns `false` if there is none,
-    /// or if it waits for work of another stream.
+    /// or if it waits for work of another stream or for a function of the host.
+    ///
+    /// A function of the host is begun, and the stream is busy until it has returned.
     ///
     /// # Errors
     /// Code 201 without a current context.

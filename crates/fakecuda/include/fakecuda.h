@@ -42,8 +42,10 @@ FAKECUDA_WEAK int fakecuda_hold(void *stream, bool held);
 /* Holds back, or releases, every stream of the device, those created later included. */
 FAKECUDA_WEAK int fakecuda_hold_all(bool held);
 
-/* Runs the next piece of work of a stream that is held back. CUDA_ERROR_NOT_READY (600): there is
- * none, or it waits for work of another stream. */
+/* Runs the next piece of work of a stream that is held back. A function of the host is begun, and the
+ * stream is busy until it has returned; a graph goes on behind it in the next step.
+ * CUDA_ERROR_NOT_READY (600): there is none, or it waits for work of another stream or for a
+ * function. */
 FAKECUDA_WEAK int fakecuda_step(void *stream);
 
 /* Loses the current context, as a kernel that faults does: CUDA_ERROR_ILLEGAL_ADDRESS from then on. */

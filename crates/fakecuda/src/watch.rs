@@ -79,8 +79,8 @@ extern "C" fn fakecuda_hold_all(held: bool) -> CUresult {
     })
 }
 
-/// Runs the next piece of work of a stream that is held back. Returns `NOT_READY` if there is none,
-/// or if it waits for work of another stream.
+/// Runs the next piece of work of a stream that is held back, or begins its function of the host.
+/// Returns `NOT_READY` if there is none, or if it waits for work of another stream or for a function.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_step(stream: CUstream) -> CUresult {
     answer(|| match driver()?.step(current()?, stream_handle(stream)) {

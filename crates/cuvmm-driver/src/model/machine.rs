@@ -247,7 +247,8 @@ impl<B: Backing> Machine<B> {
 
     /// Runs the next piece of work of a held stream, which stays held.
     ///
-    /// Returns `false` if there is none, or if it waits for work of another stream.
+    /// Returns `false` if there is none, or if it waits for work of another stream or for a function
+    /// of the program.
     pub fn step(&self, device: Ordinal, stream: StreamHandle) -> bool {
         self.with(|state| {
             state

@@ -129,7 +129,7 @@ fn launch(a: &mut Asker, stream: u64, function: extern "C" fn(*mut c_void)) {
     a.need("cuLaunchHostFunc", &[stream, function, 0]);
 }
 
-/// What a function may call.
+/// Asks which functions of the driver a function may call.
 fn calls(a: &mut Asker) {
     a.enter();
     let stream = a.stream();
@@ -162,7 +162,7 @@ fn calls(a: &mut Asker) {
     }
 }
 
-/// What goes on while a function waits.
+/// Asks what goes on while a function waits.
 fn busy(a: &mut Asker) {
     a.enter();
     let (stream, other, event) = (a.stream(), a.stream(), a.event(2));

@@ -3,9 +3,9 @@
 //! Python, PyTorch's allocator and its comparison, the Python package with its tests and examples, and
 //! a script that runs them.
 //!
-//! A test file needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
-//! test starts neither command, because the path that cargo compiles in is that of the machine that
-//! built the test. The script starts them.
+//! A test program needs a GPU if its name begins with `gpu` or if it reads `CUVMM_REQUIRE_GPU`. Such a
+//! program starts neither command, because the path that cargo compiles in is that of the machine that
+//! built it. The script starts them.
 
 mod built;
 
@@ -116,9 +116,8 @@ fn builds() -> Result<Vec<Vec<String>>> {
             continue;
         }
         let mut tests = Vec::new();
-        for file in files_in(&folder.join("tests"))? {
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            if let Some(name) = wants_a_gpu(&file, &text) {
+        for program in test_programs(&folder.join("tests"))? {
+            if let Some(name) = wants_a_gpu(&program)? {
                 tests.push(format!("--test={name}"));
             }
         }
@@ -134,11 +133,32 @@ fn builds() -> Result<Vec<Vec<String>>> {
     Ok(builds)
 }
 
-/// Returns the name of the test in this file, if it needs a GPU.
-fn wants_a_gpu<'a>(file: &'a Path, text: &str) -> Option<&'a str> {
-    let name = file.file_stem()?.to_str()?;
-    let is_rust = file.extension().is_some_and(|extension| extension == "rs");
-    (is_rust && (name.starts_with("gpu") || text.contains("CUVMM_REQUIRE_GPU"))).then_some(name)
+/// Returns the files, and folders with a `main.rs`, that are test programs.
+fn test_programs(tests: &Path) -> Result<Vec<PathBuf>> {
+    entries(tests, |path| {
+        is_rust(path) || path.join("main.rs").is_file()
+    })
+}
+
+fn is_rust(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|extension| extension == "rs")
+}
+
+/// Returns the name of a test program, if it needs a GPU.
+fn wants_a_gpu(program: &Path) -> Result<Option<&str>> {
+    let Some(name) = program.file_stem().and_then(|name| name.to_str()) else {
+        return Ok(None);
+    };
+    let mut wants = name.starts_with("gpu");
+    let files = match program.is_dir() {
+        true => entries(program, is_rust)?,
+        false => vec![program.to_owned()],
+    };
+    for file in files {
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        wants |= text.contains("CUVMM_REQUIRE_GPU");
+    }
+    Ok(wants.then_some(name))
 }
 
 /// Removes the files that an earlier run wrote, and nothing else.
@@ -226,12 +246,28 @@ mod tests {
 
     #[test]
     fn a_test_says_that_it_wants_a_gpu() {
-        let wants = |file: &str, text: &str| wants_a_gpu(Path::new(file), text).is_some();
-        assert!(wants("tests/gpu.rs", ""));
-        assert!(wants("tests/gpu_streams.rs", ""));
-        assert!(wants("tests/cuda_open.rs", "var_os(\"CUVMM_REQUIRE_GPU\")"));
-        assert!(!wants("tests/pool.rs", "on the host"));
-        assert!(!wants("tests/gpu.md", ""));
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            std::fs::create_dir_all(file.parent().expect("in a folder")).expect("made");
+            std::fs::write(file, text).expect("written");
+        };
+        write("gpu.rs", "");
+        write("gpu.md", "");
+        write("gpu_streams/main.rs", "mod one;");
+        write("gpu_streams/one.rs", "");
+        write("gpu_support/mod.rs", "");
+        write("cuda_open.rs", "var_os(\"CUVMM_REQUIRE_GPU\")");
+        write("driver/main.rs", "mod open;");
+        write("driver/open.rs", "var_os(\"CUVMM_REQUIRE_GPU\")");
+        write("pool.rs", "on the host");
+        write("pools/main.rs", "on the host");
+        let programs = test_programs(folder.path()).expect("read");
+        let names: Vec<_> = programs
+            .iter()
+            .filter_map(|program| wants_a_gpu(program).expect("read"))
+            .collect();
+        assert_eq!(names, ["cuda_open", "driver", "gpu", "gpu_streams"]);
     }
 
     #[test]

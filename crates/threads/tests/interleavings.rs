@@ -11,6 +11,7 @@
 #![cfg(cuvmm_shuttle)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+#[path = "../../cuvmm/tests/common/mod.rs"]
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};

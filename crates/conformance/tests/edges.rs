@@ -44,3 +44,9 @@ fn two_devices_answer_about_peers_as_two_h100s() {
     let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_GPU", "h100")];
     compare("edges-h100-580.159.tsv", "peer", &two);
 }
+
+#[test]
+fn streams_of_another_device_answer_as_on_two_h200s() {
+    let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_GPU", "h200")];
+    compare("two-h200-580.159.tsv", "apart.", &two);
+}

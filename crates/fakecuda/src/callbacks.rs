@@ -18,10 +18,10 @@ use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use cuvmm_driver::{Ordinal, StreamHandle};
+use cuvmm_driver::{CaptureStatus, Driver, Ordinal, StreamHandle};
 use cuvmm_sys::{CUhostFn, CUresult, CUstream};
 
-use crate::edge::{Outcome, export, export_also};
+use crate::edge::{Outcome, code, export, export_also};
 use crate::gate;
 use crate::loaded;
 use crate::state::driver;
@@ -85,10 +85,17 @@ export_also! {
         flags: u32,
     ) {
         let handle = stream_handle(stream);
-        device_of(handle)?;
+        let (device, driver) = (device_of(handle)?, driver()?);
         let callback = callback.ok_or(INVALID)?;
         if flags != 0 {
             return Err(INVALID);
+        }
+        // SAFETY: the stream exists.
+        let status = unsafe { driver.capture_status(device, handle) }.map_err(code)?;
+        if status == CaptureStatus::ACTIVE {
+            // A callback cannot be captured, and ends the capture as waiting for its stream does.
+            // SAFETY: the stream exists.
+            unsafe { driver.stream_synchronize(device, handle) }.map_err(code)?;
         }
         let (data, stream) = (data.expose_provenance(), stream.addr());
         queue(handle, move || {

@@ -390,9 +390,13 @@ export_also! {
         device: CUdevice,
     ) {
         state()?;
-        if count != 0 {
+        // A negative number passes for none, as measured.
+        if count > 0 {
             // Execution affinity exists under MPS only.
-            return Err(if affinities.is_null() { INVALID } else { UNSUPPORTED });
+            return Err(match affinities.is_null() {
+                true => INVALID,
+                false => CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
+            });
         }
         // SAFETY: the caller passes a valid pointer for the result, or null.
         unsafe { create(context, VERSION, flags, device) }

@@ -51,9 +51,9 @@ export! {
     fn cuDeviceGetName(name: *mut c_char, len: i32, device: CUdevice) {
         let state = state()?;
         present(name)?;
-        let room = usize::try_from(len)
-            .ok()
-            .and_then(|len| len.checked_sub(1))
+        // A negative length passes for a large one, as measured.
+        let room = (len as u32 as usize)
+            .checked_sub(1)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let text = state.driver.device_name(state.device(device)?).map_err(code)?;
         let written = text.bytes().take(room).chain(std::iter::once(0));

@@ -87,9 +87,9 @@ pub(crate) unsafe fn take<T: Copy>(pointer: *const T) -> Outcome<T> {
     Ok(unsafe { pointer.read_unaligned() })
 }
 
-/// The longest array that is read. No call takes that many different values, so a count above it is
-/// wrong, and the array is shorter.
-pub(crate) const LONGEST: usize = 1 << 16;
+/// The longest array that is read. No program passes more values, so a count above it is wrong, and
+/// the array is shorter.
+pub(crate) const LONGEST: usize = 1 << 20;
 
 /// Reads an array. A count above [`LONGEST`] is refused.
 ///

@@ -110,8 +110,10 @@ export! {
         if address.is_null() {
             return Ok(());
         }
+        let driver = driver()?;
+        driver.finish_host_work(device);
         // SAFETY: the caller passes pinned memory that nothing uses.
-        unsafe { driver()?.host_free(device, address.cast()) }.map_err(code)?;
+        unsafe { driver.host_free(device, address.cast()) }.map_err(code)?;
         owned::forget(Object::Pinned(address.addr() as u64));
         buffers::forget(address.addr() as u64, 1);
         Ok(())

@@ -21,7 +21,7 @@ use cuvmm_sys::{
 
 use crate::attributes::any_device;
 use crate::contexts::current;
-use crate::edge::{Outcome, code, export, export_also, present, put, take, take_all};
+use crate::edge::{LONGEST, Outcome, code, export, export_also, present, put, take, take_all};
 use crate::physicals::{handle_types, location};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
@@ -180,6 +180,9 @@ export! {
         count: usize,
     ) {
         let device = any_device()?;
+        if count > LONGEST {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         // SAFETY: the caller passes that many descriptors, or null.
         let descriptors = unsafe { take_all(descriptors, count) }?;
         let access: Vec<_> = descriptors

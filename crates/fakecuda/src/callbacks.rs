@@ -18,7 +18,7 @@ use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use cuvmm_driver::{CaptureStatus, Driver, Ordinal, StreamHandle};
+use cuvmm_driver::{CaptureStatus, Ordinal, StreamHandle};
 use cuvmm_sys::{CUhostFn, CUresult, CUstream};
 
 use crate::edge::{Outcome, code, export, export_also};

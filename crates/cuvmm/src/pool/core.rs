@@ -117,7 +117,7 @@ impl Core {
             flight: None,
             core: self,
             place: None,
-            room: Room::new(self),
+            room: Room::new(&self.spoken_for),
             section: Section::enter(),
         }
     }
@@ -343,7 +343,7 @@ impl<'a> Locked<'a> {
             flight: None,
             core,
             place,
-            room: Room::new(core),
+            room: Room::new(&core.spoken_for),
             section,
         }
     }

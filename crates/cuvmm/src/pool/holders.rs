@@ -280,7 +280,7 @@ mod tests {
     use crate::error::BlockError;
     use crate::ledger::Ledger;
     use crate::pool::holder::{Holder, HolderFigures};
-    use crate::pool::{Lending, Limit, Pool, Room, Tenant, Wait};
+    use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
     use crate::region::Space;
     use crate::region::rig::{G, rig};
 
@@ -457,7 +457,7 @@ mod tests {
         let core = tenant.core();
         let policy = core.lock().policy;
         pool.trim(0).unwrap();
-        let create = |bytes| core.create(&policy, bytes, &mut Room::new(core));
+        let create = |bytes| core.create(&policy, bytes, &mut core.room(0));
         assert!(create(3 * G).is_err());
         assert!(create(2 * G).is_ok());
         // What it returns meanwhile is free, and it may have it again.

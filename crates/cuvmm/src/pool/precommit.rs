@@ -13,7 +13,6 @@ use super::budget::{Amount, Charge, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::Precommit;
-use super::room::Room;
 use super::state::{Policy, State};
 use crate::error::MemoryError;
 use crate::growth::Steps;
@@ -234,7 +233,7 @@ impl Job {
         let unmapped = match self.unmapped {
             Some(unmapped) => Ok(unmapped),
             None => {
-                let created = core.create(policy, self.size, &mut Room::new(core));
+                let created = core.create(policy, self.size, &mut core.room(0));
                 created.map(Unmapped::fresh)
             }
         };

@@ -4,19 +4,14 @@
 //! operation that creates memory for many blocks says how much that is, and asks once: its [`Room`] are
 //! bytes that were found free then, and that no other operation of the pool takes for itself.
 
-use std::sync::PoisonError;
-
-use super::core::Core;
-use super::state::Policy;
-use crate::error::CallError;
-use crate::sync::MutexGuard;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The bytes that an operation may create without another question. What is left when this is dropped
 /// is given up.
 #[derive(Debug)]
 pub(crate) struct Room<'a> {
-    core: &'a Core,
+    /// The bytes that operations of the pool found free and are about to create.
+    spoken_for: &'a AtomicU64,
     bytes: u64,
     /// The bytes that the operation is still to create, if it knows.
     ahead: u64,
@@ -25,73 +20,63 @@ pub(crate) struct Room<'a> {
 impl<'a> Room<'a> {
     /// Returns a value without bytes, for an operation that creates little.
     #[inline]
-    pub(crate) const fn new(core: &'a Core) -> Self {
-        Self::for_bytes(core, 0)
+    pub(super) const fn new(spoken_for: &'a AtomicU64) -> Self {
+        Self::for_bytes(spoken_for, 0)
     }
 
     /// Returns a value without bytes, for an operation that is to create up to `ahead` bytes.
     #[inline]
-    pub(crate) const fn for_bytes(core: &'a Core, ahead: u64) -> Self {
+    pub(super) const fn for_bytes(spoken_for: &'a AtomicU64, ahead: u64) -> Self {
         Self {
-            core,
+            spoken_for,
             bytes: 0,
             ahead,
         }
     }
 
     /// Notes that the operation is to create up to `bytes`, if it does not know of more.
-    pub(super) fn expect(&mut self, bytes: u64) {
+    pub(super) fn foresee(&mut self, bytes: u64) {
         self.ahead = self.ahead.max(bytes);
     }
 
     /// Moves the bytes here from another value of the same pool.
     pub(super) fn take_from(&mut self, other: &mut Room<'_>) {
-        debug_assert!(std::ptr::eq(self.core, other.core), "another pool's");
+        debug_assert!(
+            std::ptr::eq(self.spoken_for, other.spoken_for),
+            "another pool's"
+        );
         self.bytes += std::mem::take(&mut other.bytes);
         self.ahead += std::mem::take(&mut other.ahead);
     }
 
-    /// Checks that `size` bytes may be created. Asks the driver what is free, if the limit requires
-    /// that and not enough bytes were found before: then for all that the operation is to create if it
-    /// fits, and otherwise for `size`. No other thread of the pool asks or creates while the returned
-    /// value lives. Called without the pool's lock.
-    pub(super) fn enter(
-        &mut self,
-        policy: &Policy,
-        size: u64,
-    ) -> Result<Option<MutexGuard<'a, ()>>, CallError> {
-        if policy.leave_free == 0 {
-            return Ok(None);
-        }
-        let creating = self.core.creating();
-        if self.bytes >= size {
-            return Ok(Some(creating));
-        }
+    /// Returns `true` if `size` bytes were found free before.
+    pub(super) const fn has(&self, size: u64) -> bool {
+        self.bytes >= size
+    }
+
+    /// Takes bytes of those that were `found` free, at least `size`: all that the operation is to create
+    /// if it fits, and otherwise `size`.
+    pub(super) fn take(&mut self, found: u64, size: u64) {
         self.give_up();
-        let found = self.core.free_beyond(policy.leave_free)?;
-        if found < size {
-            return Err(out_of_memory());
-        }
         self.bytes = match self.ahead.max(size) {
             all if all <= found => all,
             _ => size,
         };
-        self.core.spoken_for.fetch_add(self.bytes, Ordering::SeqCst);
-        Ok(Some(creating))
+        self.spoken_for.fetch_add(self.bytes, Ordering::SeqCst);
     }
 
-    /// Counts `size` bytes that were created. Called while the value that [`enter`](Self::enter) has
-    /// returned lives.
+    /// Counts `size` bytes that were created.
     pub(super) fn use_up(&mut self, size: u64) {
         self.ahead = self.ahead.saturating_sub(size);
         let used = self.bytes.min(size);
         self.bytes -= used;
-        self.core.spoken_for.fetch_sub(used, Ordering::SeqCst);
+        self.spoken_for.fetch_sub(used, Ordering::SeqCst);
     }
 
-    fn give_up(&mut self) {
+    /// Gives up what is left.
+    pub(super) fn give_up(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
-        self.core.spoken_for.fetch_sub(bytes, Ordering::SeqCst);
+        self.spoken_for.fetch_sub(bytes, Ordering::SeqCst);
     }
 }
 
@@ -102,38 +87,6 @@ impl Drop for Room<'_> {
             self.give_up();
         }
     }
-}
-
-impl Core {
-    /// Excludes the other threads of the pool that ask and create: two concurrent questions would both
-    /// find room for one creation.
-    fn creating(&self) -> MutexGuard<'_, ()> {
-        let creating = self.creating.lock();
-        creating.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Checks that as much is free as the limit requires, besides what memory pools of the driver may
-    /// still obtain and what operations are about to create. Called without the pool's lock.
-    pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
-        let _one_by_one = self.creating();
-        self.free_beyond(policy.leave_free).map(drop)
-    }
-
-    /// Returns the bytes that the driver has free beyond `leave_free`, beyond what memory pools of the
-    /// driver may still obtain, and beyond what operations are about to create; an error if there is
-    /// less.
-    fn free_beyond(&self, leave_free: u64) -> Result<u64, CallError> {
-        let (free, promised) = self.free_and_promised()?;
-        let kept = leave_free.saturating_add(promised);
-        let kept = kept.saturating_add(self.spoken_for.load(Ordering::SeqCst));
-        free.checked_sub(kept).ok_or_else(out_of_memory)
-    }
-}
-
-/// Returns the error for a creation that would leave less free than the limit requires.
-fn out_of_memory() -> CallError {
-    use cuvmm_driver::{CUresult, Call, DriverError};
-    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
 }
 
 #[cfg(test)]
@@ -196,7 +149,7 @@ mod tests {
         let tenant = pool.tenant("a").register().unwrap();
         let core = tenant.core();
         let policy = core.lock().policy;
-        let mut room = Room::for_bytes(core, 6 * G);
+        let mut room = core.room(6 * G);
         let first = core.create(&policy, 2 * G, &mut room).unwrap();
         assert_eq!((room.bytes, asked()), (4 * G, 1));
         let refused = tenant.try_allocate(3 * G);
@@ -210,7 +163,7 @@ mod tests {
         assert!(matches!(refused, MemoryError::Create { cause, .. } if cause.is_out_of_memory()));
         drop((first, second, fits));
         pool.trim(0).unwrap();
-        let mut room = Room::for_bytes(core, 8 * G);
+        let mut room = core.room(8 * G);
         drop(core.create(&policy, G, &mut room).unwrap());
         assert!(core.check_left(&policy).is_ok());
         assert!(tenant.try_allocate(2 * G).is_err());

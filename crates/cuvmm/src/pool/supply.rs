@@ -1,12 +1,16 @@
 //! The supply of memory: from the free list, or else from the driver.
 
+use std::sync::PoisonError;
+
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::room::Room;
 use super::state::{Policy, Scrub};
-use crate::error::{BlockError, MemoryError};
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::Physical;
 use crate::region::Unmapped;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering;
 
 /// The most small physicals that are mapped rather than released and created anew as one: each
 /// costs the driver about 25 us to open and 11 us to release, and a creation costs at least 20 us
@@ -27,7 +31,7 @@ impl Locked<'_> {
     ) -> Result<Vec<Unmapped>, BlockError> {
         let mut physicals = vec![];
         let mut left = bytes;
-        self.room.expect(bytes);
+        self.room.foresee(bytes);
         while left > 0 {
             match self.one_unmapped(id, left, largest, claims) {
                 Ok(unmapped) => {
@@ -157,7 +161,7 @@ impl Locked<'_> {
         self.budget.created(size);
         let core = self.core();
         let policy = self.policy;
-        let mut room = std::mem::replace(&mut self.room, Room::new(core));
+        let mut room = std::mem::replace(&mut self.room, core.room(0));
         let created = self.unlocked(|| core.create(&policy, size, &mut room));
         self.room = room;
         if created.is_err() {
@@ -168,6 +172,59 @@ impl Locked<'_> {
 }
 
 impl Core {
+    /// Returns the room of an operation that is to create up to `ahead` bytes.
+    pub(super) const fn room(&self, ahead: u64) -> Room<'_> {
+        Room::for_bytes(&self.spoken_for, ahead)
+    }
+
+    /// Checks that as much is free as the limit requires, besides what memory pools of the driver may
+    /// still obtain and what operations are about to create. Called without the pool's lock.
+    pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
+        let _one_by_one = self.creating();
+        self.free_beyond(policy.leave_free).map(drop)
+    }
+
+    /// Makes sure that `size` bytes may be created. Asks the driver what is free, if the limit requires
+    /// that and `room` has not enough. No other thread of the pool asks or creates while the returned
+    /// value lives. Called without the pool's lock.
+    fn find_room(
+        &self,
+        policy: &Policy,
+        size: u64,
+        room: &mut Room<'_>,
+    ) -> Result<Option<MutexGuard<'_, ()>>, CallError> {
+        if policy.leave_free == 0 {
+            return Ok(None);
+        }
+        let creating = self.creating();
+        if !room.has(size) {
+            room.give_up();
+            let found = self.free_beyond(policy.leave_free)?;
+            if found < size {
+                return Err(out_of_memory());
+            }
+            room.take(found, size);
+        }
+        Ok(Some(creating))
+    }
+
+    /// Excludes the other threads of the pool that ask and create: two concurrent questions would both
+    /// find room for one creation.
+    fn creating(&self) -> MutexGuard<'_, ()> {
+        let creating = self.creating.lock();
+        creating.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the bytes that the driver has free beyond `leave_free`, beyond what memory pools of the
+    /// driver may still obtain, and beyond what operations are about to create; an error if there is
+    /// less.
+    fn free_beyond(&self, leave_free: u64) -> Result<u64, CallError> {
+        let (free, promised) = self.free_and_promised()?;
+        let kept = leave_free.saturating_add(promised);
+        let kept = kept.saturating_add(self.spoken_for.load(Ordering::SeqCst));
+        free.checked_sub(kept).ok_or_else(out_of_memory)
+    }
+
     /// Creates memory with the pool's properties, unless that would leave less free than the limit
     /// requires.
     pub(super) fn create(
@@ -181,7 +238,7 @@ impl Core {
             location: policy.props.location,
             cause,
         };
-        let _one_by_one = room.enter(policy, size).map_err(failed)?;
+        let _one_by_one = self.find_room(policy, size, room).map_err(failed)?;
         // Counted before it is there, so that other processes never take it for foreign memory.
         self.note_created(size);
         let created = Physical::builder(&self.device, size)
@@ -193,4 +250,10 @@ impl Core {
         }
         created
     }
+}
+
+/// Returns the error for a creation that would leave less free than the limit requires.
+fn out_of_memory() -> CallError {
+    use cuvmm_driver::{CUresult, Call, DriverError};
+    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
 }

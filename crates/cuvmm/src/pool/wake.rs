@@ -42,7 +42,7 @@ pub(crate) struct ToWake {
 impl Tenant {
     /// Returns the room of an operation that is to create up to `bytes`.
     pub(crate) fn room(&self, bytes: u64) -> Room<'_> {
-        Room::for_bytes(&self.owner().core, bytes)
+        self.owner().core.room(bytes)
     }
 
     /// Chooses the blocks that are to wake, charges for them and marks them. Waits for memory until

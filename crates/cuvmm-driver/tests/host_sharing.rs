@@ -6,10 +6,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
+#[path = "../testing/own_process.rs"]
+mod own_process;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::{sleep, spawn};
@@ -68,8 +70,7 @@ fn memory_lives_in_two_processes() {
     };
     // A duplicate without close-on-exec, which the other process inherits.
     let inherited = rustix::io::dup(&fd).unwrap();
-    let mut taker = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "taker", "--nocapture"])
+    let mut taker = own_process::only("taker")
         .env("CUVMM_TEST_DESCRIPTOR", inherited.as_raw_fd().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

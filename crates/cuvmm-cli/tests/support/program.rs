@@ -2,8 +2,10 @@
 //! ignored test that is the example.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
+
+use super::own_process;
 
 #[path = "../../../cuvmm/examples/processes.rs"]
 mod processes;
@@ -12,9 +14,8 @@ mod processes;
 const DIRECTORY: &str = "CUVMM_TEST_DIRECTORY";
 const NAME: &str = "CUVMM_TEST_NAME";
 
-/// The arguments that make a test's binary run its test `example_processes` alone.
-pub(crate) const ARGUMENTS: [&str; 4] =
-    ["example_processes", "--exact", "--ignored", "--nocapture"];
+/// The test that is the example.
+const TEST: &str = "example_processes";
 
 /// A program that is killed when it is dropped.
 #[derive(Debug)]
@@ -23,8 +24,8 @@ pub(crate) struct Program(pub(crate) Child);
 impl Program {
     /// Starts the example in a directory, under a name.
     pub(crate) fn start(directory: &Path, name: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let command = command.args(ARGUMENTS).stdout(Stdio::null());
+        let mut command = own_process::only(TEST);
+        let command = command.stdout(Stdio::null());
         let command = command.env(DIRECTORY, directory).env(NAME, name);
         Self(command.spawn().unwrap())
     }
@@ -39,8 +40,10 @@ impl Drop for Program {
 
 /// Returns a shell's command that runs the example with a directory and a name as arguments.
 pub(crate) fn script() -> String {
-    let binary = std::env::current_exe().unwrap();
-    let (binary, arguments) = (binary.display(), ARGUMENTS.join(" "));
+    let command = own_process::only(TEST);
+    let binary = command.get_program().display();
+    let arguments: Vec<_> = command.get_args().filter_map(|it| it.to_str()).collect();
+    let arguments = arguments.join(" ");
     format!("{DIRECTORY}=\"$1\" {NAME}=\"$2\" exec '{binary}' {arguments}")
 }
 

@@ -13,7 +13,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
-use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -21,6 +20,8 @@ use cudarc::driver::CudaStream;
 
 #[path = "../../../fakecuda/testing/built.rs"]
 mod built;
+#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+mod own_process;
 
 /// Printed by the process when its case has completed.
 const ENDED: &str = "the case has completed";
@@ -61,9 +62,8 @@ pub fn run(test: &str, library: Library) {
         Library::Once => std::os::unix::fs::symlink(&stand_in, second).unwrap(),
         Library::Twice => drop(std::fs::copy(&stand_in, second).unwrap()),
     }
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = own_process::only(test);
     command
-        .args(["--ignored", "--exact", "--nocapture", test])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("FAKECUDA_DEVICES", "2")
         .env("FAKECUDA_CAPACITY", (1_u64 << 30).to_string());

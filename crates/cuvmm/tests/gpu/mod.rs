@@ -21,9 +21,10 @@ mod cuda;
 mod host;
 #[path = "../common/manner.rs"]
 mod manner;
+#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+pub mod own_process;
 
 use std::io::Write as _;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -242,9 +243,7 @@ impl Stage {
     pub fn leave_to_a_process_of_its_own(mut self, test: &str) {
         let _turn = self.turn.take();
         drop(self);
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", test]);
-        let output = command.output().unwrap();
+        let output = own_process::only(test).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let complained = String::from_utf8_lossy(&output.stderr);
         let success = output.status.success() && said.contains(ENDED);

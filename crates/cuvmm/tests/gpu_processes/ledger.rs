@@ -4,11 +4,11 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::gpu::Stage;
+use crate::gpu::{Stage, own_process};
 use crate::on_each;
 use cuvmm::driver::{DriverKind, HandleTypes};
 use cuvmm::error::{BlockError, LedgerRefusal};
@@ -224,8 +224,7 @@ fn child(dir: &Path, on_gpu: bool, socket: Option<&Path>) -> Child {
     } else {
         "ledger::part_on_host"
     };
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", part, "--ignored", "--nocapture"]);
+    let mut command = own_process::only(part);
     command.env(DIRECTORY, dir);
     if let Some(socket) = socket {
         command.env(SOCKET, socket);

@@ -2,10 +2,10 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::gpu::Stage;
+use crate::gpu::{Stage, own_process};
 use cuvmm::driver::{DriverKind, HandleTypes};
 use cuvmm::error::{MemoryError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Tensor};
@@ -44,8 +44,7 @@ fn places(size: u64, g: u64) -> impl Iterator<Item = u64> {
 }
 
 fn child_of(test: &str, socket: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
+    own_process::only(test)
         .env(SOCKET, socket)
         // The child's test summary would be mistaken for this process's.
         .stdout(Stdio::null())

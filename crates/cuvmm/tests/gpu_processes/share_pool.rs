@@ -12,11 +12,11 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::gpu::{D0, Stage};
+use crate::gpu::{D0, Stage, own_process};
 use crate::on_each;
 use cuvmm::driver::HandleTypes;
 use cuvmm::error::{MemoryError, ShareError};
@@ -73,8 +73,7 @@ impl Other {
     fn start(test: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(folder.path().join("socket")).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--ignored", "--nocapture"])
+        let child = own_process::only(test)
             .env(SOCKET, listener.path())
             // The child's test summary would be mistaken for this process's.
             .stdout(Stdio::null())

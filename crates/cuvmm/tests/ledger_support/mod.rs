@@ -11,4 +11,6 @@
 pub mod counted;
 pub mod device;
 pub mod member;
+#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+mod own_process;
 pub mod process;

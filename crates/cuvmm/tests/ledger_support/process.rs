@@ -11,7 +11,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use rustix::process::{
 };
 
 use super::device::Device;
+use super::own_process;
 use crate::common::G;
 
 /// The environment variable with the test's process id, the ledger's limit in granules, the name of
@@ -61,8 +62,8 @@ impl Place {
     /// Starts a process.
     pub fn start(&self, name: &str) -> Process {
         let (test, limit, dir) = (std::process::id(), self.limit, self.dir.path().display());
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "process", "--nocapture", "--test-threads=1"])
+        let child = own_process::only("process")
+            .arg("--test-threads=1")
             .env(PART, format!("{test}:{limit}:{name}:{dir}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -223,7 +223,9 @@ fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
 fn thread_time(name: &str) -> anyhow::Result<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
-        if std::fs::read_to_string(path.join("comm"))?.trim() == name {
+        // Other threads may end meanwhile.
+        let comm = std::fs::read_to_string(path.join("comm"));
+        if comm.is_ok_and(|comm| comm.trim() == name) {
             let told = std::fs::read_to_string(path.join("schedstat"))?;
             let nanos = told
                 .split_whitespace()

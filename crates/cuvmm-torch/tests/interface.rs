@@ -13,7 +13,7 @@ mod common;
 
 use std::ffi::{CStr, CString, c_char, c_double, c_int, c_void};
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,8 +147,7 @@ over_the_stand_in! {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let folder = tempfile::tempdir().unwrap();
         let json = serde_json::json!({ "ledger": folder.path().join("ledger") }).to_string();
-        let mut neighbour = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "neighbour::in_a_process_of_its_own"])
+        let mut neighbour = common::own_process::only("neighbour::in_a_process_of_its_own")
             .env(NEIGHBOUR, &json)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

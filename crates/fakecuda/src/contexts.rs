@@ -147,8 +147,8 @@ fn end_objects(state: &State, device: Ordinal, context: CUcontext) {
     enabled::forget(context.addr());
 }
 
-/// Ends a context. The context of the host driver is reset if no other context of
-/// the device is left, so that a lost one works again.
+/// Ends a context. The context of the host driver is reset if no other context of the device is left,
+/// so that a lost one works again.
 fn end(device: Ordinal, context: CUcontext) {
     let Ok(state) = state() else {
         return;

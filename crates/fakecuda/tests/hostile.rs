@@ -16,12 +16,13 @@
 )]
 
 use std::ffi::c_void;
-use std::process::Command;
 
 use libloading::os::unix::Library;
 
 #[path = "../testing/built.rs"]
 mod built;
+#[path = "../../cuvmm-driver/testing/own_process.rs"]
+mod own_process;
 #[path = "../src/symbols.rs"]
 mod symbols;
 
@@ -181,8 +182,7 @@ fn no_argument_ends_the_process() {
     let directory = tempfile::tempdir().unwrap();
     let library = built::fakecuda_in(directory.path());
     for manner in ["measured", "hostile"] {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "no_argument_ends_the_process", "--nocapture"])
+        let output = own_process::only("no_argument_ends_the_process")
             .env(LIBRARY, &library)
             .env("FAKECUDA_CAPACITY", "1GiB")
             .env("FAKECUDA_MANNER", manner)

@@ -16,7 +16,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::FromRawFd as _;
-use std::process::Command;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use cuvmm_sys::{
@@ -26,6 +25,8 @@ use cuvmm_sys::{
 
 #[path = "../testing/built.rs"]
 mod built;
+#[path = "../../cuvmm-driver/testing/own_process.rs"]
+mod own_process;
 
 const PROCESSES: u64 = 8;
 const USUAL_CALLS: u64 = 400_000;
@@ -54,8 +55,7 @@ fn eight_processes_call_at_random() {
     let library = built::fakecuda_in(directory.path());
     let children: Vec<_> = (0..PROCESSES)
         .map(|number| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "eight_processes_call_at_random", "--nocapture"])
+            own_process::only("eight_processes_call_at_random")
                 .env("CUVMM_STRESS_PROCESS", number.to_string())
                 .env("CUVMM_STRESS_LIBRARY", &library)
                 .env("FAKECUDA_CAPACITY", (64 * GRANULE).to_string())

@@ -35,9 +35,9 @@ use crate::{
 ///
 /// # Work
 /// Work runs in the call that submits it. On a stream that is held back it is queued instead, and
-/// so is work that waits for it or for a function of the program: queries return "not done", and synchronizing calls block until
-/// another thread releases the stream or the function returns. Queued work looks up its memory when it runs, so a late
-/// write goes to whatever is mapped at its address by then. If nothing is mapped there, or the
+/// so is work that waits for it or for a function of the program: queries return "not done", and
+/// synchronizing calls block until another thread releases the stream or the function returns. Queued
+/// work looks up its memory when it runs, so a late write goes to whatever is mapped at its address by then. If nothing is mapped there, or the
 /// device has no access, the context is lost as on a GPU: launches, copies, fills, queries and
 /// synchronizations return `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls still
 /// work.

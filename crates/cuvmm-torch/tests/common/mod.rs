@@ -21,6 +21,8 @@ use libloading::Library;
 
 #[path = "../../../fakecuda/testing/built.rs"]
 mod built;
+#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+pub(crate) mod own_process;
 pub(crate) mod tags;
 
 pub(crate) const MIB: usize = 1 << 20;
@@ -41,9 +43,8 @@ pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
     } = {
         let folder = tempfile::tempdir().unwrap();
         built::fakecuda_in(folder.path());
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = own_process::only(case);
         command
-            .args(["--ignored", "--exact", "--nocapture", case])
             .env("LD_LIBRARY_PATH", folder.path())
             .env("FAKECUDA_DEVICES", "2")
             .env("FAKECUDA_CAPACITY", (256 * MIB).to_string());

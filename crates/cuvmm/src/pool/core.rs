@@ -54,8 +54,8 @@ pub(crate) struct Core {
     pub(super) settled: Condvar,
     /// Held while a thread queries the driver's free memory and then creates memory.
     pub(super) creating: Mutex<()>,
-    /// The bytes that operations found free and are about to create. See [`Room`].
-    pub(super) spoken_for: AtomicU64,
+    /// The bytes that operations found free and are about to create: the sum of their [`Room`].
+    pub(super) claimed: AtomicU64,
     /// Does, at the end of an operation, the work that operations put off until slots are in their
     /// places. The function uses modules that use this one, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
@@ -101,7 +101,7 @@ impl Core {
             waiting: AtomicUsize::new(0),
             settled: Condvar::new(),
             creating: Mutex::new(()),
-            spoken_for: AtomicU64::new(0),
+            claimed: AtomicU64::new(0),
             finish,
             waker: OnceLock::new(),
             ledger: OnceLock::new(),
@@ -117,7 +117,7 @@ impl Core {
             flight: None,
             core: self,
             place: None,
-            room: Room::new(&self.spoken_for),
+            room: Room::new(&self.claimed),
             section: Section::enter(),
         }
     }
@@ -343,7 +343,7 @@ impl<'a> Locked<'a> {
             flight: None,
             core,
             place,
-            room: Room::new(&core.spoken_for),
+            room: Room::new(&core.claimed),
             section,
         }
     }

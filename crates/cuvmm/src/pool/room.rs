@@ -2,7 +2,9 @@
 //!
 //! Before a pool with that limit creates memory, it asks the driver what is free (`cuMemGetInfo`). An
 //! operation that creates memory for many blocks says how much that is, and asks once: its [`Room`] are
-//! bytes that were found free then, and that no other operation of the pool takes for itself.
+//! bytes that were found free then, and that no other operation of the pool takes for itself. Another
+//! program may take them meanwhile, as it may between a question and a single creation, so no operation
+//! keeps them while it copies or waits.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +13,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Room<'a> {
     /// The bytes that operations of the pool found free and are about to create.
-    spoken_for: &'a AtomicU64,
+    claimed: &'a AtomicU64,
     bytes: u64,
     /// The bytes that the operation is still to create, if it knows.
     ahead: u64,
@@ -20,15 +22,15 @@ pub(crate) struct Room<'a> {
 impl<'a> Room<'a> {
     /// Returns a value without bytes, for an operation that creates little.
     #[inline]
-    pub(super) const fn new(spoken_for: &'a AtomicU64) -> Self {
-        Self::for_bytes(spoken_for, 0)
+    pub(super) const fn new(claimed: &'a AtomicU64) -> Self {
+        Self::for_bytes(claimed, 0)
     }
 
     /// Returns a value without bytes, for an operation that is to create up to `ahead` bytes.
     #[inline]
-    pub(super) const fn for_bytes(spoken_for: &'a AtomicU64, ahead: u64) -> Self {
+    pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
-            spoken_for,
+            claimed,
             bytes: 0,
             ahead,
         }
@@ -41,10 +43,7 @@ impl<'a> Room<'a> {
 
     /// Moves the bytes here from another value of the same pool.
     pub(super) fn take_from(&mut self, other: &mut Room<'_>) {
-        debug_assert!(
-            std::ptr::eq(self.spoken_for, other.spoken_for),
-            "another pool's"
-        );
+        debug_assert!(std::ptr::eq(self.claimed, other.claimed), "another pool's");
         self.bytes += std::mem::take(&mut other.bytes);
         self.ahead += std::mem::take(&mut other.ahead);
     }
@@ -62,7 +61,7 @@ impl<'a> Room<'a> {
             all if all <= found => all,
             _ => size,
         };
-        self.spoken_for.fetch_add(self.bytes, Ordering::SeqCst);
+        self.claimed.fetch_add(self.bytes, Ordering::SeqCst);
     }
 
     /// Counts `size` bytes that were created.
@@ -70,13 +69,13 @@ impl<'a> Room<'a> {
         self.ahead = self.ahead.saturating_sub(size);
         let used = self.bytes.min(size);
         self.bytes -= used;
-        self.spoken_for.fetch_sub(used, Ordering::SeqCst);
+        self.claimed.fetch_sub(used, Ordering::SeqCst);
     }
 
     /// Gives up what is left.
     pub(super) fn give_up(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
-        self.spoken_for.fetch_sub(bytes, Ordering::SeqCst);
+        self.claimed.fetch_sub(bytes, Ordering::SeqCst);
     }
 }
 
@@ -129,14 +128,14 @@ mod tests {
         sleep();
         tenant.blocks().wake().unwrap();
         assert_eq!((pool.stats().committed, asked()), (32 * G, 1));
-        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        assert_eq!(tenant.core().claimed.load(Ordering::SeqCst), 0);
         sleep();
         // Three blocks fit: each asks, and the fourth is refused.
         rig.machine.set_used_elsewhere(Ordinal(0), 50 * G);
         let refused = tenant.blocks().wake().unwrap_err();
         assert!(refused.is_out_of_memory(), "{refused}");
         assert!(asked() >= 4);
-        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        assert_eq!(tenant.core().claimed.load(Ordering::SeqCst), 0);
         rig.machine.set_used_elsewhere(Ordinal(0), 0);
         tenant.blocks().wake().unwrap();
         drop(blocks);
@@ -178,7 +177,20 @@ mod tests {
         let tenant = pool.tenant("a").register().unwrap();
         rig.fail(Call::MemCreate, 1);
         assert!(tenant.try_allocate(8 * G).is_err());
-        assert_eq!(tenant.core().spoken_for.load(Ordering::SeqCst), 0);
+        let core = tenant.core();
+        let policy = core.lock().policy;
+        let mut room = core.room(8 * G);
+        drop(core.create(&policy, G, &mut room).unwrap());
+        assert_eq!(room.bytes, 7 * G);
+        rig.fail(Call::MemCreate, 1);
+        assert!(core.create(&policy, G, &mut room).is_err());
+        assert_eq!(room.bytes, 0);
+        // What another program has taken since is seen before the next creation.
+        rig.machine.set_used_elsewhere(Ordinal(0), 8 * G);
+        let refused = core.create(&policy, G, &mut room).unwrap_err();
+        assert!(matches!(refused, MemoryError::Create { cause, .. } if cause.is_out_of_memory()));
+        rig.machine.set_used_elsewhere(Ordinal(0), 0);
+        assert_eq!(tenant.core().claimed.load(Ordering::SeqCst), 0);
         assert_eq!(tenant.try_allocate(8 * G).unwrap().size(), 8 * G);
     }
 }

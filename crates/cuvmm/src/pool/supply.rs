@@ -174,7 +174,7 @@ impl Locked<'_> {
 impl Core {
     /// Returns the room of an operation that is to create up to `ahead` bytes.
     pub(super) const fn room(&self, ahead: u64) -> Room<'_> {
-        Room::for_bytes(&self.spoken_for, ahead)
+        Room::for_bytes(&self.claimed, ahead)
     }
 
     /// Checks that as much is free as the limit requires, besides what memory pools of the driver may
@@ -221,7 +221,7 @@ impl Core {
     fn free_beyond(&self, leave_free: u64) -> Result<u64, CallError> {
         let (free, promised) = self.free_and_promised()?;
         let kept = leave_free.saturating_add(promised);
-        let kept = kept.saturating_add(self.spoken_for.load(Ordering::SeqCst));
+        let kept = kept.saturating_add(self.claimed.load(Ordering::SeqCst));
         free.checked_sub(kept).ok_or_else(out_of_memory)
     }
 
@@ -246,7 +246,11 @@ impl Core {
             .create();
         match created {
             Ok(_) => room.use_up(size),
-            Err(_) => self.note_not_created(size),
+            Err(_) => {
+                // What was found free is not: the next creation asks again.
+                room.give_up();
+                self.note_not_created(size);
+            }
         }
         created
     }

@@ -127,15 +127,13 @@ impl ToWake {
 
 impl TransitioningBlock {
     /// Places the next extent of a block that wakes, to be copied to at once; returns the offset up
-    /// to which there is memory. Takes `room` for it, which is the waking's.
-    pub(crate) fn furnish_next(&self, room: &mut Room<'_>) -> Result<u64, BlockError> {
+    /// to which there is memory.
+    pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
         let mut state = self.lock();
-        state.room.take_from(room);
         let largest = state.largest_under(self.place().slot);
         let step = (self.used, largest);
-        let furnished = state.furnish_next(self.place().slot, step, None, false);
-        room.take_from(&mut state.room);
-        Ok(furnished?.0)
+        let (end, _) = state.furnish_next(self.place().slot, step, None, false)?;
+        Ok(end)
     }
 }
 

@@ -10,22 +10,23 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
     let to_wake = blocks
         .tenant
         .begin_wake(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
-    let used = to_wake.iter().map(ToWake::used).sum();
     let mut waking = Waking {
         blocks,
         done: 0,
         total: to_wake.iter().map(ToWake::bytes).sum(),
-        used,
-        room: blocks.tenant.room(used),
+        used: to_wake.iter().map(ToWake::used).sum(),
     };
     let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
     let (mut kept, mut bare): (Vec<ToWake>, Vec<ToWake>) =
         to_wake.into_iter().partition(|one| one.kept() > 0);
     // Contents in the same store are copied together.
     kept.sort_by_key(store);
+    let mut room = blocks.tenant.room(bare.iter().map(ToWake::used).sum());
     for one in &mut bare {
-        waking.place_memory(one)?;
+        waking.place_memory(one, &mut room)?;
     }
+    // Copying takes long: what is free is asked anew for each extent of the others.
+    drop(room);
     for group in kept.chunk_by_mut(|one, other| store(one) == store(other)) {
         waking.restore(group)?;
     }
@@ -40,7 +41,6 @@ struct Waking<'a, 'b> {
     total: u64,
     /// The memory of all blocks in whole granules, in bytes.
     used: u64,
-    room: Room<'a>,
 }
 
 impl Waking<'_, '_> {
@@ -53,9 +53,9 @@ impl Waking<'_, '_> {
     }
 
     /// Gives memory to a block without kept contents.
-    fn place_memory(&mut self, one: &mut ToWake) -> Result<(), SleepError> {
+    fn place_memory(&mut self, one: &mut ToWake, room: &mut Room<'_>) -> Result<(), SleepError> {
         let bytes = self.used;
-        one.place_memory(&mut self.room)
+        one.place_memory(room)
             .map_err(|cause| SleepError::Block { bytes, cause })?;
         self.has_done(one.bytes())
     }
@@ -74,7 +74,7 @@ impl Waking<'_, '_> {
                 let mut end = 0;
                 while end < moving.used() {
                     // Runs user code: reclaiming memory for it may drop a value of the user.
-                    let furnished = copies.aside(|| moving.furnish_next(&mut self.room));
+                    let furnished = copies.aside(|| moving.furnish_next());
                     end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);

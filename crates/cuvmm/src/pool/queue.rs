@@ -105,6 +105,14 @@ impl Group {
         self.tenant
     }
 
+    /// Returns the new memory that a new block needs; `None` for other requests.
+    pub(super) const fn block_bytes(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Block { .. } => Some(self.bytes),
+            Kind::Growth(_) | Kind::Notification => None,
+        }
+    }
+
     /// Returns `true` if this request finds too little memory whenever the other one, of the same
     /// tenant, does.
     pub(super) fn is_short_like(&self, other: &Self) -> bool {
@@ -160,6 +168,9 @@ pub(super) struct Queue {
     pub(super) lacking: Option<(InLine, Lacking)>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
+    /// `true` if the stream caches were emptied since the queue was last empty. No block goes there
+    /// while requests wait.
+    pub(super) swept: bool,
     /// The current pause before the queue is searched again.
     nap: Duration,
 }
@@ -283,6 +294,7 @@ impl Queue {
 
     pub(super) fn take(&mut self, number: u64) -> Option<Request> {
         let request = self.requests.remove(&number)?;
+        self.swept &= !self.requests.is_empty();
         if let Want::Growth(place, ..) = request.want
             && self.growing.get(&place.slot) == Some(&number)
         {
@@ -297,5 +309,29 @@ impl Queue {
             }
         }
         Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stream_caches_are_emptied_again_for_a_request_behind_an_empty_queue() {
+        let Some(granule) = Granularity::new(4096) else {
+            unreachable!("a power of two");
+        };
+        let mut queue = Queue::default();
+        let want = || Want::Notification(0, 0);
+        let mut push = |queue: &mut Queue| queue.push(TenantId(1), want(), None, None, granule);
+        let (first, second) = (push(&mut queue), push(&mut queue));
+        queue.swept = true;
+        assert!(queue.take(first).is_some());
+        assert!(queue.swept, "a request waits");
+        assert!(queue.take(first).is_none());
+        assert!(queue.swept, "it was taken before");
+        assert!(queue.take(second).is_some());
+        push(&mut queue);
+        assert!(!queue.swept);
     }
 }

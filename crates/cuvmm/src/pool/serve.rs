@@ -87,8 +87,12 @@ impl Core {
     fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
         let mut state = self.lock();
         state.queue.memory_freed = false;
-        // Blocks that are freed from here on are announced instead of going to a stream cache.
-        state.sweep_each();
+        if !state.queue.swept {
+            // Blocks that are freed from here on, and while requests wait, are announced instead of
+            // going to a stream cache.
+            state.sweep_each();
+            state.queue.swept = true;
+        }
         let mut heads = state.queue.heads();
         drop(state);
         let mut served = false;
@@ -115,6 +119,7 @@ impl Core {
                 Served::Ended => {
                     served = true;
                     let next = state.queue.head_of(group);
+                    let next = next.filter(|_| !state.has_nothing_for(group));
                     heads.extend(next.map(|next| (next, group)));
                 }
                 Served::Short(error) => short.push((group, error)),
@@ -258,6 +263,21 @@ impl Core {
             }
         }
         told
+    }
+}
+
+impl Locked<'_> {
+    /// Returns `true` if an attempt at a request of the group is known to fail: the budget has less
+    /// left than the new block needs, and no other memory could become part of it now.
+    fn has_nothing_for(&self, group: Group) -> bool {
+        let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
+            return false;
+        };
+        let settled = self.purging.is_empty() && !self.has_deferred && !self.others_in_flight();
+        settled
+            && self.core().ledger.get().is_none()
+            && self.budget.missing(tenant, bytes).1 > 0
+            && !self.tenants.values().any(Tenancy::may_give)
     }
 }
 

@@ -511,6 +511,13 @@ impl Tenancy {
         list.range((after, Bound::Unbounded)).next().copied()
     }
 
+    /// Returns `false` if the tenant has no memory that could be reclaimed, even later, unless a block
+    /// is freed.
+    pub(crate) fn may_give(&self) -> bool {
+        let listed = !self.idle.is_empty() || !self.precommitted.is_empty();
+        listed || !self.holders.is_empty() || self.share_table.bytes() > 0
+    }
+
     const fn giving_mut(&mut self, give: Give) -> &mut BTreeSet<Aged> {
         match give {
             Give::Cached => &mut self.idle,

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[path = "../../crates/cuvmm/tests/share_support/mod.rs"]
+#[path = "../../crates/cuvmm-tests/tests/share_support/mod.rs"]
 mod share_support;
 
 use std::sync::Arc;

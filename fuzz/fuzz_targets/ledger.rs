@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[path = "../../crates/cuvmm/tests/ledger_contents_support/mod.rs"]
+#[path = "../../crates/cuvmm-tests/tests/ledger_contents_support/mod.rs"]
 mod ledger_contents_support;
 
 use libfuzzer_sys::fuzz_target;

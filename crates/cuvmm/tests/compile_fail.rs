@@ -13,6 +13,13 @@ fn what_the_types_forbid_does_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
 }
 
+// With other features the compiler names items by other paths.
+#[cfg(all(feature = "cudarc", feature = "dlpack"))]
+#[test]
+fn what_the_types_of_slices_forbid_does_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/compile_fail_cudarc/*.rs");
+}
+
 #[cfg(feature = "dlpack")]
 #[test]
 fn what_the_types_of_tensors_forbid_does_not_compile() {

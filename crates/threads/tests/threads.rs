@@ -1,7 +1,7 @@
 //! Many threads on one pool. CI runs this test under ThreadSanitizer.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../cuvmm/tests/common/mod.rs"]
+#[path = "../../cuvmm-tests/tests/common/mod.rs"]
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};

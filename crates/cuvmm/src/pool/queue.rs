@@ -323,7 +323,7 @@ mod tests {
         };
         let mut queue = Queue::default();
         let want = || Want::Notification(0, 0);
-        let mut push = |queue: &mut Queue| queue.push(TenantId(1), want(), None, None, granule);
+        let push = |queue: &mut Queue| queue.push(TenantId(1), want(), None, None, granule);
         let (first, second) = (push(&mut queue), push(&mut queue));
         queue.swept = true;
         assert!(queue.take(first).is_some());

@@ -119,7 +119,10 @@ impl Core {
                 Served::Ended => {
                     served = true;
                     let next = state.queue.head_of(group);
-                    let next = next.filter(|_| !state.has_nothing_for(group));
+                    // One that is not attempted keeps none behind it from being attempted.
+                    let mut others = heads.values();
+                    let alone = !others.any(|other| other.is_short_like(&group));
+                    let next = next.filter(|_| !(alone && state.has_nothing_for(group)));
                     heads.extend(next.map(|next| (next, group)));
                 }
                 Served::Short(error) => short.push((group, error)),

@@ -5,9 +5,9 @@
 //! fence of a charge, `no_two_charges_exceed_the_limit` fails.
 #![allow(missing_docs, dead_code, unreachable_pub, clippy::redundant_pub_crate)]
 
-#[path = "../src/ledger/charge.rs"]
+#[path = "../../cuvmm/src/ledger/charge.rs"]
 mod charge;
-#[path = "../src/ledger/word.rs"]
+#[path = "../../cuvmm/src/ledger/word.rs"]
 mod word;
 
 mod crash {

@@ -2,7 +2,6 @@
 //! makes it, and no late work of one finds memory of another.
 //!
 //! `unsafe` is used to play another library.
-#![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
     missing_docs,

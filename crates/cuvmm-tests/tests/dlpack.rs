@@ -2,7 +2,6 @@
 //! refusals.
 //!
 //! `unsafe` is used to play the other library, which accesses memory through a pointer.
-#![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
     missing_docs,

@@ -4,7 +4,7 @@
 
 #[path = "cudarc/cases.rs"]
 mod cases;
-#[path = "../examples/cudarc_slices.rs"]
+#[path = "../../cuvmm/examples/cudarc_slices.rs"]
 mod cudarc_slices;
 
 use std::io::Write as _;

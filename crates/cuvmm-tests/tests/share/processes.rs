@@ -43,18 +43,24 @@ const LONGEST_LIFE: Duration = Duration::from_secs(4);
 type Stamp = (u64, u64);
 
 /// Returns the word at an offset of a version.
+/// Bytes of memory that are computed; the other pages of a granule are copies of them.
+const PAGE: u64 = 4096;
+
 fn word(stamp: Stamp, offset: u64) -> u64 {
     (stamp.0.rotate_left(32) ^ stamp.1)
         .wrapping_add(offset)
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// Returns a granule in which every word encodes the writer, the version, the granule and the offset in
+/// its page.
 fn granule(stamp: Stamp, number: u64) -> Vec<u8> {
-    let words = (0..G / 8).map(|index| word(stamp, number * G + index * 8));
-    words.flat_map(u64::to_le_bytes).collect()
+    let words = (0..PAGE / 8).map(|index| word(stamp, number * G + index * 8));
+    let page: Vec<u64> = words.collect();
+    bytemuck::cast_slice(&page).repeat((G / PAGE) as usize)
 }
 
-/// Creates memory in which every word encodes the writer, the version and the offset.
+/// Creates memory that consists of [`granule`]s.
 fn stamped(rig: &Rig<HostMemory>, stamp: Stamp) -> Region {
     let region = shareable_region(rig, GRANULES);
     let stream = Stream::legacy(&rig.device);

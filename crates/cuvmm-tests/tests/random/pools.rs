@@ -994,7 +994,7 @@ fn a_look_takes_nothing_back() {
 
 #[test]
 fn programs_on_the_host() {
-    run(2500, |steps| program(common::host(), steps, PLAIN));
+    run(1200, |steps| program(common::host(), steps, PLAIN));
 }
 
 #[test]
@@ -1023,7 +1023,7 @@ fn programs_in_spite_of_failures() {
 
 #[test]
 fn programs_that_export() {
-    for (hardened, cases) in [(None, 1500), (Some(hasty()), 500)] {
+    for (hardened, cases) in [(None, 750), (Some(hasty()), 250)] {
         let kind = Kind {
             hardened,
             peers: true,
@@ -1045,8 +1045,8 @@ fn programs_in_hardened_pools() {
             hardened: Some(hardened),
             ..PLAIN
         };
-        run(2000, |steps| program(common::model(), steps, kind));
-        run(700, |steps| program(common::host(), steps, kind));
+        run(1000, |steps| program(common::model(), steps, kind));
+        run(350, |steps| program(common::host(), steps, kind));
     }
 }
 

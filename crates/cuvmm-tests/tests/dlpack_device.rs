@@ -2,7 +2,6 @@
 //! a stand-in for its library.
 //!
 //! `unsafe` is used to play another library.
-#![cfg(feature = "dlpack")]
 #![allow(
     unsafe_code,
     missing_docs,

@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -259,6 +259,47 @@ on_both! {
         assert_eq!((calls.load(Ordering::SeqCst), waiting.wakings()), (2, 0));
         cache.lock().unwrap().clear();
         waiting.finish().unwrap();
+    }
+
+    fn memory_that_a_hook_frees_for_the_last_request_goes_to_the_first(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = mapped_pool(rig, 2, &mapper);
+        let cache = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&cache);
+        let (called, calls) = mpsc::channel();
+        // Each call of the hook is told whether to free the cache.
+        let (order, orders) = mpsc::channel();
+        let orders = Mutex::new(orders);
+        let keeper = pool.tenant("keeper").on_pressure(move |_| {
+            called.send(()).unwrap();
+            if orders.lock().unwrap().recv_timeout(WHILE).unwrap() {
+                kept.lock().unwrap().clear();
+            }
+        });
+        let keeper = keeper.register().unwrap();
+        cache.lock().unwrap().push(keeper.try_allocate(G).unwrap());
+        let tenant = pool.tenant("a").register().unwrap();
+        let held = tenant.try_allocate(G).unwrap();
+        let wait = || {
+            let task = Task::waiting(tenant.allocate_async(G));
+            calls.recv_timeout(WHILE).unwrap();
+            task
+        };
+        let first = wait();
+        order.send(false).unwrap();
+        let second = wait();
+        order.send(false).unwrap();
+        // The mapper's thread stays in the hook while another request is made and memory is freed for
+        // the first one. In the pass that serves it hooks are called for the last one.
+        let third = wait();
+        let last = Task::waiting(tenant.allocate_async(G));
+        drop(held);
+        order.send(false).unwrap();
+        order.send(true).unwrap();
+        let (first, second) = (first.finish().unwrap(), second.finish().unwrap());
+        assert_eq!((third.wakings(), last.wakings()), (0, 0));
+        drop((first, second));
+        drop((third.finish().unwrap(), last.finish().unwrap()));
     }
 
     fn what_panics_on_the_mappers_thread_ends_neither_it_nor_the_waiting(rig) {

@@ -29,7 +29,11 @@ const WAITING: usize = 1000;
 /// Wakings per sample. The thread's clock is too coarse for a single one.
 const WAKINGS: usize = 50;
 
-const BASELINE: &str = "a thread that is woken as often and does nothing";
+/// The pause between two wakings. The thread that is woken sleeps again meanwhile, as in a program that
+/// frees memory now and then.
+const PAUSE: Duration = Duration::from_micros(30);
+
+const BASELINE: &str = "a thread that sleeps, is woken as often and does nothing";
 
 /// How often the mapper's thread is looked at until it has little to do, 20 ms apart.
 const ROUNDS: usize = 25;
@@ -140,6 +144,7 @@ impl Queue {
             ensure!(begun.elapsed() < PATIENCE, "no future was woken");
             std::hint::spin_loop();
         }
+        pause();
         for _ in 0..count {
             let mut first = self.futures.pop_front().context("no future waits")?;
             match poll(&mut first, &self.bell) {
@@ -165,6 +170,14 @@ impl Wake for Bell {
 fn poll(future: &mut AllocateFuture, bell: &Arc<Bell>) -> Poll<<AllocateFuture as Future>::Output> {
     let waker = Waker::from(Arc::clone(bell));
     Pin::new(future).poll(&mut Context::from_waker(&waker))
+}
+
+/// Waits for [`PAUSE`] without a system call.
+fn pause() {
+    let begun = Instant::now();
+    while begun.elapsed() < PAUSE {
+        std::hint::spin_loop();
+    }
 }
 
 /// Returns the processor time for each waking of a thread that waits for a condition and does nothing.
@@ -193,6 +206,7 @@ fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
             ensure!(begun.elapsed() < PATIENCE, "the thread was not woken");
             std::hint::spin_loop();
         }
+        pause();
         Ok(())
     };
     let measured = || -> anyhow::Result<Samples> {

@@ -28,6 +28,9 @@ const STEPS: f64 = 40.0;
 /// Seconds of warm-up, before the figures count.
 const WARM_UP: f64 = 60.0;
 
+/// Seconds of the trace that are played. The figures of the rest are alike.
+const LENGTH: f64 = 900.0;
+
 struct Request {
     arrives: f64,
     prompt: u64,
@@ -64,6 +67,7 @@ fn trace() -> Option<Vec<Request>> {
     requests
         .iter_mut()
         .for_each(|request| request.arrives -= first);
+    requests.retain(|request| request.arrives < LENGTH);
     Some(requests)
 }
 

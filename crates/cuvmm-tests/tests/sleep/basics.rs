@@ -22,8 +22,13 @@ fn store(device: &Device, granules: u64) -> HostStore {
 
 /// Returns bytes that differ in each granule and depend on where they were written.
 fn pattern(size: u64, seed: u8) -> Vec<u8> {
-    let byte = |at: u64| (at / 997).wrapping_mul(31) as u8 ^ seed;
-    (0..size).map(byte).collect()
+    let mut bytes = Vec::with_capacity(size as usize + 997);
+    for part in 0..size.div_ceil(997) {
+        let byte = part.wrapping_mul(31) as u8 ^ seed;
+        bytes.resize(bytes.len() + 997, byte);
+    }
+    bytes.truncate(size as usize);
+    bytes
 }
 
 fn write(block: &Block, seed: u8) {

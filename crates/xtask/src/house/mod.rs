@@ -208,7 +208,7 @@ impl Inspection {
         // A compile-fail test need not be valid Rust.
         if file
             .components()
-            .any(|part| part.as_os_str() == "compile_fail")
+            .any(|part| part.as_os_str() == "compile-fail")
         {
             return Ok(());
         }

@@ -170,6 +170,14 @@ pub(crate) const CRATES: &[Place] = &[
         floors: &[],
     },
     Place {
+        name: "compile-fail",
+        uses: &["cuvmm"],
+        tests_use: &[],
+        reads_environment: false,
+        library: false,
+        floors: &[],
+    },
+    Place {
         name: "cuvmm-tests",
         uses: &["cuvmm"],
         tests_use: &[],

@@ -3,7 +3,8 @@
 //!
 //! A pass goes through the queue from the front and gives each request its turn. A request that
 //! does not fit is passed over, and requests behind it that cannot fit either are not attempted. So
-//! among the requests that fit the earliest is served first. If another thread or a hook gives
+//! among the requests that fit the earliest is served first. After a grant the next request alike is
+//! not attempted if nothing is left for it. If another thread or a hook gives
 //! memory up meanwhile, the pass starts again at the front.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

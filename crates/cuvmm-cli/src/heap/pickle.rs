@@ -421,8 +421,8 @@ mod tests {
         assert!(error(b"\x80\x04}\x8c\x01b]\x94h\0as.").contains("invalid type"));
         // A million lists, each in the next: deeper than a stack would bear.
         let mut deep = b"\x80\x04}\x8c\x01b".to_vec();
-        deep.extend([b']'; 1_000_000]);
-        deep.extend([b'a'; 999_999]);
+        deep.resize(deep.len() + 1_000_000, b']');
+        deep.resize(deep.len() + 999_999, b'a');
         deep.extend(b"s.");
         assert!(error(&deep).contains("invalid type"));
         // A list of 100,000 numbers, 100,000 times.

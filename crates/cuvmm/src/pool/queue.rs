@@ -168,8 +168,8 @@ pub(super) struct Queue {
     pub(super) lacking: Option<(InLine, Lacking)>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
-    /// `true` if the stream caches were emptied since the queue was last empty. No block goes there
-    /// while requests wait.
+    /// `true` if the stream caches were emptied since a request joined the empty queue. No block goes
+    /// there while requests wait.
     pub(super) swept: bool,
     /// The current pause before the queue is searched again.
     nap: Duration,
@@ -250,6 +250,8 @@ impl Queue {
         granule: Granularity,
     ) -> u64 {
         let (number, group) = (self.next, Group::of(tenant, &want, granule));
+        // A pass over the empty queue may have emptied the caches while no request waited.
+        self.swept &= !self.requests.is_empty();
         self.next += 1;
         self.nap = Duration::ZERO;
         if let Want::Notification(..) = want {
@@ -294,7 +296,6 @@ impl Queue {
 
     pub(super) fn take(&mut self, number: u64) -> Option<Request> {
         let request = self.requests.remove(&number)?;
-        self.swept &= !self.requests.is_empty();
         if let Want::Growth(place, ..) = request.want
             && self.growing.get(&place.slot) == Some(&number)
         {
@@ -331,7 +332,11 @@ mod tests {
         assert!(queue.take(first).is_none());
         assert!(queue.swept, "it was taken before");
         assert!(queue.take(second).is_some());
+        queue.swept = true;
         push(&mut queue);
-        assert!(!queue.swept);
+        assert!(
+            !queue.swept,
+            "no request waited when they were emptied last"
+        );
     }
 }

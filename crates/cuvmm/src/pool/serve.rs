@@ -4,8 +4,8 @@
 //! A pass goes through the queue from the front and gives each request its turn. A request that
 //! does not fit is passed over, and requests behind it that cannot fit either are not attempted. So
 //! among the requests that fit the earliest is served first. After a grant the next request alike is
-//! not attempted if nothing is left for it. If another thread or a hook gives
-//! memory up meanwhile, the pass starts again at the front.
+//! not attempted if nothing is left for it. If another thread or a hook gives memory up meanwhile, the
+//! pass starts again at the front.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -27,7 +27,9 @@ const PASSES: usize = 8;
 
 /// The result of a turn.
 enum Served {
-    /// The request was answered, or its future is gone.
+    /// It was granted.
+    Granted,
+    /// It was refused or granted otherwise, or its future is gone.
     Ended,
     /// It does not fit, and neither does a larger one.
     Short(BlockError),
@@ -117,13 +119,14 @@ impl Core {
             // Memory that a hook gave up is for the first request that it is enough for.
             state.queue.memory_freed |= turn.appeals && state.freed_count != freed_count;
             match came {
-                Served::Ended => {
+                Served::Granted | Served::Ended => {
                     served = true;
-                    let next = state.queue.head_of(group);
-                    // One that is not attempted keeps none behind it from being attempted.
-                    let mut others = heads.values();
-                    let alone = !others.any(|other| other.is_short_like(&group));
-                    let next = next.filter(|_| !(alone && state.has_nothing_for(group)));
+                    // After a refusal the next one may be refused as well. And one that is not
+                    // attempted keeps none behind it from being attempted.
+                    let last = matches!(came, Served::Granted)
+                        && state.has_nothing_for(group)
+                        && !heads.values().any(|other| other.is_short_like(&group));
+                    let next = state.queue.head_of(group).filter(|_| !last);
                     heads.extend(next.map(|next| (next, group)));
                 }
                 Served::Short(error) => short.push((group, error)),
@@ -138,7 +141,7 @@ impl Core {
         // A hook may panic: that ends neither the mapper nor the request.
         let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt_turn(turn)));
         match attempt {
-            Ok(Ok(())) => Served::Ended,
+            Ok(Ok(())) => Served::Granted,
             Ok(Err(error)) => self.requeue_or_refuse(turn, error),
             Err(_) => {
                 tracing::error!("a pressure hook that was called for a future panicked");
@@ -191,7 +194,7 @@ impl Core {
             }
         }
         let served = self.requeue_or_refuse(turn, error.clone());
-        if !turn.appeals || matches!(served, Served::Ended) {
+        if !turn.appeals || matches!(served, Served::Granted | Served::Ended) {
             return served;
         }
         let tenant = turn.group.tenant();

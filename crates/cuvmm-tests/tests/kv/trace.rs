@@ -28,7 +28,7 @@ const STEPS: f64 = 40.0;
 /// Seconds of warm-up, before the figures count.
 const WARM_UP: f64 = 60.0;
 
-/// Seconds of the trace that are played. The figures of the rest are alike.
+/// Seconds of the trace that are played: half of it, since the test is built without optimization.
 const LENGTH: f64 = 900.0;
 
 struct Request {

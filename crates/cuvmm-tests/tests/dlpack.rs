@@ -469,7 +469,7 @@ fn of_a_region_what_is_committed() {
     let tensor = Tensor::of::<u8>(&[2 * G as usize]);
     let (reason, region) = refusal(&tensor, region);
     assert!(
-        matches!(reason, Refusal::Memory(MemoryError::NotCommitted { start: 0, end }) if end == 2 * G),
+        matches!(reason, Refusal::Memory(MemoryError::NotCommitted(ref bytes)) if *bytes == (0..2 * G)),
         "{reason}"
     );
     let (reason, region) = refusal(&tensor.clone().offset(7 * G), region);
@@ -495,7 +495,7 @@ fn what_is_shared_by_a_fork_is_lent_to_be_read() {
     let tensor = Tensor::of::<u8>(&[8]).offset(G);
     let (reason, region) = refusal(&tensor, region);
     assert!(
-        matches!(reason, Refusal::Memory(MemoryError::ReadOnly { start, end }) if (start, end) == (G, G + 8)),
+        matches!(reason, Refusal::Memory(MemoryError::ReadOnly(ref bytes)) if *bytes == (G..G + 8)),
         "{reason}"
     );
     let tensor = tensor
@@ -518,10 +518,7 @@ fn a_lease_lends_no_more_than_its_block() {
     root.write(0, &[1; 8]).unwrap();
     let before = root.lease();
     let fork = root.fork(2 * G, 4 * G).unwrap();
-    let shared = MemoryError::ReadOnly {
-        start: 0,
-        end: 2 * G,
-    };
+    let shared = MemoryError::ReadOnly(0..2 * G);
     let tensor = Tensor::of::<u8>(&[8]);
     for lease in [before, root.lease(), fork.lease()] {
         let (reason, lease) = refusal(&tensor, lease);
@@ -557,7 +554,7 @@ fn a_sleeping_block_is_not_lent() {
     let stream = Stream::new(&rig.device).unwrap();
     let block = tenant.allocate_on(&stream, 2 * G).unwrap();
     tenant.blocks().sleep(Contents::Discard).unwrap();
-    let asleep = MemoryError::Asleep { size: 2 * G };
+    let asleep = MemoryError::Asleep(2 * G);
     let tensor = Tensor::of::<u8>(&[8]);
     for tensor in [tensor.clone(), tensor.clone().read_only()] {
         let (reason, _) = refusal(&tensor, block.lease());
@@ -586,7 +583,7 @@ fn a_sleeping_block_is_not_lent() {
     assert!(
         matches!(
             reason,
-            Refusal::Memory(MemoryError::NotCommitted { start: 0, end: 8 })
+            Refusal::Memory(MemoryError::NotCommitted(ref bytes)) if *bytes == (0..8)
         ),
         "{reason}"
     );

@@ -150,34 +150,34 @@ def tokens_of(random, budget, shortest, longest):
     return torch.randint(VOCABULARY, (max(1, budget // length), length), device="cuda")
 
 
-def encoder(random):
+def encoder(random, scale=1):
     model = Encoder().cuda()
 
     def loss():
-        tokens = tokens_of(random, 8192, 64, 512)
+        tokens = tokens_of(random, 8192 * scale, 64, 512)
         logits = model(tokens)
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     return model, loss
 
 
-def decoder(random, checkpoints):
+def decoder(random, checkpoints, scale=1):
     model = Decoder(checkpoints).cuda()
 
     def loss():
-        tokens = tokens_of(random, 8192, 256, 1024)
+        tokens = tokens_of(random, 8192 * scale, 256, 1024)
         logits = model(tokens[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     return model, loss
 
 
-def resnet(random):
+def resnet(random, scale=1):
     model = ResNet().cuda()
 
     def loss():
         side = 160 + 32 * random.below(3)
-        batch = 48 + 16 * random.below(3)
+        batch = (48 + 16 * random.below(3)) * scale
         images = torch.randn(batch, 3, side, side, device="cuda")
         labels = torch.randint(1000, (batch,), device="cuda")
         return functional.cross_entropy(model(images), labels)
@@ -187,7 +187,7 @@ def resnet(random):
 
 RUNS = {
     "encoder": encoder,
-    "llama": lambda random: decoder(random, False),
-    "llama checkpointed": lambda random: decoder(random, True),
+    "llama": lambda random, scale=1: decoder(random, False, scale),
+    "llama checkpointed": lambda random, scale=1: decoder(random, True, scale),
     "resnet": resnet,
 }

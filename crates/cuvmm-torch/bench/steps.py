@@ -10,9 +10,12 @@ memory for all models at once, and PyTorch.
 
     ratio    the median over all turns of a step's time by the native allocator's, and the quartiles
     sum      the sum of all steps by the native allocator's
+    queued   the part of a step's time in which the processor queues the work; in the rest it waits for
+             the GPU. A step with a large part is bound by the processor
     held     the most that the allocator had from the driver so far, by its own count
 
-The first turns are not counted (`--warm`).
+The first turns are not counted (`--warm`). `--scale` makes batches larger, so that the GPU takes longer
+and the processor does not.
 """
 
 import argparse
@@ -34,7 +37,7 @@ GIB = 1 << 30
 # In the process of an allocator.
 
 
-def work(allocator, scenario, library, seed):
+def work(allocator, scenario, library, seed, scale):
     """Does a step for each line of the input, and answers with its figures."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     # What libraries print does not mix with answers.
@@ -46,7 +49,7 @@ def work(allocator, scenario, library, seed):
 
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = False
-    model, loss_of = models.RUNS[scenario](laws.Random(seed))
+    model, loss_of = models.RUNS[scenario](laws.Random(seed), scale)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     print(json.dumps({"torch": torch.__version__}), file=answers)
     for _ in sys.stdin:
@@ -57,10 +60,12 @@ def work(allocator, scenario, library, seed):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        queued = time.perf_counter_ns() - begun
         final = loss.item()
         took, used = time.perf_counter_ns() - begun, time.process_time_ns() - used
         del loss
-        row = {"ms": took / 1e6, "cpu_ms": used / 1e6, "loss": final, **under_test.figures()}
+        row = {"ms": took / 1e6, "queued_ms": queued / 1e6, "cpu_ms": used / 1e6, "loss": final}
+        row.update(under_test.figures())
         print(json.dumps(row), file=answers)
 
 
@@ -79,6 +84,7 @@ class Process:
                 environment[name] = settings
         command = [sys.executable, os.path.join(HERE, "steps.py"), "--work", allocator]
         command += ["--scenarios", scenario, "--seed", str(options.seed)]
+        command += ["--scale", str(options.scale)]
         command += ["--library", os.path.abspath(options.library)]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -140,7 +146,7 @@ def summary(rows, natives, warm):
     return {
         "turns": len(counted),
         "step_ms": statistics.median(ours["ms"] for ours, _ in counted),
-        "cpu_ms": statistics.median(ours["cpu_ms"] for ours, _ in counted),
+        "queued": statistics.median(ours["queued_ms"] / ours["ms"] for ours, _ in counted),
         "ratio": statistics.median(ratios),
         "quartiles": [quartiles[0], quartiles[2]],
         "sum": total(0) / total(1),
@@ -155,14 +161,14 @@ def compare(options):
     if "native" not in allocators:
         sys.exit("steps are compared with those of the native allocator: name it too")
     until = time.monotonic() + options.seconds
-    report = {"version": 1, "seed": options.seed, "scenarios": {}}
+    report = {"version": 1, "seed": options.seed, "scale": options.scale, "scenarios": {}}
     for scenario in chosen(options.scenarios, TRAININGS):
         rows, failed = in_turns(scenario, allocators, options, until)
         found = {name: summary(rows[name], rows["native"], options.warm) for name in allocators}
         report["scenarios"][scenario] = {"summary": found, "failed": failed, "steps": rows}
         written(options.json, report)
         print("\n### %s\n" % scenario)
-        print("| allocator | held/live | held GiB | step ms | CPU ms | ratio (quartiles) | sum | turns | loss |")
+        print("| allocator | held/live | held GiB | step ms | queued | ratio (quartiles) | sum | turns | loss |")
         print("|---|---|---|---|---|---|---|---|---|")
         for name, row in found.items():
             if row is None:
@@ -170,7 +176,7 @@ def compare(options):
                 continue
             ratio = "%.4f (%.4f to %.4f)" % (row["ratio"], *row["quartiles"])
             cells = [name, "%.3f" % row["held_by_live"], "%.2f" % (row["held"] / GIB)]
-            cells += ["%.2f" % row["step_ms"], "%.2f" % row["cpu_ms"], ratio, "%.4f" % row["sum"]]
+            cells += ["%.2f" % row["step_ms"], "%.2f" % row["queued"], ratio, "%.4f" % row["sum"]]
             print("| %s |" % " | ".join([*cells, str(row["turns"]), "%.5f" % row["loss"]]), flush=True)
 
 
@@ -182,12 +188,13 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60, help="that are counted [60]")
     parser.add_argument("--warm", type=int, default=10, help="steps before them [10]")
+    parser.add_argument("--scale", type=int, default=1, help="how often as large a batch is [1]")
     parser.add_argument("--allocators", metavar="LIST", help="some of: " + ", ".join(COMPARED))
     parser.add_argument("--scenarios", metavar="LIST", help="some of: " + ", ".join(TRAININGS))
     parser.add_argument("--work", metavar="ALLOCATOR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.work, options.scenarios, options.library, options.seed)
+        work(options.work, options.scenarios, options.library, options.seed, options.scale)
     else:
         compare(options)
 

@@ -82,7 +82,7 @@ pub(crate) fn attach(json: &str) -> Result<u64, Error> {
     }
     let mut subscriber = connect(&path, &users)?;
     let publication = match subscriber.attach(&name, &how) {
-        Err(ShareError::NoSuchDevice { uuid }) => Err(elsewhere(of, &name, uuid)),
+        Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(of, &name, uuid)),
         outcome => outcome.map_err(|error| Error::at(&path, error)),
     }?;
     let mut state = lock();
@@ -116,7 +116,7 @@ fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
             name: name.to_owned(),
             device,
         },
-        None => ShareError::NoSuchDevice { uuid }.into(),
+        None => ShareError::NoSuchDevice(uuid).into(),
     }
 }
 

@@ -54,7 +54,7 @@ impl<T: Pod> Elements<T> {
     pub(crate) const fn wrong_size(elements: usize) -> ArgumentError {
         if elements == 0 || size_of::<T>() == 0 {
             let what = "bytes of the elements";
-            return ArgumentError::Zero { what };
+            return ArgumentError::Zero(what);
         }
         ArgumentError::Overflow {
             what: "elements",

@@ -1020,7 +1020,7 @@ fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
         let slept = AtomicBool::new(false);
         let copied = |outcome: Result<(), MemoryError>| match outcome {
             Ok(()) => {}
-            Err(MemoryError::Asleep { size }) => assert_eq!(size, 2 * G),
+            Err(MemoryError::Asleep(size)) => assert_eq!(size, 2 * G),
             Err(error) => panic!("{error}"),
         };
         thread::scope(|scope| {
@@ -1058,7 +1058,7 @@ fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
                             scene.launch(&block, &stream);
                             scene.is_whole();
                         }
-                        Err(MemoryError::Asleep { size }) => assert_eq!(size, 2 * G),
+                        Err(MemoryError::Asleep(size)) => assert_eq!(size, 2 * G),
                         Err(error) => panic!("{error}"),
                     }
                 }

@@ -263,7 +263,7 @@ pub fn a_block_is_asked_when_the_slice_is_made() {
     let leased = Leased::of(&block);
     let refused = Slice::<u32, _>::new(leased).unwrap_err();
     assert!(
-        matches!(refused.reason, CudarcError::Memory(MemoryError::Asleep { size }) if size == 2 * g)
+        matches!(refused.reason, CudarcError::Memory(MemoryError::Asleep(size)) if size == 2 * g)
     );
     tenant.blocks().wake().unwrap();
     let leased = doubled(&rig, refused.owner);
@@ -273,7 +273,7 @@ pub fn a_block_is_asked_when_the_slice_is_made() {
         let refused = Slice::<u32, _>::new(leased).unwrap_err();
         assert!(matches!(
             refused.reason,
-            CudarcError::Memory(MemoryError::ReadOnly { start: 0, end }) if end == g
+            CudarcError::Memory(MemoryError::ReadOnly(bytes)) if bytes == (0..g)
         ));
     }
     drop((block, fork, tenant, pool));
@@ -343,7 +343,7 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
     let refused = Committed::new(&region, 8..g + 8, &rig.ours).unwrap_err();
     assert!(matches!(
         refused,
-        CudarcError::Memory(MemoryError::NotCommitted { start: 8, end }) if end == g + 8
+        CudarcError::Memory(MemoryError::NotCommitted(bytes)) if bytes == (8..g + 8)
     ));
     let fork = region.fork(&[]).unwrap();
     let (start, end) = (8, 16);
@@ -351,7 +351,7 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
         let refused = Committed::new(side, start..end, &rig.ours).unwrap_err();
         assert!(matches!(
             refused,
-            CudarcError::Memory(MemoryError::ReadOnly { start: 8, end: 16 })
+            CudarcError::Memory(MemoryError::ReadOnly(bytes)) if bytes == (8..16)
         ));
     }
     drop(fork);

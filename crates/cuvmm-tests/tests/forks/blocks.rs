@@ -132,11 +132,11 @@ on_both! {
             block.write(0, &[]).unwrap();
             assert!(matches!(
                 block.export(HandleTypes::POSIX_FD),
-                Err(MemoryError::ReadOnly { start: 0, end }) if end == 4 * G
+                Err(MemoryError::ReadOnly(bytes)) if bytes == (0..4 * G)
             ));
             assert!(matches!(
                 Offer::block(block),
-                Err(ShareError::Memory(MemoryError::ReadOnly { start: 0, end })) if end == 4 * G
+                Err(ShareError::Memory(MemoryError::ReadOnly(bytes))) if bytes == (0..4 * G)
             ));
         }
         shows(rig, &root, 1, 0..4 * G);

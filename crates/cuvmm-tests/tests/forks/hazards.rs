@@ -171,7 +171,7 @@ on_both! {
             assert!(matches!(
                 refused,
                 Err(BlockError::Refused { index: 0, size, ref cause })
-                    if size == 2 * G && matches!(**cause, BlockError::Memory(MemoryError::Asleep { size: G }))
+                    if size == 2 * G && matches!(**cause, BlockError::Memory(MemoryError::Asleep(G)))
             ), "{refused:?}");
         });
         drop(theirs.lock().unwrap().take());

@@ -163,12 +163,12 @@ on_both! {
                 other => panic!("{other}"),
             }
         };
-        let has = |device: &Device| ArgumentError::HasAccess { device: device.location() };
+        let has = |device: &Device| ArgumentError::HasAccess(device.location());
         assert_eq!(refused(&[&rig.device], Access::ReadWrite), has(&rig.device));
         assert_eq!(refused(&[&second, &second.clone()], Access::Read), has(&second));
         assert_eq!(
             refused(&[&second, &stranger.device], Access::ReadWrite),
-            ArgumentError::WrongDriver { what: "the device" }
+            ArgumentError::WrongDriver("the device")
         );
         assert!(matches!(refused(&[&second], Access::None), ArgumentError::Zero { .. }));
         assert_eq!(pool.stats().addresses, 0);

@@ -121,7 +121,7 @@ on_both! {
         let number = gone.number();
         let is_gone = |error: KvCacheError| {
             assert!(matches!(
-                error, KvCacheError::NoSuchSequence { sequence } if sequence == number
+                error, KvCacheError::NoSuchSequence(sequence) if sequence == number
             ), "{error}");
         };
         is_gone(cache.free(gone).unwrap_err());
@@ -175,15 +175,15 @@ on_both! {
         let none = Shape { layers: 0, ..SMALL };
         assert_eq!(
             KvCache::builder(&tenant, &stream, none).build().err(),
-            Some(KvCacheError::Argument(ArgumentError::Zero { what: "layers" }))
+            Some(KvCacheError::Argument(ArgumentError::Zero("layers")))
         );
         let other = Stream::new(&rig.second()).unwrap();
         assert_eq!(
             KvCache::builder(&tenant, &other, SMALL).build().err(),
-            Some(KvCacheError::Argument(ArgumentError::WrongDevice { what: "the stream" }))
+            Some(KvCacheError::Argument(ArgumentError::WrongDevice("the stream")))
         );
         let mut cache = build(&tenant, &stream, Layout::TokenMajor);
-        assert!(matches!(cache.create(0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
+        assert!(matches!(cache.create(0), Err(KvCacheError::Argument(ArgumentError::Zero("tokens of a sequence")))));
         assert!(matches!(
             cache.create(401),
             Err(KvCacheError::Argument(ArgumentError::TooLarge { value: 401, most: 400, .. }))
@@ -194,7 +194,7 @@ on_both! {
             Err(KvCacheError::Argument(ArgumentError::TooLarge { what: "sequences", value: 7, most: 6 }))
         ));
         let id = ids[0];
-        assert!(matches!(cache.truncate(id, 0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
+        assert!(matches!(cache.truncate(id, 0), Err(KvCacheError::Argument(ArgumentError::Zero("tokens of a sequence")))));
         assert!(matches!(
             cache.truncate(id, 2),
             Err(KvCacheError::Tokens { sequence, tokens: 2, most: 1 }) if sequence == id.number()

@@ -361,7 +361,7 @@ on_both! {
         let mut cache = build(&tenant, &stream, Layout::TokenMajor);
         let root = cache.create(200).unwrap();
         assert!(matches!(plain.fork(root, 20), Err(KvCacheError::NoSuchSequence { .. })));
-        assert!(matches!(cache.fork(root, 0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
+        assert!(matches!(cache.fork(root, 0), Err(KvCacheError::Argument(ArgumentError::Zero("tokens of a sequence")))));
         assert!(matches!(
             cache.fork(root, 201),
             Err(KvCacheError::Tokens { sequence, tokens: 201, most: 200 }) if sequence == root.number()

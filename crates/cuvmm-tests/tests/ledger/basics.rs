@@ -439,7 +439,7 @@ fn a_ledger_is_of_one_device_and_its_values_are_checked() {
     let wrong = Pool::builder(&second).ledger(&ledger).build().unwrap_err();
     assert_eq!(
         wrong,
-        PoolError::Argument(ArgumentError::WrongDevice { what: "the ledger" })
+        PoolError::Argument(ArgumentError::WrongDevice("the ledger"))
     );
     let missing = Ledger::builder(&rig.device, dir.path().join("a/b"))
         .open()

@@ -59,7 +59,7 @@ fn control(ledger: &Ledger) -> Control {
 
 fn refusal<T: std::fmt::Debug>(answer: Result<T, ControlError>) -> String {
     match answer.unwrap_err() {
-        ControlError::Refused { reason } => reason,
+        ControlError::Refused(reason) => reason,
         other => panic!("{other}"),
     }
 }
@@ -420,7 +420,7 @@ fn an_answer_takes_no_longer_than_the_client_allows() {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        let timed_out = Err(ControlError::TimedOut { waited: short });
+        let timed_out = Err(ControlError::TimedOut(short));
         assert_eq!(engine.report(), timed_out);
         assert!(begun.elapsed() < Duration::from_secs(2));
     });

@@ -283,7 +283,7 @@ on_both! {
         tenant.unregister();
         assert!(matches!(
             clone.try_allocate(G),
-            Err(BlockError::Unregistered { tenant }) if tenant == "a"
+            Err(BlockError::Unregistered(tenant)) if tenant == "a"
         ));
         let stats = pool.stats();
         assert!(stats.tenants[0].draining);
@@ -375,7 +375,7 @@ on_both! {
         let odd = ArgumentError::NotPowerOfTwo { what, value: 3 * G };
         let half = ArgumentError::Misaligned { what, value: G / 2, multiple: G };
         let bad = [
-            (Pool::builder(device).mapping_limit(0).build(), ArgumentError::Zero { what: "mappings of a pool" }),
+            (Pool::builder(device).mapping_limit(0).build(), ArgumentError::Zero("mappings of a pool")),
             (
                 Pool::builder(device).address_limit(G - 1).build(),
                 few("bytes of a pool's addresses", G - 1, G),

@@ -52,7 +52,7 @@ on_both! {
         drop(block.lease_for(Access::ReadWrite).unwrap());
         drop(lease);
         tenant.blocks().sleep(Contents::Discard).unwrap();
-        let asleep = MemoryError::Asleep { size: 3 * G };
+        let asleep = MemoryError::Asleep(3 * G);
         let lease = block.lease();
         for access in [Access::None, Access::Read, Access::ReadWrite] {
             assert_eq!(block.lease_for(access).unwrap_err(), asleep);
@@ -72,7 +72,7 @@ on_both! {
         // A block that was freed while asleep has nothing to register.
         let lease = block.lease();
         drop(block);
-        let gone = MemoryError::NotCommitted { start: 0, end: 3 * G };
+        let gone = MemoryError::NotCommitted(0..3 * G);
         assert_eq!(lease.register().unwrap_err(), gone);
         books(rig, &pool);
     }
@@ -84,7 +84,7 @@ on_both! {
         let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let before = root.lease();
         let fork = root.fork(2 * G, 4 * G).unwrap();
-        let shared = MemoryError::ReadOnly { start: 0, end: 2 * G };
+        let shared = MemoryError::ReadOnly(0..2 * G);
         for block in [&root, &fork] {
             assert_eq!(block.lease_for(Access::ReadWrite).unwrap_err(), shared);
             drop(block.lease_for(Access::Read).unwrap());
@@ -155,7 +155,7 @@ on_both! {
         let fork = root.fork(2 * G, 4 * G).unwrap();
         for registration in [before, fork.register().unwrap()] {
             let refused = registration.dma_buf(G..3 * G).unwrap_err();
-            let shared = MemoryError::ReadOnly { start: 0, end: 2 * G };
+            let shared = MemoryError::ReadOnly(0..2 * G);
             assert_eq!(refused, shared);
             assert!(!registration.is_exported());
             // The memory behind the shared prefix is the block's own.
@@ -169,7 +169,7 @@ on_both! {
         for side in [&region, &fork] {
             let registration = side.register(0..2 * G).unwrap();
             let refused = registration.dma_buf(0..G).unwrap_err();
-            let read_only = matches!(refused, MemoryError::ReadOnly { start: 0, end } if end == G);
+            let read_only = refused == MemoryError::ReadOnly(0..G);
             assert!(read_only, "{refused}");
         }
         drop(fork);
@@ -187,12 +187,12 @@ on_both! {
         let lease = block.lease();
         let registration = block.register().unwrap();
         let (error, block) = refused(&publisher, block);
-        assert!(matches!(error, ShareError::Memory(MemoryError::Leased { leases: 2 })), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Leased(2))), "{error}");
         assert!(written(rig, &stream, &registration), "under a registration");
         assert_eq!(pool.stats().exported, 0, "nothing was offered");
         drop(registration);
         let (error, block) = refused(&publisher, block);
-        assert!(matches!(error, ShareError::Memory(MemoryError::Leased { leases: 1 })), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Leased(1))), "{error}");
         drop(lease);
         let published = publisher.publish("block", Manifest::default(), block);
         assert_eq!(published.unwrap(), 1);

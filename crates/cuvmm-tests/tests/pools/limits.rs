@@ -303,7 +303,7 @@ on_both! {
         assert_eq!(pool.find_tenant("b").unwrap().stats().in_use, 0);
         a.clone().unregister();
         assert!(pool.find_tenant("a").is_none());
-        let gone = PoolError::Unregistered { tenant: "a".to_owned() };
+        let gone = PoolError::Unregistered("a".to_owned());
         // A has no memory left, so the pool has forgotten it.
         assert!(matches!(a.set_limit(G), Err(PoolError::Unregistered { .. })));
         assert!(matches!(a.set_guarantee(G), Err(PoolError::Unregistered { .. })));

@@ -96,7 +96,7 @@ on_both! {
         let other = common::model();
         let mapper = Mapper::start(&other.device).unwrap();
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).build();
-        assert!(matches!(built, Err(PoolError::Argument(ArgumentError::WrongDevice { what: "the mapper" }))));
+        assert!(matches!(built, Err(PoolError::Argument(ArgumentError::WrongDevice("the mapper")))));
         let mapper = Mapper::start(&rig.device).unwrap();
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).free_target(2 * G).build();
         let built = built.unwrap_err();

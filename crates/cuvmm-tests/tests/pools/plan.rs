@@ -332,7 +332,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         &Plan::new().stripe("s", G, G, &[0]).grow("s", G, G),
         kind(2, "s", "a striped range", ground),
     );
-    let zero = |step, what| at(step, None, ArgumentError::Zero { what });
+    let zero = |step, what| at(step, None, ArgumentError::Zero(what));
     wrong(&Plan::new().reserve("a", 0), zero(1, "the size"));
     wrong(&reserved().commit("a", 0), zero(2, "the size"));
     wrong(
@@ -411,14 +411,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     };
     wrong(
         &reserved().create("p", G).map("p", "a", 0).step(unmap(G)),
-        at(
-            4,
-            Some("a"),
-            MemoryError::NotCommitted {
-                start: G,
-                end: G + 1,
-            },
-        ),
+        at(4, Some("a"), MemoryError::NotCommitted(G..G + 1)),
     );
     let decommit = Step::Decommit {
         within: name(),
@@ -427,14 +420,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     };
     wrong(
         &reserved().commit("a", 1).step(decommit),
-        at(
-            3,
-            Some("a"),
-            MemoryError::NotCommitted {
-                start: 0,
-                end: 2 * G,
-            },
-        ),
+        at(3, Some("a"), MemoryError::NotCommitted(0..2 * G)),
     );
     wrong(
         &reserved().commit("a", 2 * G).grow("a", G, 1),
@@ -496,7 +482,7 @@ fn devices_of_another_driver_are_refused() {
     let ((_, one), (_, other)) = (priced(GIB), priced(GIB));
     let devices = [one[0].clone(), other[0].clone()];
     let refused = Plan::new().check(&devices);
-    let stranger = ArgumentError::WrongDriver { what: "the device" };
+    let stranger = ArgumentError::WrongDriver("the device");
     assert_eq!(refused.map_err(parts), Err((None, None, stranger.into())));
     let none = Plan::new().reserve("a", G).check(&[]);
     assert_eq!(none.map_err(parts), Err(at(1, None, no_device(0, 0))));

@@ -79,7 +79,7 @@ on_both! {
         assert!(matches!(region.alias(0..2 * G, 4 * G + 1), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
         assert!(matches!(region.alias(0..2 * G, u64::MAX), Err(MemoryError::Argument(ArgumentError::Empty { .. } | ArgumentError::Misaligned { .. }))));
         assert!(matches!(region.alias(0..3 * G, 4 * G), Err(MemoryError::NotCommitted { .. })));
-        assert!(matches!(region.alias(0..G, 4 * G), Err(MemoryError::CutsExtent { offset: 0, .. })));
+        assert!(matches!(region.alias(0..G, 4 * G), Err(MemoryError::CutsExtent(extent)) if extent.start == 0));
         assert!(matches!(region.alias(0..2 * G, G), Err(MemoryError::Overlap { taken: 0, .. })));
         assert!(matches!(region.alias(0..2 * G, 13 * G), Err(MemoryError::Overlap { taken, .. }) if taken == 12 * G));
         assert_eq!(rig.faults.total(), 0);
@@ -113,7 +113,7 @@ on_both! {
         let fork = region.fork(&[]).unwrap();
         // Through a second mapping the memory could be written, and the fork with it.
         let shown = region.alias(0..2 * G, 4 * G);
-        assert!(matches!(shown, Err(MemoryError::ReadOnly { start: 0, end }) if end == 2 * G));
+        assert!(matches!(shown, Err(MemoryError::ReadOnly(bytes)) if bytes == (0..2 * G)));
         region.unshare(0..2 * G, &stream, &[]).unwrap();
         region.alias(0..2 * G, 4 * G).unwrap();
         region.write(&stream, 4 * G, b"two").unwrap();

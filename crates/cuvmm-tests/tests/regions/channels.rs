@@ -111,7 +111,7 @@ fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() 
     let reading = Offer::vec(&mine).unwrap();
     let wants_more = Attachment::builder(&taker.device).read_write();
     let (given, taken) = give(&reading, &wants_more);
-    assert!(matches!(given, Err(ShareError::Refused { reason }) if reason.contains("read-only")));
+    assert!(matches!(given, Err(ShareError::Refused(reason)) if reason.contains("read-only")));
     assert!(matches!(
         taken,
         Err(ShareError::Memory(MemoryError::ReadOnly { .. }))
@@ -200,7 +200,7 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     let fork = other.fork(&[]).unwrap();
     assert!(matches!(
         Offer::region(&other, 0..4 * G),
-        Err(ShareError::Memory(MemoryError::ReadOnly { start: 0, end })) if end == 4 * G
+        Err(ShareError::Memory(MemoryError::ReadOnly(bytes))) if bytes == (0..4 * G)
     ));
     drop((fork, other, mine));
     common::nothing_left(rig);
@@ -225,7 +225,7 @@ fn what_was_withdrawn_is_not_offered_with_the_rest() {
     assert_eq!((offered, offer.description().held()), (vec![4 * G], 4 * G));
     assert!(matches!(
         Offer::region(&mine, 0..4 * G),
-        Err(ShareError::Memory(MemoryError::NotCommitted { start: 0, end })) if end == 4 * G
+        Err(ShareError::Memory(MemoryError::NotCommitted(bytes))) if bytes == (0..4 * G)
     ));
     assert!(matches!(
         Offer::region(&mine, 4 * G..9 * G),

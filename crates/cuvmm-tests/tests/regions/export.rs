@@ -74,12 +74,12 @@ on_both! {
         let both = FD | HandleTypes::FABRIC;
         for types in [HandleTypes::empty(), both, HandleTypes::WIN32, HandleTypes::WIN32_KMT] {
             let bits = types.bits();
-            let expected = MemoryError::Argument(ArgumentError::HandleType { bits });
+            let expected = MemoryError::Argument(ArgumentError::HandleType(bits));
             assert_eq!(physical.export(types).unwrap_err(), expected);
         }
         assert!(matches!(
             Physical::builder(&rig.device, G).shareable(FD | HandleTypes::WIN32).create(),
-            Err(MemoryError::Argument(ArgumentError::HandleType { bits: 3 }))
+            Err(MemoryError::Argument(ArgumentError::HandleType(3)))
         ));
         assert_eq!(rig.faults.calls().len(), made, "no driver call");
         // Imported memory cannot be exported again.

@@ -167,7 +167,7 @@ on_both! {
         let refused = SparseGrid::<u32, 1>::new(&rig.device, grid.home_stream(), huge);
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Overflow { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
         let refused = SparseGrid::<(), 1>::new(&rig.device, grid.home_stream(), huge);
-        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))));
+        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Zero("bytes of the elements")))));
         let refused = SparseGrid::<u32, 2>::new(&rig.device, &stranger, grid.bricks());
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         let builder = SparseGrid::<u32, 2>::builder(&rig.device, grid.home_stream(), grid.bricks());

@@ -66,7 +66,7 @@ on_both! {
         ));
         assert!(matches!(
             Physical::builder(device, G).shareable(HandleTypes::from_bits_retain(0x40)).create(),
-            Err(MemoryError::Argument(ArgumentError::HandleType { bits: 0x40 }))
+            Err(MemoryError::Argument(ArgumentError::HandleType(0x40)))
         ));
         // Ranges that the real driver accepts or crashes on: past the end, overlapping from above
         // and below, unaligned to the granule, and with an overflowing offset.
@@ -82,7 +82,7 @@ on_both! {
         assert!(matches!(first.set_access(&[]), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         assert!(matches!(
             reservation.physical_at(2 * G),
-            Err(MemoryError::NotCommitted { start, .. }) if start == 2 * G
+            Err(MemoryError::NotCommitted(bytes)) if bytes.start == 2 * G
         ));
         assert_eq!(rig.faults.calls(), vec![], "no driver call");
         assert_eq!(reservation.mapped_bytes(), 2 * G);

@@ -32,11 +32,10 @@ fn sizes(registration: &Registration) -> Vec<(u64, u64)> {
 fn figures(error: MemoryError) -> [u64; 4] {
     match error {
         MemoryError::Registered {
-            start,
-            end,
+            range,
             first,
             registrations,
-        } => [start / G, end / G, first / G, registrations],
+        } => [range.start / G, range.end / G, first / G, registrations],
         other => panic!("{other}"),
     }
 }
@@ -103,7 +102,7 @@ on_both! {
             let (from, to) = (range.start, range.end);
             assert!(matches!(
                 region.register(range),
-                Err(MemoryError::NotCommitted { start, end }) if (start, end) == (from, to)
+                Err(MemoryError::NotCommitted(bytes)) if bytes == (from..to)
             ), "{why}");
         }
         let wrong = |range| match region.register(range) {
@@ -389,13 +388,9 @@ on_both! {
                 if (value, multiple) == (3 * G + 1, page)
         ));
         for range in [0..3 * G, G..3 * G, 5 * G..7 * G, 5 * G..!(page - 1)] {
-            let (from, to) = (range.start, range.end);
-            assert!(matches!(
-                refused(range),
-                MemoryError::NotRegistered { start, end, registered_start, registered_end }
-                    if (start, end) == (from, to)
-                        && (registered_start, registered_end) == (2 * G, 6 * G)
-            ));
+            let registered = 2 * G..6 * G;
+            let expected = MemoryError::NotRegistered { range: range.clone(), registered };
+            assert_eq!(refused(range), expected);
         }
         assert_eq!(rig.faults.total(), 0);
 

@@ -119,7 +119,7 @@ on_both! {
         let made = SparseArray::<()>::new(&rig.device, &stream, 8);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+            Err(ContainerError::Argument(ArgumentError::Zero("bytes of the elements")))
         ));
         let made = SparseArray::<u64>::new(&rig.device, &stream, usize::MAX);
         assert!(matches!(
@@ -129,7 +129,7 @@ on_both! {
         let made = SparseArray::<u32>::new(&rig.device, &stream, 0);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+            Err(ContainerError::Argument(ArgumentError::Zero("bytes of the elements")))
         ));
         let made = SparseArray::<u32>::builder(&rig.device, &stream, 8).tile_bytes(0).reserve();
         assert!(matches!(made, Err(ContainerError::TileSize { tile: 0, .. })));
@@ -229,7 +229,7 @@ on_both! {
         rig.machine.release_all_streams(D0);
         assert!(matches!(
             refused,
-            Err(MemoryError::PendingFree { start: 0, end, .. }) if end == 7 * G
+            Err(MemoryError::PendingFree { ref range, .. }) if *range == (0..7 * G)
         ), "{refused:?}");
         assert_eq!(made, [0; 3]);
         assert_eq!((after.1, after.2), (before.1, before.2));

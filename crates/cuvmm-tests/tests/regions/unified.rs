@@ -713,7 +713,7 @@ where
     let (mut buffer, home) = zeroed(rig, 5000);
     assert!(!buffer.is_host_accessible());
     let refused = |error: ContainerError| {
-        let right = matches!(error, ContainerError::NoConcurrentAccess { device: D0 });
+        let right = matches!(error, ContainerError::NoConcurrentAccess(D0));
         assert!(right, "{error}");
         assert!(error.to_string().contains("device 0"), "{error}");
     };

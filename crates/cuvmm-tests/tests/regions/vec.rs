@@ -60,7 +60,7 @@ on_both! {
         let made = DeviceVec::<()>::new(&rig.device, &stream, 8);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+            Err(ContainerError::Argument(ArgumentError::Zero("bytes of the elements")))
         ));
         let made = DeviceVec::<u64>::new(&rig.device, &stream, usize::MAX);
         assert!(matches!(
@@ -70,7 +70,7 @@ on_both! {
         let made = DeviceVec::<u32>::new(&rig.device, &stream, 0);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+            Err(ContainerError::Argument(ArgumentError::Zero("bytes of the elements")))
         ));
         let mut vec = DeviceVec::<u32>::new(&rig.device, &stream, 10).unwrap();
         vec.extend_from_slice(&[1, 2, 3]).unwrap();

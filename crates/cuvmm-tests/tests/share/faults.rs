@@ -53,7 +53,7 @@ fn giving() {
                 (Ok(()), Ok(_)) => {}
                 (
                     Err(why @ ShareError::Memory(MemoryError::Export { .. })),
-                    Err(ShareError::Refused { reason }),
+                    Err(ShareError::Refused(reason)),
                 ) => {
                     assert_eq!(*reason, why.to_string());
                     assert!(taker.machine.live().is_nothing());
@@ -83,7 +83,7 @@ fn taking() {
                     attached.push(taken);
                     Ok(())
                 }
-                (Err(ShareError::Refused { reason }), Err(why @ ShareError::Memory(_))) => {
+                (Err(ShareError::Refused(reason)), Err(why @ ShareError::Memory(_))) => {
                     assert_eq!(reason, why.to_string());
                     Err(reason)
                 }
@@ -229,7 +229,7 @@ fn attaching() {
             let attached = reader.attach("model", &Attachment::builder(&taker.device));
             match attached {
                 Ok(published) => drop(published),
-                Err(ShareError::Refused { reason }) => {
+                Err(ShareError::Refused(reason)) => {
                     assert!(taker.machine.live().is_nothing());
                     return Err(reason);
                 }

@@ -76,7 +76,7 @@ fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> ShareError
 
 #[track_caller]
 fn malformed(error: &ShareError, expected: &str) {
-    let ShareError::Channel(ChannelError::Malformed { what }) = error else {
+    let ShareError::Channel(ChannelError::Malformed(what)) = error else {
         panic!("expected {expected}: {error:?}");
     };
     assert!(what.contains(expected), "{what} should be {expected}");
@@ -90,10 +90,7 @@ fn closed(error: &ShareError) {
 
 #[track_caller]
 fn timed_out(error: &ShareError) {
-    let right = matches!(
-        error,
-        ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
-    );
+    let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(SHORT)));
     assert!(right, "{error:?}");
 }
 
@@ -273,10 +270,7 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
         let error = channel
             .recv(&Attachment::builder(&taker.device))
             .unwrap_err();
-        let right = matches!(
-            error,
-            ShareError::Channel(ChannelError::TimedOut { waited: MOMENT })
-        );
+        let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(MOMENT)));
         assert!(right, "{error:?}");
         drop((channel, peer, memory));
         // A timeout of zero does not receive messages that are already there either.
@@ -288,9 +282,7 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
             .unwrap_err();
         let right = matches!(
             error,
-            ShareError::Channel(ChannelError::TimedOut {
-                waited: Duration::ZERO
-            })
+            ShareError::Channel(ChannelError::TimedOut(Duration::ZERO))
         );
         assert!(right, "{error:?}");
         drop((channel, peer));
@@ -358,7 +350,7 @@ fn memory_of_another_place() {
         });
         assert!(matches!(
             error,
-            ShareError::NoSuchDevice { uuid } if uuid == [9; 16]
+            ShareError::NoSuchDevice(uuid) if uuid == [9; 16]
         ));
         // Described as host memory.
         let error = take_from(|peer, device| {
@@ -425,7 +417,8 @@ fn too_many_handles_and_none() {
             error,
             ShareError::Memory(MemoryError::NotShareable {
                 handle_type: HandleTypes::FABRIC,
-                shareable: HandleTypes::POSIX_FD
+                shareable: HandleTypes::POSIX_FD,
+                ..
             })
         );
         assert!(right, "{error:?}");
@@ -530,7 +523,7 @@ fn givers_that_give_up_or_say_yes_to_nothing() {
                 assert!(peer.say(VERDICT, b"\x01not today", &[]));
             }),
         ] {
-            let right = matches!(&error, ShareError::Refused { reason } if reason == "not today");
+            let right = matches!(&error, ShareError::Refused(reason) if reason == "not today");
             assert!(right, "{error:?}");
         }
         malformed(
@@ -599,7 +592,7 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
 fn takers_that_are_wrong_silent_or_gone() {
     leaves_nothing_open(|| {
         let wrong = |error: ShareError, expected: &str| {
-            let ShareError::Channel(ChannelError::Malformed { what }) = error else {
+            let ShareError::Channel(ChannelError::Malformed(what)) = error else {
                 panic!("expected {expected}: {error:?}");
             };
             assert!(what.contains(expected), "{what} should be {expected}");
@@ -612,10 +605,7 @@ fn takers_that_are_wrong_silent_or_gone() {
                 })
             };
             let error = after(&|_| {});
-            let right = matches!(
-                error,
-                ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
-            );
+            let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(SHORT)));
             assert!(right, "{yes}: {error:?}");
             let error = after(&|peer| {
                 rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).unwrap();
@@ -623,7 +613,7 @@ fn takers_that_are_wrong_silent_or_gone() {
             let right = matches!(error, ShareError::Channel(ChannelError::Closed));
             assert!(right, "{yes}: {error:?}");
             let error = after(&|peer| assert!(peer.say(VERDICT, b"\x01no \xff", &[])));
-            let right = matches!(&error, ShareError::Refused { reason } if reason == "no \u{fffd}");
+            let right = matches!(&error, ShareError::Refused(reason) if reason == "no \u{fffd}");
             assert!(right, "{yes}: {error:?}");
             for neither in [&[] as &[u8], &[7], &[0, 1]] {
                 let error = after(&|peer| assert!(peer.say(VERDICT, neither, &[])));
@@ -654,10 +644,7 @@ fn a_description_that_nobody_reads() {
         assert!(offer.description().to_bytes().len() > 5 * MOST_BODY);
         let (mut channel, peer) = Raw::pair();
         let error = channel.send(&offer).unwrap_err();
-        let right = matches!(
-            error,
-            ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
-        );
+        let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(SHORT)));
         assert!(right, "{error:?}");
         drop((channel, peer, offer, region));
         common::nothing_left(giver);
@@ -721,16 +708,11 @@ fn answers_that_are_none() {
         });
         let right = matches!(
             error,
-            ShareError::Channel(ChannelError::Malformed {
-                what: "unexpected at this point"
-            })
+            ShareError::Channel(ChannelError::Malformed("unexpected at this point"))
         );
         assert!(right, "{error:?}");
         let error = attach_from(|_, _| {});
-        let right = matches!(
-            error,
-            ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
-        );
+        let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(SHORT)));
         assert!(right, "{error:?}");
     });
 }
@@ -787,7 +769,7 @@ fn manifests_that_lie() {
         let error = publish([tensor("a", 0, 1), tensor("a", 1, 1)].join(","));
         let right = matches!(
             &error,
-            ShareError::Description(DescriptionError::NameTaken { name }) if name == "a"
+            ShareError::Description(DescriptionError::NameTaken(name)) if name == "a"
         );
         assert!(right, "{error:?}");
     });

@@ -84,7 +84,7 @@ fn giving() {
             let (given, taken) = give(giver, importer);
             match (&given, &taken) {
                 (Ok(()), Ok(_)) => {}
-                (Err(why @ ShareError::Memory(_)), Err(ShareError::Refused { reason })) => {
+                (Err(why @ ShareError::Memory(_)), Err(ShareError::Refused(reason))) => {
                     assert_eq!(*reason, why.to_string());
                     let live = taker.machine.live();
                     assert_eq!((live.mem_pools, live.allocations), (0, 0));
@@ -118,7 +118,7 @@ fn taking() {
                     imported.extend(taken);
                     Ok(())
                 }
-                (Err(ShareError::Refused { reason }), Err(why @ ShareError::Memory(_))) => {
+                (Err(ShareError::Refused(reason)), Err(why @ ShareError::Memory(_))) => {
                     assert_eq!(reason, why.to_string());
                     assert_eq!(giver.is_held(), !imported.is_empty());
                     Err(reason)

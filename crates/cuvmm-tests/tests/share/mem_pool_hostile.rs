@@ -298,12 +298,12 @@ fn givers_that_are_wrong_silent_or_gone() {
         let error = take_from(|peer, _| assert!(peer.yes()));
         assert!(malformed(&error), "{error}");
         let error = take_from(|peer, _| assert!(peer.say(VERDICT, b"\x01no", &[])));
-        assert!(matches!(error, ShareError::Refused { reason } if reason == "no"));
+        assert!(matches!(error, ShareError::Refused(reason) if reason == "no"));
         let error = take_from(|peer, giver| {
             assert!(peer.say(DESCRIPTION, &giver.parts().0, &[]));
             assert!(peer.say(VERDICT, b"\x01later", &[]));
         });
-        assert!(matches!(error, ShareError::Refused { reason } if reason == "later"));
+        assert!(matches!(error, ShareError::Refused(reason) if reason == "later"));
         let error = take_from(|peer, giver| {
             assert!(peer.say(DESCRIPTION, &giver.parts().0, &[]));
         });

@@ -445,7 +445,7 @@ fn borrowed_memory() {
     let other = two.pool();
     for (pool, at) in [(&other, at.0), (&pool, 64), (&pool, u64::MAX)] {
         let bad = borrow(pool, at, MIB).unwrap_err();
-        assert_eq!(bad, MemoryError::NotOfPool { address: at });
+        assert_eq!(bad, MemoryError::NotOfPool(at));
     }
     // SAFETY: the pool outlives the wrapper.
     let wrapped = unsafe { MemPool::from_raw(device, pool.as_raw()) };
@@ -472,13 +472,13 @@ fn pools_that_cannot_be_shared() {
         let ShareError::Memory(error) = AllocationOffer::new(&memory).unwrap_err() else {
             panic!("another error");
         };
-        let refused = MemoryError::PoolNotShareable {
-            handle_type: FD,
-            shareable: HandleTypes::empty(),
-            is_default: of_device,
-        };
-        assert_eq!(error, refused);
-        assert_eq!(pool.export(FD).unwrap_err(), refused);
+        let empty = HandleTypes::empty();
+        let right = matches!(
+            error,
+            MemoryError::NotShareable { handle_type: FD, shareable, .. } if shareable == empty
+        );
+        assert!(right, "{error:?}");
+        assert_eq!(pool.export(FD).unwrap_err(), error);
         let said = error.to_string();
         assert_eq!(said.contains("default memory pool"), of_device, "{said}");
         assert!(said.contains("make it current"), "{said}");
@@ -494,7 +494,7 @@ fn pools_that_cannot_be_shared() {
         matches!(error, ShareError::Memory(MemoryError::Export { .. })),
         "{error}"
     );
-    assert!(matches!(taken, Err(ShareError::Refused { reason }) if reason == error.to_string()));
+    assert!(matches!(taken, Err(ShareError::Refused(reason)) if reason == error.to_string()));
     assert!(!memory.is_held());
     let host = MemPool::builder(device)
         .on_host_numa(0)
@@ -504,7 +504,7 @@ fn pools_that_cannot_be_shared() {
         let memory = host.allocate_on(&stream, MIB).unwrap();
         let error = AllocationOffer::new(&memory).unwrap_err();
         let location = Location::host_numa(0);
-        assert!(matches!(error, ShareError::Unnameable { location: at } if at == location));
+        assert!(matches!(error, ShareError::Unnameable(at) if at == location));
     }
     drop((offer, memory, unknown, default, plain, stream));
     two.end();
@@ -589,7 +589,7 @@ fn takers_that_cannot_take() {
     let (given, taken) = exchange(&offer, &importer(&second));
     assert!(matches!(given, Err(ShareError::Refused { .. })));
     let uuid = two.giver.device.uuid();
-    assert!(matches!(taken, Err(ShareError::NoSuchDevice { uuid: found }) if found == uuid));
+    assert!(matches!(taken, Err(ShareError::NoSuchDevice(found)) if found == uuid));
     let other = Stream::new(&second).unwrap();
     assert!(PoolImporter::new(&two.taker.device, &other).is_err());
     assert!(!memory.is_held());
@@ -980,9 +980,7 @@ fn a_drop_that_waits_holds_up_no_other() {
         let offer = AllocationOffer::new(&memory[0]).unwrap();
         let given = scope.spawn(move || one.send_allocations(&offer));
         let refused = other.recv_allocations(&second).unwrap_err();
-        let in_use = MemoryError::ImportPointer {
-            cause: CallError::InUse,
-        };
+        let in_use = MemoryError::ImportPointer(CallError::InUse);
         assert_eq!(refused.to_string(), ShareError::from(in_use).to_string());
         let told = given.join().unwrap();
         assert!(matches!(told, Err(ShareError::Refused { .. })), "{told:?}");

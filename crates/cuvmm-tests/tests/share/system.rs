@@ -134,7 +134,7 @@ fn what_a_dead_process_left_is_told_from_what_is_in_use() {
         let listener = Listener::bind(&path).unwrap();
         assert!(matches!(
             Listener::bind(&path),
-            Err(ChannelError::InUse { path: there }) if there == path
+            Err(ChannelError::InUse(there)) if there == path
         ));
         assert!(!sweep(&path).unwrap(), "a listener is alive");
         assert!(path.metadata().unwrap().file_type().is_socket());
@@ -151,7 +151,7 @@ fn what_a_dead_process_left_is_told_from_what_is_in_use() {
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
             assert!(matches!(
                 Channel::connect(&path),
-                Err(ChannelError::NotListening { path: there }) if there == path
+                Err(ChannelError::NotListening(there)) if there == path
             ));
         };
         die();
@@ -206,7 +206,7 @@ fn those_who_accept_at_once_do_not_hold_each_other_up() {
             });
             assert!(begun.elapsed() < PROMPT);
             let late = |accepted: &&Result<Channel, ChannelError>| {
-                matches!(accepted, Err(ChannelError::TimedOut { waited: MOMENT }))
+                matches!(accepted, Err(ChannelError::TimedOut(MOMENT)))
             };
             let late = accepted.iter().filter(late).count();
             let came = accepted.iter().filter(|one| one.is_ok()).count();

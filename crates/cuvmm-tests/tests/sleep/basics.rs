@@ -291,7 +291,7 @@ on_both! {
         let asleep = rig.machine.snapshot();
         assert!(matches!(
             block.grow_to(4 * G),
-            Err(BlockError::Memory(MemoryError::Asleep { size })) if size == 3 * G
+            Err(BlockError::Memory(MemoryError::Asleep(size))) if size == 3 * G
         ));
         assert!(matches!(block.try_grow_to(3 * G), Err(BlockError::Memory(MemoryError::Asleep { .. }))));
         assert!(matches!(block.shrink_to(G), Err(BlockError::Memory(MemoryError::Asleep { .. }))));
@@ -299,7 +299,7 @@ on_both! {
         assert!(matches!(block.write(0, &[0; 4]), Err(MemoryError::Asleep { .. })));
         assert!(matches!(
             block.export(HandleTypes::POSIX_FD),
-            Err(MemoryError::Asleep { size }) if size == 3 * G
+            Err(MemoryError::Asleep(size)) if size == 3 * G
         ));
         assert!(matches!(Offer::block(&block), Err(ShareError::Memory(MemoryError::Asleep { .. }))));
         assert_eq!(rig.machine.snapshot(), asleep);
@@ -373,7 +373,7 @@ on_both! {
         let huge = builder.pinned(u64::MAX).build();
         assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::Overflow { value: u64::MAX, .. }))));
         let huge = builder.ordinary(1 << 62).build();
-        assert!(matches!(huge, Err(MemoryError::HostOutOfMemory { size }) if size == 1 << 62));
+        assert!(matches!(huge, Err(MemoryError::HostOutOfMemory(size)) if size == 1 << 62));
         let one = builder.pinned(1).build().unwrap();
         assert_eq!(one.capacity(), G, "whole parts");
     }

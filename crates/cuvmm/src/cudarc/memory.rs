@@ -196,7 +196,7 @@ impl<'a> Committed<'a> {
     pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, CudarcError> {
         let Range { start, end } = bytes;
         if start > end || end > region.size() || !region.is_committed(start..end) {
-            return Err(MemoryError::NotCommitted { start, end }.into());
+            return Err(MemoryError::NotCommitted(start..end).into());
         }
         region.check_writable(&(start..end))?;
         if !home.device().is_same(region.device()) {

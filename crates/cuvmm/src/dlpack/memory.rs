@@ -182,7 +182,7 @@ impl Held for Region {
 
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         if !self.is_committed(range.clone()) {
-            return Err(MemoryError::not_committed(&range).into());
+            return Err(MemoryError::NotCommitted(range.clone()).into());
         }
         if access == Access::ReadWrite {
             self.check_writable(&range)?;

@@ -10,12 +10,9 @@ use cuvmm_driver::Location;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
-    /// A size, a count or a name is zero or empty.
-    #[error("{what}: at least one is required")]
-    Zero {
-        /// The argument.
-        what: &'static str,
-    },
+    /// This argument, a size, a count or a name, is zero or empty.
+    #[error("{0}: at least one is required")]
+    Zero(&'static str),
     /// The value is below the minimum.
     #[error("{what}: {value} is less than the minimum of {least}")]
     TooSmall {
@@ -60,13 +57,10 @@ pub enum ArgumentError {
     /// pool can be (`PoolBuilder::open_to`).
     #[error("a heap over a hardened pool cannot be opened to other devices: open the pool to them")]
     HardenedPool,
-    /// A device that was to be given access to memory has it already: it is the memory's own device,
-    /// or was named before.
-    #[error("{device} has access already: it is the memory's own device, or is named twice")]
-    HasAccess {
-        /// The device.
-        device: Location,
-    },
+    /// This device, which was to be given access to memory, has it already: it is the memory's own
+    /// device, or was named before.
+    #[error("{0} has access already: it is the memory's own device, or is named twice")]
+    HasAccess(Location),
     /// The value is not a power of two.
     #[error("{what}: {value} is not a power of two")]
     NotPowerOfTwo {
@@ -105,36 +99,26 @@ pub enum ArgumentError {
         /// The number given.
         number: i64,
     },
-    /// A stream, a device or memory belongs to a device other than the one that the operation works
-    /// on.
-    #[error("{what} belongs to another device")]
-    WrongDevice {
-        /// The object that belongs to another device.
-        what: &'static str,
-    },
-    /// A stream, a device or memory belongs to another driver, for which its handle means something
-    /// else.
-    #[error("{what} belongs to another driver")]
-    WrongDriver {
-        /// The object that belongs to another driver.
-        what: &'static str,
-    },
-    /// A handle type is unknown, exists only on Windows, or is several types where one is required.
-    #[error(
-        "handle types {bits:#x} are not supported: use one type, a descriptor or a fabric handle"
-    )]
-    HandleType {
-        /// The bits of the handle types given.
-        bits: u32,
-    },
+    /// This argument, a stream, a device or memory, belongs to a device other than the one that the
+    /// operation works on.
+    #[error("{0} belongs to another device")]
+    WrongDevice(&'static str),
+    /// This argument, a stream, a device or memory, belongs to another driver, for which its handle
+    /// means something else.
+    #[error("{0} belongs to another driver")]
+    WrongDriver(&'static str),
+    /// The handle type of these bits is unknown, exists only on Windows, or is several types where one
+    /// is required.
+    #[error("handle types {0:#x} are not supported: use one type, a descriptor or a fabric handle")]
+    HandleType(u32),
 }
 
 impl ArgumentError {
     /// The error for a stream that belongs to another device.
-    pub(crate) const STREAM: Self = Self::WrongDevice { what: "the stream" };
+    pub(crate) const STREAM: Self = Self::WrongDevice("the stream");
 
     /// The error for a device of another driver.
-    pub(crate) const OTHER_DRIVER: Self = Self::WrongDriver { what: "the device" };
+    pub(crate) const OTHER_DRIVER: Self = Self::WrongDriver("the device");
 
     /// Checks that a number of bytes is not zero and a multiple of `multiple`.
     pub(crate) fn whole(what: &'static str, value: u64, multiple: u64) -> Result<(), Self> {
@@ -144,7 +128,7 @@ impl ArgumentError {
 
     pub(crate) const fn not_zero(what: &'static str, value: u64) -> Result<(), Self> {
         match value {
-            0 => Err(Self::Zero { what }),
+            0 => Err(Self::Zero(what)),
             _ => Ok(()),
         }
     }

@@ -11,11 +11,11 @@ use crate::display::Bytes;
 /// no block used may have been reclaimed. A compaction keeps the moves that it made before the
 /// error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum BlockError {
     /// An argument cannot be used: a size of zero, above the capacity, or below the block's size; a
     /// stream of another device.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// A block belongs to another tenant.
     #[error("block {index} belongs to another tenant")]
@@ -24,12 +24,9 @@ pub enum BlockError {
         /// The index of the block among those given.
         index: usize,
     },
-    /// The tenant has been unregistered.
-    #[error("tenant {tenant:?} has been unregistered")]
-    Unregistered {
-        /// The tenant's name.
-        tenant: String,
-    },
+    /// The tenant of this name has been unregistered.
+    #[error("tenant {0:?} has been unregistered")]
+    Unregistered(String),
     /// A future waits for memory, and the pool has no [mapper](crate::Mapper), or the mapper has
     /// ended.
     #[error("futures need a mapper to wait for memory: build the pool with a running mapper")]
@@ -125,7 +122,6 @@ pub enum BlockError {
     },
     /// The block is asleep, memory could not be created, mapped, filled or copied, or a driver call
     /// failed.
-    #[error(transparent)]
     Memory(MemoryError),
 }
 

@@ -10,9 +10,7 @@ pub enum CallError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The process was forked after the device was opened, which CUDA does not support.
-    #[error(
-        "the device was opened by process {opened_by}, and this is its forked child: open another device after the fork"
-    )]
+    #[error("the device was opened by process {opened_by}: a forked child opens its own")]
     Forked {
         /// The id of the process that opened the device.
         opened_by: u32,
@@ -25,9 +23,7 @@ pub enum CallError {
     InUse,
     /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names a
     /// different stream on each thread.
-    #[error(
-        "the per-thread default stream differs between threads: create a stream, or use the legacy default stream"
-    )]
+    #[error("the per-thread default stream differs between threads: use another stream")]
     PerThreadStream,
     /// An earlier call found the context lost, for example after a kernel fault. No new work is
     /// started on it.

@@ -11,11 +11,11 @@ use crate::display::Bytes;
 /// An error of an operation on a container. The container's length, elements and advice are
 /// unchanged, unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum ContainerError {
     /// An argument cannot be used: elements of size zero or more than can be counted, a range
     /// outside the container, a stream of another device.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// No tile of the requested size, or up to 64 times as large, consists of whole elements and
     /// whole granules.
@@ -32,10 +32,7 @@ pub enum ContainerError {
     },
     /// The shape of a grid is invalid. A grid has one to three axes, none of them of length zero,
     /// and no more elements than can be counted.
-    #[error(
-        "invalid grid of {shape:?} elements in bricks of {brick:?}: use one to three axes, none of \
-         length 0"
-    )]
+    #[error("a grid of {shape:?} in bricks of {brick:?}: use 1 to 3 axes, none of length 0")]
     Shape {
         /// Elements along each axis.
         shape: Vec<usize>,
@@ -77,22 +74,13 @@ pub enum ContainerError {
         /// The capacity in elements.
         capacity: usize,
     },
-    /// A device cannot work while the host accesses managed memory (attribute 89). The host would
+    /// This device cannot work while the host accesses managed memory (attribute 89). The host would
     /// crash if it did so while the device is running anything. Copies still work.
-    #[error(
-        "{device} has no concurrent managed access: the host must not access managed memory while \
-         the device runs anything; use copies instead"
-    )]
-    NoConcurrentAccess {
-        /// The device.
-        device: Ordinal,
-    },
+    #[error("{0} has no concurrent managed access: use copies instead")]
+    NoConcurrentAccess(Ordinal),
     /// A policy could not be set completely, and the part that had been set could not be undone
     /// completely. The policy in force can be queried; setting a policy again starts from there.
-    #[error(
-        "the policy for elements {range:?} is set only in part: {cause}; undoing it failed: \
-         {undoing}; set a policy again"
-    )]
+    #[error("policy set only for a part of {range:?}: {cause}; undoing it failed: {undoing}")]
     PartlyApplied {
         /// The elements.
         range: Range<usize>,
@@ -103,6 +91,5 @@ pub enum ContainerError {
         undoing: CallError,
     },
     /// Memory could not be created, freed, mapped a second time, moved or copied.
-    #[error(transparent)]
     Memory(MemoryError),
 }

@@ -6,14 +6,13 @@ use super::{ArgumentError, DeviceError, MemoryError};
 
 /// An error of adopting a context or stream of cudarc, or of making memory a slice for it.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum CudarcError {
     /// An argument cannot be used: elements of size zero, bytes that are not whole elements, a
     /// stream of another device.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// There is no driver, it sees no GPU, or it is not the driver that cudarc uses.
-    #[error(transparent)]
     Driver(#[from] auto::OpenError),
     /// cudarc failed, or reported an earlier error of its own.
     #[error("cudarc failed with {0}")]
@@ -27,7 +26,6 @@ pub enum CudarcError {
         found: i32,
     },
     /// The device cannot be used.
-    #[error(transparent)]
     Device(#[from] DeviceError),
     /// The stream belongs to another context.
     #[error("the stream belongs to another context")]
@@ -38,12 +36,9 @@ pub enum CudarcError {
     #[error("the per-thread stream differs between threads: create a stream")]
     PerThread,
     /// The block was allocated without a home stream adopted from cudarc, which a slice requires.
-    #[error(
-        "the home stream of the memory was not adopted from cudarc: allocate it on one that was"
-    )]
+    #[error("the home stream was not adopted from cudarc: allocate on one that was")]
     NotOfCudarc,
     /// The memory is not wholly committed, is asleep or is shared with forks (cudarc has no
     /// read-only slices), or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
 }

@@ -23,9 +23,7 @@ pub enum DeviceError {
         name: String,
     },
     /// The driver's granularity is not a power of two, which this library does not support.
-    #[error(
-        "device {ordinal} reports a granularity of {granularity} bytes, which is not a power of two"
-    )]
+    #[error("device {ordinal} has a granularity of {granularity} bytes, not a power of two")]
     UnsupportedGranularity {
         /// The requested ordinal.
         ordinal: u32,

@@ -7,11 +7,11 @@ use super::{ArgumentError, MemoryError};
 
 /// An error of exporting, importing or using a tensor.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum TensorError {
     /// An argument cannot be used: a shape that leaves the memory, a misaligned first element, a
     /// stream of another device, or a number that is not a stream in Python's `__dlpack__`.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// The number of elements, or of bytes from the first to the last, overflows.
     #[error("the size of a tensor of shape {shape:?} and strides {strides:?} overflows")]
@@ -30,9 +30,7 @@ pub enum TensorError {
         strides: Vec<usize>,
     },
     /// Elements are in reverse order, for which this library has no views.
-    #[error(
-        "dimension {dimension} has a negative stride of {stride} elements, which is not supported"
-    )]
+    #[error("dimension {dimension} has a negative stride, {stride}: this is not supported")]
     NegativeStride {
         /// The dimension.
         dimension: usize,
@@ -81,13 +79,10 @@ pub enum TensorError {
         device: Ordinal,
     },
     /// The descriptor could not be created.
-    #[error(transparent)]
     Descriptor(#[from] dlpark::metadata::Error),
     /// An imported descriptor contradicts itself.
-    #[error(transparent)]
     Imported(#[from] dlpark::tensor::Error),
     /// The memory cannot be exported or copied in its present state, or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
 }
 

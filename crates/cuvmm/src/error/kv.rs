@@ -4,25 +4,19 @@ use super::{ArgumentError, BlockError, MemoryError};
 
 /// An error of building a KV cache, or of an operation on it. Every sequence is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum KvCacheError {
     /// An argument cannot be used: a dimension or a number of tokens of zero, a layer that the
     /// model does not have, bytes that are not whole rows, more sequences or tokens than the
     /// maximum.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// The cache has no such sequence: it was freed, or belongs to another cache.
-    #[error("there is no sequence #{sequence} in the cache")]
-    NoSuchSequence {
-        /// The sequence's number.
-        sequence: u64,
-    },
-    /// The sequence is asleep, and has no memory for rows.
-    #[error("sequence #{sequence} is asleep: wake it first")]
-    Asleep {
-        /// The sequence's number.
-        sequence: u64,
-    },
+    /// The cache has no sequence with this number: it was freed, or belongs to another cache.
+    #[error("there is no sequence #{0} in the cache")]
+    NoSuchSequence(u64),
+    /// The sequence with this number is asleep, and has no memory for rows.
+    #[error("sequence #{0} is asleep: wake it first")]
+    Asleep(u64),
     /// The sequence would exceed its maximum of tokens, or tokens that it does not have were to be
     /// kept, read or forked.
     #[error("sequence #{sequence}: {tokens} tokens exceed the maximum of {most}")]
@@ -38,9 +32,7 @@ pub enum KvCacheError {
     #[error("the cache cannot fork: build it with `may_fork`")]
     MayNotFork,
     /// The rows to be written belong to tokens that another sequence may share.
-    #[error(
-        "cannot write token {first} of sequence #{sequence}: its first {fixed} are shared with a fork"
-    )]
+    #[error("sequence #{sequence}: token {first} is one of the first {fixed}, which forks share")]
     Fixed {
         /// The sequence's number.
         sequence: u64,
@@ -69,7 +61,6 @@ pub enum KvCacheError {
         cause: BlockError,
     },
     /// Rows could not be copied, or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
 }
 

@@ -11,13 +11,12 @@ use crate::display::Bytes;
 
 /// An error of opening a ledger or of changing its terms. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum LedgerError {
     /// An argument cannot be used.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// The process is a forked child of the one that opened the ledger or the device.
-    #[error(transparent)]
     Call(#[from] CallError),
     /// The ledger has another limit. The first process that opens a ledger sets it.
     #[error(
@@ -33,7 +32,6 @@ pub enum LedgerError {
         required: u64,
     },
     /// The budget that all processes share leaves too little for a guarantee.
-    #[error(transparent)]
     Short(LedgerShortage),
     /// The file is not a ledger, or not one of this device.
     #[error("{} is not a ledger of this device: {reason}", .path.display())]
@@ -84,18 +82,12 @@ pub enum LedgerError {
         /// The number of slots.
         slots: usize,
     },
-    /// The file was removed or replaced each time this process had opened it.
-    #[error("{} was removed or replaced each time it was opened", .path.display())]
-    Replaced {
-        /// The file's path.
-        path: PathBuf,
-    },
-    /// No thread could be started.
-    #[error("the ledger's thread could not be started: {errno}")]
-    Thread {
-        /// The system's error.
-        errno: Errno,
-    },
+    /// This file was removed or replaced each time this process had opened it.
+    #[error("{} was removed or replaced each time it was opened", .0.display())]
+    Replaced(PathBuf),
+    /// No thread could be started, with this error of the system.
+    #[error("the ledger's thread could not be started: {0}")]
+    Thread(Errno),
     /// A system call failed.
     #[error("{call} failed for {}: {errno}", .path.display())]
     System {
@@ -112,36 +104,24 @@ pub enum LedgerError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The process serves no requests: it has ended, or does not allow any.
-    #[error("no process serves {}", .path.display())]
-    NotServed {
-        /// The path of the process's socket.
-        path: PathBuf,
-    },
-    /// The process refused, and nothing has changed.
-    #[error("the process refused: {reason}")]
-    Refused {
-        /// The reason.
-        reason: String,
-    },
-    /// The process did not answer in time. It may still do what it was asked.
-    #[error("the process did not answer within {waited:?}")]
-    TimedOut {
-        /// The time waited.
-        waited: Duration,
-    },
+    /// The process serves no requests on this socket: it has ended, or does not allow any.
+    #[error("no process serves {}", .0.display())]
+    NotServed(PathBuf),
+    /// The process refused for this reason, and nothing has changed.
+    #[error("the process refused: {0}")]
+    Refused(String),
+    /// The process did not answer in this time. It may still do what it was asked.
+    #[error("the process did not answer within {0:?}")]
+    TimedOut(Duration),
     /// The socket is another user's than the slot in the ledger.
     #[error("user {uid} serves the process's socket, and the process is another user's")]
     OtherUser {
         /// The user that serves the socket.
         uid: u32,
     },
-    /// The answer is not one of this version.
-    #[error("the process's answer cannot be read: {reason}")]
-    Malformed {
-        /// The reason.
-        reason: String,
-    },
+    /// The answer is not one of this version, for this reason.
+    #[error("the process's answer cannot be read: {0}")]
+    Malformed(String),
     /// A system call failed.
     #[error("{} cannot be used: {errno}", .path.display())]
     System {

@@ -12,10 +12,10 @@ use crate::display::Bytes;
 /// Reservations, physicals, mappings, managed memory, regions and copies return it. Offsets and
 /// ranges count bytes from the beginning of the object that the operation works on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// An argument cannot be used.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// The device does not support the operation, by one of its attributes.
     #[error("{device} does not support {what}")]
@@ -46,34 +46,22 @@ pub enum MemoryError {
         /// The granularity of the region's device in bytes.
         home: u64,
     },
-    /// The memory was not created for export as this handle type.
-    #[error(
-        "the memory cannot be exported as {handle_type:?}: it was created shareable as {shareable:?}"
-    )]
+    /// The memory or the memory pool was not created for export as this handle type.
+    #[error("{what} cannot be exported as {handle_type:?}: created shareable as {shareable:?}")]
     NotShareable {
+        /// The object that was to be exported.
+        what: &'static str,
         /// The requested type.
         handle_type: HandleTypes,
-        /// The types that the memory was created for.
+        /// The types that it was created for.
         shareable: HandleTypes,
     },
-    /// The access of a device cannot be changed so: the request would lower it, or the device is
-    /// the region's own, which always has access.
-    #[error(
-        "cannot change the access of {device}: revoke higher access first; the region's own device \
-         keeps its access"
-    )]
-    Access {
-        /// The device.
-        device: Location,
-    },
-    /// Part of the range has no memory.
-    #[error("bytes {start}..{end} are not all committed: commit them first")]
-    NotCommitted {
-        /// The first byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-    },
+    /// The access of this device cannot be changed so: the request would lower it, or it is the region's own, which always has access.
+    #[error("the access of {0} cannot be lowered: revoke it first (the region's own is fixed)")]
+    Access(Location),
+    /// Part of this range has no memory.
+    #[error("bytes {0:?} are not all committed: commit them first")]
+    NotCommitted(Range<u64>),
     /// The range is in use, or the source and the destination of a copy overlap.
     #[error(
         "{} at offset {} overlaps the range in use at offset {}",
@@ -87,22 +75,11 @@ pub enum MemoryError {
         /// The start of the range in use.
         taken: u64,
     },
-    /// The range contains only a part of an extent, and the operation works on whole extents.
-    #[error(
-        "the range cuts the extent of {} at offset {}: use whole extents",
-        Bytes(*.size), Bytes(*.offset)
-    )]
-    CutsExtent {
-        /// The start of the extent.
-        offset: u64,
-        /// The size of the extent.
-        size: u64,
-    },
+    /// The range cuts the extent of these bytes, and the operation works on whole extents.
+    #[error("the range cuts the extent of bytes {0:?}: use whole extents")]
+    CutsExtent(Range<u64>),
     /// The memory is not at the location that the operation requires.
-    #[error(
-        "the memory at offset {} is on {found}, but is required on {wanted}",
-        Bytes(*.offset)
-    )]
+    #[error("the memory at offset {} is on {found}, not {wanted}", Bytes(*.offset))]
     Elsewhere {
         /// The offset in the range.
         offset: u64,
@@ -111,88 +88,54 @@ pub enum MemoryError {
         /// The required location.
         wanted: Location,
     },
-    /// The memory is read-only: forks share it (it can be written after
+    /// Memory in this range is read-only: forks share it (it can be written after
     /// [unsharing](crate::Region::unshare) it), or the process that shared it allows only reading.
-    #[error("bytes {start}..{end} are read-only here: if forks share them, unshare them first")]
-    ReadOnly {
-        /// The first byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-    },
+    #[error("bytes {0:?} are read-only here: if forks share them, unshare them first")]
+    ReadOnly(Range<u64>),
     /// The region maps some memory at two places, and the operation would make them differ.
     #[error("the region maps memory at two places: decommit one of them first")]
     Aliased,
-    /// An extent was exported, and another process that has imported it may go on using it.
-    #[error(
-        "the extent of {} at offset {} was exported: it cannot be moved or shared",
-        Bytes(*.size), Bytes(*.offset)
-    )]
-    Exported {
-        /// The start of the extent.
-        offset: u64,
-        /// The size of the extent.
-        size: u64,
-    },
+    /// The extent of these bytes was exported, and another process that has imported it may go on
+    /// using it.
+    #[error("the extent of bytes {0:?} was exported: it cannot be moved or shared")]
+    Exported(Range<u64>),
     /// Part of the range is [registered](crate::Region::register) and must not change.
-    #[error(
-        "{registrations} registrations keep part of bytes {start}..{end}, the first from byte \
-         {first}: end them first"
-    )]
+    #[error("{registrations} registrations from byte {first} on keep part of bytes {range:?}")]
     Registered {
-        /// The first byte of the range that was to change.
-        start: u64,
-        /// One past its last byte.
-        end: u64,
+        /// The range that was to change.
+        range: Range<u64>,
         /// The first byte of the first registration that overlaps it, in whole extents.
         first: u64,
         /// The number of registrations that overlap it.
         registrations: u64,
     },
     /// The range leaves the registered range.
-    #[error("bytes {start}..{end} leave the registered bytes {registered_start}..{registered_end}")]
+    #[error("bytes {range:?} leave the registered bytes {registered:?}")]
     NotRegistered {
-        /// The first byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-        /// The first registered byte.
-        registered_start: u64,
-        /// One past the last registered byte.
-        registered_end: u64,
+        /// The range.
+        range: Range<u64>,
+        /// The registered range.
+        registered: Range<u64>,
     },
-    /// Work of a device that may use the memory is running or queued.
-    #[error("work of {device} that may use the memory is not complete: wait for it first")]
-    InUse {
-        /// The device.
-        device: Location,
-    },
+    /// Work of this device that may use the memory is running or queued.
+    #[error("work of {0} that may use the memory is not complete: wait for it first")]
+    InUse(Location),
     /// Part of the range is pending free, or is backed with zeros, and work that may use it is not
     /// complete.
     #[doc(alias = "InLimbo")]
-    #[error(
-        "{} of bytes {start}..{end} are pending free: wait for the work that may use them",
-        Bytes(*.bytes)
-    )]
+    #[error("{} of bytes {range:?} are pending free: wait for the work", Bytes(*.bytes))]
     PendingFree {
-        /// The first byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
+        /// The range.
+        range: Range<u64>,
         /// Bytes of the pending frees that overlap the range.
         bytes: u64,
     },
     /// A physical could not be unmapped when an earlier call was rolled back; its range is
     /// quarantined until the owner is closed.
-    #[error(
-        "{} of bytes {start}..{end} are quarantined until the owner is closed",
-        Bytes(*.bytes)
-    )]
+    #[error("{} of bytes {range:?} are quarantined until the owner is closed", Bytes(*.bytes))]
     Quarantined {
-        /// The first byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
+        /// The range.
+        range: Range<u64>,
         /// The quarantined bytes of the range.
         bytes: u64,
     },
@@ -206,24 +149,13 @@ pub enum MemoryError {
         /// The limit.
         limit: u64,
     },
-    /// The block is asleep, or is being put to sleep or woken. It must be woken before its memory
-    /// is used.
-    #[error(
-        "the block of {} is asleep, or is being put to sleep or woken: wake it first",
-        Bytes(*.size)
-    )]
-    Asleep {
-        /// The block's size in bytes.
-        size: u64,
-    },
-    /// Leases, registrations, tensors or slices use the block and may write to it.
-    #[error(
-        "{leases} leases keep the block: drop them first, and registrations, tensors and slices"
-    )]
-    Leased {
-        /// The number of leases that live.
-        leases: u64,
-    },
+    /// The block of this size in bytes is asleep, or is being put to sleep or woken. It must be
+    /// woken before its memory is used.
+    #[error("the block of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
+    Asleep(u64),
+    /// This number of leases, registrations, tensors or slices use the block and may write to it.
+    #[error("{0} leases keep the block: drop them first, and registrations, tensors and slices")]
+    Leased(u64),
     /// A capture is running, and the operation could break it.
     #[error("a capture is running, which the operation could break: end the capture first")]
     Capturing,
@@ -257,26 +189,17 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
-    /// A memory pool other than the default one is the current one of the device. Its owner could
+    /// A memory pool other than the default one is the current one of this device. Its owner could
     /// destroy it before it is set again.
-    #[error(
-        "the current memory pool of {device} is not the default one, and its owner could destroy \
-         it: drop the guard that made it current first, or replace it through that guard"
-    )]
-    CurrentPool {
-        /// The device.
-        device: Location,
-    },
+    #[error("the current memory pool of {0} is set by a guard: drop the guard first")]
+    CurrentPool(Location),
     /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone
     /// allocates from it, makes it current, and replaces it.
     #[error("the memory pool is a tenant's: allocate from its `TenantMemPool`")]
     ManagedPool,
-    /// The system has not enough pageable memory.
-    #[error("cannot allocate {} of host memory", Bytes(*.size))]
-    HostOutOfMemory {
-        /// The requested bytes.
-        size: u64,
-    },
+    /// The system has not enough pageable memory for this number of bytes.
+    #[error("cannot allocate {} of host memory", Bytes(*.0))]
+    HostOutOfMemory(u64),
     /// Memory could not be exported.
     #[error(
         "cannot export as {handle_type:?}: {cause}; create it shareable as this type \
@@ -290,47 +213,15 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
-    /// A memory pool of the driver was not created for export as this handle type.
-    #[error(
-        "the {} cannot be shared as {handle_type:?}: it was created shareable as {shareable:?}; \
-         create a pool with `MemPool::builder(..).shareable(..)`, and make it current \
-         (`MemPool::make_current`) before another library allocates what is to be shared",
-        if *.is_default { "default memory pool of a device" } else { "memory pool" }
-    )]
-    PoolNotShareable {
-        /// The requested type.
-        handle_type: HandleTypes,
-        /// The types that the pool was created for.
-        shareable: HandleTypes,
-        /// `true` for the default pool of a device, which is never shareable.
-        is_default: bool,
-    },
     /// A memory pool of another process could not be imported.
-    #[error(
-        "cannot import the memory pool: {cause}; the handle is not one of a memory pool, or the \
-         process that exported it has ended"
-    )]
-    ImportPool {
-        /// The driver's answer.
-        #[source]
-        cause: CallError,
-    },
+    #[error("cannot import the memory pool (its process may have ended): {0}")]
+    ImportPool(#[source] CallError),
     /// An allocation of another process's memory pool could not be imported.
-    #[error(
-        "cannot import the allocation: {cause}; it is of another memory pool, or the process that \
-         exported it has freed it"
-    )]
-    ImportPointer {
-        /// The driver's answer.
-        #[source]
-        cause: CallError,
-    },
-    /// The memory at an address was not allocated from the memory pool.
-    #[error("the memory at {address:#x} was not allocated from this memory pool")]
-    NotOfPool {
-        /// The address.
-        address: u64,
-    },
+    #[error("cannot import the allocation (its process may have freed it): {0}")]
+    ImportPointer(#[source] CallError),
+    /// The memory at this address was not allocated from the memory pool.
+    #[error("the memory at {0:#x} was not allocated from this memory pool")]
+    NotOfPool(u64),
     /// The process that gave the memory has ended, or has given it up.
     #[error("the process that gave the memory has ended, or has given it up: drop the memory")]
     GiverGone,
@@ -346,7 +237,6 @@ pub enum MemoryError {
         cause: CallError,
     },
     /// A driver call failed.
-    #[error(transparent)]
     Call(#[from] CallError),
 }
 
@@ -364,21 +254,5 @@ impl MemoryError {
     pub(crate) const fn no_rdma(device: Location) -> Self {
         let what = "memory that RDMA devices reach (attribute 110)";
         Self::NotSupported { device, what }
-    }
-
-    /// The error for a range that is not wholly committed.
-    pub(crate) const fn not_committed(range: &Range<u64>) -> Self {
-        Self::NotCommitted {
-            start: range.start,
-            end: range.end,
-        }
-    }
-
-    /// The error for a read-only range.
-    pub(crate) const fn read_only(range: &Range<u64>) -> Self {
-        Self::ReadOnly {
-            start: range.start,
-            end: range.end,
-        }
     }
 }

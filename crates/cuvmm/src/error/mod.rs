@@ -49,55 +49,41 @@ pub use sleep::SleepError;
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum Error {
     /// A device could not be opened, or its mapper could not be started.
-    #[error(transparent)]
     Device(#[from] DeviceError),
     /// An argument cannot be used.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// An operation on memory or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
     /// An operation on a container failed.
-    #[error(transparent)]
     Container(#[from] ContainerError),
     /// A pool could not be built, a tenant could not be registered, or a limit could not be
     /// changed.
-    #[error(transparent)]
     Pool(#[from] PoolError),
     /// A block could not be allocated, grown, shrunk, forked, freed or moved.
-    #[error(transparent)]
     Block(#[from] BlockError),
     /// Blocks could not be put to sleep or woken.
-    #[error(transparent)]
     Sleep(#[from] SleepError),
     /// An operation on a KV cache failed.
-    #[error(transparent)]
     KvCache(#[from] KvCacheError),
     /// A ledger could not be opened, or its terms could not be changed.
-    #[error(transparent)]
     Ledger(#[from] LedgerError),
     /// A plan is invalid.
-    #[error(transparent)]
     Plan(#[from] PlanError),
     /// Memory could not be shared with another process.
-    #[error(transparent)]
     Share(#[from] ShareError),
     /// A connection to another process failed.
-    #[error(transparent)]
     Channel(#[from] ChannelError),
     /// A description of shared memory is invalid.
-    #[error(transparent)]
     Description(#[from] DescriptionError),
     /// A tensor could not be exported, imported or used.
     #[cfg(feature = "dlpack")]
-    #[error(transparent)]
     Tensor(#[from] TensorError),
     /// An object could not be taken from cudarc, or given to it.
     #[cfg(feature = "cudarc")]
-    #[error(transparent)]
     Cudarc(#[from] CudarcError),
 }
 
@@ -152,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_wrong_argument_is_an_argument_in_every_error() {
-        let wrong = ArgumentError::Zero { what: "bytes" };
+        let wrong = ArgumentError::Zero("bytes");
         for error in all_of(&wrong.into()) {
             let found = match error {
                 Error::Argument(found)

@@ -55,11 +55,9 @@ macro_rules! out_of_memory {
 
 out_of_memory! {
     MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. } => {
-        Self::Create { cause, .. } => cause,
-        Self::CreatePool { cause, .. } | Self::ImportPool { cause } | Self::ImportPointer { cause } => cause,
-        Self::Export { cause, .. } => cause,
-        Self::Range { cause, .. } => cause,
-        Self::Call(cause) => cause,
+        Self::Create { cause, .. } | Self::CreatePool { cause, .. } | Self::Export { cause, .. }
+        | Self::Range { cause, .. } | Self::ImportPool(cause) | Self::ImportPointer(cause)
+        | Self::Call(cause) => cause,
         Self::Lost { cause, .. } => cause,
     }
     DeviceError => { Self::Call(cause) => cause }
@@ -82,8 +80,7 @@ out_of_memory! {
         Self::Stayed { cause, .. } => cause,
     }
     KvCacheError => {
-        Self::Create { cause, .. } => cause,
-        Self::Block { cause, .. } => cause,
+        Self::Create { cause, .. } | Self::Block { cause, .. } => cause,
         Self::Memory(cause) => cause,
     }
     ContainerError => {

@@ -17,13 +17,12 @@ pub struct PlanError {
 
 /// The kinds of errors in a step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum PlanProblem {
     /// A size, an offset or a device cannot be used.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// The state at that point does not allow the step: memory is mapped there already, or not yet.
-    #[error(transparent)]
     Memory(MemoryError),
     /// The name is not defined at that point.
     #[error("the name is not defined here")]

@@ -6,24 +6,18 @@ use crate::display::Bytes;
 /// An error of building a pool, registering a tenant, or changing a limit or a guarantee. Sizes are
 /// in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum PoolError {
     /// An argument cannot be used: a limit below one granule or above the device's memory, a
     /// guarantee above the tenant's own limit, a mapper of another device.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// Another tenant has the name.
-    #[error("a tenant named {name:?} is registered already")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// The tenant has been unregistered.
-    #[error("tenant {tenant:?} has been unregistered")]
-    Unregistered {
-        /// The tenant's name.
-        tenant: String,
-    },
+    /// Another tenant has this name.
+    #[error("a tenant named {0:?} is registered already")]
+    NameTaken(String),
+    /// The tenant of this name has been unregistered.
+    #[error("tenant {0:?} has been unregistered")]
+    Unregistered(String),
     /// The guarantees of the tenants add up to more than the limit.
     #[error(
         "a limit of {} is less than the tenants' guarantees of {}: lower the guarantees first",
@@ -51,9 +45,7 @@ pub enum PoolError {
         limit: u64,
     },
     /// The ledger leaves too little for the guarantees of the pool's tenants.
-    #[error(transparent)]
     Ledger(#[from] LedgerShortage),
     /// Memory of that kind cannot be created, or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
 }

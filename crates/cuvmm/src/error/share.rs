@@ -69,16 +69,11 @@ pub enum DescriptionError {
         /// The size of the allocation in bytes.
         size: u64,
     },
-    /// Two tensors have the same name.
-    #[error("two tensors have the name {name:?}")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
+    /// Two tensors have this name.
+    #[error("two tensors have the name {0:?}")]
+    NameTaken(String),
     /// A tensor is not wholly within the described memory.
-    #[error(
-        "tensor {name:?} of {size} bytes at offset {offset} is not wholly in the described memory"
-    )]
+    #[error("tensor {name:?}: {size} bytes at offset {offset} are not all in the memory")]
     Tensor {
         /// The tensor's name.
         name: String,
@@ -93,12 +88,9 @@ pub enum DescriptionError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The peer did not answer in time.
-    #[error("the peer did not answer within {waited:?}")]
-    TimedOut {
-        /// The time waited.
-        waited: Duration,
-    },
+    /// The peer did not answer in this time.
+    #[error("the peer did not answer within {0:?}")]
+    TimedOut(Duration),
     /// The peer has closed the connection.
     #[error("the peer has closed the connection")]
     Closed,
@@ -115,22 +107,16 @@ pub enum ChannelError {
     },
     /// The user id is the overflow id, which stands for every user without an id in this process's
     /// user namespace, so it does not identify a user.
-    #[error(
-        "process {pid} has user id {uid}, which stands for every user that has no id in this user \
-         namespace: give the user an id there"
-    )]
+    #[error("process {pid} has the overflow user id {uid}: give its user an id in this namespace")]
     UnmappedUser {
         /// The process id; that of this process if it has the overflow id itself.
         pid: u32,
         /// The overflow user id.
         uid: u32,
     },
-    /// A received message is not one of this protocol, or not the expected one.
-    #[error("received a message that is {what}")]
-    Malformed {
-        /// The fault.
-        what: &'static str,
-    },
+    /// A received message is not one of this protocol, or not the expected one, for this reason.
+    #[error("received a message that is {0}")]
+    Malformed(&'static str),
     /// A message exceeds the maximum size of its kind.
     #[error("the message exceeds the maximum of {most} bytes")]
     TooLarge {
@@ -146,19 +132,13 @@ pub enum ChannelError {
         /// The maximum.
         most: usize,
     },
-    /// Another process listens at the path.
-    #[error("another process listens at {}", path.display())]
-    InUse {
-        /// The path.
-        path: PathBuf,
-    },
-    /// No process listens at the path.
+    /// Another process listens at this path.
+    #[error("another process listens at {}", .0.display())]
+    InUse(PathBuf),
+    /// No process listens at this path.
     #[doc(alias = "NobodyThere")]
-    #[error("no process listens at {}", path.display())]
-    NotListening {
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("no process listens at {}", .0.display())]
+    NotListening(PathBuf),
     /// The path cannot be used for a socket: it is too long, or a file is there that no listener of
     /// this user has left.
     #[error("{} {problem}", path.display())]
@@ -197,32 +177,24 @@ impl ChannelError {
 /// An error of offering, sending, receiving, attaching, publishing or subscribing to memory. None
 /// of the memory is held afterwards.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum ShareError {
     /// An argument cannot be used.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// The memory cannot be shared, mapped or made read-only in its present state, or the driver
     /// refused. `CUDA_ERROR_NOT_SUPPORTED` and `CUDA_ERROR_INVALID_VALUE` of a mapping mean that a
     /// size is not as described.
-    #[error(transparent)]
     Memory(MemoryError),
     /// The description or the manifest is inconsistent.
-    #[error(transparent)]
     Description(#[from] DescriptionError),
     /// The connection failed.
-    #[error(transparent)]
     Channel(#[from] ChannelError),
-    /// The peer refused or gave up.
-    #[error("the peer refused: {reason}")]
-    Refused {
-        /// The reason as the peer gave it.
-        reason: String,
-    },
+    /// The peer refused or gave up, for this reason.
+    #[error("the peer refused: {0}")]
+    Refused(String),
     /// The ledger counts no more exported blocks.
-    #[error(
-        "256 exported blocks of the processes of one ledger are in use, and no more are counted"
-    )]
+    #[error("the ledger's 256 entries for exported blocks are in use")]
     TooManyExports,
     /// The process that offered the memory has given it back. An offer that lives prevents that.
     #[error("the process that offered the memory has given it back: it has to be offered again")]
@@ -230,21 +202,16 @@ pub enum ShareError {
     /// Allocations of several memory pools were to be offered together.
     #[error("the allocations of an offer must be of one memory pool: make an offer for each pool")]
     SeveralPools,
-    /// The location of the memory cannot be described to another process.
-    #[error("memory at {location} cannot be described to another process")]
-    Unnameable {
-        /// The location.
-        location: Location,
-    },
-    /// The memory is on a device that was not named, or that this process does not see.
+    /// Memory at this location cannot be described to another process.
+    #[error("memory at {0} cannot be described to another process")]
+    Unnameable(Location),
+    /// The memory is on the device of this UUID, which was not named, or which this process does not
+    /// see.
     #[error(
         "the memory is on device {:032x}, which is not one of those named",
-        u128::from_be_bytes(*.uuid)
+        u128::from_be_bytes(*.0)
     )]
-    NoSuchDevice {
-        /// The device's identity.
-        uuid: [u8; 16],
-    },
+    NoSuchDevice([u8; 16]),
     /// The memory was not shared as elements, or with elements of another size.
     #[error("elements of {wanted} bytes were requested, but the memory was shared {}", shared_as(*.given))]
     ElementSize {
@@ -263,16 +230,11 @@ pub enum ShareError {
         /// The requested Rust type.
         wanted: &'static str,
     },
-    /// No publication has the name, or the publication has no such tensor.
-    #[error("there is nothing named {name:?}")]
-    NotFound {
-        /// The name.
-        name: String,
-    },
+    /// No publication has this name, or the publication has no tensor of this name.
+    #[error("there is nothing named {0:?}")]
+    NotFound(String),
     /// The name is empty, too long, or contains control characters.
-    #[error(
-        "a name has from 1 to {most} bytes and no control characters, and this one has {length} bytes"
-    )]
+    #[error("a name of {length} bytes: use 1 to {most} bytes without control characters")]
     Name {
         /// Its length in bytes.
         length: usize,

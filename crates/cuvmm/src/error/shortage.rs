@@ -57,6 +57,11 @@ impl Shortage {
         Summary(self)
     }
 
+    fn heading(&self) -> String {
+        let (tenant, wanted, available) = (&self.tenant, Bytes(self.wanted), Bytes(self.available));
+        format!("tenant {tenant:?} needs {wanted} more, {available} available")
+    }
+
     /// The figures that may explain the refusal, each with its name.
     fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let figures = [
@@ -73,12 +78,7 @@ impl Shortage {
 /// Shows a table: the request, the limits, each figure that is not zero, and the other tenants.
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (wanted, available) = (Bytes(self.wanted), Bytes(self.available));
-        writeln!(
-            f,
-            "tenant {:?} needs {wanted} more, {available} available",
-            self.tenant
-        )?;
+        writeln!(f, "{}", self.heading())?;
         let mut table = Table::new(["limit of the pool", &Bytes(self.limit).to_string()]);
         let mut row = |name: String, bytes| table.row([name, Bytes(bytes).to_string()]);
         row("limit of the tenant".to_owned(), self.tenant_limit);
@@ -106,15 +106,12 @@ struct Summary<'a>(&'a Shortage);
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shortage = self.0;
-        let (wanted, available) = (Bytes(shortage.wanted), Bytes(shortage.available));
         let (held, most) = (Bytes(shortage.tenant_held), Bytes(shortage.tenant_limit));
-        let limit = Bytes(shortage.limit);
+        let (heading, limit) = (shortage.heading(), Bytes(shortage.limit));
         write!(
             f,
-            "tenant {:?} needs {wanted} more, {available} available",
-            shortage.tenant
+            "{heading} (limit {limit}, tenant holds {held} of at most {most}"
         )?;
-        write!(f, " (limit {limit}, tenant holds {held} of at most {most}")?;
         for (name, bytes) in shortage.figures() {
             write!(f, ", {} {name}", Bytes(bytes))?;
         }

@@ -9,16 +9,13 @@ use crate::display::Bytes;
 /// [`Stayed`](Self::Stayed). This includes a sleep that was cancelled, or whose watcher panicked,
 /// if at most one driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum SleepError {
     /// An argument cannot be used: a store of another device than the pool's.
-    #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live.
-    #[error(
-        "{blocks} of the blocks ({}) are leased: drop the leases first",
-        Bytes(*.bytes)
-    )]
+    #[error("{blocks} blocks ({}) are leased: drop the leases", Bytes(*.bytes))]
     Leased {
         /// The number of blocks.
         blocks: u64,
@@ -26,10 +23,7 @@ pub enum SleepError {
         bytes: u64,
     },
     /// Other processes hold the memory of some of the blocks, and would go on using it.
-    #[error(
-        "{blocks} of the blocks ({}) were exported and cannot sleep",
-        Bytes(*.bytes)
-    )]
+    #[error("{blocks} blocks ({}) were exported: they cannot sleep", Bytes(*.bytes))]
     Exported {
         /// The number of blocks.
         blocks: u64,
@@ -38,10 +32,7 @@ pub enum SleepError {
     },
     /// GPU work that may use some of the blocks is not complete, or another thread is putting them
     /// to sleep or waking them.
-    #[error(
-        "{blocks} of the blocks ({}) are still in use: wait for their work first",
-        Bytes(*.bytes)
-    )]
+    #[error("{blocks} blocks ({}) are in use: wait for their work", Bytes(*.bytes))]
     Busy {
         /// The number of blocks.
         blocks: u64,
@@ -77,7 +68,6 @@ pub enum SleepError {
     #[error("cannot start a thread to copy with: {0}")]
     Thread(#[from] io::Error),
     /// A capture is running, contents could not be copied, or a driver call failed.
-    #[error(transparent)]
     Memory(MemoryError),
     /// The sleep failed or was cancelled, and the driver refused twice to put back the memory of
     /// some blocks. They stay asleep ([`Block::is_asleep`](crate::Block::is_asleep)) and can be

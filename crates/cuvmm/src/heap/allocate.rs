@@ -243,7 +243,7 @@ impl Core {
             return Ok(Step::Done(at, work));
         }
         let margin = self.device.granule().bytes();
-        let plan = self.planner(&state, request, may, true).cheap();
+        let plan = self.planner(&mut state, request, may, true).cheap();
         if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
             return Ok(Step::Build(build));
         }
@@ -251,7 +251,7 @@ impl Core {
             if let Some((at, work)) = self.fit_behind(&mut state, request)? {
                 return Ok(Step::Done(at, work));
             }
-            let plan = self.planner(&state, request, may, false).stitch();
+            let plan = self.planner(&mut state, request, may, false).stitch();
             if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
                 match self.order(&mut state, &build.work(), request.id) {
                     Ok(true) => return Ok(Step::Build(build)),
@@ -263,7 +263,7 @@ impl Core {
                 }
             }
         }
-        let plan = self.planner(&state, request, may, true).dear();
+        let plan = self.planner(&mut state, request, may, true).dear();
         let build = plan.and_then(|plan| state.begin(plan, margin));
         Ok(build.map_or(Step::Refused, Step::Build))
     }
@@ -291,11 +291,12 @@ impl Core {
 
     fn planner<'s>(
         &'s self,
-        state: &'s State,
+        state: &'s mut State,
         request: Request<'_>,
         may: Growth,
         own: bool,
     ) -> Planner<'s> {
+        state.large.list();
         let used = state.large.held() - state.large.free();
         let levels = Levels {
             held: state.large.held(),

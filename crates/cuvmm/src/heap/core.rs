@@ -239,7 +239,8 @@ impl State {
     }
 
     /// Returns the extents that the pool may take, the least recently used first.
-    fn idle(&self) -> Vec<(ExtentId, u64)> {
+    fn idle(&mut self) -> Vec<(ExtentId, u64)> {
+        self.large.list();
         let whole = self.large.whole(None);
         let is_leaving = |id| self.large.extent(id).is_some_and(Extent::is_leaving);
         let idle =

@@ -23,8 +23,8 @@ pub(super) struct Run {
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     by_start: BTreeMap<u64, Run>,
-    /// Lengths and addresses by class. None of the sets is empty.
-    by_length: BTreeMap<Class, BTreeSet<(u64, u64)>>,
+    /// Lengths and addresses by class. There are few classes, of which most have runs.
+    by_length: Vec<(Class, BTreeSet<(u64, u64)>)>,
 }
 
 impl Runs {
@@ -35,12 +35,16 @@ impl Runs {
     /// Returns the length of the longest run.
     pub(super) fn longest(&self) -> u64 {
         let last = |set: &BTreeSet<(u64, u64)>| set.last().map_or(0, |&(length, _)| length);
-        self.by_length.values().map(last).max().unwrap_or(0)
+        let sets = self.by_length.iter().map(|(_, set)| set);
+        sets.map(last).max().unwrap_or(0)
     }
 
     /// Returns the run that contains an address.
     pub(super) fn around(&self, at: u64) -> Option<(u64, Run)> {
-        let (&start, &run) = self.by_start.range(..=at).next_back()?;
+        if let Some(&run) = self.by_start.get(&at) {
+            return Some((at, run));
+        }
+        let (&start, &run) = self.by_start.range(..at).next_back()?;
         (at < run.end).then_some((start, run))
     }
 
@@ -94,18 +98,20 @@ impl Runs {
     fn insert(&mut self, start: u64, run: Run) {
         if start < run.end {
             self.by_start.insert(start, run);
-            let set = self.by_length.entry(run.class).or_default();
-            set.insert((run.end - start, start));
+            let listed = (run.end - start, start);
+            let mut sets = self.by_length.iter_mut();
+            match sets.find(|(class, _)| *class == run.class) {
+                Some((_, set)) => drop(set.insert(listed)),
+                None => self.by_length.push((run.class, BTreeSet::from([listed]))),
+            }
         }
     }
 
     /// Removes a run from the lengths. It is removed by its address too, or inserted anew.
     fn unlist(&mut self, start: u64, run: Run) {
-        if let Some(set) = self.by_length.get_mut(&run.class) {
+        let mut sets = self.by_length.iter_mut();
+        if let Some((_, set)) = sets.find(|(class, _)| *class == run.class) {
             set.remove(&(run.end - start, start));
-            if set.is_empty() {
-                self.by_length.remove(&run.class);
-            }
         }
     }
 
@@ -120,11 +126,15 @@ impl Runs {
     ) -> Option<u64> {
         let best = match any {
             true => {
-                let classes = self.by_length.values();
-                classes.filter_map(|set| fit(set, size, alignment)).min()
+                let sets = self.by_length.iter().map(|(_, set)| set);
+                sets.filter_map(|set| fit(set, size, alignment)).min()
             }
             false => {
-                let of = |class| fit(self.by_length.get(&class)?, size, alignment);
+                let of = |class| {
+                    let mut sets = self.by_length.iter();
+                    let (_, set) = sets.find(|(named, _)| *named == class)?;
+                    fit(set, size, alignment)
+                };
                 match (of(Class::Ready), of(Class::On(stream))) {
                     (Some(one), Some(other)) => Some(one.min(other)),
                     (one, other) => one.or(other),

@@ -292,9 +292,7 @@ impl KvCache {
             .first_asleep(blocks)
             .and_then(|at| named.get(at))
         {
-            Some(asleep) => Err(KvCacheError::Asleep {
-                sequence: asleep.id.number(),
-            }),
+            Some(asleep) => Err(KvCacheError::Asleep(asleep.id.number())),
             None => Ok(()),
         }
     }

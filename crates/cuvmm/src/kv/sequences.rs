@@ -163,7 +163,5 @@ impl Sequences {
 }
 
 const fn gone(id: SequenceId) -> KvCacheError {
-    KvCacheError::NoSuchSequence {
-        sequence: id.number,
-    }
+    KvCacheError::NoSuchSequence(id.number)
 }

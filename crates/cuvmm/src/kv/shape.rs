@@ -82,7 +82,7 @@ impl Geometry {
             ("max_sequences", u64::from(shape.max_sequences)),
         ];
         if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(ArgumentError::Zero { what: dimension });
+            return Err(ArgumentError::Zero(dimension));
         }
         Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Overflow {
             what: "bytes of all sequences",
@@ -243,10 +243,7 @@ mod tests {
             ..LLAMA_8B
         };
         let refused = geometry(none, Layout::TokenMajor);
-        assert!(matches!(
-            refused,
-            Err(ArgumentError::Zero { what: "head_size" })
-        ));
+        assert!(matches!(refused, Err(ArgumentError::Zero("head_size"))));
         for huge in [
             Shape {
                 head_size: u32::MAX,

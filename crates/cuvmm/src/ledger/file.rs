@@ -110,7 +110,7 @@ impl LedgerFile {
                 return Ok(ledger);
             }
         }
-        Err(LedgerError::Replaced { path })
+        Err(LedgerError::Replaced(path))
     }
 
     /// Opens the ledger at a path to look at it.

@@ -59,9 +59,9 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
         .spawn(move || keeper.run());
-    started.map(drop).map_err(|error| LedgerError::Thread {
-        errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-    })
+    started
+        .map(drop)
+        .map_err(|error| LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))
 }
 
 impl Keeper {

@@ -741,7 +741,7 @@ impl Generations {
             (Some(guard), _) => {
                 if !guard.claim(&self.past(), true)? {
                     let device = guard.pool().device().location();
-                    return Err(MemoryError::CurrentPool { device });
+                    return Err(MemoryError::CurrentPool(device));
                 }
             }
             (None, Some(newest)) => {

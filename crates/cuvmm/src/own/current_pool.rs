@@ -60,7 +60,7 @@ impl MemPool {
         let _one_by_one = self.device().set_pool_alone()?;
         if !default.is_current()? {
             let device = self.device().location();
-            return Err(MemoryError::CurrentPool { device });
+            return Err(MemoryError::CurrentPool(device));
         }
         self.make_current_after(default.as_raw())
     }
@@ -122,10 +122,7 @@ impl CurrentPoolGuard<'_> {
     /// [`TenantMemPool`](crate::TenantMemPool), or the driver refuses.
     pub fn replace(&self, pool: &MemPool) -> Result<CurrentPoolGuard<'_>, MemoryError> {
         if !pool.device().is_same(self.pool.device()) {
-            return Err(ArgumentError::WrongDevice {
-                what: "the memory pool",
-            }
-            .into());
+            return Err(ArgumentError::WrongDevice("the memory pool").into());
         }
         pool.check_not_managed()?;
         pool.make_current_after(self.pool.as_raw())

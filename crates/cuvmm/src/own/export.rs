@@ -125,15 +125,13 @@ impl Physical {
 }
 
 /// The error for a kind of handle that this library does not know.
-const UNKNOWN: ArgumentError = ArgumentError::HandleType { bits: 0 };
+const UNKNOWN: ArgumentError = ArgumentError::HandleType(0);
 
 /// Refuses anything but one handle type that exists on Linux.
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     match handle_type {
         HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
-        _ => Err(ArgumentError::HandleType {
-            bits: handle_type.bits(),
-        }),
+        _ => Err(ArgumentError::HandleType(handle_type.bits())),
     }
 }
 

@@ -112,7 +112,7 @@ impl ImportedPool {
                 // SAFETY: the handle is alive.
                 unsafe { driver.mem_pool_import_pointer(device, pool, &part.ticket) }
             });
-        let address = imported.map_err(|cause| MemoryError::ImportPointer { cause })?;
+        let address = imported.map_err(MemoryError::ImportPointer)?;
         Ok(PoolMemory::new(stream, address, part.size, Ownership::Ours))
     }
 }
@@ -261,7 +261,7 @@ impl ImportedAllocation {
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.device().own_process()?;
         if self.access != Access::ReadWrite {
-            return Err(MemoryError::read_only(&(0..self.size())));
+            return Err(MemoryError::ReadOnly(0..self.size()));
         }
         let at = self.within(offset, bytes.len())?;
         self.memory.write(stream, at, bytes)

@@ -69,7 +69,7 @@ impl ImportedPool {
         let (source, handle_type) = match handle {
             Exported::Fd(fd) => (ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD),
             Exported::Fabric(name) => (ImportSource::Fabric(*name), HandleTypes::FABRIC),
-            _ => return Err(ArgumentError::HandleType { bits: 0 }.into()),
+            _ => return Err(ArgumentError::HandleType(0).into()),
         };
         let call = Call::MemPoolImportFromShareableHandle;
         let handle = device
@@ -77,7 +77,7 @@ impl ImportedPool {
             .call(call, |driver, device| unsafe {
                 driver.mem_pool_import(device, source, handle_type, 0)
             })
-            .map_err(|cause| MemoryError::ImportPool { cause })?;
+            .map_err(MemoryError::ImportPool)?;
         let device = device.clone();
         Ok(Self {
             shared: Arc::new(Shared {
@@ -148,7 +148,7 @@ impl ImportedPool {
         let (mut live, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if is_freed(&mut live) {
             let cause = CallError::InUse;
-            return Err(MemoryError::ImportPointer { cause });
+            return Err(MemoryError::ImportPointer(cause));
         }
         Ok(live)
     }

@@ -70,7 +70,7 @@ impl Managed {
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         if size == 0 {
             let what = "bytes of managed memory";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         let location = device.location();
         let refused = |cause| MemoryError::Create {

@@ -52,7 +52,7 @@ impl Mapping {
         let device = reserved.device();
         if !device.same_driver(physical.device()) {
             let what = "the physical";
-            return Err(ArgumentError::WrongDriver { what }.into());
+            return Err(ArgumentError::WrongDriver(what).into());
         }
         let size = physical.size();
         let address = reserved.insert_range(part, offset, size, physical.location())?;
@@ -119,7 +119,7 @@ impl Mapping {
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
         if access.is_empty() {
             let what = "devices to give access to";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         if access.iter().any(|who| !who.same_driver(self.device())) {
             return Err(ArgumentError::OTHER_DRIVER.into());

@@ -176,7 +176,7 @@ impl MemPool {
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
         if access.is_empty() {
             let what = "devices to give access to";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         for grant in access {
             self.check(grant)?;
@@ -226,7 +226,7 @@ impl MemPool {
         }
         let (device, place) = (grant.location(), self.location());
         if device == place && grant.access() != Access::ReadWrite {
-            return Err(MemoryError::Access { device });
+            return Err(MemoryError::Access(device));
         }
         if place.kind == LocationKind::DEVICE
             && let Some(peer) = grant.named()

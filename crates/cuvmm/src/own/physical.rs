@@ -306,7 +306,7 @@ pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), ArgumentError> {
     if known.contains(types) {
         return Ok(());
     }
-    Err(ArgumentError::HandleType { bits: types.bits() })
+    Err(ArgumentError::HandleType(types.bits()))
 }
 
 impl Shared {

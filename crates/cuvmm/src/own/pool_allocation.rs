@@ -131,7 +131,7 @@ impl MemPool {
         let wanted = PointerAttribute::MEMPOOL_HANDLE;
         let ask = |attribute| attribute_of(self.device(), address, attribute);
         if ask(wanted).ok() != Some(self.as_raw().0) {
-            return Err(MemoryError::NotOfPool { address: address.0 });
+            return Err(MemoryError::NotOfPool(address.0));
         }
         let start = ask(PointerAttribute::RANGE_START_ADDR)?;
         let there = ask(PointerAttribute::RANGE_SIZE)?;

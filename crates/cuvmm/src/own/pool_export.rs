@@ -23,7 +23,7 @@ impl MemPool {
     /// taken back.
     ///
     /// # Errors
-    /// [`MemoryError::PoolNotShareable`] when the pool was not
+    /// [`MemoryError::NotShareable`] when the pool was not
     /// [created](super::MemPoolBuilder::shareable) for that type, as a device's default pool never
     /// is, and [`MemoryError`] when the driver refuses.
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
@@ -51,10 +51,21 @@ impl MemPool {
         if self.kind() == Kind::Foreign || shareable.contains(handle_type) {
             return Ok(());
         }
-        Err(MemoryError::PoolNotShareable {
+        let what = match self.kind() {
+            Kind::Default => {
+                "the default memory pool of a device (create one with \
+                 `MemPool::builder(..).shareable(..)`, and make it current before other libraries \
+                 allocate)"
+            }
+            _ => {
+                "the memory pool (create one with `MemPool::builder(..).shareable(..)`, and make it \
+                 current before other libraries allocate)"
+            }
+        };
+        Err(MemoryError::NotShareable {
+            what,
             handle_type,
             shareable,
-            is_default: self.kind() == Kind::Default,
         })
     }
 }

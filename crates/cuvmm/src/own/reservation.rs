@@ -202,7 +202,7 @@ impl Reservation {
     /// [`MemoryError`] when nothing is mapped there.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn physical_at(&self, offset: u64) -> Result<Physical, MemoryError> {
-        let missing = MemoryError::not_committed(&(offset..offset.saturating_add(1)));
+        let missing = MemoryError::NotCommitted(offset..offset.saturating_add(1));
         self.shared
             .at(self.part, offset, |address, size, location| {
                 Physical::retained(self.device(), address, size, location)

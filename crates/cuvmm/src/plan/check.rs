@@ -239,7 +239,7 @@ impl<'a> Check<'a> {
     }
 
     fn unmap(&mut self, within: &'a str, offset: u64) -> Result<Act<'a>, PlanError> {
-        let missing = MemoryError::not_committed(&(offset..offset.saturating_add(1)));
+        let missing = MemoryError::NotCommitted(offset..offset.saturating_add(1));
         let missing = self.things.refuse(Some(within), missing);
         let (_, places) = self.things.mapped(within)?;
         let (_, physical) = places.remove(&offset).ok_or(missing)?;
@@ -292,7 +292,7 @@ impl<'a> Check<'a> {
             return Err(PlanError::new(
                 step,
                 Some(within),
-                MemoryError::not_committed(&range),
+                MemoryError::NotCommitted(range.clone()),
             ));
         }
         committable.asked.remove(range.clone());

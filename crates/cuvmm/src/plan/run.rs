@@ -208,9 +208,9 @@ impl<'a> Run<'a> {
                     found.collect::<Result<Vec<_>, _>>()
                 };
                 let (places, users) = (named(devices)?, named(access)?);
-                let (home, guests) = users.split_first().ok_or_else(|| {
-                    PlanError::new(step, None, ArgumentError::Zero { what: "devices" })
-                })?;
+                let (home, guests) = users
+                    .split_first()
+                    .ok_or_else(|| PlanError::new(step, None, ArgumentError::Zero("devices")))?;
                 let mut region_run = RegionRun::new(striped(home, guests, &places, (size, unit))?);
                 region_run.committed.add(0..region_run.region.size());
                 region_run.asked.add(0..asked);

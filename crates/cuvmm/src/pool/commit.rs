@@ -109,8 +109,7 @@ impl Locked<'_> {
         match bytes {
             0 => Ok(()),
             _ => Err(MemoryError::Quarantined {
-                start: begun,
-                end,
+                range: begun..end,
                 bytes,
             }),
         }

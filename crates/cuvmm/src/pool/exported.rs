@@ -155,6 +155,7 @@ impl Block {
         let shareable = self.core().lock().policy.props.handle_types;
         if !shareable.contains(handle_type) {
             return Err(MemoryError::NotShareable {
+                what: "the memory",
                 handle_type,
                 shareable,
             });

@@ -358,7 +358,7 @@ impl Locked<'_> {
         let block = source.block.as_ref().ok_or_else(gone)?;
         if !source.sleep_state.is_awake() {
             let size = block.requested;
-            return Err(MemoryError::Asleep { size }.into());
+            return Err(MemoryError::Asleep(size).into());
         }
         let used = self.device.granule().round_up(size);
         used.ok_or(

@@ -22,7 +22,7 @@ impl State {
         };
         if !slot.sleep_state.is_awake() {
             let size = slot.block.as_ref().map_or(0, |block| block.requested);
-            return Err(MemoryError::Asleep { size }.into());
+            return Err(MemoryError::Asleep(size).into());
         }
         match &slot.block {
             Some(block) => Ok(ArgumentError::at_most(BYTES, wanted, block.requested)?),

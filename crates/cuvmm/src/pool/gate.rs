@@ -69,18 +69,18 @@ impl State {
         }
 
         let Some(slot) = self.slot(place.slot) else {
-            return Err(MemoryError::not_committed(range));
+            return Err(MemoryError::NotCommitted(range.clone()));
         };
         if !slot.sleep_state.is_awake() {
             let size = slot.block.as_ref().map_or(0, |block| block.requested);
-            return Err(MemoryError::Asleep { size });
+            return Err(MemoryError::Asleep(size));
         }
         if !slot.has(range) {
-            return Err(MemoryError::not_committed(range));
+            return Err(MemoryError::NotCommitted(range.clone()));
         }
         let bytes = slot.bound();
         if wanted.writes() && !range.is_empty() && range.start < bytes {
-            return Err(MemoryError::read_only(&(0..bytes)));
+            return Err(MemoryError::ReadOnly(0..bytes));
         }
         Ok(())
     }
@@ -90,7 +90,7 @@ impl State {
         let slot = self.slot(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
-            leases => Err(MemoryError::Leased { leases }),
+            leases => Err(MemoryError::Leased(leases)),
         }
     }
 }

@@ -151,7 +151,7 @@ impl Locked<'_> {
         };
         if !slot.sleep_state.is_awake() {
             let size = block.requested;
-            return Err(MemoryError::Asleep { size }.into());
+            return Err(MemoryError::Asleep(size).into());
         }
         ArgumentError::at_least(BYTES, size, block.requested)?;
         let stale = block.stale(size);

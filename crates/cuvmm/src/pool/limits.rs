@@ -173,9 +173,9 @@ impl State {
         let tenancy = self.tenants.get(&id);
         match tenancy.is_some_and(|tenancy| tenancy.registered) {
             true => Ok(()),
-            false => Err(PoolError::Unregistered {
-                tenant: tenancy.map_or_else(String::new, |it| it.name.clone()),
-            }),
+            false => Err(PoolError::Unregistered(
+                tenancy.map_or_else(String::new, |it| it.name.clone()),
+            )),
         }
     }
 

@@ -374,10 +374,10 @@ impl<'a> PoolBuilder<'a> {
         ArgumentError::extent(policy.largest_extent, granule.bytes())?;
         ArgumentError::at_most("bytes that are kept ready", free_target, bytes)?;
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
-            return Err(ArgumentError::WrongDevice { what: "the mapper" }.into());
+            return Err(ArgumentError::WrongDevice("the mapper").into());
         }
         if ledger.is_some_and(|ledger| ledger.device() != device.uuid()) {
-            return Err(ArgumentError::WrongDevice { what: "the ledger" }.into());
+            return Err(ArgumentError::WrongDevice("the ledger").into());
         }
         if policy.props.rdma_capable && !device.has_rdma()? {
             return Err(MemoryError::no_rdma(device.location()).into());

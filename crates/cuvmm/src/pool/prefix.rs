@@ -154,7 +154,7 @@ impl Locked<'_> {
         let slot = state.slot(id).ok_or_else(gone)?;
         if !slot.sleep_state.is_awake() {
             let size = slot.requested();
-            return Err(MemoryError::Asleep { size }.into());
+            return Err(MemoryError::Asleep(size).into());
         }
         let Some(mut run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
             return Ok(None);
@@ -173,13 +173,10 @@ impl Locked<'_> {
             }
             Moved::InUse => {
                 let device = self.device.location();
-                Err(MemoryError::InUse { device }.into())
+                Err(MemoryError::InUse(device).into())
             }
             Moved::NoSpace(error) => Err(error),
-            Moved::Exported => {
-                let (offset, size) = (run.offset, run.size);
-                Err(MemoryError::Exported { offset, size }.into())
-            }
+            Moved::Exported => Err(MemoryError::Exported(run.offset..run.end()).into()),
         }
     }
 }

@@ -356,11 +356,11 @@ impl State {
         }
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
-            tenancy => Err(BlockError::Unregistered {
-                tenant: tenancy
+            tenancy => Err(BlockError::Unregistered(
+                tenancy
                     .map(|tenancy| tenancy.name.clone())
                     .unwrap_or_default(),
-            }),
+            )),
         }
     }
 
@@ -516,9 +516,7 @@ impl State {
 
 /// The error for a block whose tenant is gone.
 pub(super) fn gone() -> BlockError {
-    BlockError::Unregistered {
-        tenant: String::new(),
-    }
+    BlockError::Unregistered(String::new())
 }
 
 impl fmt::Debug for State {

@@ -125,7 +125,7 @@ impl<'a> TenantBuilder<'a> {
         core.device.own_process()?;
         if name.is_empty() {
             let what = "bytes of a tenant's name";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         let mut state = core.lock();
         state.make_guaranteeable(None, guarantee, limit)?;
@@ -137,7 +137,7 @@ impl<'a> TenantBuilder<'a> {
             .values()
             .any(|tenancy| tenancy.registered && tenancy.name == name)
         {
-            return Err(PoolError::NameTaken { name });
+            return Err(PoolError::NameTaken(name));
         }
         let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
         let unswept = Arc::clone(&stream_caches);

@@ -165,7 +165,7 @@ impl State {
                 slot: place.slot,
                 from,
             })),
-            false => Err(MemoryError::Asleep { size: from }.into()),
+            false => Err(MemoryError::Asleep(from).into()),
         }
     }
 

@@ -120,7 +120,7 @@ impl Region {
         self.may_change(device)?;
         if access == Access::None || access < self.access_of(device) {
             let device = device.location();
-            return Err(MemoryError::Access { device });
+            return Err(MemoryError::Access(device));
         }
         let owners = self.space.owners();
         let to_come = self.layout.places().filter(|place| !owners.contains(place));
@@ -160,9 +160,7 @@ impl Region {
         self.all_unregistered()?;
         match Fence::device(device.clone()).poll()? {
             Poll::Complete => self.revoke_from(device),
-            Poll::Pending | Poll::NeedsSynchronise => Err(MemoryError::InUse {
-                device: device.location(),
-            }),
+            Poll::Pending | Poll::NeedsSynchronise => Err(MemoryError::InUse(device.location())),
         }
     }
 
@@ -203,7 +201,7 @@ impl Region {
         }
         if device.is_same(self.device()) {
             let device = device.location();
-            return Err(MemoryError::Access { device });
+            return Err(MemoryError::Access(device));
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ impl Region {
         self.check(range)?;
         match self.is_committed(range.clone()) {
             true => Ok(()),
-            false => Err(MemoryError::not_committed(range)),
+            false => Err(MemoryError::NotCommitted(range.clone())),
         }
     }
 
@@ -38,7 +38,7 @@ impl Region {
     pub(crate) fn check_whole(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         let cut = |extent: &Extent| extent.offset < range.start || extent.end() > range.end;
         match self.space.extents_in(range.start, range.end).find(cut) {
-            Some(Extent { offset, size, .. }) => Err(MemoryError::CutsExtent { offset, size }),
+            Some(cut) => Err(MemoryError::CutsExtent(cut.offset..cut.end())),
             None => Ok(()),
         }
     }
@@ -46,7 +46,7 @@ impl Region {
     /// Refuses a range with read-only memory, such as forks share.
     pub(crate) fn check_writable(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         match self.is_read_only(range.clone()) {
-            true => Err(MemoryError::read_only(range)),
+            true => Err(MemoryError::ReadOnly(range.clone())),
             false => Ok(()),
         }
     }
@@ -54,7 +54,7 @@ impl Region {
     /// Refuses an operation that would move or share an exported extent.
     pub(super) fn check_unexported(&self, extents: &[Extent]) -> Result<(), MemoryError> {
         match self.space.exported().find(|kept| extents.contains(kept)) {
-            Some(Extent { offset, size, .. }) => Err(MemoryError::Exported { offset, size }),
+            Some(kept) => Err(MemoryError::Exported(kept.offset..kept.end())),
             None => Ok(()),
         }
     }

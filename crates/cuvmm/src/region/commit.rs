@@ -76,8 +76,7 @@ impl Region {
         let stuck = self.space.stuck_in(range.start, range.end);
         if stuck > 0 {
             return Err(MemoryError::Quarantined {
-                start: range.start,
-                end: range.end,
+                range,
                 bytes: stuck,
             });
         }
@@ -125,7 +124,7 @@ impl Region {
             .iter()
             .find(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
         {
-            return Err(MemoryError::read_only(&(cut.offset..cut.end())));
+            return Err(MemoryError::ReadOnly(cut.offset..cut.end()));
         }
         foreign
             .iter()

@@ -136,7 +136,7 @@ impl Space {
     /// The whole space as a range for the stream's device to copy in, if the requested part is
     /// committed.
     fn span(&self, stream: &Stream, offset: u64, size: u64) -> Result<Span<'_>, MemoryError> {
-        let uncommitted = MemoryError::not_committed(&(offset..offset.saturating_add(size)));
+        let uncommitted = MemoryError::NotCommitted(offset..offset.saturating_add(size));
         let Some(end) = offset.checked_add(size) else {
             return Err(uncommitted);
         };

@@ -74,10 +74,8 @@ impl Registration {
         let whole = self.range();
         if start < whole.start || end > whole.end {
             return Err(MemoryError::NotRegistered {
-                start,
-                end,
-                registered_start: whole.start,
-                registered_end: whole.end,
+                range: start..end,
+                registered: whole,
             });
         }
         let mut extents = self.extents_in(range);

@@ -39,6 +39,7 @@ impl Region {
         one_type(handle_type)?;
         if !self.props.handle_types.contains(handle_type) {
             return Err(MemoryError::NotShareable {
+                what: "the memory",
                 handle_type,
                 shareable: self.props.handle_types,
             });

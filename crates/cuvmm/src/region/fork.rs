@@ -46,7 +46,7 @@ impl Region {
             .collect::<Result<Vec<_>, _>>()?;
         if fence.poll()? != Poll::Complete || withdrawn.iter().any(|poll| *poll != Poll::Complete) {
             let device = self.device().location();
-            return Err(MemoryError::InUse { device });
+            return Err(MemoryError::InUse(device));
         }
         let mut fork = self.empty_like()?;
         for extent in &extents {

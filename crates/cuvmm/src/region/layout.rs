@@ -82,7 +82,7 @@ impl Layout {
         let granule = home.granule();
         if self.places().next().is_none() {
             let what = "places of a layout";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         let sizes = match &self.shape {
             Shape::Whole(_) => vec![],
@@ -187,11 +187,11 @@ pub(crate) fn check_guests(
         }
         if known.iter().any(|it| it.is_same(device)) {
             let device = device.location();
-            return Err(ArgumentError::HasAccess { device }.into());
+            return Err(ArgumentError::HasAccess(device).into());
         }
         if guest.access() == Access::None {
             let what = "the access of a device";
-            return Err(ArgumentError::Zero { what }.into());
+            return Err(ArgumentError::Zero(what).into());
         }
         reachable(device, &home.into())?;
         known.push(device);

@@ -329,7 +329,7 @@ impl Region {
         };
         match self.is_committed(range.clone()) {
             true => Ok(()),
-            false => Err(MemoryError::not_committed(&range)),
+            false => Err(MemoryError::NotCommitted(range.clone())),
         }
     }
 }

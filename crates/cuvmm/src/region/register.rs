@@ -98,8 +98,7 @@ impl Register {
         match meeting.next() {
             None => Ok(()),
             Some(first) => Err(MemoryError::Registered {
-                start: range.start,
-                end: range.end,
+                range: range.clone(),
                 first: first.start,
                 registrations: 1 + meeting.count() as u64,
             }),
@@ -209,7 +208,7 @@ impl RegistrationOwner for Kept {
 
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         match self.read_only.iter().any(|closed| meet(closed, range)) {
-            true => Err(MemoryError::read_only(range)),
+            true => Err(MemoryError::ReadOnly(range.clone())),
             false => Ok(()),
         }
     }

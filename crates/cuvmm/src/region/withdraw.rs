@@ -82,7 +82,8 @@ impl Region {
         let left = self.pending.meeting(range);
         let bytes: u64 = left.map(|extent| extent.end - extent.start).sum();
         if bytes > 0 {
-            return Err(MemoryError::PendingFree { start, end, bytes });
+            let range = range.clone();
+            return Err(MemoryError::PendingFree { range, bytes });
         }
         Ok(())
     }

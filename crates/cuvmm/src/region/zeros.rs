@@ -260,8 +260,10 @@ impl Region {
             .poll()
             .map_err(|cause| MemoryError::range(start, end - start, cause))?;
         let Some(proof) = fence.proof() else {
-            let bytes = end - start;
-            return Err(MemoryError::PendingFree { start, end, bytes });
+            return Err(MemoryError::PendingFree {
+                range: start..end,
+                bytes: end - start,
+            });
         };
         Ok(proof)
     }

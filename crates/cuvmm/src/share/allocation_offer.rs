@@ -90,7 +90,7 @@ impl AllocationOffer {
         pool.check_shareable(HandleTypes::POSIX_FD)?;
         let location = pool.location();
         if location.kind != LocationKind::DEVICE {
-            return Err(ShareError::Unnameable { location });
+            return Err(ShareError::Unnameable(location));
         }
         let empty = Self {
             access: Access::Read,
@@ -212,7 +212,7 @@ impl AllocationOffer {
     /// Makes the pool's handle and the taker's end of a grant that holds the memory from now on.
     pub(super) fn grant(&self, single: bool) -> Result<(OwnedFd, OwnedFd, Arc<Grant>), ShareError> {
         let Exported::Fd(pool) = self.pool.export(HandleTypes::POSIX_FD)? else {
-            return Err(ArgumentError::HandleType { bits: 0 }.into());
+            return Err(ArgumentError::HandleType(0).into());
         };
         let (grant, held) = Grant::new(single)?;
         let grant = Arc::new(grant);
@@ -275,9 +275,7 @@ impl Grant {
 
 /// Takes the two descriptors of a grant out of a message.
 pub(super) fn two(body: &[u8], handles: Vec<OwnedFd>) -> Result<[OwnedFd; 2], ChannelError> {
-    let malformed = ChannelError::Malformed {
-        what: "not the two descriptors of a memory pool alone",
-    };
+    let malformed = ChannelError::Malformed("not the two descriptors of a memory pool alone");
     match handles.try_into() {
         Ok(two) if body.is_empty() => Ok(two),
         _ => Err(malformed),

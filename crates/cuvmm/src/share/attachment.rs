@@ -84,7 +84,7 @@ impl<'a> AttachmentBuilder<'a> {
     /// Checks a description before any of its handles is requested.
     pub(super) fn agree(&self, description: &Description) -> Result<PendingAttachment, ShareError> {
         if self.access > description.access() {
-            return Err(MemoryError::read_only(&(0..description.size())).into());
+            return Err(MemoryError::ReadOnly(0..description.size()).into());
         }
         if self
             .others
@@ -148,7 +148,7 @@ impl<'a> AttachmentBuilder<'a> {
                 .chain(&self.others)
                 .find(|device| device.uuid() == uuid)
                 .map(|&device| Place::from(device))
-                .ok_or(ShareError::NoSuchDevice { uuid }),
+                .ok_or(ShareError::NoSuchDevice(uuid)),
         }
     }
 }
@@ -198,10 +198,10 @@ impl PendingAttachment {
         };
         let wanted = self.description.handle_type();
         if handle_type != wanted {
-            let shareable = wanted;
             return Err(MemoryError::NotShareable {
+                what: "the memory",
                 handle_type,
-                shareable,
+                shareable: wanted,
             }
             .into());
         }
@@ -390,7 +390,7 @@ impl Attachment {
     /// belongs to another device.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         if self.access != Access::ReadWrite {
-            return Err(MemoryError::read_only(&(0..self.size())));
+            return Err(MemoryError::ReadOnly(0..self.size()));
         }
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.write(stream, offset, bytes)
@@ -421,7 +421,7 @@ impl Attachment {
     pub fn view_of<T: Pod>(&self, range: Range<u64>) -> Result<View<'_, T>, ShareError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         if !self.is_there(offset, size) {
-            return Err(MemoryError::not_committed(&range).into());
+            return Err(MemoryError::NotCommitted(range.clone()).into());
         }
         let address = self
             .address()
@@ -439,7 +439,7 @@ impl Attachment {
     /// consist of whole elements.
     pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ShareError> {
         if self.access != Access::ReadWrite {
-            return Err(MemoryError::read_only(&range).into());
+            return Err(MemoryError::ReadOnly(range.clone()).into());
         }
         let (address, len) = {
             let view = self.view_of::<T>(range)?;
@@ -495,7 +495,7 @@ impl Attachment {
         }
         match range_within(offset, size, self.size()) {
             None => Err(ArgumentError::bytes(offset, size, self.size()).into()),
-            Some(range) => Err(MemoryError::not_committed(&range)),
+            Some(range) => Err(MemoryError::NotCommitted(range.clone())),
         }
     }
 }

@@ -119,9 +119,7 @@ impl Channel {
                 Ok(()) => Self::from_socket(socket, users),
                 // A signal ends the wait even if its handler was installed with `SA_RESTART`.
                 Err(Errno::INTR | Errno::AGAIN) => continue,
-                Err(Errno::NOENT | Errno::CONNREFUSED) => {
-                    Err(ChannelError::NotListening { path: path() })
-                }
+                Err(Errno::NOENT | Errno::CONNREFUSED) => Err(ChannelError::NotListening(path())),
                 Err(Errno::PROTOTYPE | Errno::NOTSOCK) => Err(ChannelError::no_socket(path())),
                 Err(errno) => Err(system("connect")(errno)),
             };
@@ -138,9 +136,7 @@ impl Channel {
         let domain = socket_domain(&socket).map_err(system("getsockopt(SO_DOMAIN)"))?;
         let kind = socket_type(&socket).map_err(system("getsockopt(SO_TYPE)"))?;
         if domain != AddressFamily::UNIX || kind != SocketType::SEQPACKET {
-            return Err(ChannelError::Malformed {
-                what: "on another kind of socket",
-            });
+            return Err(ChannelError::Malformed("on another kind of socket"));
         }
         Ok(Self {
             peer: users.admit(&socket)?,
@@ -249,14 +245,12 @@ impl Channel {
             // A frame that announces another must be full. Otherwise a peer could send one byte per
             // frame and occupy this thread for as many frames as a large message has bytes.
             if frame.more && frame.body.len() < MOST_BODY {
-                return Err(ChannelError::Malformed {
-                    what: "followed by more, and not full itself",
-                });
+                return Err(ChannelError::Malformed(
+                    "followed by more, and not full itself",
+                ));
             }
             if !kinds.contains(&frame.kind) {
-                return Err(ChannelError::Malformed {
-                    what: "unexpected at this point",
-                });
+                return Err(ChannelError::Malformed("unexpected at this point"));
             }
             let whole = message.get_or_insert_with(|| Message {
                 kind: frame.kind,
@@ -264,9 +258,7 @@ impl Channel {
                 handles,
             });
             if whole.kind != frame.kind {
-                return Err(ChannelError::Malformed {
-                    what: "interleaved with another",
-                });
+                return Err(ChannelError::Malformed("interleaved with another"));
             }
             if whole.body.len() + frame.body.len() > most {
                 return Err(ChannelError::TooLarge { most });
@@ -401,7 +393,7 @@ impl Channel {
     /// Marks the channel as broken, and returns an error that describes the message.
     pub(super) fn malformed(&mut self, what: &'static str) -> ChannelError {
         self.give_up();
-        ChannelError::Malformed { what }
+        ChannelError::Malformed(what)
     }
 
     /// Waits at most `time` until the peer sends something or `other` is readable, and returns

@@ -184,7 +184,7 @@ impl Channel {
         let message = self.receive(&[Kind::Verdict], MOST_REASON, deadline)?;
         match verdict(&message)? {
             None => Ok(()),
-            Some(reason) => Err(ShareError::Refused { reason }),
+            Some(reason) => Err(ShareError::Refused(reason)),
         }
     }
 }
@@ -196,7 +196,7 @@ fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareE
         match handle {
             Exported::Fd(fd) => descriptors.push(fd.as_fd()),
             Exported::Fabric(name) => names.extend_from_slice(name),
-            _ => return Err(ArgumentError::HandleType { bits: 0 }.into()),
+            _ => return Err(ArgumentError::HandleType(0).into()),
         }
     }
     Ok((names, descriptors))
@@ -207,9 +207,9 @@ fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
     match message.body.split_first() {
         Some((0, [])) => Ok(None),
         Some((1, reason)) => Ok(Some(String::from_utf8_lossy(reason).into_owned())),
-        _ => Err(ChannelError::Malformed {
-            what: "neither an acceptance nor a refusal",
-        }),
+        _ => Err(ChannelError::Malformed(
+            "neither an acceptance nor a refusal",
+        )),
     }
 }
 
@@ -219,10 +219,10 @@ pub(super) fn given_up(message: Message) -> Result<Message, ShareError> {
         return Ok(message);
     }
     match verdict(&message)? {
-        Some(reason) => Err(ShareError::Refused { reason }),
-        None => Err(ShareError::Channel(ChannelError::Malformed {
-            what: "an acceptance of nothing",
-        })),
+        Some(reason) => Err(ShareError::Refused(reason)),
+        None => Err(ShareError::Channel(ChannelError::Malformed(
+            "an acceptance of nothing",
+        ))),
     }
 }
 
@@ -232,9 +232,9 @@ fn handles_of(message: Message) -> Result<Vec<Exported>, ChannelError> {
     let inside = message.body.chunks_exact(FABRIC);
     let whole = inside.remainder().is_empty();
     if !whole || message.body.is_empty() == message.handles.is_empty() {
-        return Err(ChannelError::Malformed {
-            what: "without handles, or with more than them",
-        });
+        return Err(ChannelError::Malformed(
+            "without handles, or with more than them",
+        ));
     }
     let fabric = inside.filter_map(|name| Some(Exported::Fabric(*name.first_chunk()?)));
     let fds = message.handles.into_iter().map(Exported::Fd);

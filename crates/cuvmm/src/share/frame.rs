@@ -77,7 +77,7 @@ pub(super) struct Frame<'a> {
 
 /// Parses a frame that came with `handles` descriptors and must have the number `serial`.
 pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_>, ChannelError> {
-    let malformed = |what| Err(ChannelError::Malformed { what });
+    let malformed = |what| Err(ChannelError::Malformed(what));
     let Ok((head, body)) = Head::ref_from_prefix(bytes) else {
         return malformed("shorter than its head");
     };

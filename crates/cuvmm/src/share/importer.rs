@@ -70,11 +70,11 @@ impl PoolImporter {
     pub(super) fn agree(&self, description: &AllocationDescription) -> Result<(), ShareError> {
         if self.access > description.access {
             let most = description.sizes().max().unwrap_or(0);
-            return Err(MemoryError::read_only(&(0..most)).into());
+            return Err(MemoryError::ReadOnly(0..most).into());
         }
         let uuid = description.uuid;
         if self.device.uuid() != uuid {
-            return Err(ShareError::NoSuchDevice { uuid });
+            return Err(ShareError::NoSuchDevice(uuid));
         }
         Ok(())
     }
@@ -101,12 +101,7 @@ impl PoolImporter {
             let (pool, is_new) = self.pool(description.pool, &handle, &refused)?;
             match self.import_from(&pool, description, &held, deadline) {
                 // Another pool may have that identity: nothing was imported from it.
-                Err((
-                    0,
-                    MemoryError::ImportPointer {
-                        cause: CallError::Driver(_),
-                    },
-                )) if !is_new => {
+                Err((0, MemoryError::ImportPointer(CallError::Driver(_)))) if !is_new => {
                     refused.push(pool);
                 }
                 outcome => return outcome.map_err(|(_, error)| error.into()),

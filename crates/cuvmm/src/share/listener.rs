@@ -113,9 +113,7 @@ impl Listener {
         let file = file.map_err(system("open"))?;
         let found = fstat(&file).map_err(system("fstat"))?;
         if FileId::of_stat(&found) != self.id {
-            return Err(ChannelError::InUse {
-                path: self.path.clone(),
-            });
+            return Err(ChannelError::InUse(self.path.clone()));
         }
         let file = format!("/proc/self/fd/{}", file.as_raw_fd());
         chmod(file, Mode::from_raw_mode(0o666)).map_err(system("chmod"))
@@ -214,9 +212,7 @@ fn lock_of(path: &Path) -> Result<Lock, ChannelError> {
         // If no process answers at the socket, the lock is held by a sweep, which returns it, or by
         // a listener that is being created.
         if state_of(path)? == State::Live || deadline.left().is_zero() {
-            return Err(ChannelError::InUse {
-                path: path.to_owned(),
-            });
+            return Err(ChannelError::InUse(path.to_owned()));
         }
         pause(AGAIN);
     }
@@ -228,7 +224,7 @@ fn remove_stale(path: &Path) -> Result<(), ChannelError> {
     match state_of(&path)? {
         State::Nothing => Ok(()),
         State::Dead(id) => clear(&path, id),
-        State::Live => Err(ChannelError::InUse { path }),
+        State::Live => Err(ChannelError::InUse(path)),
         State::NotOurs => Err(ChannelError::not_ours(path)),
     }
 }
@@ -237,7 +233,7 @@ fn remove_stale(path: &Path) -> Result<(), ChannelError> {
 fn bound(path: &Path) -> Result<FileId, ChannelError> {
     let found = look(path).and_then(|found| {
         let path = path.to_owned();
-        found.ok_or(ChannelError::NotListening { path })
+        found.ok_or(ChannelError::NotListening(path))
     });
     match found {
         Ok(found) => Ok(FileId::of(&found)),

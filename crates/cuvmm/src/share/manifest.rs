@@ -92,9 +92,7 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for tensor in &self.tensors {
             if !names.insert(&tensor.name) {
-                return Err(DescriptionError::NameTaken {
-                    name: tensor.name.clone(),
-                });
+                return Err(DescriptionError::NameTaken(tensor.name.clone()));
             }
             // A tensor without elements has no bytes, so any offset is valid.
             if tensor.size > 0 && !is_within(runs, tensor.offset, tensor.size) {

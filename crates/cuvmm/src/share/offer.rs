@@ -86,7 +86,7 @@ impl Offer {
         region.check(&range)?;
         let (start, end) = (range.start, range.end);
         region.check_whole(&range)?;
-        let read_only = MemoryError::read_only(&range);
+        let read_only = MemoryError::ReadOnly(range.clone());
         let parts = region.promise(range).ok_or(read_only)?;
         let size = end.saturating_sub(start);
         let placed = parts
@@ -137,7 +137,7 @@ impl Offer {
         parts: Vec<(u64, Physical)>,
     ) -> Result<Self, ShareError> {
         let Some(granularity) = parts.first().map(|(_, first)| first.device().granularity()) else {
-            return Err(MemoryError::not_committed(&(0..size)).into());
+            return Err(MemoryError::NotCommitted(0..size).into());
         };
         let mut known = BTreeMap::new();
         let mut extents = Vec::with_capacity(parts.len());
@@ -265,8 +265,6 @@ fn origin_of(physical: &Physical) -> Result<Origin, ShareError> {
         Place::HostNuma(node) if physical.location().kind == LocationKind::HOST_NUMA => {
             Ok(Origin::HostNuma(node))
         }
-        _ => Err(ShareError::Unnameable {
-            location: physical.location(),
-        }),
+        _ => Err(ShareError::Unnameable(physical.location())),
     }
 }

@@ -124,9 +124,8 @@ impl Channel {
         what: &T,
         deadline: Deadline,
     ) -> Result<(), ChannelError> {
-        let text = serde_json::to_vec(what).map_err(|_| ChannelError::Malformed {
-            what: "not serializable",
-        })?;
+        let text =
+            serde_json::to_vec(what).map_err(|_| ChannelError::Malformed("not serializable"))?;
         self.send_message(Kind::Text, &[&text], deadline)
     }
 

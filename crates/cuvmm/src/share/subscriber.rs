@@ -117,7 +117,7 @@ impl Subscriber {
         let name = name.to_owned();
         // No publication has such a name, and a request may not be long enough to hold it.
         if name.len() > MOST_NAME {
-            return Err(ShareError::NotFound { name });
+            return Err(ShareError::NotFound(name));
         }
         let request = Request::Attach { name: name.clone() };
         self.channel.tell(&request, deadline)?;
@@ -127,7 +127,7 @@ impl Subscriber {
                 version,
                 manifest,
             } => (publisher, version, manifest),
-            Reply::NotPublished => return Err(ShareError::NotFound { name }),
+            Reply::NotPublished => return Err(ShareError::NotFound(name)),
             _ => return Err(self.unexpected()),
         };
         let memory = self.channel.receive_until(how, deadline)?;
@@ -165,7 +165,7 @@ impl Subscriber {
         let deadline = self.channel.deadline_after(timeout);
         match self.channel.hear(MOST_REPLY, deadline)? {
             Reply::Newest(version) => Ok(version),
-            Reply::NotPublished => Err(ShareError::NotFound { name }),
+            Reply::NotPublished => Err(ShareError::NotFound(name)),
             _ => Err(self.unexpected()),
         }
     }
@@ -215,9 +215,7 @@ impl Publication {
     /// `u8` any bytes.
     pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
         let found = self.manifest.tensor(tensor);
-        let found = found.ok_or_else(|| ShareError::NotFound {
-            name: tensor.to_owned(),
-        })?;
+        let found = found.ok_or_else(|| ShareError::NotFound(tensor.to_owned()))?;
         if !found.may_hold::<T>() {
             return Err(ShareError::ElementType {
                 tensor: tensor.to_owned(),

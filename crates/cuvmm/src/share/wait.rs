@@ -34,9 +34,7 @@ impl Deadline {
     /// Returns an error if the time is up.
     pub(super) fn check(&self) -> Result<(), ChannelError> {
         if self.left().is_zero() {
-            return Err(ChannelError::TimedOut {
-                waited: self.allowed,
-            });
+            return Err(ChannelError::TimedOut(self.allowed));
         }
         Ok(())
     }
@@ -58,7 +56,7 @@ pub(super) fn wait_for(
         match poll(&mut fds, left.as_ref()) {
             Ok(0) => {
                 let waited = deadline.map_or(Duration::ZERO, |deadline| deadline.allowed);
-                return Err(ChannelError::TimedOut { waited });
+                return Err(ChannelError::TimedOut(waited));
             }
             Ok(_) => {
                 let ready = fds

@@ -25,7 +25,7 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> 
 
 pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSleep, SleepError> {
     if !store.device().is_same(blocks.tenant.device()) {
-        return Err(ArgumentError::WrongDevice { what: "the store" }.into());
+        return Err(ArgumentError::WrongDevice("the store").into());
     }
     let mut to_sleep = blocks
         .tenant

@@ -129,7 +129,7 @@ impl<'a> HostStoreBuilder<'a> {
             value: bytes,
         })?;
         let parts = HostPart::ordinary(size, PART);
-        let mut parts = parts.ok_or(MemoryError::HostOutOfMemory { size: bytes })?;
+        let mut parts = parts.ok_or(MemoryError::HostOutOfMemory(bytes))?;
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let share = parts.len().div_ceil(threads.min(MOST_LANES)).max(1);
         thread::scope(|scope| {

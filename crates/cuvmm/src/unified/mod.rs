@@ -257,7 +257,7 @@ impl<T: Pod> UnifiedBuffer<T> {
             return Err(MemoryError::NotSupported { device, what }.into());
         }
         if !Managed::is_concurrent(device)? {
-            return Err(ContainerError::NoConcurrentAccess { device: ordinal });
+            return Err(ContainerError::NoConcurrentAccess(ordinal));
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// Refuses an operation that requires concurrent managed access of all devices.
     const fn shared(&self) -> Result<(), ContainerError> {
         match self.unshared {
-            Some(device) => Err(ContainerError::NoConcurrentAccess { device }),
+            Some(device) => Err(ContainerError::NoConcurrentAccess(device)),
             None => Ok(()),
         }
     }
@@ -279,7 +279,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub(super) fn moves_on(&self, device: &Device) -> Result<(), ContainerError> {
         let ordinal = self.device().ordinal();
         if device.is_same(self.device()) && self.unshared == Some(ordinal) {
-            return Err(ContainerError::NoConcurrentAccess { device: ordinal });
+            return Err(ContainerError::NoConcurrentAccess(ordinal));
         }
         self.admit(device)
     }

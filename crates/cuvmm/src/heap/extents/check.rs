@@ -8,13 +8,15 @@ impl Extents {
     /// Panics if extents, mappings, lists and runs do not agree.
     pub(crate) fn check(&self) {
         let (mut held, mut free, mut ready, mut idle, mut mappings) = (0, 0, 0, 0, 0);
+        let mut wholes = 0;
         for (id, extent) in self.extents() {
             Self::check_extent(id, extent);
             self.check_lists(id, extent);
             held += extent.size;
             free += extent.free_bytes;
             ready += extent.ready();
-            idle += extent.ends().idle;
+            idle += extent.count().idle;
+            wholes += usize::from(extent.count().whole);
             mappings += extent.mappings.len() as u64;
             for mapping in &extent.mappings {
                 debug_assert!(
@@ -28,6 +30,11 @@ impl Extents {
         debug_assert!(free == self.free, "{free} are free, not {}", self.free);
         debug_assert!(ready == self.ready, "{ready} are ready, not {}", self.ready);
         debug_assert!(idle == self.idle, "{idle} are idle, not {}", self.idle);
+        debug_assert!(
+            wholes == self.wholes,
+            "{wholes} are whole, not {}",
+            self.wholes
+        );
         debug_assert!(mappings == self.mappings && mappings == self.line.len() as u64);
         self.check_windows();
         self.check_runs();
@@ -57,8 +64,14 @@ impl Extents {
     }
 
     fn check_lists(&self, id: ExtentId, extent: &Extent) {
-        let ends = extent.ends();
-        debug_assert!(ends == extent.listed, "{id}: {ends:?}, {:?}", extent.listed);
+        let ends = extent.listed;
+        let right = extent.is_stale || ends == extent.ends();
+        debug_assert!(right, "{id}: {:?}, {ends:?}", extent.ends());
+        let stale = self.stale.iter().filter(|&&stale| stale == id).count();
+        debug_assert!(
+            stale == usize::from(extent.is_stale),
+            "{id} is stale: {stale}"
+        );
         for (size, list) in [
             (ends.whole, &self.whole),
             (ends.prefix, &self.prefixes),

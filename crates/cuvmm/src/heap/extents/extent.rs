@@ -42,6 +42,10 @@ pub(crate) struct Extent {
     /// Where it is listed: its length if it is wholly free, and the lengths of the free bytes at
     /// its start and its end if it is not.
     pub(super) listed: Ends,
+    /// Its part of the sums of all extents.
+    pub(super) counted: Counted,
+    /// `true` if `listed` is perhaps not what is free of it.
+    pub(super) is_stale: bool,
     /// When it last became wholly free.
     pub(crate) freed_at: u64,
     /// The number of mappings that were removed and are not unmapped yet.
@@ -54,10 +58,17 @@ pub(crate) struct Extent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
     pub(super) whole: u64,
-    /// The bytes that the pool may take.
-    pub(super) idle: u64,
     pub(super) prefix: u64,
     pub(super) suffix: u64,
+}
+
+/// The part of an extent in the sums of all extents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// `true` if it is wholly free.
+    pub(super) whole: bool,
+    /// The bytes that the pool may take.
+    pub(super) idle: u64,
 }
 
 impl Extent {
@@ -71,6 +82,17 @@ impl Extent {
         self.leaving > 0
     }
 
+    /// Returns its part of the sums.
+    pub(super) const fn count(&self) -> Counted {
+        let whole = self.settled && self.is_free();
+        let idle = if whole && !self.is_leaving() {
+            self.size
+        } else {
+            0
+        };
+        Counted { whole, idle }
+    }
+
     /// Returns the free bytes from an offset of the start, or up to an offset of the end.
     pub(super) fn ends(&self) -> Ends {
         if !self.settled {
@@ -79,7 +101,6 @@ impl Extent {
         if self.is_free() {
             return Ends {
                 whole: self.size,
-                idle: if self.is_leaving() { 0 } else { self.size },
                 ..Ends::default()
             };
         }

@@ -18,7 +18,7 @@ mod extent;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use self::extent::{Ends, insert};
+use self::extent::{Counted, Ends, insert};
 use super::runs::Runs;
 use super::tag::{Class, Point, StreamId, Tag};
 
@@ -44,6 +44,10 @@ pub(super) struct Extents {
     whole: BTreeSet<(u64, ExtentId)>,
     prefixes: BTreeSet<(u64, ExtentId)>,
     suffixes: BTreeSet<(u64, ExtentId)>,
+    /// Extents that are perhaps listed with other ends than they have. Few requests ask for the lists.
+    stale: Vec<ExtentId>,
+    /// The number of extents that are wholly free.
+    wholes: usize,
     held: u64,
     free: u64,
     /// Free bytes whose work is complete.
@@ -54,6 +58,11 @@ pub(super) struct Extents {
     /// The first address and the end of each window.
     windows: BTreeMap<u64, u64>,
     clock: u64,
+    /// The addresses at which bytes became free or used in an operation that is not over. Empty between
+    /// operations.
+    shown: Vec<Range<u64>>,
+    /// The parts of a range in an operation that is not over. Empty between operations.
+    walked: Vec<(Part, u64)>,
 }
 
 impl Extents {
@@ -124,6 +133,8 @@ impl Extents {
             free_bytes: 0,
             mappings: Vec::new(),
             listed: Ends::default(),
+            counted: Counted::default(),
+            is_stale: false,
             freed_at: 0,
             leaving: 0,
             settled: true,
@@ -141,10 +152,14 @@ impl Extents {
 
     /// Removes an extent without mappings.
     pub(super) fn remove_extent(&mut self, id: ExtentId) {
-        self.unlist(id);
+        self.list_with(id, Ends::default());
         let Some(extent) = self.extents.get_mut(id).and_then(Option::take) else {
             return;
         };
+        if extent.is_stale {
+            self.stale.retain(|&other| other != id);
+        }
+        self.count_whole(extent.counted, Counted::default());
         debug_assert!(extent.mappings.is_empty(), "an extent leaves with mappings");
         self.held -= extent.size;
         self.free -= extent.free_bytes;
@@ -223,7 +238,7 @@ impl Extents {
                 true => extent.leaving + 1,
                 false => extent.leaving - 1,
             };
-            self.relist(id);
+            self.note_ends(id);
         }
     }
 
@@ -243,18 +258,19 @@ impl Extents {
                 }
             }
         }
-        self.relist(id);
+        self.note_ends(id);
     }
 
     /// Marks free bytes of an extent as used. Returns the work that they wait for, in pieces.
     pub(super) fn take(&mut self, id: ExtentId, range: Range<u64>) -> Vec<(Range<u64>, Tag)> {
         let mut pieces = Vec::new();
         self.take_each(id, range, |piece, tag| pieces.push((piece, tag)));
+        self.cut_shown();
         pieces
     }
 
-    /// Marks free bytes of an extent as used. Calls `see` with the work that each piece of them waits
-    /// for.
+    /// Marks free bytes of an extent as used, which [`cut_shown`](Self::cut_shown) takes out of their
+    /// runs. Calls `see` with the work that each piece of them waits for.
     fn take_each(&mut self, id: ExtentId, range: Range<u64>, mut see: impl FnMut(Range<u64>, Tag)) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -276,15 +292,36 @@ impl Extents {
         debug_assert!(taken == range.end - range.start, "bytes in use are taken");
         extent.free_bytes -= taken;
         self.free -= taken;
-        for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
-            self.runs
-                .cut(mapping.at + range.start, mapping.at + range.end);
-        }
-        self.relist(id);
+        show(&mut self.shown, extent, &range);
+        self.note_ends(id);
+    }
+
+    /// Takes the addresses that were shown out of the free runs.
+    fn cut_shown(&mut self) {
+        let mut shown = std::mem::take(&mut self.shown);
+        for_each_joined(&mut shown, |range| self.runs.cut(range.start, range.end));
+        self.shown = shown;
     }
 
     /// Marks bytes of an extent as free behind some work.
     pub(super) fn give(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
+        let class = tag.class();
+        self.give_each(id, range, tag);
+        self.join_shown(class);
+    }
+
+    /// Adds the addresses that were shown to the free runs.
+    fn join_shown(&mut self, class: Class) {
+        let mut shown = std::mem::take(&mut self.shown);
+        for_each_joined(&mut shown, |range| {
+            self.runs.join(range.start, range.end, class);
+        });
+        self.shown = shown;
+    }
+
+    /// Marks bytes of an extent as free behind some work, which [`join_shown`](Self::join_shown) adds to
+    /// the runs.
+    fn give_each(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
         self.clock += 1;
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -298,59 +335,56 @@ impl Extents {
         if extent.is_free() {
             extent.freed_at = self.clock;
         }
-        for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
-            let at = mapping.at;
-            self.runs
-                .join(at + range.start, at + range.end, tag.class());
-        }
+        show(&mut self.shown, extent, &range);
         insert(&mut extent.free, range, tag);
-        self.relist(id);
-    }
-
-    /// Returns the part of an extent at an address, up to `end`, and the address of its mapping.
-    fn part(&self, at: u64, end: u64) -> Option<(Part, u64)> {
-        let (&start, &id) = self.line.range(..=at).next_back()?;
-        let length = self.extent(id)?.size;
-        let range = at - start..end.min(start + length) - start;
-        (range.start < range.end).then_some(((id, range), start))
-    }
-
-    /// Returns the part of an extent at the beginning of a range of addresses that are mapped, and the
-    /// address of its mapping. Moves the beginning behind the part.
-    fn next_part(&self, rest: &mut Range<u64>) -> Option<(Part, u64)> {
-        if rest.is_empty() {
-            return None;
-        }
-        let (part, mapping) = self.part(rest.start, rest.end)?;
-        rest.start = mapping + part.1.end;
-        Some((part, mapping))
+        self.note_ends(id);
     }
 
     /// Returns the parts of extents that a range of addresses shows, which are all mapped, each with
-    /// the address of its mapping.
+    /// the address of its mapping, the last part first.
     fn parts(&self, at: u64, size: u64) -> impl Iterator<Item = (Part, u64)> {
-        let mut rest = at..at + size;
-        std::iter::from_fn(move || self.next_part(&mut rest))
+        let end = at + size;
+        let mappings = self.line.range(..end).rev();
+        mappings.map_while(move |(&mapping, &id)| {
+            let last = mapping + self.extent(id)?.size;
+            let range = at.max(mapping)..end.min(last);
+            let part = range.start.checked_sub(mapping)?..range.end - mapping;
+            (!range.is_empty()).then_some(((id, part), mapping))
+        })
+    }
+
+    /// Calls `each` with the parts of extents that a range of addresses shows, which are all mapped, and
+    /// the address of each one's mapping.
+    fn for_each_part(
+        &mut self,
+        at: u64,
+        size: u64,
+        mut each: impl FnMut(&mut Self, ExtentId, Range<u64>, u64),
+    ) {
+        let mut walked = std::mem::take(&mut self.walked);
+        walked.extend(self.parts(at, size));
+        for ((id, range), mapping) in walked.drain(..) {
+            each(self, id, range, mapping);
+        }
+        self.walked = walked;
     }
 
     /// Marks free bytes at an address as used, by an allocation that may still fail. Returns the
     /// work that they wait for, in pieces.
     pub(super) fn take_run(&mut self, at: u64, size: u64) -> Vec<Taken> {
-        let mut rest = at..at + size;
         let mut taken = Vec::new();
-        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
-            self.count(id, mapping, None);
-            taken.push((id, self.take(id, range)));
-        }
+        self.for_each_part(at, size, |all, id, range, mapping| {
+            all.count(id, mapping, None);
+            taken.push((id, all.take(id, range)));
+        });
         taken
     }
 
     /// Undoes [`take_run`](Self::take_run).
     pub(super) fn give_run_back(&mut self, at: u64, size: u64, taken: Vec<Taken>) {
-        let mut rest = at..at + size;
-        while let Some(((id, _), mapping)) = self.next_part(&mut rest) {
-            self.count(id, mapping, Some(&Tag::Ready));
-        }
+        self.for_each_part(at, size, |all, id, _, mapping| {
+            all.count(id, mapping, Some(&Tag::Ready));
+        });
         self.give_back(taken);
     }
 
@@ -391,7 +425,7 @@ impl Extents {
     /// Moves an allocation that begins where a run does to the end of the run, if that cuts fewer
     /// bytes of wholly free extents.
     pub(super) fn choose_end(&self, at: u64, size: u64) -> u64 {
-        if self.whole.is_empty() {
+        if self.wholes == 0 {
             return at;
         }
         let Some((start, run)) = self.runs.around(at) else {
@@ -406,12 +440,12 @@ impl Extents {
 
     /// Allocates free bytes at an address. Returns the work that they wait for.
     pub(super) fn allocate(&mut self, at: u64, size: u64) -> Tag {
-        let mut rest = at..at + size;
         let mut work = Tag::Ready;
-        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
-            self.count(id, mapping, None);
-            self.take_each(id, range, |_, tag| work.merge(&tag));
-        }
+        self.for_each_part(at, size, |all, id, range, mapping| {
+            all.count(id, mapping, None);
+            all.take_each(id, range, |_, tag| work.merge(&tag));
+        });
+        self.cut_shown();
         work
     }
 
@@ -423,14 +457,14 @@ impl Extents {
         tag: &Tag,
         mut whole: impl FnMut(ExtentId),
     ) {
-        let mut rest = at..at + size;
-        while let Some(((id, range), mapping)) = self.next_part(&mut rest) {
-            self.count(id, mapping, Some(tag));
-            self.give(id, range, tag.clone());
-            if self.extent(id).is_some_and(Extent::is_free) {
+        self.for_each_part(at, size, |all, id, range, mapping| {
+            all.count(id, mapping, Some(tag));
+            all.give_each(id, range, tag.clone());
+            if all.extent(id).is_some_and(Extent::is_free) {
                 whole(id);
             }
-        }
+        });
+        self.join_shown(tag.class());
     }
 
     /// Returns the work that the free bytes of an extent wait for.
@@ -451,8 +485,9 @@ impl Extents {
     }
 
     /// Returns extents that are wholly free and that a stream can use without waiting (any stream
-    /// with `None`), the largest first.
+    /// with `None`), the largest first. [`list`](Self::list) goes before this and the other lists.
     pub(super) fn whole(&self, stream: Option<StreamId>) -> impl Iterator<Item = (u64, ExtentId)> {
+        debug_assert!(self.stale.is_empty(), "the lists are stale");
         let all = self.whole.iter().rev().copied();
         all.filter(move |&(size, id)| self.serves(id, &(0..size), stream))
     }
@@ -542,23 +577,41 @@ impl Extents {
         }
     }
 
-    /// Removes an extent from all lists.
-    fn unlist(&mut self, id: ExtentId) {
-        self.list(id, Ends::default());
+    /// Notes that other bytes of an extent are free than before.
+    fn note_ends(&mut self, id: ExtentId) {
+        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let new = extent.count();
+        let old = std::mem::replace(&mut extent.counted, new);
+        if !std::mem::replace(&mut extent.is_stale, true) {
+            self.stale.push(id);
+        }
+        self.count_whole(old, new);
     }
 
-    /// Lists an extent with what is free of it.
-    fn relist(&mut self, id: ExtentId) {
-        let ends = self.extent(id).map_or(Ends::default(), Extent::ends);
-        self.list(id, ends);
+    /// Counts an extent that is wholly free now, or not any more.
+    const fn count_whole(&mut self, old: Counted, new: Counted) {
+        self.idle = self.idle - old.idle + new.idle;
+        self.wholes = self.wholes - old.whole as usize + new.whole as usize;
     }
 
-    fn list(&mut self, id: ExtentId, ends: Ends) {
+    /// Lists all extents with what is free of them, before the lists are asked.
+    pub(super) fn list(&mut self) {
+        while let Some(id) = self.stale.pop() {
+            if let Some(extent) = self.extent_mut(id) {
+                extent.is_stale = false;
+                let ends = extent.ends();
+                self.list_with(id, ends);
+            }
+        }
+    }
+
+    fn list_with(&mut self, id: ExtentId, ends: Ends) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
         let old = std::mem::replace(&mut extent.listed, ends);
-        self.idle = self.idle - old.idle + ends.idle;
         let lists = [
             (&mut self.whole, old.whole, ends.whole),
             (&mut self.prefixes, old.prefix, ends.prefix),
@@ -576,6 +629,31 @@ impl Extents {
             }
         }
     }
+}
+
+/// Notes the addresses at which bytes of an extent are searched.
+fn show(shown: &mut Vec<Range<u64>>, extent: &Extent, range: &Range<u64>) {
+    let searched = extent.mappings.iter().filter(|mapping| mapping.searched);
+    shown.extend(searched.map(|mapping| mapping.at + range.start..mapping.at + range.end));
+}
+
+/// Calls `see` with each range, where those that are side by side are one, and empties the list.
+fn for_each_joined(ranges: &mut Vec<Range<u64>>, mut see: impl FnMut(Range<u64>)) {
+    if ranges.len() > 1 {
+        ranges.sort_unstable_by_key(|range| range.start);
+    }
+    let mut all = ranges.drain(..);
+    let Some(mut joined) = all.next() else {
+        return;
+    };
+    for range in all {
+        if range.start == joined.end {
+            joined.end = range.end;
+        } else {
+            see(std::mem::replace(&mut joined, range));
+        }
+    }
+    see(joined);
 }
 
 /// Returns all work that taken bytes wait for.
@@ -601,6 +679,7 @@ mod tests {
         extents.stop_searching(id, 0);
         extents.remove_mapping(id, 0);
         extents.leave(id, true);
+        extents.list();
         assert_eq!(extents.whole(None).collect::<Vec<_>>(), [(64, id)]);
         assert_eq!(extents.idle(), 0);
         extents.check();

@@ -74,7 +74,7 @@ impl Control {
     pub fn report(&self) -> Result<ProcessReport, ControlError> {
         match self.ask(&Request::Report)? {
             Reply::Report(report) => Ok(report),
-            Reply::Refused(reason) => Err(ControlError::Refused { reason }),
+            Reply::Refused(reason) => Err(ControlError::Refused(reason)),
             Reply::Done(_) => Err(malformed("it is no report")),
         }
     }
@@ -141,19 +141,19 @@ impl Control {
     fn done(&self, request: &Request) -> Result<u64, ControlError> {
         match self.ask(request)? {
             Reply::Done(bytes) => Ok(bytes),
-            Reply::Refused(reason) => Err(ControlError::Refused { reason }),
+            Reply::Refused(reason) => Err(ControlError::Refused(reason)),
             Reply::Report(_) => Err(malformed("it is a report")),
         }
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, ControlError> {
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NotServed {
-                path: self.path.clone(),
-            },
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ControlError::TimedOut {
-                waited: self.patience,
-            },
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ControlError::NotServed(self.path.clone())
+            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                ControlError::TimedOut(self.patience)
+            }
             _ => ControlError::System {
                 path: self.path.clone(),
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
@@ -174,9 +174,7 @@ impl Control {
 }
 
 fn malformed(reason: &str) -> ControlError {
-    ControlError::Malformed {
-        reason: reason.to_owned(),
-    }
+    ControlError::Malformed(reason.to_owned())
 }
 
 /// Calls a function with the path of a socket, or with a shorter path of it if it is too long for

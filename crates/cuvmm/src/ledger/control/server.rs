@@ -105,8 +105,8 @@ pub(in crate::ledger) fn start(
     let started = std::thread::Builder::new()
         .name("cuvmm-control".into())
         .spawn(move || serving.run());
-    started.map_err(|error| LedgerError::Thread {
-        errno: Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+    started.map_err(|error| {
+        LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
     })?;
     Ok(Served { stop, path })
 }

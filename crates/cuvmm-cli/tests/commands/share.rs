@@ -451,7 +451,7 @@ fn what_cannot_be_meant_is_told_in_one_line() {
             "publish",
             &["--driver", "host", file, "--name", "a\nb"],
             2,
-            "no control characters",
+            "without control characters",
         ),
         // The name is checked before the file.
         ("publish", &["/nowhere/x", "--name", ""], 2, "--name \"\""),

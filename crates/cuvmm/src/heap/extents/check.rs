@@ -43,7 +43,7 @@ impl Extents {
     fn check_extent(id: ExtentId, extent: &Extent) {
         let mut last: Option<(u64, &Tag)> = None;
         let mut bytes = 0;
-        for (&start, free) in &extent.free {
+        for (start, free) in extent.free.all() {
             debug_assert!(
                 start < free.end && free.end <= extent.size,
                 "{id}: {extent:?}"
@@ -122,7 +122,7 @@ impl Extents {
             if !mappings.any(|mapping| mapping.at == at && mapping.searched) {
                 continue;
             }
-            for (&start, free) in &extent.free {
+            for (start, free) in extent.free.all() {
                 let (start, end, class) = (at + start, at + free.end, free.tag.class());
                 match runs.last_mut() {
                     Some((_, run)) if run.end == start => {

@@ -1,16 +1,9 @@
 //! One extent: what of it is free, and its mappings.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::super::tag::{Class, Tag};
-
-/// Bytes of an extent that are free.
-#[derive(Clone, Debug)]
-pub(super) struct Free {
-    pub(super) end: u64,
-    pub(super) tag: Tag,
-}
+use super::pieces::{Free, Pieces};
 
 /// A mapping of an extent.
 #[derive(Clone, Debug)]
@@ -35,7 +28,7 @@ impl Mapping {
 #[derive(Debug)]
 pub(crate) struct Extent {
     pub(crate) size: u64,
-    pub(super) free: BTreeMap<u64, Free>,
+    pub(super) free: Pieces,
     pub(super) free_bytes: u64,
     /// The oldest first.
     pub(crate) mappings: Vec<Mapping>,
@@ -105,16 +98,14 @@ impl Extent {
             };
         }
         let (mut prefix, mut suffix) = (0, self.size);
-        for (&start, free) in &self.free {
-            if start != prefix {
-                break;
-            }
+        while let Some((start, free)) = self.free.first_from(prefix)
+            && start == prefix
+        {
             prefix = free.end;
         }
-        for (&start, free) in self.free.iter().rev() {
-            if free.end != suffix {
-                break;
-            }
+        while let Some((start, free)) = self.free.last_before(suffix)
+            && free.end == suffix
+        {
             suffix = start;
         }
         let suffix = self.size - suffix;
@@ -127,7 +118,7 @@ impl Extent {
 
     /// Removes `taken` from the free part that begins at `start`, in which it lies.
     pub(super) fn cut(&mut self, start: u64, taken: Range<u64>) {
-        let Some(free) = self.free.get_mut(&start) else {
+        let Some(free) = self.free.get_mut(start) else {
             return;
         };
         let (end, left) = (free.end, start < taken.start);
@@ -138,7 +129,7 @@ impl Extent {
                 let tag = free.tag.clone();
                 self.free.insert(taken.end, Free { end, tag });
             }
-        } else if let Some(free) = self.free.remove(&start)
+        } else if let Some(free) = self.free.remove(start)
             && right
         {
             self.free.insert(taken.end, free);
@@ -147,45 +138,43 @@ impl Extent {
 
     /// Returns the class of a range that is free.
     pub(super) fn class(&self, range: &Range<u64>) -> Class {
-        let first = self.free.range(..=range.start).next_back();
-        let from = first.map_or(range.start, |(&start, _)| start);
-        let parts = self.free.range(from..range.end);
-        parts.fold(Class::Ready, |class, (_, free)| {
+        let pieces = self.free.meeting(range.start, range.end);
+        pieces.fold(Class::Ready, |class, (_, free)| {
             class.with(free.tag.class())
         })
     }
 
     /// Returns the free bytes whose work is complete.
     pub(super) fn ready(&self) -> u64 {
-        let ready = self.free.iter().filter(|(_, free)| free.tag == Tag::Ready);
+        let ready = self.free.all().filter(|(_, free)| free.tag == Tag::Ready);
         ready.map(|(start, free)| free.end - start).sum()
     }
 
     /// Returns the work that the free bytes wait for.
     pub(super) fn tag(&self) -> Tag {
         let mut all = Tag::Ready;
-        self.free.values().for_each(|free| all.merge(&free.tag));
+        self.free.all().for_each(|(_, free)| all.merge(&free.tag));
         all
     }
 }
 
-/// Adds a free range, joined with the parts on either side that may be one with it.
-pub(super) fn insert(free: &mut BTreeMap<u64, Free>, range: Range<u64>, mut tag: Tag) {
+/// Adds a free range, joined with the pieces on either side that may be one with it.
+pub(super) fn insert(free: &mut Pieces, range: Range<u64>, mut tag: Tag) {
     let (mut start, mut end) = (range.start, range.end);
-    if let Some((&first, left)) = free.range_mut(..start).next_back()
+    if let Some((first, left)) = free.last_before(start)
         && left.end == start
         && left.tag.joins(&tag)
     {
         start = first;
         tag.merge(&left.tag);
     }
-    if let Some(right) = free.get(&end)
+    if let Some((first, right)) = free.first_from(end)
+        && first == end
         && right.tag.joins(&tag)
     {
         tag.merge(&right.tag);
-        let to = right.end;
-        free.remove(&end);
-        end = to;
+        end = right.end;
+        free.remove(first);
     }
     free.insert(start, Free { end, tag });
 }

@@ -14,11 +14,13 @@
 #[cfg(debug_assertions)]
 mod check;
 mod extent;
+mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use self::extent::{Counted, Ends, insert};
+use self::pieces::Pieces;
 use super::runs::Runs;
 use super::tag::{Class, Point, StreamId, Tag};
 
@@ -129,7 +131,7 @@ impl Extents {
     pub(super) fn add_extent(&mut self, size: u64) -> ExtentId {
         let extent = Extent {
             size,
-            free: BTreeMap::new(),
+            free: Pieces::default(),
             free_bytes: 0,
             mappings: Vec::new(),
             listed: Ends::default(),
@@ -191,7 +193,7 @@ impl Extents {
             end = to;
         }
         self.windows.insert(start, end);
-        for (&start, free) in &extent.free {
+        for (start, free) in extent.free.all() {
             self.runs.join(at + start, at + free.end, free.tag.class());
         }
     }
@@ -207,7 +209,7 @@ impl Extents {
         };
         mapping.searched = false;
         // Bytes of an extent that is not settled are in no run.
-        for (&start, free) in extent.free.iter().filter(|_| extent.settled) {
+        for (start, free) in extent.free.all().filter(|_| extent.settled) {
             self.runs.cut(at + start, at + free.end);
         }
     }
@@ -250,7 +252,7 @@ impl Extents {
         };
         extent.settled = settled;
         for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
-            for (&start, free) in &extent.free {
+            for (start, free) in extent.free.all() {
                 let (start, end) = (mapping.at + start, mapping.at + free.end);
                 match settled {
                     true => self.runs.join(start, end, free.tag.class()),
@@ -275,11 +277,14 @@ impl Extents {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
-        let first = extent.free.range(..=range.start).next_back();
-        let mut from = first.map_or(range.start, |(&start, _)| start);
+        let mut from = range.start;
         let mut taken = 0;
-        while let Some((&start, free)) = extent.free.range(from..range.end).next() {
-            let (end, tag) = (free.end, free.tag.clone());
+        loop {
+            let piece = extent.free.meeting(from, range.end).next();
+            let piece = piece.map(|(start, free)| (start, free.end, free.tag.clone()));
+            let Some((start, end, tag)) = piece else {
+                break;
+            };
             let (left, right) = (start.max(range.start), end.min(range.end));
             extent.cut(start, left..right);
             if tag == Tag::Ready {
@@ -413,17 +418,25 @@ impl Extents {
         }
     }
 
-    /// Returns how many bytes of wholly free extents a range of addresses cuts.
-    fn cuts(&self, at: u64, size: u64) -> u64 {
-        let cut = self.parts(at, size).filter_map(|((id, range), _)| {
-            let extent = self.extent(id).filter(|extent| extent.is_free())?;
-            Some(extent.size - (range.end - range.start))
-        });
-        cut.sum()
+    /// Returns how many bytes are left of the extent at an address if a range of addresses is taken, or
+    /// 0 if it is not wholly free.
+    fn left_at(&self, at: u64, range: &Range<u64>) -> u64 {
+        let mapping = self.line.range(..=at).next_back();
+        let extent = mapping.and_then(|(&mapping, &id)| Some((mapping, self.extent(id)?)));
+        extent.map_or(0, |(mapping, extent)| {
+            let end = mapping + extent.size;
+            let taken = range.end.min(end) - range.start.max(mapping);
+            if extent.is_free() {
+                extent.size - taken
+            } else {
+                0
+            }
+        })
     }
 
     /// Moves an allocation that begins where a run does to the end of the run, if that cuts fewer
-    /// bytes of wholly free extents.
+    /// bytes of wholly free extents. The whole of such an extent lies in the run, so only the one at the
+    /// other end of the allocation is cut.
     pub(super) fn choose_end(&self, at: u64, size: u64) -> u64 {
         if self.wholes == 0 {
             return at;
@@ -432,7 +445,9 @@ impl Extents {
             return at;
         };
         let last = run.end - size;
-        if start != at || last == at || self.cuts(at, size) <= self.cuts(last, size) {
+        let (first, second) = (at..at + size, last..run.end);
+        let cut = self.left_at(first.end - 1, &first);
+        if start != at || last == at || cut <= self.left_at(last, &second) {
             return at;
         }
         last
@@ -536,13 +551,11 @@ impl Extents {
     pub(super) fn prune(&mut self, done: impl Fn(Point) -> bool) {
         for extent in self.extents.iter_mut().flatten() {
             let mut pruned = false;
-            for free in extent.free.values_mut() {
-                pruned |= free.tag.prune(&done);
-            }
+            extent.free.for_each_tag(|tag| pruned |= tag.prune(&done));
             if pruned {
-                let parts = std::mem::take(&mut extent.free);
-                for (start, free) in parts {
-                    insert(&mut extent.free, start..free.end, free.tag);
+                let pieces = std::mem::take(&mut extent.free);
+                for (start, free) in pieces.all() {
+                    insert(&mut extent.free, start..free.end, free.tag.clone());
                 }
             }
             for mapping in &mut extent.mappings {
@@ -569,7 +582,7 @@ impl Extents {
     /// Calls `see` with every point of every tag.
     pub(super) fn for_each_point(&self, mut see: impl FnMut(Point)) {
         for (_, extent) in self.extents() {
-            let free = extent.free.values().map(|free| &free.tag);
+            let free = extent.free.all().map(|(_, free)| &free.tag);
             let mappings = extent.mappings.iter().map(|mapping| &mapping.tag);
             for tag in free.chain(mappings) {
                 tag.points().iter().for_each(|&point| see(point));

@@ -32,6 +32,10 @@ const HEADS: usize = 8;
 /// The most bytes of an extent in mean sizes of live allocations, unless the least size is more.
 const MEANS: u64 = 2;
 
+/// A request that is made of more extents of that size gets larger ones: each costs a mapping whenever
+/// such a request is stitched.
+const MANY: u64 = 16;
+
 /// The number of the smallest extents that the peak of live bytes is worth: what is lost in extents is
 /// a part of the heap, however large that is.
 const PEAK_PARTS: u64 = 512;
@@ -263,7 +267,8 @@ impl Planner<'_> {
         if held.saturating_add(self.wanted.size) > limit / 16 * NEAR {
             return within(near.max(mean / NEAR_PARTS));
         }
-        let part = (self.wanted.size / parts).min(mean.saturating_mul(MEANS));
+        let most = mean.saturating_mul(MEANS).max(self.wanted.size / MANY);
+        let part = (self.wanted.size / parts).min(most);
         let least = within(peak / PEAK_PARTS).clamp(least.0, least.1);
         within(part.max(mean)).max(least.min(largest))
     }

@@ -174,7 +174,7 @@ class Publish(unittest.TestCase):
             refused(ValueError, publish({"a": wrapped}), "'a' has no memory of its own")
             refused(TypeError, publish({"a": tensor}, 5), "name of a publication", "5")
             refused(TypeError, lambda: cuvmm.attach(None), "name of a publication", "None")
-            refused(cuvmm.Error, publish({"a": tensor}, ""), "a name has from 1 to 255 bytes")
+            refused(cuvmm.Error, publish({"a": tensor}, ""), "use 1 to 255 bytes")
             refused(cuvmm.Error, publish({"a": tensor}, "a\\n"), "control characters")
             refused(cuvmm.Error, publish({"a": tensor}, path="/no/such/folder/x.sock"), "/no/such/folder")
             refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("x"), "nothing is")

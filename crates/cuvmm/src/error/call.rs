@@ -23,7 +23,10 @@ pub enum CallError {
     InUse,
     /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names a
     /// different stream on each thread.
-    #[error("the per-thread default stream differs between threads: use the legacy default stream")]
+    #[error(
+        "the per-thread default stream differs between threads: use the legacy default stream, or \
+         create one"
+    )]
     PerThreadStream,
     /// An earlier call found the context lost, for example after a kernel fault. No new work is
     /// started on it.

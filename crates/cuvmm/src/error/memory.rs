@@ -56,8 +56,11 @@ pub enum MemoryError {
         /// The types that it was created for.
         shareable: HandleTypes,
     },
-    /// The access of this device cannot be changed so: the request would lower it, or it is the region's own, which always has access.
-    #[error("the access of {0} cannot be lowered: revoke it first (the region's own is fixed)")]
+    /// The access of this device cannot be changed so: the request would lower it, or it is the
+    /// memory's own device, which always has access.
+    #[error(
+        "the access of {0} cannot be changed: revoke it first, unless the memory is its own"
+    )]
     Access(Location),
     /// Part of this range has no memory.
     #[error("bytes {0:?} are not all committed: commit them first")]
@@ -100,7 +103,7 @@ pub enum MemoryError {
     #[error("the extent of bytes {0:?} was exported: it cannot be moved or shared")]
     Exported(Range<u64>),
     /// Part of the range is [registered](crate::Region::register) and must not change.
-    #[error("{registrations} registrations from byte {first} on keep part of bytes {range:?}")]
+    #[error("{registrations} registrations from byte {first} on keep bytes of {range:?}: end them")]
     Registered {
         /// The range that was to change.
         range: Range<u64>,
@@ -191,7 +194,9 @@ pub enum MemoryError {
     },
     /// A memory pool other than the default one is the current one of this device. Its owner could
     /// destroy it before it is set again.
-    #[error("the current memory pool of {0} is set by a guard: drop the guard first")]
+    #[error(
+        "the current memory pool of {0} is not the default: drop its guard, or replace it there"
+    )]
     CurrentPool(Location),
     /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone
     /// allocates from it, makes it current, and replaces it.
@@ -214,10 +219,10 @@ pub enum MemoryError {
         cause: CallError,
     },
     /// A memory pool of another process could not be imported.
-    #[error("cannot import the memory pool (its process may have ended): {0}")]
+    #[error("cannot import the memory pool (not a handle of one, or its process has ended): {0}")]
     ImportPool(#[source] CallError),
     /// An allocation of another process's memory pool could not be imported.
-    #[error("cannot import the allocation (its process may have freed it): {0}")]
+    #[error("cannot import the allocation (of another pool, freed, or still in use): {0}")]
     ImportPointer(#[source] CallError),
     /// The memory at this address was not allocated from the memory pool.
     #[error("the memory at {0:#x} was not allocated from this memory pool")]

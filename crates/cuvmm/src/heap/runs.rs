@@ -23,7 +23,7 @@ pub(super) struct Run {
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     by_start: BTreeMap<u64, Run>,
-    /// Lengths and addresses by class. There are few classes, of which most have runs.
+    /// Lengths and addresses, by class in the order of classes. Most have runs.
     by_length: Vec<(Class, BTreeSet<(u64, u64)>)>,
 }
 
@@ -95,22 +95,31 @@ impl Runs {
         }
     }
 
+    /// Returns the index of a class in the lengths, or the one that it would have.
+    fn place(&self, class: Class) -> Result<usize, usize> {
+        self.by_length
+            .binary_search_by_key(&class, |&(named, _)| named)
+    }
+
     fn insert(&mut self, start: u64, run: Run) {
         if start < run.end {
             self.by_start.insert(start, run);
-            let listed = (run.end - start, start);
-            let mut sets = self.by_length.iter_mut();
-            match sets.find(|(class, _)| *class == run.class) {
-                Some((_, set)) => drop(set.insert(listed)),
-                None => self.by_length.push((run.class, BTreeSet::from([listed]))),
+            let place = self.place(run.class);
+            let index = place.unwrap_or_else(|index| {
+                self.by_length.insert(index, (run.class, BTreeSet::new()));
+                index
+            });
+            if let Some((_, set)) = self.by_length.get_mut(index) {
+                set.insert((run.end - start, start));
             }
         }
     }
 
     /// Removes a run from the lengths. It is removed by its address too, or inserted anew.
     fn unlist(&mut self, start: u64, run: Run) {
-        let mut sets = self.by_length.iter_mut();
-        if let Some((_, set)) = sets.find(|(class, _)| *class == run.class) {
+        if let Ok(index) = self.place(run.class)
+            && let Some((_, set)) = self.by_length.get_mut(index)
+        {
             set.remove(&(run.end - start, start));
         }
     }
@@ -131,8 +140,7 @@ impl Runs {
             }
             false => {
                 let of = |class| {
-                    let mut sets = self.by_length.iter();
-                    let (_, set) = sets.find(|(named, _)| *named == class)?;
+                    let (_, set) = self.by_length.get(self.place(class).ok()?)?;
                     fit(set, size, alignment)
                 };
                 match (of(Class::Ready), of(Class::On(stream))) {

@@ -29,11 +29,12 @@ const HELD: u64 = 32 << 30;
 /// The most heads that are tried.
 const HEADS: usize = 8;
 
-/// The most bytes of an extent in mean sizes of live allocations, unless the least size is more.
+/// The most bytes of an extent in mean sizes of live allocations, unless the least size is more or
+/// the request would have very many.
 const MEANS: u64 = 2;
 
-/// A request that is made of more extents of that size gets larger ones: each costs a mapping whenever
-/// such a request is stitched.
+/// A request that would be made of more extents gets larger ones, of which it has this number to twice
+/// as many: each costs a mapping whenever such a request is stitched.
 const MANY: u64 = 16;
 
 /// The number of the smallest extents that the peak of live bytes is worth: what is lost in extents is

@@ -31,7 +31,7 @@ pub(super) enum Tag {
 }
 
 /// The streams that a tag names, without their points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     /// Usable on every stream.
     Ready,

@@ -53,13 +53,12 @@ impl MemPool {
         }
         let what = match self.kind() {
             Kind::Default => {
-                "the default memory pool of a device (create one with \
-                 `MemPool::builder(..).shareable(..)`, and make it current before other libraries \
-                 allocate)"
+                "the default memory pool of a device, which never is shareable (create one with \
+                 `MemPool::builder(..).shareable(..)` and make it current),"
             }
             _ => {
                 "the memory pool (create one with `MemPool::builder(..).shareable(..)`, and make it \
-                 current before other libraries allocate)"
+                 current for other libraries)"
             }
         };
         Err(MemoryError::NotShareable {

@@ -36,6 +36,7 @@ impl Extents {
             self.wholes
         );
         debug_assert!(mappings == self.mappings && mappings == self.line.len() as u64);
+        debug_assert!(self.shown.is_empty() && self.walked.is_empty());
         self.check_windows();
         self.check_runs();
     }

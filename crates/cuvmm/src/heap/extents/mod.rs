@@ -39,7 +39,8 @@ pub(super) type Part = (ExtentId, Range<u64>);
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     extents: Vec<Option<Extent>>,
-    vacant: Vec<ExtentId>,
+    /// Numbers of extents that were removed, each with whether it is among the stale ones.
+    vacant: Vec<(ExtentId, bool)>,
     /// Every mapping, by its address.
     line: BTreeMap<u64, ExtentId>,
     pub(super) runs: Runs,
@@ -129,6 +130,7 @@ impl Extents {
 
     /// Adds an extent without mappings, none of whose bytes are free.
     pub(super) fn add_extent(&mut self, size: u64) -> ExtentId {
+        let vacant = self.vacant.pop();
         let extent = Extent {
             size,
             free: Pieces::default(),
@@ -136,13 +138,13 @@ impl Extents {
             mappings: Vec::new(),
             listed: Ends::default(),
             counted: Counted::default(),
-            is_stale: false,
+            is_stale: vacant.is_some_and(|(_, is_stale)| is_stale),
             freed_at: 0,
             leaving: 0,
             settled: true,
         };
         self.held += size;
-        if let Some(id) = self.vacant.pop()
+        if let Some((id, _)) = vacant
             && let Some(place) = self.extents.get_mut(id)
         {
             *place = Some(extent);
@@ -158,15 +160,12 @@ impl Extents {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::take) else {
             return;
         };
-        if extent.is_stale {
-            self.stale.retain(|&other| other != id);
-        }
         self.count_whole(extent.counted, Counted::default());
         debug_assert!(extent.mappings.is_empty(), "an extent leaves with mappings");
         self.held -= extent.size;
         self.free -= extent.free_bytes;
         self.ready -= extent.ready();
-        self.vacant.push(id);
+        self.vacant.push((id, extent.is_stale));
     }
 
     /// Adds a mapping on an extent, in which `live` allocations lie already.
@@ -359,7 +358,7 @@ impl Extents {
     }
 
     /// Calls `each` with the parts of extents that a range of addresses shows, which are all mapped, and
-    /// the address of each one's mapping.
+    /// the address of each one's mapping, in the order of their addresses.
     fn for_each_part(
         &mut self,
         at: u64,
@@ -368,7 +367,7 @@ impl Extents {
     ) {
         let mut walked = std::mem::take(&mut self.walked);
         walked.extend(self.parts(at, size));
-        for ((id, range), mapping) in walked.drain(..) {
+        for ((id, range), mapping) in walked.drain(..).rev() {
             each(self, id, range, mapping);
         }
         self.walked = walked;
@@ -513,6 +512,7 @@ impl Extents {
         least: u64,
         stream: Option<StreamId>,
     ) -> impl Iterator<Item = (u64, ExtentId)> {
+        debug_assert!(self.stale.is_empty(), "the lists are stale");
         let all = self.prefixes.range((least, 0)..).copied();
         all.filter(move |&(_, id)| self.serves(id, &(0..least), stream))
     }
@@ -522,6 +522,7 @@ impl Extents {
         &self,
         stream: Option<StreamId>,
     ) -> impl Iterator<Item = (u64, ExtentId)> {
+        debug_assert!(self.stale.is_empty(), "the lists are stale");
         let all = self.prefixes.iter().rev().copied();
         all.filter(move |&(length, id)| self.serves(id, &(0..length), stream))
     }
@@ -532,6 +533,7 @@ impl Extents {
         most: u64,
         stream: Option<StreamId>,
     ) -> impl Iterator<Item = (u64, ExtentId)> {
+        debug_assert!(self.stale.is_empty(), "the lists are stale");
         let all = self.suffixes.range(..=(most, ExtentId::MAX)).rev().copied();
         all.filter(move |&(length, id)| {
             let size = self.extent(id).map_or(0, |extent| extent.size);
@@ -618,6 +620,9 @@ impl Extents {
                 self.list_with(id, ends);
             }
         }
+        self.vacant
+            .iter_mut()
+            .for_each(|(_, is_stale)| *is_stale = false);
     }
 
     fn list_with(&mut self, id: ExtentId, ends: Ends) {

@@ -24,8 +24,8 @@ pub enum CallError {
     /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names a
     /// different stream on each thread.
     #[error(
-        "the per-thread default stream differs between threads: use the legacy default stream, or \
-         create one"
+        "the per-thread default stream differs between threads: create a stream, or use the legacy \
+         default stream"
     )]
     PerThreadStream,
     /// An earlier call found the context lost, for example after a kernel fault. No new work is

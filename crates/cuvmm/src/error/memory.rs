@@ -58,9 +58,7 @@ pub enum MemoryError {
     },
     /// The access of this device cannot be changed so: the request would lower it, or it is the
     /// memory's own device, which always has access.
-    #[error(
-        "the access of {0} cannot be changed: revoke it first, unless the memory is its own"
-    )]
+    #[error("the access of {0} cannot be changed: revoke it first, unless the memory is its own")]
     Access(Location),
     /// Part of this range has no memory.
     #[error("bytes {0:?} are not all committed: commit them first")]
@@ -195,7 +193,7 @@ pub enum MemoryError {
     /// A memory pool other than the default one is the current one of this device. Its owner could
     /// destroy it before it is set again.
     #[error(
-        "the current memory pool of {0} is not the default: drop its guard, or replace it there"
+        "the current memory pool of {0} is not the default: drop the guard, or replace it there"
     )]
     CurrentPool(Location),
     /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone

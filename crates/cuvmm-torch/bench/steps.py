@@ -15,7 +15,7 @@ memory for all models at once, and PyTorch.
     held     the most that the allocator had from the driver so far, by its own count
 
 The first turns are not counted (`--warm`). `--scale` makes batches larger, so that the GPU takes longer
-and the processor does not.
+and the processor hardly does.
 """
 
 import argparse

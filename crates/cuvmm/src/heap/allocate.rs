@@ -1,9 +1,11 @@
 //! How a request is served: from a free run, from memory that other streams used, from several
 //! places, or from new memory.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::build::Build;
+use super::cache::StreamCache;
 use super::core::{Core, Locked, State};
 use super::extents::work_of;
 use super::stitch::{Levels, Planner, Wanted};
@@ -131,10 +133,10 @@ impl Core {
         let polling = request.polling(tenant);
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();
-        let mut found = state.small.runs.find(size, alignment, id, false);
+        let mut found = state.small.find(size, alignment, id, false);
         if found.is_none() && several {
             state.refresh(true);
-            found = state.small.runs.find(size, alignment, id, false);
+            found = state.small.find(size, alignment, id, false);
         }
         if let Some(at) = found {
             state.small.allocate(at, size);
@@ -153,14 +155,14 @@ impl Core {
         request: Request<'_>,
     ) -> Result<Option<u64>, CallError> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
-        let Some(at) = state.small.runs.find(size, alignment, id, true) else {
+        let Some(at) = state.small.find(size, alignment, id, true) else {
             return Ok(None);
         };
-        let taken = state.small.take_run(at, size);
-        match self.order(state, &work_of(&taken), id) {
+        let work = state.small.allocate(at, size);
+        match self.order(state, &work, id) {
             Ok(true) => Ok(Some(at)),
             outcome => {
-                state.small.give_run_back(at, size, taken);
+                state.small.free(at, size, work);
                 outcome.map(|_| None)
             }
         }
@@ -275,7 +277,7 @@ impl Core {
         request: Request<'_>,
     ) -> Result<Option<(u64, Tag)>, CallError> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
-        let Some(at) = state.large.runs.find(size, alignment, id, true) else {
+        let Some(Range { start: at, .. }) = state.large.runs.find(size, alignment, id, true) else {
             return Ok(None);
         };
         let taken = state.large.take_run(at, size);
@@ -355,21 +357,35 @@ impl Core {
 }
 
 impl State {
-    /// Serves a request from a free run that the stream can use without waiting.
-    pub(super) fn fit_any(&mut self, request: Request<'_>) -> Option<u64> {
+    /// Serves a request from a free run that the stream can use without waiting, if need be after
+    /// freeing the allocations in its stream cache.
+    pub(super) fn fit_any(&mut self, request: Request<'_>, cache: &StreamCache) -> Option<u64> {
         if !is_small(request.size, request.alignment) {
+            self.drain(cache, true);
+            self.drain(cache, false);
             return self.fit(request).map(|(at, _)| at);
         }
-        let (size, alignment) = (request.size, request.alignment);
-        if let Some(at) = self.small.runs.find(size, alignment, request.id, false) {
-            self.small.allocate(at, size);
-            self.counts.small += size;
+        if let Some(at) = self.fit_small(request) {
+            return Some(at);
+        }
+        self.drain(cache, true);
+        self.drain(cache, false);
+        if let Some(at) = self.fit_small(request) {
             return Some(at);
         }
         // A chunk that fits in a free run costs no driver call.
         let chunk = self.chunk(request);
         let (at, work) = self.fit(chunk)?;
         self.add_chunk((at, chunk.size), work, request);
+        Some(at)
+    }
+
+    /// Serves a small request from a chunk.
+    fn fit_small(&mut self, request: Request<'_>) -> Option<u64> {
+        let (size, alignment) = (request.size, request.alignment);
+        let at = self.small.find(size, alignment, request.id, false)?;
+        self.small.allocate(at, size);
+        self.counts.small += size;
         Some(at)
     }
 
@@ -389,9 +405,7 @@ impl State {
             true => work,
             false => self.streams.now(request.id),
         };
-        let id = self.small.add_extent(chunk);
-        self.small.add_mapping(id, at, 0);
-        self.small.give(id, 0..chunk, work);
+        self.small.add(at, chunk, work);
         self.small.allocate(at, request.size);
         self.counts.small += request.size;
     }
@@ -399,10 +413,10 @@ impl State {
     /// Allocates from the shortest large run that fits and that the stream can use without waiting.
     fn fit(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
-        let at = self.large.runs.find(size, alignment, id, false)?;
+        let free = self.large.runs.find(size, alignment, id, false)?;
         let at = match alignment <= super::ALIGNMENT {
-            true => self.large.choose_end(at, size),
-            false => at,
+            true => self.large.choose_end(&free, size),
+            false => free.start,
         };
         Some((at, self.large.allocate(at, size)))
     }

@@ -142,7 +142,7 @@ impl Allocation {
         }
         let mut state = core.lock();
         // The cache may be full.
-        state.drain(core.caches.at(self.lane.index));
+        state.drain(core.caches.at(self.lane.index), self.place.small);
         state.end(self.place);
         drop(state);
         let reports = core.reports.load(Ordering::SeqCst);

@@ -1,11 +1,12 @@
 //! Stream caches: allocations just freed, for the next allocation of the same size on the same
 //! stream, without the heap's lock.
 //!
-//! For the heap's extents an allocation in a stream cache is still live. A request that its stream
-//! cache cannot serve *drains* it first, and a request that no free run fits drains all of them. So
-//! does everything that asks what is free. Each stream cache has its own lock, and each of the first
-//! 64 streams a cache of its own, so that threads with streams of their own do not contend. A stream
-//! cache's lock is taken under the heap's, never the other way round.
+//! For the heap's extents an allocation in a stream cache is still live. A large request that its stream
+//! cache cannot serve *drains* it first: what is free then decides which memory the request gets. A small
+//! one does not, because most of its like come again. A request that no free run fits drains all caches,
+//! as does everything that asks what is free. Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
+//! threads with streams of their own do not contend. A stream cache's lock is taken under the heap's,
+//! never the other way round.
 
 use std::sync::PoisonError;
 
@@ -16,7 +17,7 @@ use crate::own::{Stream, StreamKeys};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The most allocations in a stream cache.
+/// The most small allocations in a stream cache, and the most large ones.
 const ROOM: usize = 32;
 
 /// The place of an allocation, and what is known of it.
@@ -39,17 +40,25 @@ pub(super) struct Place {
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct StreamCache {
-    places: Mutex<Vec<Place>>,
+    /// The large ones, then the small ones.
+    places: Mutex<[Vec<Place>; 2]>,
     /// The sizes of all places, as requested.
     bytes: AtomicU64,
 }
 
 impl StreamCache {
-    /// Takes the place of the last allocation of exactly `size` bytes that was freed on the stream
-    /// and is aligned.
+    /// Takes the place of the last small or large allocation of exactly `size` bytes that was freed on
+    /// the stream and is aligned.
     #[inline]
-    pub(super) fn take(&self, stream: &Stream, size: u64, alignment: u64) -> Option<Place> {
-        let mut places = self.lock();
+    pub(super) fn take(
+        &self,
+        stream: &Stream,
+        size: u64,
+        alignment: u64,
+        small: bool,
+    ) -> Option<Place> {
+        let mut both = self.lock();
+        let places = of(&mut both, small);
         let handle = stream.as_raw();
         let index = places.iter().rposition(|place| {
             place.size == size && place.handle == handle && place.at & (alignment - 1) == 0
@@ -67,7 +76,8 @@ impl StreamCache {
     /// must take no lock.
     #[inline]
     pub(super) fn put(&self, place: Place, refuses: impl FnOnce() -> bool) -> Result<(), Place> {
-        let mut places = self.lock();
+        let mut both = self.lock();
+        let places = of(&mut both, place.small);
         if places.len() >= ROOM {
             return Err(place);
         }
@@ -81,12 +91,15 @@ impl StreamCache {
         Err(place)
     }
 
-    /// Takes out all places.
-    pub(super) fn drain(&self, take: impl FnMut(Place)) {
-        if self.bytes() > 0 {
-            let mut places = self.lock();
-            self.set_bytes(0);
-            places.drain(..).for_each(take);
+    /// Takes out all places of small or large allocations.
+    pub(super) fn drain(&self, small: bool, mut take: impl FnMut(Place)) {
+        if self.bytes() == 0 {
+            return;
+        }
+        let mut both = self.lock();
+        for place in of(&mut both, small).drain(..) {
+            self.set_bytes(self.bytes() - place.size);
+            take(place);
         }
     }
 
@@ -100,9 +113,14 @@ impl StreamCache {
         self.bytes.store(bytes, Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+    fn lock(&self) -> MutexGuard<'_, [Vec<Place>; 2]> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+const fn of(both: &mut [Vec<Place>; 2], small: bool) -> &mut Vec<Place> {
+    let [large_places, small_places] = both;
+    if small { small_places } else { large_places }
 }
 
 /// The stream caches of a heap.
@@ -138,7 +156,8 @@ impl StreamCaches {
     /// Takes out all places of all caches.
     pub(super) fn drain(&self, mut take: impl FnMut(Place)) {
         for cache in &*self.caches {
-            cache.drain(&mut take);
+            cache.drain(true, &mut take);
+            cache.drain(false, &mut take);
         }
     }
 }

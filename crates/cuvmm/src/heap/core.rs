@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuvmm_driver::DeviceAddress;
 
 use super::cache::{Place, StreamCache, StreamCaches};
+use super::chunks::Chunks;
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
 use super::guarded::Guarded;
 use super::stitch::Policy;
 use super::streams::Streams;
-use super::tag::{StreamId, Tag};
+use super::tag::{StreamId, Tag, Tagged};
 use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::CallError;
@@ -89,9 +90,9 @@ pub(super) struct State {
     /// The extents from the pool.
     pub(super) large: Extents,
     /// Chunks for small allocations. Each is an allocation of `large`.
-    pub(super) small: Extents,
-    /// A chunk that may be empty.
-    kept_chunk: Option<ExtentId>,
+    pub(super) small: Chunks,
+    /// The address of a chunk that may be empty.
+    kept_chunk: Option<u64>,
     granule: u64,
     pub(super) gaps: Gaps,
     pub(super) streams: Streams,
@@ -217,7 +218,7 @@ impl State {
         gaps.give(0, space.as_ref().map_or(0, Space::size));
         Self {
             large: Extents::default(),
-            small: Extents::default(),
+            small: Chunks::default(),
             kept_chunk: None,
             granule,
             gaps,
@@ -234,7 +235,7 @@ impl State {
 
     /// Removes what is complete from all tags. Polls the streams if `polls` is `true`.
     pub(super) fn refresh(&mut self, polls: bool) {
-        let mut maps = [&mut self.large, &mut self.small];
+        let mut maps: [&mut dyn Tagged; 2] = [&mut self.large, &mut self.small];
         self.streams.refresh(&mut maps, polls);
     }
 
@@ -284,65 +285,60 @@ impl State {
         }
         self.streams.count(place.home, false);
         self.counts.end(place.size);
-        self.free(place.at, place.rounded, place.small, &work);
+        self.free(place.at, place.rounded, place.small, work);
     }
 
-    /// Frees all allocations in a stream cache.
-    pub(super) fn drain(&mut self, cache: &StreamCache) {
-        cache.drain(|place| self.end(place));
+    /// Frees the small or the large allocations in a stream cache.
+    pub(super) fn drain(&mut self, cache: &StreamCache, small: bool) {
+        cache.drain(small, |place| self.end(place));
     }
 
-    /// Frees small or large bytes behind some work. Chunks that are wholly free become large free
+    /// Frees small or large bytes behind some work. A chunk that nothing uses then becomes large free
     /// bytes, except for one.
-    fn free(&mut self, at: u64, size: u64, small: bool, tag: &Tag) {
+    fn free(&mut self, at: u64, size: u64, small: bool, work: Tag) {
         if !small {
-            self.large.free_at(at, size, tag, |_| {});
+            self.large.free_at(at, size, &work);
             return;
         }
         self.counts.small -= size;
-        let mut empty = Vec::new();
-        self.small.free_at(at, size, tag, |id| empty.push(id));
-        for id in empty {
-            if !self.keeps_chunk(id) {
-                self.free_chunk(id);
-            }
+        if let Some(chunk) = self.small.free(at, size, work)
+            && !self.keeps_chunk(chunk)
+        {
+            self.free_chunk(chunk);
         }
     }
 
     /// Keeps an empty chunk for the next small allocation, if no other one is kept and it is no larger
     /// than a new one would be. Otherwise a lone small allocation would cost a chunk each time.
-    fn keeps_chunk(&mut self, id: ExtentId) -> bool {
-        let is_empty = |id: &ExtentId| self.small.extent(*id).is_some_and(Extent::is_free);
-        let size = self.small.extent(id).map_or(0, |chunk| chunk.size);
+    fn keeps_chunk(&mut self, at: u64) -> bool {
+        let size = self.small.get(at).map_or(0, |(size, _)| size);
         // It may be the one that was kept, and was used again.
-        let other = self.kept_chunk.filter(|&kept| kept != id);
-        if other.filter(is_empty).is_some() || size > self.chunk_size() {
+        let other = self.kept_chunk.filter(|&kept| kept != at);
+        let is_kept = other.is_some_and(|other| self.is_empty_chunk(other));
+        if is_kept || size > self.chunk_size() {
             return false;
         }
-        self.kept_chunk = Some(id);
+        self.kept_chunk = Some(at);
         true
+    }
+
+    fn is_empty_chunk(&self, at: u64) -> bool {
+        self.small.get(at).is_some_and(|(_, is_free)| is_free)
     }
 
     /// Makes the empty chunk that is kept large free bytes.
     fn give_kept_chunk(&mut self) {
-        let is_empty = |id: &ExtentId| self.small.extent(*id).is_some_and(Extent::is_free);
-        if let Some(id) = self.kept_chunk.take().filter(is_empty) {
-            self.free_chunk(id);
+        if let Some(at) = self.kept_chunk.take()
+            && self.is_empty_chunk(at)
+        {
+            self.free_chunk(at);
         }
     }
 
-    fn free_chunk(&mut self, id: ExtentId) {
-        let work = self.small.all_work_of(id);
-        let Some(chunk) = self.small.extent(id) else {
-            return;
-        };
-        let bytes = chunk.size;
-        let Some(mapping) = chunk.mappings.first().map(|mapping| mapping.at) else {
-            return;
-        };
-        self.small.remove_mapping(id, mapping);
-        self.small.remove_extent(id);
-        self.large.free_at(mapping, bytes, &work, |_| {});
+    fn free_chunk(&mut self, at: u64) {
+        if let Some((size, work)) = self.small.remove(at) {
+            self.large.free_at(at, size, &work);
+        }
     }
 
     /// Returns the size of a new chunk.
@@ -541,7 +537,7 @@ impl Holder for Core {
     fn figures(&self) -> HolderFigures {
         let state = self.lock_drained();
         let (large, small) = (&state.large, &state.small);
-        let free = large.free() + small.free();
+        let free = large.free() + small.free_bytes();
         let used = large.held() - free;
         if self.pinned.load(Ordering::SeqCst) {
             return HolderFigures {
@@ -623,8 +619,9 @@ impl Holder for Core {
             let state = self.lock_drained();
             let mut all = Tag::Ready;
             let mut points = Vec::new();
-            state.large.for_each_point(|point| points.push(point));
-            state.small.for_each_point(|point| points.push(point));
+            let parts: [&dyn Tagged; 2] = [&state.large, &state.small];
+            let mut see = |point| points.push(point);
+            parts.iter().for_each(|part| part.for_each_point(&mut see));
             all.merge(&Tag::of(points));
             state.streams.fence(&all)
         };

@@ -113,11 +113,14 @@ mod allocate;
 mod allocation;
 mod build;
 mod cache;
+mod chunks;
 mod core;
 mod extents;
 mod gaps;
 mod guarded;
-mod runs;
+mod lengths;
+mod ranges;
+mod sorted;
 mod stats;
 mod stitch;
 mod streams;
@@ -422,7 +425,7 @@ impl Heap {
     /// (a power of two, at most the granularity) and of [`ALIGNMENT`]. Calls pressure hooks if
     /// memory is short.
     ///
-    /// If an allocation of the same size was freed on the stream since the last request that needed
+    /// If an allocation of the same size was freed on the stream since the last large request that needed
     /// other memory, its memory is taken, without a driver call and without a lock that other streams
     /// take. Another request that a free run fits makes no driver call either, unless the run has to
     /// be waited for or its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
@@ -468,7 +471,8 @@ impl Heap {
             });
         }
         let (lane, cache) = self.lanes.of(stream);
-        if let Some(place) = cache.take(stream, size, alignment) {
+        let small = is_small(rounded, alignment);
+        if let Some(place) = cache.take(stream, size, alignment, small) {
             return Ok(Allocation::new(lane, place));
         }
         if let Some(guarded) = &core.guarded {
@@ -484,7 +488,6 @@ impl Heap {
             return Ok(Allocation::new(lane, place));
         }
         let mut state = core.lock();
-        state.drain(cache);
         let id = state.streams.id(stream);
         state.streams.count(id, true);
         let request = Request {
@@ -495,7 +498,7 @@ impl Heap {
             captures: false,
         };
         state.counts.begin(size);
-        let found = state.fit_any(request);
+        let found = state.fit_any(request, cache);
         if found.is_some() {
             state.counts.made(size, || core.caches.bytes());
         }
@@ -515,7 +518,7 @@ impl Heap {
             rounded,
             home: id,
             handle: stream.as_raw(),
-            small: is_small(rounded, alignment),
+            small,
         };
         Ok(Allocation::new(lane, place))
     }

@@ -41,7 +41,7 @@ pub struct HeapStats {
 impl HeapStats {
     pub(super) fn of(state: &State) -> Self {
         let (large, small, counts) = (&state.large, &state.small, &state.counts);
-        let free = large.free() + small.free();
+        let free = large.free() + small.free_bytes();
         Self {
             live: counts.live,
             peak_live: counts.peak_live,
@@ -49,7 +49,7 @@ impl HeapStats {
             peak_held: counts.peak_held,
             free,
             pending_free: free - large.ready() - small.ready(),
-            largest_run: large.runs.longest().max(small.runs.longest()),
+            largest_run: large.runs.longest().max(small.longest()),
             allocations: counts.allocations,
             extents: large.extents().count() as u64,
             mappings: large.mappings(),

@@ -200,12 +200,12 @@ impl Planner<'_> {
             return None;
         }
         let open = self.gaps.largest(HEADS).filter_map(|(start, _)| {
-            let (at, run) = self.extents.runs.ending_at(start)?;
+            let run = self.extents.runs.ending_at(start)?;
             let usable = self
                 .wanted
                 .stream
-                .is_none_or(|stream| run.class.serves(stream));
-            let size = start - at;
+                .is_none_or(|stream| run.mark.serves(stream));
+            let (at, size) = (run.start, start - run.start);
             (usable && size < self.wanted.size).then_some(Head::Run { at, size })
         });
         open.max_by_key(|head| head.size())

@@ -1,7 +1,6 @@
 //! The streams of a heap by number, and the progress of their work.
 
-use super::extents::Extents;
-use super::tag::{Point, StreamId, Tag};
+use super::tag::{Point, StreamId, Tag, Tagged};
 use crate::error::CallError;
 use crate::own::Stream;
 use crate::region::{Fence, Round};
@@ -98,16 +97,16 @@ impl Streams {
 
     /// Polls the work that tags name, unless `polls` is `false`, and removes what is complete from
     /// the tags. A stream for which the driver fails counts as pending.
-    pub(super) fn refresh(&mut self, maps: &mut [&mut Extents], polls: bool) {
+    pub(super) fn refresh(&mut self, maps: &mut [&mut dyn Tagged], polls: bool) {
         if polls {
             self.poll(maps);
         }
         for map in &mut *maps {
-            map.prune(|point| self.is_done(point));
+            map.prune(&|point| self.is_done(point));
         }
         let mut named = vec![false; self.entries.len()];
         for map in maps {
-            map.for_each_point(|point| {
+            map.for_each_point(&mut |point| {
                 if let Some(named) = named.get_mut(point.stream.0 as usize) {
                     *named = true;
                 }
@@ -121,10 +120,10 @@ impl Streams {
     }
 
     /// Polls each stream for the oldest and then for the youngest point that a tag names.
-    fn poll(&self, maps: &[&mut Extents]) {
+    fn poll(&self, maps: &[&mut dyn Tagged]) {
         let mut bounds = vec![None; self.entries.len()];
         for map in maps {
-            map.for_each_point(|Point { stream, stamp }| {
+            map.for_each_point(&mut |Point { stream, stamp }| {
                 if let Some(bounds) = bounds.get_mut(stream.0 as usize) {
                     let (first, last) = bounds.unwrap_or((stamp, stamp));
                     *bounds = Some((first.min(stamp), last.max(stamp)));

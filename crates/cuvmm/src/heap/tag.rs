@@ -30,6 +30,15 @@ pub(super) enum Tag {
     Several(Arc<[Point]>),
 }
 
+/// Memory with tags.
+pub(super) trait Tagged {
+    /// Removes points that are complete from all tags.
+    fn prune(&mut self, done: &dyn Fn(Point) -> bool);
+
+    /// Calls `see` with every point of every tag.
+    fn for_each_point(&self, see: &mut dyn FnMut(Point));
+}
+
 /// The streams that a tag names, without their points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {

@@ -1,7 +1,8 @@
 //! The invariants of a heap's memory, checked in debug builds at the end of locked sections.
 
-use super::super::runs::Run;
-use super::super::tag::Tag;
+use std::ops::Range;
+
+use super::super::tag::{Class, Tag};
 use super::{Extent, ExtentId, Extents};
 
 impl Extents {
@@ -114,7 +115,7 @@ impl Extents {
     /// Checks that the runs are the free parts that are searched, joined, and that no class
     /// promises too much.
     fn check_runs(&self) {
-        let mut runs: Vec<(u64, Run)> = Vec::new();
+        let mut runs: Vec<(Range<u64>, Class)> = Vec::new();
         for (&at, &id) in &self.line {
             let Some(extent) = self.extent(id).filter(|extent| extent.settled) else {
                 continue;
@@ -126,30 +127,28 @@ impl Extents {
             for (start, free) in extent.free.all() {
                 let (start, end, class) = (at + start, at + free.end, free.tag.class());
                 match runs.last_mut() {
-                    Some((_, run)) if run.end == start => {
+                    Some((run, known)) if run.end == start => {
                         run.end = end;
-                        run.class = run.class.with(class);
+                        *known = known.with(class);
                     }
-                    _ => runs.push((start, Run { end, class })),
+                    _ => runs.push((start..end, class)),
                 }
             }
         }
-        let known: Vec<(u64, Run)> = self.runs.all().collect();
+        let known: Vec<(Range<u64>, Class)> = self
+            .runs
+            .all()
+            .map(|(range, &class)| (range, class))
+            .collect();
         debug_assert!(
             runs.len() == known.len(),
             "runs are {runs:?}, not {known:?}"
         );
-        for ((start, run), (known_start, known)) in runs.into_iter().zip(known) {
-            let same = start == known_start && run.end == known.end;
+        for ((run, class), (range, known)) in runs.into_iter().zip(known) {
+            debug_assert!(run == range, "a run is {run:?}, not {range:?}");
             debug_assert!(
-                same,
-                "a run is {start}: {run:?}, not {known_start}: {known:?}"
-            );
-            let class = known.class.with(run.class);
-            debug_assert!(
-                class == known.class,
-                "a run at {start} is {:?}: {known:?}",
-                run.class
+                known.with(class) == known,
+                "a run at {run:?} is {class:?}, not {known:?}"
             );
         }
     }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::super::sorted::Sorted;
 use super::super::tag::{Class, Tag};
-use super::pieces::{Free, Pieces};
 
 /// A mapping of an extent.
 #[derive(Clone, Debug)]
@@ -24,11 +24,19 @@ impl Mapping {
     }
 }
 
+/// A free piece.
+#[derive(Clone, Debug)]
+pub(super) struct Free {
+    pub(super) end: u64,
+    pub(super) tag: Tag,
+}
+
 /// One physical.
 #[derive(Debug)]
 pub(crate) struct Extent {
     pub(crate) size: u64,
-    pub(super) free: Pieces,
+    /// The free pieces by their first byte. Most extents have one or none.
+    pub(super) free: Sorted<u64, Free>,
     pub(super) free_bytes: u64,
     /// The oldest first.
     pub(crate) mappings: Vec<Mapping>,
@@ -116,6 +124,15 @@ impl Extent {
         }
     }
 
+    /// Returns the free pieces of which at least a part lies in a range.
+    pub(super) fn meeting(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Free)> {
+        let before = self.free.last_before(start);
+        let before = before.filter(|(_, free)| free.end > start);
+        let from = before.map_or(start, |(first, _)| first);
+        let pieces = self.free.from(from);
+        pieces.take_while(move |&(first, _)| first < end)
+    }
+
     /// Removes `taken` from the free part that begins at `start`, in which it lies.
     pub(super) fn cut(&mut self, start: u64, taken: Range<u64>) {
         let Some(free) = self.free.get_mut(start) else {
@@ -138,7 +155,7 @@ impl Extent {
 
     /// Returns the class of a range that is free.
     pub(super) fn class(&self, range: &Range<u64>) -> Class {
-        let pieces = self.free.meeting(range.start, range.end);
+        let pieces = self.meeting(range.start, range.end);
         pieces.fold(Class::Ready, |class, (_, free)| {
             class.with(free.tag.class())
         })
@@ -159,7 +176,7 @@ impl Extent {
 }
 
 /// Adds a free range, joined with the pieces on either side that may be one with it.
-pub(super) fn insert(free: &mut Pieces, range: Range<u64>, mut tag: Tag) {
+pub(super) fn insert(free: &mut Sorted<u64, Free>, range: Range<u64>, mut tag: Tag) {
     let (mut start, mut end) = (range.start, range.end);
     if let Some((first, left)) = free.last_before(start)
         && left.end == start

@@ -4,7 +4,7 @@
 //! range of addresses with mappings side by side; unused addresses separate it from the next, and
 //! no extent is searched twice in one window. What is free is a fact of the extent: a range of its
 //! bytes, with the work that must be complete before the bytes may be used ([`Tag`]). Through each
-//! mapping that is *searched*, free bytes are part of a free [run](super::runs), which may go on in
+//! mapping that is *searched*, free bytes are part of a free [run](super::ranges), which may go on in
 //! the next mapping of the window. A mapping that is not searched only serves the allocations that
 //! are in it, until the last of them is freed and it can be unmapped.
 //!
@@ -14,20 +14,22 @@
 #[cfg(debug_assertions)]
 mod check;
 mod extent;
-mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use self::extent::{Counted, Ends, insert};
-use self::pieces::Pieces;
-use super::runs::Runs;
-use super::tag::{Class, Point, StreamId, Tag};
+use super::ranges::Runs;
+use super::sorted::Sorted;
+use super::tag::{Class, Point, StreamId, Tag, Tagged};
 
 pub(super) use self::extent::{Extent, Mapping};
 
 /// The number of an extent.
 pub(super) type ExtentId = usize;
+
+/// Runs join wherever they are adjacent.
+const EVERYWHERE: Range<u64> = 0..u64::MAX;
 
 /// Bytes of an extent that an operation took, and the work that each piece of them waits for.
 pub(super) type Taken = (ExtentId, Vec<(Range<u64>, Tag)>);
@@ -133,7 +135,7 @@ impl Extents {
         let vacant = self.vacant.pop();
         let extent = Extent {
             size,
-            free: Pieces::default(),
+            free: Sorted::default(),
             free_bytes: 0,
             mappings: Vec::new(),
             listed: Ends::default(),
@@ -193,7 +195,8 @@ impl Extents {
         }
         self.windows.insert(start, end);
         for (start, free) in extent.free.all() {
-            self.runs.join(at + start, at + free.end, free.tag.class());
+            let range = at + start..at + free.end;
+            self.runs.join(range, free.tag.class(), &EVERYWHERE);
         }
     }
 
@@ -209,7 +212,7 @@ impl Extents {
         mapping.searched = false;
         // Bytes of an extent that is not settled are in no run.
         for (start, free) in extent.free.all().filter(|_| extent.settled) {
-            self.runs.cut(at + start, at + free.end);
+            self.runs.cut(at + start..at + free.end);
         }
     }
 
@@ -252,10 +255,11 @@ impl Extents {
         extent.settled = settled;
         for mapping in extent.mappings.iter().filter(|mapping| mapping.searched) {
             for (start, free) in extent.free.all() {
-                let (start, end) = (mapping.at + start, mapping.at + free.end);
-                match settled {
-                    true => self.runs.join(start, end, free.tag.class()),
-                    false => self.runs.cut(start, end),
+                let range = mapping.at + start..mapping.at + free.end;
+                if settled {
+                    self.runs.join(range, free.tag.class(), &EVERYWHERE);
+                } else {
+                    self.runs.cut(range);
                 }
             }
         }
@@ -279,7 +283,7 @@ impl Extents {
         let mut from = range.start;
         let mut taken = 0;
         loop {
-            let piece = extent.free.meeting(from, range.end).next();
+            let piece = extent.meeting(from, range.end).next();
             let piece = piece.map(|(start, free)| (start, free.end, free.tag.clone()));
             let Some((start, end, tag)) = piece else {
                 break;
@@ -303,7 +307,9 @@ impl Extents {
     /// Takes the addresses that were shown out of the free runs.
     fn cut_shown(&mut self) {
         let mut shown = std::mem::take(&mut self.shown);
-        for_each_joined(&mut shown, |range| self.runs.cut(range.start, range.end));
+        for_each_joined(&mut shown, |range| {
+            self.runs.cut(range);
+        });
         self.shown = shown;
     }
 
@@ -318,7 +324,7 @@ impl Extents {
     fn join_shown(&mut self, class: Class) {
         let mut shown = std::mem::take(&mut self.shown);
         for_each_joined(&mut shown, |range| {
-            self.runs.join(range.start, range.end, class);
+            self.runs.join(range, class, &EVERYWHERE);
         });
         self.shown = shown;
     }
@@ -365,6 +371,14 @@ impl Extents {
         size: u64,
         mut each: impl FnMut(&mut Self, ExtentId, Range<u64>, u64),
     ) {
+        // Most ranges lie in one mapping.
+        let mapping = self.line.range(..=at).next_back();
+        if let Some((&mapping, &id)) = mapping
+            && let Some(extent) = self.extent(id)
+            && at + size <= mapping + extent.size
+        {
+            return each(self, id, at - mapping..at + size - mapping, mapping);
+        }
         let mut walked = std::mem::take(&mut self.walked);
         walked.extend(self.parts(at, size));
         for ((id, range), mapping) in walked.drain(..).rev() {
@@ -433,23 +447,19 @@ impl Extents {
         })
     }
 
-    /// Moves an allocation that begins where a run does to the end of the run, if that cuts fewer
+    /// Returns the address for an allocation in a run: at its start, or at its end if that cuts fewer
     /// bytes of wholly free extents. The whole of such an extent lies in the run, so only the one at the
     /// other end of the allocation is cut.
-    pub(super) fn choose_end(&self, at: u64, size: u64) -> u64 {
-        if self.wholes == 0 {
+    pub(super) fn choose_end(&self, run: &Range<u64>, size: u64) -> u64 {
+        let (at, last) = (run.start, run.end - size);
+        if self.wholes == 0 || last == at {
             return at;
         }
-        let Some((start, run)) = self.runs.around(at) else {
-            return at;
-        };
-        let last = run.end - size;
         let (first, second) = (at..at + size, last..run.end);
-        let cut = self.left_at(first.end - 1, &first);
-        if start != at || last == at || cut <= self.left_at(last, &second) {
-            return at;
+        match self.left_at(first.end - 1, &first) <= self.left_at(last, &second) {
+            true => at,
+            false => last,
         }
-        last
     }
 
     /// Allocates free bytes at an address. Returns the work that they wait for.
@@ -463,20 +473,11 @@ impl Extents {
         work
     }
 
-    /// Frees allocated bytes behind some work. Calls `whole` with the extents that are wholly free now.
-    pub(super) fn free_at(
-        &mut self,
-        at: u64,
-        size: u64,
-        tag: &Tag,
-        mut whole: impl FnMut(ExtentId),
-    ) {
+    /// Frees allocated bytes behind some work.
+    pub(super) fn free_at(&mut self, at: u64, size: u64, tag: &Tag) {
         self.for_each_part(at, size, |all, id, range, mapping| {
             all.count(id, mapping, Some(tag));
             all.give_each(id, range, tag.clone());
-            if all.extent(id).is_some_and(Extent::is_free) {
-                whole(id);
-            }
         });
         self.join_shown(tag.class());
     }
@@ -549,28 +550,6 @@ impl Extents {
             .is_some_and(|extent| extent.class(range).serves(stream))
     }
 
-    /// Removes points that are complete from all tags, and makes the classes of runs exact.
-    pub(super) fn prune(&mut self, done: impl Fn(Point) -> bool) {
-        for extent in self.extents.iter_mut().flatten() {
-            let mut pruned = false;
-            extent.free.for_each_tag(|tag| pruned |= tag.prune(&done));
-            if pruned {
-                let pieces = std::mem::take(&mut extent.free);
-                for (start, free) in pieces.all() {
-                    insert(&mut extent.free, start..free.end, free.tag.clone());
-                }
-            }
-            for mapping in &mut extent.mappings {
-                mapping.tag.prune(&done);
-            }
-        }
-        self.ready = self.extents().map(|(_, extent)| extent.ready()).sum();
-        for range in self.runs.waiting() {
-            let class = self.class_at(&range);
-            self.runs.set_class(range.start, class);
-        }
-    }
-
     /// Returns the class of a free range of addresses.
     fn class_at(&self, range: &Range<u64>) -> Class {
         let parts = self.parts(range.start, range.end - range.start);
@@ -579,17 +558,6 @@ impl Extents {
             extent.map_or(Class::Ready, |extent| extent.class(&range))
         });
         classes.fold(Class::Ready, Class::with)
-    }
-
-    /// Calls `see` with every point of every tag.
-    pub(super) fn for_each_point(&self, mut see: impl FnMut(Point)) {
-        for (_, extent) in self.extents() {
-            let free = extent.free.all().map(|(_, free)| &free.tag);
-            let mappings = extent.mappings.iter().map(|mapping| &mapping.tag);
-            for tag in free.chain(mappings) {
-                tag.points().iter().for_each(|&point| see(point));
-            }
-        }
     }
 
     /// Notes that other bytes of an extent are free than before.
@@ -644,6 +612,46 @@ impl Extents {
             }
             if new > 0 {
                 list.insert((new, id));
+            }
+        }
+    }
+}
+
+impl Tagged for Extents {
+    /// Makes the classes of runs exact, too.
+    fn prune(&mut self, done: &dyn Fn(Point) -> bool) {
+        for extent in self.extents.iter_mut().flatten() {
+            let mut pruned = false;
+            extent
+                .free
+                .for_each_value(|free| pruned |= free.tag.prune(done));
+            if pruned {
+                let pieces = std::mem::take(&mut extent.free);
+                for (start, free) in pieces.all() {
+                    insert(&mut extent.free, start..free.end, free.tag.clone());
+                }
+            }
+            for mapping in &mut extent.mappings {
+                mapping.tag.prune(done);
+            }
+        }
+        self.ready = self.extents().map(|(_, extent)| extent.ready()).sum();
+        let mut runs = std::mem::take(&mut self.runs);
+        let exact = |range, class: &mut Class| {
+            if *class != Class::Ready {
+                *class = self.class_at(&range);
+            }
+        };
+        runs.change(exact, |_| {});
+        self.runs = runs;
+    }
+
+    fn for_each_point(&self, see: &mut dyn FnMut(Point)) {
+        for (_, extent) in self.extents() {
+            let free = extent.free.all().map(|(_, free)| &free.tag);
+            let mappings = extent.mappings.iter().map(|mapping| &mapping.tag);
+            for tag in free.chain(mappings) {
+                tag.points().iter().for_each(|&point| see(point));
             }
         }
     }

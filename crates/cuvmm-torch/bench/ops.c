@@ -135,8 +135,7 @@ int main(int arguments, char **values) {
             return 1;
         }
         *prefix++ = 0;
-        // A copy of its own for each, so that two builds of one library do not meet.
-        void *opened = dlmopen(LM_ID_NEWLM, values[i], RTLD_NOW);
+        void *opened = dlopen(values[i], RTLD_NOW | RTLD_LOCAL);
         if (!opened) {
             fprintf(stderr, "%s\n", dlerror());
             return 1;

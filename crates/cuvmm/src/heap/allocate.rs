@@ -361,15 +361,12 @@ impl State {
     /// freeing the allocations in its stream cache.
     pub(super) fn fit_any(&mut self, request: Request<'_>, cache: &StreamCache) -> Option<u64> {
         if !is_small(request.size, request.alignment) {
-            self.drain(cache, true);
-            self.drain(cache, false);
-            return self.fit(request).map(|(at, _)| at);
+            return self.fit_large(request, cache);
         }
         if let Some(at) = self.fit_small(request) {
             return Some(at);
         }
-        self.drain(cache, true);
-        self.drain(cache, false);
+        self.drain_both(cache);
         if let Some(at) = self.fit_small(request) {
             return Some(at);
         }
@@ -378,6 +375,19 @@ impl State {
         let (at, work) = self.fit(chunk)?;
         self.add_chunk((at, chunk.size), work, request);
         Some(at)
+    }
+
+    /// Serves a large request from a run: from one of exactly its size, or from the shortest that fits
+    /// once the allocations in the stream's cache are free.
+    fn fit_large(&mut self, request: Request<'_>, cache: &StreamCache) -> Option<u64> {
+        let (size, alignment, id) = (request.size, request.alignment, request.id);
+        let free = self.large.runs.find(size, alignment, id, false);
+        if let Some(free) = free.filter(|free| free.end - free.start == size) {
+            self.large.allocate(free.start, size);
+            return Some(free.start);
+        }
+        self.drain_both(cache);
+        self.fit(request).map(|(at, _)| at)
     }
 
     /// Serves a small request from a chunk.

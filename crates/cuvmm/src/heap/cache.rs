@@ -1,10 +1,11 @@
 //! Stream caches: allocations just freed, for the next allocation of the same size on the same
 //! stream, without the heap's lock.
 //!
-//! For the heap's extents an allocation in a stream cache is still live. A large request that its stream
-//! cache cannot serve *drains* it first: what is free then decides which memory the request gets. A small
-//! one does not, because most of its like come again. A request that no free run fits drains all caches,
-//! as does everything that asks what is free. Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
+//! For the heap's extents an allocation in a stream cache is still live. A heap that is to hold
+//! little *drains* the cache before it serves a request that the cache cannot serve: all that is free
+//! decides where the request lies. Another one does so only before a large request for which there is no
+//! run of exactly its size, and before it adds a chunk, because most sizes come again. A request that no
+//! free run fits drains all caches, as does everything that asks what is free. Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
 //! threads with streams of their own do not contend. A stream cache's lock is taken under the heap's,
 //! never the other way round.
 
@@ -36,12 +37,47 @@ pub(super) struct Place {
     pub(super) small: bool,
 }
 
+/// Places of small or of large allocations, the last freed last.
+#[derive(Default)]
+struct Places {
+    /// The sizes of the places, which are looked through for each request.
+    sizes: Vec<u64>,
+    places: Vec<Place>,
+}
+
+impl Places {
+    fn push(&mut self, place: Place) {
+        self.sizes.push(place.size);
+        self.places.push(place);
+    }
+
+    fn pop(&mut self) {
+        self.sizes.pop();
+        self.places.pop();
+    }
+
+    /// Takes out the last place of a size that `fits`.
+    #[inline]
+    fn take(&mut self, size: u64, fits: impl Fn(&Place) -> bool) -> Option<Place> {
+        let mut sizes = self.sizes.iter().enumerate().rev();
+        let fits = |index: usize| self.places.get(index).is_some_and(&fits);
+        let (index, _) = sizes.find(|&(index, known)| *known == size && fits(index))?;
+        self.sizes.remove(index);
+        Some(self.places.remove(index))
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = Place> {
+        self.sizes.clear();
+        self.places.drain(..)
+    }
+}
+
 /// One stream cache, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct StreamCache {
     /// The large ones, then the small ones.
-    places: Mutex<[Vec<Place>; 2]>,
+    places: Mutex<[Places; 2]>,
     /// The sizes of all places, as requested.
     bytes: AtomicU64,
 }
@@ -57,13 +93,11 @@ impl StreamCache {
         alignment: u64,
         small: bool,
     ) -> Option<Place> {
-        let mut both = self.lock();
-        let places = of(&mut both, small);
         let handle = stream.as_raw();
-        let index = places.iter().rposition(|place| {
-            place.size == size && place.handle == handle && place.at & (alignment - 1) == 0
+        let mut both = self.lock();
+        let place = of(&mut both, small).take(size, |place| {
+            place.handle == handle && place.at & (alignment - 1) == 0
         })?;
-        let place = places.remove(index);
         self.set_bytes(self.bytes() - size);
         Some(place)
     }
@@ -78,7 +112,7 @@ impl StreamCache {
     pub(super) fn put(&self, place: Place, refuses: impl FnOnce() -> bool) -> Result<(), Place> {
         let mut both = self.lock();
         let places = of(&mut both, place.small);
-        if places.len() >= ROOM {
+        if places.sizes.len() >= ROOM {
             return Err(place);
         }
         places.push(place);
@@ -97,7 +131,7 @@ impl StreamCache {
             return;
         }
         let mut both = self.lock();
-        for place in of(&mut both, small).drain(..) {
+        for place in of(&mut both, small).drain() {
             self.set_bytes(self.bytes() - place.size);
             take(place);
         }
@@ -113,12 +147,12 @@ impl StreamCache {
         self.bytes.store(bytes, Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Vec<Place>; 2]> {
+    fn lock(&self) -> MutexGuard<'_, [Places; 2]> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-const fn of(both: &mut [Vec<Place>; 2], small: bool) -> &mut Vec<Place> {
+const fn of(both: &mut [Places; 2], small: bool) -> &mut Places {
     let [large_places, small_places] = both;
     if small { small_places } else { large_places }
 }

@@ -293,6 +293,12 @@ impl State {
         cache.drain(small, |place| self.end(place));
     }
 
+    /// Frees all allocations in a stream cache.
+    pub(super) fn drain_both(&mut self, cache: &StreamCache) {
+        self.drain(cache, true);
+        self.drain(cache, false);
+    }
+
     /// Frees small or large bytes behind some work. A chunk that nothing uses then becomes large free
     /// bytes, except for one.
     fn free(&mut self, at: u64, size: u64, small: bool, work: Tag) {

@@ -177,6 +177,7 @@ impl Preset {
                 near: 8 * MIB,
                 extra: 0,
                 aliases: true,
+                drains: true,
             },
             Self::Fast => Policy {
                 largest: 1024 * MIB,
@@ -186,6 +187,7 @@ impl Preset {
                 near: 1024 * MIB,
                 extra: u64::MAX,
                 aliases: true,
+                drains: false,
             },
         }
     }
@@ -425,9 +427,10 @@ impl Heap {
     /// (a power of two, at most the granularity) and of [`ALIGNMENT`]. Calls pressure hooks if
     /// memory is short.
     ///
-    /// If an allocation of the same size was freed on the stream since the last large request that needed
-    /// other memory, its memory is taken, without a driver call and without a lock that other streams
-    /// take. Another request that a free run fits makes no driver call either, unless the run has to
+    /// If an allocation of the same size was freed on the stream a short time ago, its memory is taken,
+    /// without a driver call and without a lock that other streams take: with [`Preset::Tight`] since the
+    /// last request that needed other memory, with [`Preset::Fast`] since the last such request of more
+    /// than 1 MiB. Another request that a free run fits makes no driver call either, unless the run has to
     /// be waited for or its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
     /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`) and may create
     /// memory (`cuMemCreate`).
@@ -488,6 +491,9 @@ impl Heap {
             return Ok(Allocation::new(lane, place));
         }
         let mut state = core.lock();
+        if core.policy.drains {
+            state.drain_both(cache);
+        }
         let id = state.streams.id(stream);
         state.streams.count(id, true);
         let request = Request {

@@ -67,6 +67,9 @@ pub(super) struct Policy {
     pub(super) extra: u64,
     /// `false` if memory is never shown in two windows.
     pub(super) aliases: bool,
+    /// `true` if each request that its stream's cache cannot serve empties the cache first, so that all
+    /// that is free decides where the request lies.
+    pub(super) drains: bool,
 }
 
 /// Figures of a heap when a request is planned.

@@ -1,8 +1,8 @@
 //! The members' threads, one of which runs at a time, the time, and what has to be true after each
 //! step.
 //!
-//! They are coroutines on the test's thread: a switch between threads of the system takes a hundred
-//! times as long, and a test makes millions of them.
+//! They are coroutines on the test's thread, because a switch between threads of the system takes
+//! longer than what a thread does between two of them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

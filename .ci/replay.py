@@ -1,12 +1,26 @@
 """Checks the figures of `cuvmm replay --json` against the promises of the project.
 
 Usage: replay.py FIGURES SECONDS TRACE...
+
+`replay.py --first MINUTES TRACE` prints the requests of a trace's first minutes.
 """
 
+import datetime
 import json
 import sys
 
 LEAST_GAIN = 1.5
+
+
+def first(minutes, trace):
+    """Prints the beginning of a trace."""
+    with open(trace, encoding="utf-8") as file:
+        header, *requests = file.read().splitlines()
+    # Python knows no more than six digits of a second.
+    times = [datetime.datetime.fromisoformat(line.split(",")[0][:26]) for line in requests]
+    until = times[0] + datetime.timedelta(minutes=float(minutes))
+    kept = [line for line, time in zip(requests, times, strict=True) if time < until]
+    print("\n".join([header, *kept]))
 
 
 def main(figures, seconds, *traces):
@@ -46,6 +60,8 @@ def main(figures, seconds, *traces):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--first"] and len(sys.argv) == 4:
+        sys.exit(first(*sys.argv[2:]))
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:]))

@@ -266,7 +266,7 @@ impl DerefMut for Used<'_> {
 
 #[test]
 fn another_tenant_takes_everything_back() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         thread::scope(|scope| {
@@ -301,7 +301,7 @@ fn another_tenant_takes_everything_back() {
 
 #[test]
 fn a_shelf_is_swept_and_closed_while_blocks_come_and_go() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -337,7 +337,7 @@ fn a_shelf_is_swept_and_closed_while_blocks_come_and_go() {
 
 #[test]
 fn a_lease_ends_while_its_block_is_freed_and_wanted() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let (home, other) = (scene.held_stream(), scene.held_stream());
@@ -386,7 +386,7 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
 /// grows and is dropped, a tenant needs the memory, and a compaction runs.
 #[test]
 fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
-    explore(1000, || {
+    explore(500, || {
         for forks in [false, true] {
             let scene = scene(6);
             let (a, b) = (scene.tenant("a"), scene.tenant("b"));
@@ -469,7 +469,7 @@ fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
 
 #[test]
 fn margin_is_grown_into_while_another_takes_it() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(40);
         margin_is_wanted_by_two(&scene);
         scene.end();
@@ -478,7 +478,7 @@ fn margin_is_grown_into_while_another_takes_it() {
 
 #[test]
 fn margin_comes_from_the_mapper_while_another_takes_it() {
-    explore(1500, || {
+    explore(750, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 44, |builder| builder.mapper(&mapper).build());
@@ -515,7 +515,7 @@ fn until_ahead(tenant: &Tenant) {
 
 #[test]
 fn blocks_grow_together_while_the_mapper_places_ahead_of_each() {
-    explore(1500, || {
+    explore(750, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 40, |builder| builder.mapper(&mapper).build());
@@ -556,7 +556,7 @@ fn blocks_grow_together_while_the_mapper_places_ahead_of_each() {
 
 #[test]
 fn a_tenant_goes_while_the_mapper_places_ahead_of_it() {
-    explore(750, || {
+    explore(375, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 64, |builder| {
@@ -589,7 +589,7 @@ fn a_tenant_goes_while_the_mapper_places_ahead_of_it() {
 
 #[test]
 fn the_mapper_stops_and_starts_while_it_is_wanted() {
-    explore(750, || {
+    explore(375, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let device = rig.device.clone();
@@ -610,7 +610,7 @@ fn the_mapper_stops_and_starts_while_it_is_wanted() {
 
 #[test]
 fn the_mapper_hears_whoever_rings() {
-    explore(1500, || {
+    explore(750, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 96, |builder| builder.mapper(&mapper).build());
@@ -636,7 +636,7 @@ fn the_mapper_hears_whoever_rings() {
 
 #[test]
 fn a_pool_is_closed_again_and_again_while_the_mapper_serves_it() {
-    explore(1000, || {
+    explore(500, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 64, |builder| builder.mapper(&mapper).build());
@@ -670,7 +670,7 @@ fn a_pool_is_closed_again_and_again_while_the_mapper_serves_it() {
 
 #[test]
 fn the_last_owner_of_a_pool_goes_while_the_mapper_serves_it() {
-    explore(750, || {
+    explore(375, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 64, |builder| builder.mapper(&mapper).build());
@@ -711,7 +711,7 @@ fn verified(block: &Block, owner: u64) {
 
 #[test]
 fn blocks_are_used_while_a_compaction_moves_their_memory() {
-    explore(750, || {
+    explore(375, || {
         let scene = Scene::new(host(), 24, |builder| {
             builder.growth(Growth::Exact).largest_extent(4 * G).build()
         });
@@ -772,7 +772,7 @@ fn blocks_are_used_while_a_compaction_moves_their_memory() {
 
 #[test]
 fn a_write_is_not_lost_and_a_read_not_torn_by_a_compaction() {
-    explore(2000, || {
+    explore(1000, || {
         let scene = Scene::new(host(), 8, |builder| builder.growth(Growth::Exact).build());
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -798,7 +798,7 @@ fn a_write_is_not_lost_and_a_read_not_torn_by_a_compaction() {
 
 #[test]
 fn compaction_meets_the_mapper_and_a_guard_of_captures() {
-    explore(750, || {
+    explore(375, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 64, |builder| {
@@ -845,7 +845,7 @@ fn waited_for(give_up: GiveUp) {
 }
 
 fn waited_for_in(scene: fn() -> Scene<Nothing>, give_up: GiveUp) {
-    explore(1000, move || {
+    explore(500, move || {
         let scene = scene();
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let stream = scene.stream();
@@ -986,7 +986,7 @@ fn never_again(builder: PoolBuilder<'_>) -> PoolBuilder<'_> {
 
 #[test]
 fn a_hardened_pool_retires_blocks_while_others_come_and_go() {
-    explore(1500, || {
+    explore(750, || {
         let scene = Scene::new(model(), 5, |builder| never_again(builder).build());
         blocks_are_retired_in_turn(&scene);
         scene.end();
@@ -995,7 +995,7 @@ fn a_hardened_pool_retires_blocks_while_others_come_and_go() {
 
 #[test]
 fn the_mapper_retires_blocks_of_a_hardened_pool() {
-    explore(1000, || {
+    explore(500, || {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 5, |builder| {
@@ -1012,7 +1012,7 @@ fn the_mapper_retires_blocks_of_a_hardened_pool() {
 /// shuttle.
 #[test]
 fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -1043,7 +1043,7 @@ fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
 /// A registered block stays mapped and cannot sleep. A sleeping block cannot be registered.
 #[test]
 fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -1083,7 +1083,7 @@ fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
 
 #[test]
 fn one_who_waits_is_woken_by_what_a_heap_frees() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(3);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
@@ -1110,7 +1110,7 @@ fn one_who_waits_is_woken_by_what_a_heap_frees() {
 
 #[test]
 fn threads_share_a_stream_of_a_heap_that_is_trimmed_and_dropped() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
@@ -1138,7 +1138,7 @@ fn threads_share_a_stream_of_a_heap_that_is_trimmed_and_dropped() {
 
 #[test]
 fn one_who_waits_is_woken_by_a_guarantee_that_ends() {
-    explore(500, || {
+    explore(250, || {
         let scene = scene(3);
         let a = scene.pool.tenant("a").guarantee(2 * G).register().unwrap();
         let b = scene.tenant("b");
@@ -1156,7 +1156,7 @@ fn one_who_waits_is_woken_by_a_guarantee_that_ends() {
 
 #[test]
 fn all_who_wait_are_served_in_the_end() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(2);
         let tenants = [scene.tenant("a"), scene.tenant("b")];
         thread::scope(|scope| {
@@ -1179,7 +1179,7 @@ fn all_who_wait_are_served_in_the_end() {
 
 #[test]
 fn a_block_grows_again_while_its_end_is_taken_back() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(6);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let stream = scene.stream();
@@ -1226,7 +1226,7 @@ fn a_block_grows_again_while_its_end_is_taken_back() {
 /// memory is taken from the end, or not at all.
 #[test]
 fn what_is_taken_back_leaves_no_hole() {
-    explore(1500, || {
+    explore(750, || {
         let scene = Scene::new(model(), 24, |builder| builder.growth(Growth::Exact).build());
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -1270,7 +1270,7 @@ fn what_is_taken_back_leaves_no_hole() {
 /// A refused row returns its slots, and another block may be in one of them by then.
 #[test]
 fn a_refused_row_goes_beside_one_who_allocates() {
-    explore(1500, || {
+    explore(750, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -1306,7 +1306,7 @@ fn a_refused_row_goes_beside_one_who_allocates() {
 /// put the blocks to sleep.
 #[test]
 fn batches_meet_those_who_take_move_and_sleep() {
-    explore(1000, || {
+    explore(500, || {
         let scene = Scene::new(model(), 8, |builder| builder.largest_extent(2 * G).build());
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let stream = scene.stream();
@@ -1380,7 +1380,7 @@ fn batches_meet_those_who_take_move_and_sleep() {
 /// and dropped.
 #[test]
 fn forks_become_their_own_while_others_fork_and_go() {
-    explore(750, || {
+    explore(375, || {
         let scene = Scene::new(host(), 12, |builder| {
             builder.growth(Growth::Exact).largest_extent(2 * G).build()
         });
@@ -1428,7 +1428,7 @@ fn forks_become_their_own_while_others_fork_and_go() {
 /// makes one.
 #[test]
 fn a_guard_of_captures_waits_for_what_is_in_flight() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(4);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         thread::scope(|scope| {
@@ -1466,7 +1466,7 @@ fn a_guard_of_captures_waits_for_what_is_in_flight() {
 
 #[test]
 fn a_guard_of_captures_waits_for_heaps_that_poll() {
-    explore(1000, || {
+    explore(500, || {
         let scene = scene(4);
         let a = scene.tenant("a");
         let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
@@ -1553,7 +1553,7 @@ fn mapped(granules: u64) -> (Scene<Nothing>, Mapper) {
 
 #[test]
 fn futures_are_woken_by_whatever_comes_free() {
-    explore(1000, || {
+    explore(500, || {
         let (scene, mapper) = mapped(8);
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let stream = scene.stream();
@@ -1578,7 +1578,7 @@ fn futures_are_woken_by_whatever_comes_free() {
 
 #[test]
 fn a_future_is_dropped_while_it_is_granted() {
-    explore(1500, || {
+    explore(750, || {
         let (scene, mapper) = mapped(8);
         let a = scene.tenant("a");
         let bell = Arc::new(Bell::default());
@@ -1613,7 +1613,7 @@ fn a_future_is_dropped_while_it_is_granted() {
 
 #[test]
 fn futures_hear_that_the_mapper_ends() {
-    explore(1000, || {
+    explore(500, || {
         let (scene, mapper) = mapped(4);
         let a = scene.tenant("a");
         let held = a.try_allocate(4 * G).unwrap();
@@ -1633,7 +1633,7 @@ fn futures_hear_that_the_mapper_ends() {
 
 #[test]
 fn news_are_lost_to_none_who_listened_before() {
-    explore(1000, || {
+    explore(500, || {
         let (scene, mapper) = mapped(4);
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -1658,7 +1658,7 @@ fn news_are_lost_to_none_who_listened_before() {
 
 #[test]
 fn futures_wait_while_a_pool_is_not_closed() {
-    explore(500, || {
+    explore(250, || {
         let (scene, mapper) = mapped(4);
         let a = scene.tenant("a");
         let held = a.try_allocate(4 * G).unwrap();

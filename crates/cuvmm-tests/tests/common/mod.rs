@@ -226,9 +226,14 @@ pub fn nth_of(n: u64, code: CUresult, calls: &[Call]) -> Fault {
 /// or at most `PROPTEST_CASES`. The programs are determined by `PROPTEST_RNG_SEED`, for which
 /// `.cargo/config.toml` sets a default for the workspace.
 pub fn cases(usual: u32) -> u32 {
-    let told = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let usual = told("CUVMM_PROGRAMS").map_or(usual, |times: u32| usual.saturating_mul(times));
-    told("PROPTEST_CASES").map_or(usual, |most| usual.min(most))
+    let told = |name| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<f64>().ok())
+    };
+    let times = told("CUVMM_PROGRAMS").unwrap_or(1.0);
+    let most = told("PROPTEST_CASES").unwrap_or(f64::MAX);
+    (f64::from(usual) * times).min(most).max(1.0) as u32
 }
 
 /// Runs a test on the model and on the host driver.

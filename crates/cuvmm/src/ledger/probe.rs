@@ -35,6 +35,16 @@ pub(super) trait Probe {
     /// Returns the number of the process.
     fn pid(&self) -> u32;
 
+    /// Returns the number of all processes' namespaces, if it is not the system's.
+    fn namespace(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns when all processes started, if the system is not to be asked.
+    fn start_time(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns `true` if the process of a number has ended.
     fn has_ended(&self, pid: u32) -> bool;
 }
@@ -43,9 +53,9 @@ thread_local! {
     static HERE: RefCell<Option<Rc<dyn Probe>>> = const { RefCell::new(None) };
 }
 
-/// Sets the probe of this thread.
-pub(super) fn set(probe: Option<Rc<dyn Probe>>) {
-    HERE.with(|here| *here.borrow_mut() = probe);
+/// Sets the probe of this thread, and returns the one before.
+pub(super) fn set(probe: Option<Rc<dyn Probe>>) -> Option<Rc<dyn Probe>> {
+    HERE.with(|here| here.replace(probe))
 }
 
 /// Asks the probe of this thread, if there is one.

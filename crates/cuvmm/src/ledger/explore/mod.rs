@@ -25,8 +25,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
-
 use actor::{Actor, G, Op, TERMS, wishes};
 use schedule::{All, End, Faults, Random, Schedule};
 use world::{Handle, Killed, Uses, World};
@@ -58,24 +56,24 @@ impl Scenario {
     fn run(&self, path: &Path, schedule: Schedule, uses: &Arc<Uses>) -> (Schedule, Option<String>) {
         let count = self.scripts.len();
         let world = World::new(count, &self.faults, schedule, Arc::clone(uses));
-        std::thread::scope(|scope| {
-            for (me, script) in self.scripts.iter().enumerate() {
-                let world = &world;
-                scope.spawn(move || self.play(world, me, script, path));
+        let player = |(me, script)| {
+            let world = &world;
+            world::player(move || self.play(world, me, script, path))
+        };
+        let mut players: Vec<_> = self.scripts.iter().enumerate().map(player).collect();
+        for me in 0..count {
+            world.turn_to(&mut players, me);
+        }
+        world.begin(&mut players);
+        drop(players);
+        let is_over = world.lock().is_over();
+        if !is_over {
+            let judged = catch_unwind(AssertUnwindSafe(|| judge(&world, path, self.limit)));
+            probe::set(None);
+            if let Err(fault) = judged.unwrap_or_else(|_| Err("the judge panicked".into())) {
+                world.lock().fail(fault);
             }
-            for me in 0..count {
-                world.turn_to(me);
-            }
-            world.begin();
-            let is_over = world.lock().is_over();
-            if !is_over {
-                let judged = catch_unwind(AssertUnwindSafe(|| judge(&world, path, self.limit)));
-                probe::set(None);
-                if let Err(fault) = judged.unwrap_or_else(|_| Err("the judge panicked".into())) {
-                    world.lock().fail(fault);
-                }
-            }
-        });
+        }
         let mut inner = world.lock();
         let report = inner.report();
         let used = Schedule::Random(Random::with_seed(0));
@@ -87,7 +85,6 @@ impl Scenario {
         let handle = Rc::new(Handle::new(world, me));
         let shared: Rc<dyn probe::Probe> = handle.clone();
         probe::set(Some(shared));
-        world.first_turn(me);
         let mut actor = Actor::new(&handle, path.to_owned(), self.limit);
         let played = catch_unwind(AssertUnwindSafe(|| {
             script.before.iter().for_each(|&op| actor.act(op));
@@ -119,7 +116,6 @@ impl Scenario {
 
     /// Explores all orders. Returns the number of different states and of runs, or what was wrong.
     fn explore(&self) -> Result<(usize, usize), String> {
-        stay_on_one_processor();
         let dir = super::tests::directory();
         let uses = Uses::new(false);
         let path = dir.path().join("ledger");
@@ -157,14 +153,6 @@ impl Scenario {
         let (_, fault) = self.run(path, random, uses);
         fault.map_or(Ok(()), |fault| Err(format!("seed {seed}: {fault}")))
     }
-}
-
-/// Keeps this thread and those that it starts on one processor, where they take turns faster.
-fn stay_on_one_processor() {
-    let mut one = CpuSet::new();
-    one.set(sched_getcpu());
-    // Without it the test is slower.
-    let _ = sched_setaffinity(None, &one);
 }
 
 /// Checks as another member what is left when all have ended.

@@ -2,7 +2,7 @@
 
 use super::actor::Op::{self, *};
 use super::world::Uses;
-use super::{End, Faults, Scenario, Script, stay_on_one_processor};
+use super::{End, Faults, Scenario, Script};
 
 const ENDS: &[End] = &[End::AtOnce, End::Late];
 
@@ -40,7 +40,6 @@ fn explore(scenario: &Scenario) {
 /// Explores some orders from fixed seeds; `CUVMM_PROGRAMS` times as many from the seed that
 /// `PROPTEST_RNG_SEED` sets.
 fn sample(orders: u64, mut scenario: impl FnMut(u64) -> Scenario) {
-    stay_on_one_processor();
     let told = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let first = told("PROPTEST_RNG_SEED").unwrap_or(1) << 20;
     let dir = crate::ledger::tests::directory();

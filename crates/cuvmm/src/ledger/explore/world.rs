@@ -1,5 +1,8 @@
 //! The members' threads, one of which runs at a time, the time, and what has to be true after each
 //! step.
+//!
+//! They are coroutines on the test's thread, because a switch between threads of the system takes
+//! longer than what a thread does between two of them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -7,16 +10,22 @@ use std::fs::File;
 use std::mem::offset_of;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use generator::{Generator, Gn};
 
 use super::ghost::Ghost;
 use super::schedule::{Choice, End, Faults, Schedule};
 use crate::ledger::layout::{Agreed, Export, Header, Layout, SIZE, SLOTS, Slot};
-use crate::ledger::probe::Probe;
+use crate::ledger::probe::{self, Probe};
 
 /// The number of the first thread's process.
 const FIRST_PID: u32 = 100_000_000;
+
+/// The number of the namespaces of all threads' processes, and when they started: this is unknown.
+const NAMESPACE: u64 = 1;
+const STARTED: u64 = 0;
 
 /// For how long a stopped process is stopped, if it is not resumed before.
 const STOPPED: Duration = Duration::from_millis(300);
@@ -29,6 +38,9 @@ const LATE: Duration = Duration::from_millis(40);
 
 /// The most points of one run.
 const MOST_STEPS: usize = 100_000;
+
+/// The words of a member's stack.
+const STACK: usize = 1 << 16;
 
 /// The words in the file.
 const WORDS: usize = SIZE as usize / 8;
@@ -93,8 +105,6 @@ fn is_near(word: usize) -> bool {
 
 pub(super) struct World {
     inner: Mutex<Inner>,
-    /// One for each thread; the last one is the test's own.
-    turns: Vec<Condvar>,
     uses: Arc<Uses>,
 }
 
@@ -204,7 +214,6 @@ impl World {
                 steps: 0,
                 trace: Vec::new(),
             }),
-            turns: (0..=threads).map(|_| Condvar::new()).collect(),
             uses,
         })
     }
@@ -213,52 +222,40 @@ impl World {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a thread its turn, and waits until the test's thread has it again.
-    pub(super) fn turn_to(&self, thread: usize) {
-        let mut inner = self.lock();
-        inner.running = thread;
-        self.wake(inner);
-        drop(self.until(self.lock(), usize::MAX));
+    /// Gives a thread its turn, and goes on when the test's own thread has it again.
+    pub(super) fn turn_to(&self, players: &mut [Player<'_>], thread: usize) {
+        self.lock().running = thread;
+        self.go(players);
     }
 
-    /// Lets threads be interrupted, and waits until all have ended.
-    pub(super) fn begin(&self) {
+    /// Lets threads be interrupted, and goes on when all have ended.
+    pub(super) fn begin(&self, players: &mut [Player<'_>]) {
         let mut inner = self.lock();
         inner.quiet = false;
         let own = inner.threads.len() - 1;
         inner.threads[own].state = State::Done;
         inner.choose();
-        self.wake(inner);
-        let mut inner = self.until(self.lock(), usize::MAX);
-        inner.quiet = true;
-    }
-
-    /// Wakes the thread whose turn it is.
-    fn wake(&self, inner: MutexGuard<'_, Inner>) {
-        let next = inner.running.min(self.turns.len() - 1);
-        // Otherwise it would find the lock taken.
         drop(inner);
-        self.turns[next].notify_one();
+        self.go(players);
+        self.lock().quiet = true;
     }
 
-    fn until<'a>(&self, inner: MutexGuard<'a, Inner>, thread: usize) -> MutexGuard<'a, Inner> {
-        let others_turn = |inner: &mut Inner| inner.running != thread;
-        let own = self.turns.len() - 1;
-        let waited = self.turns[thread.min(own)].wait_while(inner, others_turn);
-        waited.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for the first turn of a thread.
-    pub(super) fn first_turn(&self, me: usize) {
-        drop(self.until(self.lock(), me));
+    /// Runs whichever thread's turn it is, until it is that of the test's own.
+    fn go(&self, players: &mut [Player<'_>]) {
+        loop {
+            let running = self.lock().running;
+            let Some(player) = players.get_mut(running) else {
+                return;
+            };
+            player.resume();
+        }
     }
 
     /// Hands the turn back after a thread's preparations.
     pub(super) fn prepared(&self, me: usize) -> bool {
-        let mut inner = self.lock();
-        inner.running = usize::MAX;
-        self.wake(inner);
-        self.until(self.lock(), me).threads[me].killed.is_none()
+        self.lock().running = usize::MAX;
+        rest();
+        self.lock().threads[me].killed.is_none()
     }
 
     /// Ends a thread, as far as the schedule is concerned.
@@ -269,7 +266,6 @@ impl World {
             true => inner.running = usize::MAX,
             false => inner.choose(),
         }
-        self.wake(inner);
     }
 
     /// Lets another thread go on. Returns `false` if this thread's process was killed meanwhile.
@@ -285,12 +281,32 @@ impl World {
         inner.threads[me].state = state;
         inner.choose();
         if inner.running != me {
-            self.wake(inner);
-            inner = self.until(self.lock(), me);
+            drop(inner);
+            rest();
+            inner = self.lock();
         }
         inner.threads[me].state = State::Ready;
         inner.threads[me].killed.is_none()
     }
+}
+
+/// A thread that plays a member.
+pub(super) type Player<'a> = Generator<'a, (), ()>;
+
+/// Makes a thread, which begins at its first turn.
+pub(super) fn player<'a>(play: impl FnOnce() + Send + 'a) -> Player<'a> {
+    Gn::<()>::new_opt(STACK, play)
+}
+
+/// Goes on with what has resumed this thread, and returns when it is resumed again.
+fn rest() {
+    let own = probe::set(None);
+    #[allow(
+        deprecated,
+        reason = "the new way passes a value through all that may rest"
+    )]
+    generator::yield_with(());
+    probe::set(own);
 }
 
 impl Inner {
@@ -594,15 +610,16 @@ impl Handle {
         if self.dead.get() {
             return false;
         }
+        // Another member that ran meanwhile would be taken for one that panics.
+        if std::thread::panicking() {
+            return true;
+        }
         if self.world.point(self.me, self.history.get(), state) {
             return true;
         }
         self.dead.set(true);
-        if !std::thread::panicking() {
-            let payload: Box<dyn Any + Send> = Box::new(Killed);
-            resume_unwind(payload);
-        }
-        false
+        let payload: Box<dyn Any + Send> = Box::new(Killed);
+        resume_unwind(payload);
     }
 
     fn word(&self, address: usize) -> usize {
@@ -695,6 +712,14 @@ impl Probe for Handle {
 
     fn pid(&self) -> u32 {
         FIRST_PID + self.me as u32
+    }
+
+    fn namespace(&self) -> Option<u64> {
+        Some(NAMESPACE)
+    }
+
+    fn start_time(&self) -> Option<u64> {
+        Some(STARTED)
     }
 
     fn has_ended(&self, pid: u32) -> bool {

@@ -211,6 +211,73 @@ class Exchange(unittest.TestCase):
             """
         )
 
+    def test_streams(self):
+        run(
+            """
+            import cuvmm
+
+            class Torch:
+                cuda_stream = 0
+
+            class CuPy:
+                ptr = 0
+
+            array = cuvmm.empty(4)
+            for stream in (0, Torch(), CuPy()):
+                array.record_stream(stream)
+                array.__dlpack__(stream=stream)
+                cuvmm.empty(4, stream=stream)
+            for stream, kind in [("x", TypeError), (b"x", TypeError), (1.5, TypeError),
+                    (object(), TypeError), (-7, ValueError), (1 << 70, ValueError)]:
+                for use in (array.record_stream, lambda it: array.__dlpack__(stream=it),
+                        lambda it: cuvmm.empty(4, stream=it)):
+                    try:
+                        use(stream)
+                    except kind as error:
+                        assert "stream" in str(error), error
+                    else:
+                        raise AssertionError(stream)
+            try:
+                array.record_stream(None)
+            except TypeError as error:
+                assert "None is not a stream" in str(error), error
+            assert cuvmm.empty(range(2)).shape == (0, 1)
+            for shape in (None, 1.5, "ab"):
+                try:
+                    cuvmm.empty(shape)
+                except TypeError as error:
+                    assert "a shape is" in str(error), error
+                else:
+                    raise AssertionError(shape)
+            """
+        )
+
+    def test_producers(self):
+        run(
+            """
+            import cuvmm
+
+            class Old:
+                def __init__(self, array):
+                    self.array = array
+                def __dlpack_device__(self):
+                    return self.array.__dlpack_device__()
+                def __dlpack__(self, stream=None):
+                    return self.array.__dlpack__(stream=stream)
+
+            class ReadOnly(Old):
+                def __dlpack__(self, stream=None, max_version=None):
+                    if max_version is None:
+                        raise BufferError("a read-only array has no place for its flag")
+                    return self.array.__dlpack__(stream=stream, max_version=max_version)
+
+            array = cuvmm.empty((2, 3), "float32")
+            for other in (array, Old(array), ReadOnly(array)):
+                there = cuvmm.from_dlpack(other)
+                assert (there.address, there.shape) == (array.address, (2, 3)), there
+            """
+        )
+
     def test_versions_and_refusals(self):
         run(
             """

@@ -177,7 +177,11 @@ class Publish(unittest.TestCase):
             refused(cuvmm.Error, publish({"a": tensor}, ""), "use 1 to 255 bytes")
             refused(cuvmm.Error, publish({"a": tensor}, "a\\n"), "control characters")
             refused(cuvmm.Error, publish({"a": tensor}, path="/no/such/folder/x.sock"), "/no/such/folder")
-            refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("x"), "nothing is")
+            refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("x"), "publishes anything")
+            for users, kind, text in [([-1], ValueError, "-1"), ([1 << 32], ValueError, "4294967295"),
+                    (1000, TypeError, "[1000]"), (["root"], TypeError, "root")]:
+                refused(kind, publish({"a": tensor}, path="/tmp/x.sock", users=users), text)
+                refused(kind, lambda: cuvmm.attach("x", "/tmp/x.sock", users=users), text)
             assert live() == before
             """
         )
@@ -346,7 +350,7 @@ class Attach(unittest.TestCase):
                 refused(cuvmm.NotPublishedError, weights.newer, "no process listens at")
                 assert weights["it"].bytes() == bytes([9]) * (3 << 20)
                 # What a process that was killed has left is removed.
-                refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "nothing is")
+                refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "publishes anything")
                 assert os.listdir(os.environ["XDG_RUNTIME_DIR"] + "/cuvmm") == []
             """
         )

@@ -45,15 +45,21 @@ class Sizes(unittest.TestCase):
             self.assertEqual(text_of(size), text)
 
 
+class Swapped:
+    """As NumPy's type for big-endian numbers."""
+
+    name, isnative = "float32", False
+
+
 class ElementTypes(unittest.TestCase):
     def test_names(self):
         for name in ("float32", "bfloat16", "bool", "complex64", "uint8"):
             self.assertEqual(_dtypes.dtype_of(name).name, name)
         torch_like = type("dtype", (), {"__str__": lambda self: "torch.float16"})()
         self.assertEqual(_dtypes.dtype_of(torch_like).name, "float16")
-        self.assertEqual(_dtypes.dtype_of(float).name, "float32")
-        with self.assertRaises(ValueError):
-            _dtypes.dtype_of("float12")
+        for other, text in [("float12", "float12"), (float, "64 bits"), (Swapped(), "another order")]:
+            with self.assertRaisesRegex(ValueError, text):
+                _dtypes.dtype_of(other)
 
     def test_codes(self):
         for name, code, bits in [("int64", 0, 64), ("float16", 2, 16), ("bfloat16", 4, 16)]:

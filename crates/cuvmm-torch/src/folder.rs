@@ -69,7 +69,7 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     if those.is_empty() {
         let named: Vec<_> = others.iter().take(MOST_NAMED).collect();
         let instead = match others.len() - named.len() {
-            0 if named.is_empty() => "nothing is".to_owned(),
+            0 if named.is_empty() => "no process of this user publishes anything".to_owned(),
             0 => format!("published are {named:?}"),
             more => format!("published are {named:?} and {more} more"),
         };

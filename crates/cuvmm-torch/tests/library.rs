@@ -46,7 +46,7 @@ fn in_a_child(body: impl FnOnce() -> i32) -> i32 {
 over_the_stand_in! {
     sizes [] says [
         "allocation of -1 bytes on device 0 failed: a size is not negative",
-        "allocation of 4.0 EiB on device 0 failed: out of addresses",
+        "allocation of 4.0 EiB on device 0 failed: out of memory: tenant \"torch\" needs 4 EiB more, 240 MiB available (limit 240 MiB",
         "allocation of 512.0 MiB on device 0 failed: out of memory",
     ] {
         let (torch, cuda) = (Torch::load(), Cuda::load());

@@ -138,7 +138,10 @@ pub(crate) fn has_deferred_work() -> bool {
 fn run() {
     let calls = HERE.with(|here| here.calls.replace(ManuallyDrop::new(Vec::new())));
     for call in ManuallyDrop::into_inner(calls) {
-        call();
+        // The operation whose section has ended is complete, and its result would be lost.
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
+            tracing::error!("an object of the program panicked when it was dropped");
+        }
     }
 }
 

@@ -89,6 +89,25 @@ def device_of(device: Any) -> int:
     return found
 
 
+def stream_of(stream: Any) -> int:
+    """Returns the handle of a stream, of an int, or of PyTorch's or CuPy's stream.
+
+    Raises ValueError or TypeError for what is none. ctypes would take text as an address, and the rest of
+    a larger number.
+    """
+    handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    try:
+        found = operator.index(handle)
+    except TypeError:
+        raise TypeError(
+            f"{stream!r} is not a stream: pass its handle, such as"
+            " torch.cuda.current_stream().cuda_stream"
+        ) from None
+    if not 0 <= found < 1 << 64:
+        raise ValueError(f"{stream!r} is not the handle of a stream")
+    return found
+
+
 class DeviceArray:
     """An array in device memory, made by `cuvmm.empty`, or of a publication that is attached.
 
@@ -138,13 +157,13 @@ class DeviceArray:
         steps = zip(self.shape, self.strides, strict=True)
         return (1 + sum((size - 1) * step for size, step in steps)) * self._dtype.itemsize
 
-    def record_stream(self, stream: int) -> None:
+    def record_stream(self, stream: Any) -> None:
         """Records that work of a stream uses the memory, so that it is freed behind that work.
 
-        stream: a stream's handle, such as `torch.cuda.current_stream().cuda_stream`. The stream must
-            not be destroyed before the process ends: the heap asks it for its progress.
+        stream: a stream of PyTorch or CuPy, or a stream's handle. The stream must not be destroyed
+            before the process ends: the heap asks it for its progress.
         """
-        self._memory.record(stream)
+        self._memory.record(stream_of(stream))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (_dlpack.CUDA, self.device)
@@ -163,7 +182,8 @@ class DeviceArray:
             raise BufferError("the memory is not copied")
         memory = self._memory
         # None, 0 and 1 are the legacy default stream; -1 says that the taker keeps the order.
-        taker = 0 if stream in (None, 0, 1) else stream
+        taker = -1 if stream == -1 else stream_of(stream or 0)
+        taker = 0 if taker == 1 else taker
         if taker != -1:
             memory.hand_to(taker)
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
@@ -193,15 +213,28 @@ class DeviceArray:
         )
 
 
+def _sizes_of(shape: Any) -> tuple[int, ...]:
+    """Returns the sizes of all dimensions, of one size or of several."""
+    try:
+        return (operator.index(shape),)
+    except TypeError:
+        pass
+    try:
+        return tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise TypeError(f"a shape is an int or a sequence of ints, not {shape!r}") from None
+
+
 def empty(
-    shape: int | Sequence[int], dtype: object = "uint8", device: object = 0, stream: int = 0
+    shape: int | Sequence[int], dtype: object = "uint8", device: object = 0, stream: Any = 0
 ) -> DeviceArray:
     """Allocates an array whose contents are not set, from the heap of a device.
 
     shape: the number of elements, or the size of each dimension.
     dtype: a name such as "float16", or a dtype of NumPy, CuPy or PyTorch.
     device: an ordinal, "cuda:1", or a device of PyTorch or CuPy.
-    stream: the handle of the stream that the memory is allocated for. 0 is the default stream.
+    stream: the stream that the memory is allocated for, of PyTorch or CuPy, or its handle. 0 is the
+        default stream.
 
     >>> array = cuvmm.empty((1024, 1024), "bfloat16")  # doctest: +SKIP
     >>> tensor = torch.from_dlpack(array)  # doctest: +SKIP
@@ -209,7 +242,7 @@ def empty(
     Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if another thing fails, such
     as for a device that is not there.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(operator.index(size) for size in shape)
+    sizes = _sizes_of(shape)
     if any(size < 0 for size in sizes):
         raise ValueError(f"a size is not negative: {sizes}")
     kind = dtype_of(dtype)
@@ -217,7 +250,7 @@ def empty(
     if nbytes >= 1 << 63:
         # A number of C would be the rest of a division.
         raise OutOfMemoryError(f"no memory has {nbytes} bytes")
-    memory = _Memory(nbytes, device_of(device), stream)
+    memory = _Memory(nbytes, device_of(device), stream_of(stream))
     return DeviceArray(memory, sizes, kind)
 
 
@@ -250,7 +283,13 @@ def from_dlpack(tensor: Any) -> ForeignArray:
         raise TypeError(f"{type(tensor).__name__} has no __dlpack__")
     device_type = tensor.__dlpack_device__()[0]
     # -1 asks for no synchronization. Producers of CPU memory take no stream.
-    capsule = tensor.__dlpack__(stream=-1) if device_type == _dlpack.CUDA else tensor.__dlpack__()
+    arguments: dict[str, Any] = {"stream": -1} if device_type == _dlpack.CUDA else {}
+    try:
+        # Memory that is only for reading is exported in this form alone.
+        capsule = tensor.__dlpack__(max_version=_dlpack.VERSION, **arguments)
+    except TypeError:
+        # It is older than that.
+        capsule = tensor.__dlpack__(**arguments)
     found = _dlpack.read(capsule)
     shape = _dlpack.sizes(found.shape, found.ndim)
     strides = _dlpack.sizes(found.strides, found.ndim)

@@ -15,7 +15,7 @@ from . import _dlpack, _library
 from ._arrays import DeviceArray, SharedMemory, device_of
 from ._dtypes import dtype_of, name_from_files
 from ._errors import Error, NotPublishedError
-from ._publishing import STRIDES, absolute, checked
+from ._publishing import STRIDES, absolute, checked, users_of
 from ._sizes import text_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,14 @@ class Attached(Mapping[str, "torch.Tensor"]):
     The memory is for reading: every process that has it attached sees the same bytes. An operation
     that writes to such a tensor is an illegal memory access, after which the process cannot use the
     device any more. Copy what is to be changed (`tensor.clone()`).
+
+    A publisher that was started again counts its versions from 1 anew and has another path: after
+    `cuvmm.NotPublishedError`, attach again.
     """
+
+    # Those of a mapping compare tensors.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(self, memory: _Attached, described: dict[str, Any], users: list[int]) -> None:
         self._memory, self._users = memory, users
@@ -206,7 +213,7 @@ def attach(
     """
     ordinal = _current_device() if device is None else device_of(device)
     where = None if path is None else absolute(path)
-    others = [int(user) for user in users]
+    others = users_of(users)
     if others and where is None:
         raise ValueError("publications of other users are attached by their path: name it")
     until = time.monotonic() + timeout

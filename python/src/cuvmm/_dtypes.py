@@ -67,6 +67,10 @@ def dtype_of(named: object) -> DType:
     >>> dtype_of("float16").itemsize
     2
     """
+    if getattr(named, "isnative", True) is False:
+        raise ValueError(f"{named!r} has bytes in another order than the device")
+    if named is float:
+        raise ValueError("Python's float has 64 bits, and names of types here say so: 'float64'")
     name = getattr(named, "name", None) or getattr(named, "__name__", None) or str(named)
     name = name.rpartition(".")[2]
     name = {"bool_": "bool", "float": "float32", "half": "float16"}.get(name, name)

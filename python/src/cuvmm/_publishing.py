@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -65,6 +66,18 @@ class Publication:
         )
 
 
+def users_of(users: Iterable[int]) -> list[int]:
+    """Returns the numbers of users. Raises ValueError or TypeError for what is none."""
+    try:
+        found = [operator.index(user) for user in users]
+    except TypeError:
+        raise TypeError(f"users names the numbers of users, such as [1000], not {users!r}") from None
+    for user in found:
+        if not 0 <= user < 1 << 32:
+            raise ValueError(f"a user is a number from 0 to 4294967295, not {user}")
+    return found
+
+
 def publish(
     tensors: Mapping[str, Any],
     name: str,
@@ -110,7 +123,7 @@ def publish(
     if strides:
         texts[STRIDES] = json.dumps(strides)
     library = _library.get()
-    others = [int(user) for user in users]
+    others = users_of(users)
     if others and path is None:
         raise ValueError(
             "the usual folder is this user's: name a path that the other users can reach"

@@ -123,7 +123,10 @@ def _of_torch(torch: Any, name: str, tensor: Any) -> Source:
 
 
 def _of_dlpack(name: str, tensor: Any) -> Source:
-    there = from_dlpack(tensor)
+    try:
+        there = from_dlpack(tensor)
+    except BufferError as error:
+        raise ValueError(f"{name!r} cannot be published: {error}") from error
     if there.device_type not in (*_HOST, _dlpack.CUDA):
         raise ValueError(f"{name!r} is neither in host memory nor on a CUDA device")
     if there.dtype.startswith("dlpack:"):

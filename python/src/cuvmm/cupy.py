@@ -49,7 +49,8 @@ def install(
     import cupy
 
     library, peers = _library.get(), list(peers)
-    if limit is not None or tenant or ledger or peers or preset != "tight":
+    named = (limit, tenant, ledger, ledger_limit)
+    if any(it is not None for it in named) or peers or preset != "tight":
         configure(limit, preset, tenant, ledger, ledger_limit, peers)
 
     # The heap asks a stream for its progress after the last array was freed on it, and the driver

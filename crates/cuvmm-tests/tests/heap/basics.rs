@@ -25,6 +25,14 @@ where
     queued.unwrap();
 }
 
+struct Panics;
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
 /// Returns the bytes at the start, in each granule and at the end of an allocation.
 fn bytes<B: Backing + 'static>(rig: &Rig<B>, memory: &Allocation) -> Vec<u8>
 where
@@ -629,6 +637,49 @@ on_both! {
         let others = [2 * G, 4 * G].map(|size| heap.allocate(size, 1, &two).unwrap());
         assert_eq!(heard.try_recv(), Ok(()));
         drop((others, own));
+    }
+
+    fn owners_of_streams_that_panic_when_a_heap_drops_them_cost_no_memory(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let own: Vec<Stream> = (0..3).map(|_| Stream::new(&rig.device).unwrap()).collect();
+        for own in &own[..2] {
+            // SAFETY: `own` outlives it.
+            #[allow(unsafe_code)]
+            let one = unsafe { Stream::from_raw(&rig.device, own.as_raw(), Arc::new(Panics)) }.unwrap();
+            drop(heap.allocate(4 * G, 1, &one).unwrap());
+            one.synchronize().unwrap();
+        }
+        // The heap lets go of both in one of these requests.
+        drop([2 * G, 4 * G, 8 * G].map(|size| heap.allocate(size, 1, &own[2]).unwrap()));
+        heap.trim().unwrap();
+        assert_eq!(heap.stats().held, 0);
+    }
+
+    fn a_small_request_gets_new_memory_before_it_waits_for_another_stream(rig) {
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(1024 * MIB));
+        let tenant = pool.build().unwrap().tenant("a").register().unwrap();
+        let heap = Heap::builder(&tenant).build().unwrap();
+        let [one, two] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        // Of which one per cent more may be held.
+        let _weights = heap.allocate(512 * MIB, 1, &one).unwrap();
+        let small = || heap.allocate(G / 32, 1, &one).unwrap();
+        let mut chunk: Vec<Allocation> = (0..32).map(|_| small()).collect();
+        rig.machine.hold(D0, one.as_raw());
+        write(rig, &one, &chunk[0], 1);
+        // Half of the chunk waits for the first stream.
+        let mut index = 0;
+        chunk.retain(|_| {
+            index += 1;
+            index % 2 == 0
+        });
+        let held = heap.stats().held;
+        let other = heap.allocate(G / 32, 1, &two).unwrap();
+        assert_eq!(heap.stats().stream_waits, 0);
+        assert_eq!(heap.stats().held, held + G);
+        rig.machine.release_all_streams(D0);
+        drop((chunk, other));
     }
 
     fn mappings_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {

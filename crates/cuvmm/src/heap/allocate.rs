@@ -101,7 +101,7 @@ impl Core {
         if !is_small(request.size, request.alignment) {
             return self.serve_large(owner, request).map(|(at, _)| at);
         }
-        if let Some(at) = self.serve_small(owner.0, request)? {
+        if let Some(at) = self.serve_small(owner.0, request, false)? {
             return Ok(at);
         }
         let chunk = self.lock().chunk(request);
@@ -112,38 +112,49 @@ impl Core {
             }
             served => served.map(|it| (it, chunk.size)),
         };
-        let ((at, work), size) = served?;
+        let ((at, work), size) = match served {
+            Err(error) if error.is_out_of_memory() => {
+                let behind = self.serve_small(owner.0, request, true)?;
+                return behind.ok_or(error);
+            }
+            served => served?,
+        };
         self.lock().add_chunk((at, size), work, request);
         Ok(at)
     }
 
-    /// Serves a small request from the chunks.
+    /// Serves a small request from the chunks and from free runs. Behind other streams' work it serves it
+    /// only if it `must`, or if the heap holds too much to get a chunk before it waits.
     fn serve_small(
         &self,
         tenant: &Tenant,
         request: Request<'_>,
+        must: bool,
     ) -> Result<Option<u64>, BlockError> {
-        let Request {
-            size,
-            alignment,
-            id,
-            ..
-        } = request;
         // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
+        let may = Growth {
+            limit: tenant.most(),
+            grows: true,
+        };
         let mut state = self.lock();
-        let several = polling.is_some() && state.streams.are_several();
-        let mut found = state.small.find(size, alignment, id, false);
-        if found.is_none() && several {
-            state.refresh(true);
-            found = state.small.find(size, alignment, id, false);
+        if let Some(at) = state.fit_in_chunk(request) {
+            return Ok(Some(at));
         }
-        if let Some(at) = found {
-            state.small.allocate(at, size);
-        } else if self.waits && several {
-            found = self.small_behind(&mut state, request)?;
+        if polling.is_none() || !state.streams.are_several() {
+            return Ok(None);
         }
-        state.counts.small += if found.is_some() { size } else { 0 };
+        state.refresh(true);
+        if let Some(at) = state.fit_in_chunk(request) {
+            return Ok(Some(at));
+        }
+        let chunk = state.chunk(request);
+        let waits = self.waits && (must || !self.planner(&mut state, chunk, may, true).may_grow());
+        let found = match waits {
+            true => self.small_behind(&mut state, request)?,
+            false => None,
+        };
+        state.counts.small += found.map_or(0, |_| request.size);
         Ok(found)
     }
 
@@ -367,10 +378,14 @@ impl State {
             return Some(at);
         }
         self.drain_both(cache);
+        self.fit_in_chunk(request)
+    }
+
+    /// Serves a small request from a chunk, or from a new one in a free run, which costs no driver call.
+    fn fit_in_chunk(&mut self, request: Request<'_>) -> Option<u64> {
         if let Some(at) = self.fit_small(request) {
             return Some(at);
         }
-        // A chunk that fits in a free run costs no driver call.
         let chunk = self.chunk(request);
         let (at, work) = self.fit(chunk)?;
         self.add_chunk((at, chunk.size), work, request);

@@ -467,11 +467,7 @@ impl Heap {
         }
         // No larger request can be served, and its plan would have no bound.
         if rounded > core.addresses {
-            return Err(BlockError::OutOfAddresses {
-                wanted: rounded,
-                held: 0,
-                limit: core.addresses,
-            });
+            return Err(shared.tenant.short_of_memory(rounded));
         }
         let (lane, cache) = self.lanes.of(stream);
         let small = is_small(rounded, alignment);

@@ -175,10 +175,18 @@ pub(super) struct Planner<'a> {
 impl Planner<'_> {
     /// Returns a plan with new memory if the heap holds little, or one that only uses free memory.
     pub(super) fn cheap(&self) -> Option<Plan> {
+        self.within_bound().or_else(|| self.stitched(false))
+    }
+
+    /// Returns `true` if new memory serves the request before memory is stitched or waited for.
+    pub(super) fn may_grow(&self) -> bool {
+        self.within_bound().is_some()
+    }
+
+    /// Returns a plan with new memory if the heap holds little.
+    fn within_bound(&self) -> Option<Plan> {
         let growth = self.growth();
-        growth
-            .filter(|growth| self.levels.held + growth.grown() <= self.bound())
-            .or_else(|| self.stitched(false))
+        growth.filter(|growth| self.levels.held + growth.grown() <= self.bound())
     }
 
     /// Returns a plan that only uses free memory.

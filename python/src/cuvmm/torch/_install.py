@@ -77,8 +77,10 @@ def install(
         configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits)
         allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
         for setter, function in _HOOKS.items():
-            # A PyTorch that lacks a setter does not call such a function.
-            with contextlib.suppress(AttributeError):
+            # A PyTorch that lacks a setter does not call such a function. Uses of memory by another
+            # stream must not go unnoticed.
+            optional = setter != "set_record_stream_fn"
+            with contextlib.suppress(*[AttributeError] * optional):
                 getattr(allocator.allocator(), setter)(library.address(function))
         try:
             torch.cuda.memory.change_current_allocator(allocator)

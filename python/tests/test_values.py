@@ -73,6 +73,10 @@ class Settings(unittest.TestCase):
             _settings.configure(preset="slow")
         with self.assertRaises(ValueError):
             _settings.configure(limit="much")
+        with self.assertRaisesRegex(TypeError, r"such as \[0, 1\], not 1"):
+            _settings.configure(peers=1)
+        with self.assertRaisesRegex(TypeError, "names pools, .* not 3"):
+            cuvmm.sleep(3)
 
 
 class Documentation(unittest.TestCase):

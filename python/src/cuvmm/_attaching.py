@@ -116,7 +116,9 @@ class Attached(Mapping[str, "torch.Tensor"]):
         try:
             dtype = dtype_of(kind)
         except ValueError:
-            raise Error(f"{name!r} has elements of type {kind}: DLPack has no such here") from None
+            raise Error(
+                f"cuvmm has no type of DLPack for {kind}: take PyTorch's tensor, weights[{name!r}]"
+            ) from None
         there, strides = self._at(tensor), self._strides_of(tensor)
         array = DeviceArray(there, tuple(tensor["shape"]), dtype, strides)
         # PyTorch checks this itself for its own tensors.

@@ -60,6 +60,8 @@ def configure(
         if ledger is None:
             raise ValueError("ledger_limit is the limit of a ledger: name its directory too")
         settings["ledger_limit"] = bytes_of(ledger_limit)
+    if not isinstance(peers, Iterable):
+        raise TypeError(f"peers names several devices, such as [0, 1], not {peers!r}")
     ordinals = [device_of(peer) for peer in peers]
     if len(set(ordinals)) < len(ordinals):
         raise ValueError(f"peers names a device twice: {ordinals}")

@@ -38,6 +38,8 @@ def tag(name: str) -> Iterator[None]:
 def _names(tags: str | Iterable[str] | None) -> bytes:
     if tags is None:
         return b"null"
+    if not isinstance(tags, Iterable):
+        raise TypeError(f"tags names pools, such as 'weights' or ['weights', 'cache'], not {tags!r}")
     names = [tags] if isinstance(tags, str) else list(tags)
     for name in names:
         if not isinstance(name, str):

@@ -1,11 +1,13 @@
 //! Stream caches: allocations just freed, for the next allocation of the same size on the same
 //! stream, without the heap's lock.
 //!
-//! For the heap's extents an allocation in a stream cache is still live. A heap that is to hold
-//! little *drains* the cache before it serves a request that the cache cannot serve: all that is free
-//! decides where the request lies. Another one does so only before a large request for which there is no
-//! run of exactly its size, and before it adds a chunk, because most sizes come again. A request that no
-//! free run fits drains all caches, as does everything that asks what is free. Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
+//! For the heap's extents an allocation in a stream cache is still live. A heap that is to hold little
+//! *drains* the cache before it serves a request that the cache cannot serve: all that is free decides
+//! where the request lies. Another one does so only before a large request for which there is no run of
+//! exactly its size, and before it adds a chunk, because most sizes come again. A request that no free
+//! run fits drains all caches, as does everything that asks what is free.
+//!
+//! Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
 //! threads with streams of their own do not contend. A stream cache's lock is taken under the heap's,
 //! never the other way round.
 

@@ -1,7 +1,8 @@
 //! Free ranges by their length.
 //!
-//! Lengths that differ by less than a sixteenth are in one *bin*. A bit for each bin says whether it has
-//! a range, so the shortest range that suffices is found without a search among all of them.
+//! They lie in *bins*: the longest of a bin is at most a sixteenth longer than the shortest. A bit for
+//! each bin says whether it has a range, so the shortest range that suffices is found without a search
+//! among all of them.
 
 use super::sorted::Sorted;
 use crate::size::aligned;

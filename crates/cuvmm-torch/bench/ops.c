@@ -12,19 +12,13 @@
 // it with that of an allocator that does nothing (noop.c).
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/types.h>
-#include <time.h>
+
+#include "library.h"
 
 #define ROUNDS 7
 #define LIBRARIES 8
 #define SMALL (1L << 20)
-
-typedef void *(*Malloc)(ssize_t, int, void *);
-typedef void (*Free)(void *, ssize_t, int, void *);
 
 // Kinds of times: small and large allocations, then their frees.
 enum { KINDS = 4 };
@@ -42,28 +36,6 @@ struct library {
 
 static struct operation *operations;
 static long count, numbers;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e9 + time.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-static void *function(void *library, const char *prefix, const char *name) {
-    char full[128];
-    snprintf(full, sizeof full, "%s_%s", prefix, name);
-    void *found = dlsym(library, full);
-    if (!found) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
-    return found;
-}
 
 static void read_trace(void) {
     long room = 0;

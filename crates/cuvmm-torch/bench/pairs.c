@@ -7,19 +7,14 @@
 // one after the other; the figure is the median of the rounds, in nanoseconds for a pair.
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "library.h"
 
 #define ROUNDS 31
 #define PAIRS 20000
 #define LIBRARIES 8
 #define OTHERS 10000
-
-typedef void *(*Malloc)(ssize_t, int, void *);
-typedef void (*Free)(void *, ssize_t, int, void *);
 
 struct library {
     const char *name;
@@ -28,28 +23,6 @@ struct library {
     double times[ROUNDS];
     void *others[OTHERS];
 };
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e9 + time.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
-static void *function(void *library, const char *prefix, const char *name) {
-    char full[128];
-    snprintf(full, sizeof full, "%s_%s", prefix, name);
-    void *found = dlsym(library, full);
-    if (!found) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(1);
-    }
-    return found;
-}
 
 // Times pairs of one size, `held` of them alive at any time.
 static double pairs(struct library *library, ssize_t size, int held) {

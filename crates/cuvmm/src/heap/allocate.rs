@@ -395,14 +395,13 @@ impl State {
     /// Serves a large request from a run: from one of exactly its size, or from the shortest that fits
     /// once the allocations in the stream's cache are free.
     fn fit_large(&mut self, request: Request<'_>, cache: &StreamCache) -> Option<u64> {
-        let (size, alignment, id) = (request.size, request.alignment, request.id);
-        let free = self.large.runs.find(size, alignment, id, false);
-        if let Some(free) = free.filter(|free| free.end - free.start == size) {
-            self.large.allocate(free.start, size);
-            return Some(free.start);
+        let mut run = self.find(request);
+        let is_exact = |run: &Range<u64>| run.end - run.start == request.size;
+        if cache.bytes() > 0 && !run.as_ref().is_some_and(is_exact) {
+            self.drain_both(cache);
+            run = self.find(request);
         }
-        self.drain_both(cache);
-        self.fit(request).map(|(at, _)| at)
+        Some(self.allocate_in(&run?, request).0)
     }
 
     /// Serves a small request from a chunk.
@@ -437,12 +436,22 @@ impl State {
 
     /// Allocates from the shortest large run that fits and that the stream can use without waiting.
     fn fit(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
+        let run = self.find(request)?;
+        Some(self.allocate_in(&run, request))
+    }
+
+    /// Finds the shortest large run that fits and that the stream can use without waiting.
+    fn find(&self, request: Request<'_>) -> Option<Range<u64>> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
-        let free = self.large.runs.find(size, alignment, id, false)?;
-        let at = match alignment <= super::ALIGNMENT {
-            true => self.large.choose_end(&free, size),
-            false => free.start,
+        self.large.runs.find(size, alignment, id, false)
+    }
+
+    /// Allocates from a large run. Returns the address, and the work that the bytes wait for.
+    fn allocate_in(&mut self, run: &Range<u64>, request: Request<'_>) -> (u64, Tag) {
+        let at = match request.alignment <= super::ALIGNMENT {
+            true => self.large.choose_end(run, request.size),
+            false => run.start,
         };
-        Some((at, self.large.allocate(at, size)))
+        (at, self.large.allocate(at, request.size))
     }
 }

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::error::ArgumentError;
+
 /// The allocation granularity of a device: the granule in bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granularity(u64);
@@ -29,6 +31,12 @@ impl Granularity {
     #[must_use]
     pub(crate) const fn round_up(self, bytes: u64) -> Option<u64> {
         bytes.checked_next_multiple_of(self.0)
+    }
+
+    /// Rounds the argument `what` up to whole granules, in bytes.
+    pub(crate) fn whole(self, what: &'static str, value: u64) -> Result<u64, ArgumentError> {
+        let too_large = ArgumentError::Overflow { what, value };
+        self.round_up(value).ok_or(too_large)
     }
 
     /// The most whole granules that fit in `bytes`, in bytes.

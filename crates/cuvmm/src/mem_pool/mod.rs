@@ -158,19 +158,12 @@ impl TenantMemPoolBuilder<'_> {
         let minimum = self.minimum.unwrap_or(self.maximum);
         ArgumentError::at_most("bytes of a memory pool's minimum", minimum, self.maximum)?;
         let step = step_of(device);
-        let whole = |bytes: u64| {
-            let what = "bytes of a memory pool";
-            let value = bytes;
-            let whole = step.round_up(bytes.max(1));
-            whole.ok_or(ArgumentError::Overflow { what, value })
-        };
-        let (maximum, least) = (whole(self.maximum)?, whole(minimum)?);
-        let charge = maximum
-            .checked_add(step.bytes())
-            .ok_or(ArgumentError::Overflow {
-                what: "bytes of a memory pool",
-                value: self.maximum,
-            })?;
+        let what = "bytes of a memory pool";
+        let maximum = step.whole(what, self.maximum)?;
+        let least = step.whole(what, minimum.max(1))?;
+        let charge = maximum.checked_add(step.bytes());
+        let value = self.maximum;
+        let charge = charge.ok_or(ArgumentError::Overflow { what, value })?;
         tenant.check_usable()?;
         let leave = tenant.polling();
         if leave.is_none() {
@@ -326,9 +319,7 @@ impl Shared {
     fn reserve(&self, additional: u64, wait: Wait) -> Result<(), BlockError> {
         let what = "bytes to be reserved";
         ArgumentError::not_zero(what, additional)?;
-        let value = additional;
-        let bytes = self.core.step.round_up(additional);
-        let bytes = bytes.ok_or(ArgumentError::Overflow { what, value })?;
+        let bytes = self.core.step.whole(what, additional)?;
         let _growing = self.core.grow();
         for attempt in 1..=ATTEMPTS {
             let at_worst = attempt == ATTEMPTS;

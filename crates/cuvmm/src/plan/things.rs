@@ -112,15 +112,8 @@ impl<'a> Things<'a> {
     pub(super) fn rounded(&self, size: u64, device: usize) -> Result<u64, PlanError> {
         let granule = self.granule(device)?;
         self.not_zero(size, "the size")?;
-        granule.round_up(size).ok_or_else(|| {
-            self.refuse(
-                None,
-                ArgumentError::Overflow {
-                    what: "bytes",
-                    value: size,
-                },
-            )
-        })
+        let whole = granule.whole("bytes", size);
+        whole.map_err(|error| self.refuse(None, error))
     }
 
     pub(super) fn name(&mut self, name: &'a str, thing: Thing<'a>) -> Result<(), PlanError> {
@@ -223,16 +216,8 @@ impl<'a> Things<'a> {
         let (within, granule) = (committable.size, committable.granule);
         self.not_zero(size, "the size")?;
         self.aligned(name, offset)?;
-        let whole = granule.round_up(size);
-        let whole = whole.ok_or_else(|| {
-            self.refuse(
-                None,
-                ArgumentError::Overflow {
-                    what: "bytes",
-                    value: size,
-                },
-            )
-        })?;
+        let whole = granule.whole("bytes", size);
+        let whole = whole.map_err(|error| self.refuse(None, error))?;
         range_within(offset, whole, within)
             .ok_or_else(|| self.refuse(Some(name), ArgumentError::bytes(offset, whole, within)))
     }

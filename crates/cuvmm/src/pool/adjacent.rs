@@ -12,8 +12,7 @@ use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
 use super::change::Change;
 use super::core::{Core, Locked};
-use super::ids::BYTES;
-use super::ids::{BlockPlace, SlotId};
+use super::ids::{BlockPlace, SlotId, too_large};
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
@@ -217,10 +216,7 @@ impl State {
         let granule = self.device.granule();
         needs.class.size = granule
             .class_apart(wanted.capacity, guards, wanted.stride)
-            .ok_or(ArgumentError::Overflow {
-                what: BYTES,
-                value: wanted.capacity,
-            })?;
+            .ok_or(too_large(wanted.capacity))?;
         Ok(needs)
     }
 

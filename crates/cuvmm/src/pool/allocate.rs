@@ -5,8 +5,7 @@ use super::budget::{Amount, TenantId};
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
-use super::ids::BYTES;
-use super::ids::{BlockPlace, SlotId};
+use super::ids::{BYTES, BlockPlace, SlotId, too_large};
 use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
@@ -16,7 +15,7 @@ use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::Stream;
-use crate::region::Uses;
+use crate::region::{Space, Uses};
 
 /// The number of idle slots that are compared to find the best one.
 pub(super) const CANDIDATES: usize = 8;
@@ -85,10 +84,7 @@ impl Locked<'_> {
                 // Without memory no addresses are reserved.
                 self.reclaim_for(id, needs.used, Purpose::New)?;
                 let opened = self.open_slots(id, needs.class, 1)?.next();
-                opened.ok_or(ArgumentError::Overflow {
-                    what: BYTES,
-                    value: wanted.capacity,
-                })?
+                opened.ok_or_else(gone)?
             }
         };
         let mut change = Change::of(&slot, slot.place(wanted.capacity));
@@ -167,18 +163,6 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Refuses to reserve more bytes of addresses than are left.
-    pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
-        if wanted <= self.budget.addresses_left() {
-            return Ok(());
-        }
-        Err(BlockError::OutOfAddresses {
-            wanted,
-            held: self.budget.addresses(),
-            limit: self.budget.limits().addresses,
-        })
-    }
-
     /// Reserves addresses for new slots side by side, which are out.
     pub(super) fn open_slots(
         &mut self,
@@ -189,8 +173,7 @@ impl Locked<'_> {
         let (guard, count) = (self.guard(), count as u64);
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count);
-        self.make_address_room(addresses);
-        self.check_addresses(addresses)?;
+        self.make_address_room(addresses)?;
         // From here on the tenant is not empty, and cannot be removed.
         let flight = self.flight();
         let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
@@ -199,12 +182,10 @@ impl Locked<'_> {
             index: tenancy.vacancy(flight),
         });
         let ids: Vec<SlotId> = ids.collect();
-        let charge = self.budget.charge(Some(id), Amount::addresses(addresses));
-        let reserved = self.reserve(class.size, guard, count);
+        let reserved = self.reserve_for(id, class.size, guard, count);
         let (now, single) = (self.now(), self.hardening.is_some());
         match reserved {
             Ok(spaces) => {
-                charge.keep();
                 let slots = ids.into_iter().zip(spaces);
                 Ok(
                     slots
@@ -212,11 +193,29 @@ impl Locked<'_> {
                 )
             }
             Err(error) => {
-                self.budget.refund(charge);
                 ids.into_iter().rev().for_each(|id| self.remove_range(id));
-                Err(error.into())
+                Err(error)
             }
         }
+    }
+
+    /// Reserves `count` ranges of addresses with guards, which a tenant is charged.
+    pub(super) fn reserve_for(
+        &mut self,
+        id: TenantId,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Space>, BlockError> {
+        let each = size.saturating_add(guard).saturating_add(guard);
+        let addresses = Amount::addresses(each.saturating_mul(count));
+        let charge = self.budget.charge(Some(id), addresses);
+        let reserved = self.reserve(size, guard, count);
+        match &reserved {
+            Ok(_) => charge.keep(),
+            Err(_) => self.budget.refund(charge),
+        }
+        Ok(reserved?)
     }
 }
 
@@ -228,17 +227,9 @@ impl State {
         ArgumentError::not_zero(BYTES, size)?;
         ArgumentError::at_most(BYTES, size, capacity)?;
         let granule = self.device.granule();
-        let too_large = ArgumentError::Overflow {
-            what: BYTES,
-            value: capacity,
-        };
-        let (Some(used), Some(most), Some(size_of_slot)) = (
-            granule.round_up(size),
-            granule.round_up(capacity),
-            granule.class(capacity),
-        ) else {
-            return Err(too_large.into());
-        };
+        let most = granule.whole(BYTES, capacity)?;
+        let used = granule.whole(BYTES, size)?;
+        let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
         let home = wanted.home;
         if home.is_some_and(|home| !home.device().is_same(&self.device)) {
             return Err(ArgumentError::STREAM.into());
@@ -316,23 +307,10 @@ impl State {
     /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
     /// can be ordered so now. A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id.tenant);
-        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
+        let Some((slot, polls)) = self.slot_and_polls(id) else {
             return false;
         };
-        if slot.is_before(home) {
-            return true;
-        }
-        if capturing > 0 {
-            return false;
-        }
-        let ordered = match home {
-            Some(home) => slot.fence.order_before(home),
-            None => Ok(false),
-        };
-        let ready = ordered
-            .and_then(|ordered| Ok(ordered || Self::poll(capturing, needs, &mut slot.fence)?));
+        let ready = polls.comes_before(slot, home);
         ready.unwrap_or_else(|error| {
             tracing::debug!(%error, "a fence could not be polled: the slot is passed over");
             false

@@ -10,6 +10,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TenantId(pub(crate) u64);
 
+impl TenantId {
+    /// Names no tenant.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) bytes: u64,
@@ -376,9 +381,7 @@ impl Budget {
 
     /// Returns the bytes that a tenant can be charged now without a reclaim.
     pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
-        let account = self.account(tenant);
-        let pool = self.usable().saturating_sub(self.unavailable_to(tenant));
-        pool.min(account.limit.saturating_sub(account.held))
+        self.available_after(tenant, 0, 0)
     }
 
     /// Returns the bytes that a tenant can be charged after it has given back `own` bytes and other

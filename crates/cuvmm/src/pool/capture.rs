@@ -25,11 +25,11 @@ pub struct CaptureGuard {
 impl CaptureGuard {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
-        state.capturing += 1;
+        state.polls.guards += 1;
         // Operations in flight may still query the driver; operations that begin from here on see
         // the guard.
         let flights = state.flights.live();
-        while state.flights.has_any(&flights) || state.synchronising > 0 {
+        while state.flights.has_any(&flights) || state.polls.synchronising > 0 {
             state = state.wait(&core.settled, None);
         }
         drop(state);
@@ -41,7 +41,7 @@ impl Drop for CaptureGuard {
     fn drop(&mut self) {
         if !self.core.device.is_forked() {
             let mut state = self.core.lock();
-            state.capturing = state.capturing.saturating_sub(1);
+            state.polls.guards = state.polls.guards.saturating_sub(1);
             drop(state);
             self.core.announce();
         }
@@ -63,10 +63,10 @@ impl Core {
         let section = Section::enter();
         let unlocked = section.unlocked();
         let mut state = self.lock();
-        if state.capturing > 0 {
+        if state.is_capturing() {
             return None;
         }
-        state.synchronising += 1;
+        state.polls.synchronising += 1;
         drop(state);
         Some(Polling {
             core: self,
@@ -79,7 +79,7 @@ impl Core {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         let mut state = self.core.lock();
-        state.synchronising -= 1;
+        state.polls.synchronising -= 1;
         drop(state);
         // A capture guard waits for this.
         self.core.settled.notify_all();

@@ -8,7 +8,6 @@ use super::commit::PlacedMemory;
 use super::core::{Core, Locked};
 use super::ids::BlockPlace;
 use super::slot::Slot;
-use super::state::State;
 use crate::region::Fence;
 
 /// A block that was grown or put in a slot, and its state before that.
@@ -123,7 +122,7 @@ impl Locked<'_> {
             if written {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
                 // Nothing else uses a new slot, so it can go as soon as its fence is complete.
-                written = !(change.new && self.has_passed(&mut slot));
+                written = !(change.new && matches!(self.polls.poll(&mut slot.fence), Ok(true)));
             }
             if !written && !change.leased {
                 // If a lease may have returned the extents, they stay as precommitted memory.
@@ -135,15 +134,6 @@ impl Locked<'_> {
         }
         self.put_slot(slot);
     }
-
-    fn has_passed(&mut self, slot: &mut Slot) -> bool {
-        let state: &mut State = self;
-        let needs = &mut state.needs_synchronise;
-        matches!(
-            State::poll(state.capturing, needs, &mut slot.fence),
-            Ok(true)
-        )
-    }
 }
 
 #[cfg(test)]
@@ -153,6 +143,7 @@ mod tests {
     use crate::own::Stream;
     use crate::pool::ids::SlotId;
     use crate::pool::slot::Occupant;
+    use crate::pool::state::State;
     use crate::pool::{Block, Growth, Limit, Pool, Tenant};
     use crate::region::rig::{G, Rig, rig};
 

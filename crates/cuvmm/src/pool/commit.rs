@@ -2,7 +2,7 @@
 
 use super::budget::{Amount, TenantId};
 use super::core::Locked;
-use super::fills::{Unfinished, is_capturing};
+use super::fills::Unfinished;
 use super::slot::Slot;
 use super::state::Scrub;
 use crate::error::{BlockError, MemoryError};
@@ -145,10 +145,7 @@ impl Locked<'_> {
     /// Returns the error for `bytes` that could not be placed for a tenant.
     pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: MemoryError) -> BlockError {
         match error.call() {
-            Some(cause) if cause.is_out_of_memory() => BlockError::DriverOutOfMemory {
-                cause: *cause,
-                shortage: self.shortage(id, bytes, 0),
-            },
+            Some(cause) if cause.is_out_of_memory() => self.driver_out_of_memory(id, bytes, *cause),
             _ => error.into(),
         }
     }
@@ -211,12 +208,12 @@ impl Locked<'_> {
             return Ok(false);
         };
         // A fill on a stream that captures would become part of the graph instead of running now.
-        if self.capturing > 0 || is_capturing(fit.home)? {
+        if self.captures(fit.home)? {
             if !must {
                 return Ok(false);
             }
             let bytes = fit.to.saturating_sub(slot.used());
-            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)).into());
+            return Err(self.captured(id, bytes).into());
         }
         self.zero(slot, start, end - start, fit.home)?;
         // Precommitted memory that is being zeroed must not be unmapped under the fill.

@@ -12,7 +12,7 @@ use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
-use crate::error::{BlockError, CallError, MemoryError};
+use crate::error::{BlockError, MemoryError};
 use crate::ledger::Purpose;
 use crate::own::{Access, Stream};
 use crate::region::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
@@ -165,12 +165,9 @@ impl State {
 
     /// Checks whether memory may be copied to other places now.
     pub(super) fn may_compact(&self) -> Result<(), BlockError> {
-        if self.capturing > 0 {
-            return Err(MemoryError::Capturing.into());
-        }
-        match self.device.lost() {
-            Some(error) => Err(CallError::ContextLost(error).into()),
-            None => Ok(()),
+        match self.is_capturing() {
+            true => Err(MemoryError::Capturing.into()),
+            false => Ok(self.check_alive()?),
         }
     }
 

@@ -240,7 +240,7 @@ impl Core {
 
     /// Returns `true` while a capture guard lives.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.lock().capturing > 0
+        self.lock().is_capturing()
     }
 }
 

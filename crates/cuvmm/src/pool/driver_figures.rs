@@ -45,7 +45,7 @@ impl Locked<'_> {
     /// Reads what the driver's memory pools hold as `read` does, counts it in the ledger, and ends
     /// the charge for what they have returned. Makes no driver call while a capture guard lives.
     pub(super) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
-        if self.capturing > 0 || self.device.usable().is_err() {
+        if self.is_capturing() || self.device.usable().is_err() {
             return;
         }
         for (tenant, id) in self.holders() {

@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use super::budget::{Amount, TenantId};
+use super::budget::TenantId;
 use super::core::Locked;
-use super::holder::{Held, Holder, HolderId};
+use super::holder::{Holder, HolderId};
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{BlockError, MemoryError};
-use crate::ledger::Purpose;
 
 impl Tenant {
     /// Attaches a holder without addresses and without memory.
@@ -24,21 +23,7 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         state.check_usable(tenant)?;
-        let id = HolderId(state.tick());
-        if let Some(tenancy) = state.tenants.get_mut(&tenant) {
-            tenancy.holders.push(Held {
-                id,
-                holder,
-                bytes: 0,
-                obtained: 0,
-                mappings: 0,
-                addresses: 0,
-                ended: false,
-                tidied: false,
-            });
-        }
-        state.update_bypass(tenant);
-        Ok(id)
+        Ok(state.add_holder(tenant, holder, 0))
     }
 
     /// Charges what memory pools of the driver may hold in addition, in whole granules. Memory is
@@ -53,7 +38,9 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         core.request(tenant, bytes, wait, |mut state| {
-            let charged = state.charge_driver_memory(tenant, holder, bytes);
+            let charged = state.charge_holder(tenant, holder, bytes, |state| {
+                state.leave_to_driver(tenant, bytes)
+            });
             (state, charged)
         })
     }
@@ -71,42 +58,18 @@ impl Tenant {
     /// Returns the error for memory that could not be charged.
     pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| BlockError::OutOfMemory(state.shortage(tenant, wanted, 0)))
+        core.look(|state| state.out_of_memory(tenant, wanted))
     }
 }
 
 impl Locked<'_> {
-    fn charge_driver_memory(
-        &mut self,
-        tenant: TenantId,
-        holder: HolderId,
-        bytes: u64,
-    ) -> Result<(), BlockError> {
-        self.check_usable(tenant)?;
-        self.leave_to_others(tenant, bytes)?;
-        self.reclaim_for(tenant, bytes, Purpose::New)?;
-        let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
-        self.count_lent(tenant, holder, bytes, true);
-        match self.leave_to_driver(tenant, bytes) {
-            Ok(()) => {
-                charge.keep();
-                Ok(())
-            }
-            Err(error) => {
-                self.count_lent(tenant, holder, bytes, false);
-                self.budget.refund(charge);
-                Err(error)
-            }
-        }
-    }
-
     /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
     /// counts them as obtained. Memory of the free list goes back to the driver for that.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
             let Some(unmapped) = self.free_list.take_largest() else {
                 // Another operation has the rest, and has not yet given it back.
-                return Err(BlockError::OutOfMemory(self.shortage(tenant, bytes, 0)));
+                return Err(self.out_of_memory(tenant, bytes));
             };
             self.release(unmapped);
         }
@@ -123,8 +86,7 @@ impl Locked<'_> {
             if !cause.is_out_of_memory() {
                 return Err(MemoryError::from(cause).into());
             }
-            let shortage = self.shortage(tenant, bytes, 0);
-            return Err(BlockError::DriverOutOfMemory { cause, shortage });
+            return Err(self.driver_out_of_memory(tenant, bytes, cause));
         }
         Ok(())
     }

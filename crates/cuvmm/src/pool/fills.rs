@@ -3,7 +3,7 @@
 
 use super::core::Locked;
 use super::slot::Slot;
-use crate::error::{BlockError, CallError};
+use crate::error::BlockError;
 use crate::own::Stream;
 use crate::region::{Fence, WaitError, wait_for};
 
@@ -91,8 +91,4 @@ impl Locked<'_> {
             failed
         })
     }
-}
-
-pub(super) fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
-    home.map_or(Ok(false), Stream::is_capturing)
 }

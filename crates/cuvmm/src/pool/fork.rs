@@ -14,15 +14,14 @@ use super::budget::Amount;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
-use super::fills::{Unfinished, is_capturing};
-use super::ids::BYTES;
-use super::ids::{BlockPlace, SlotId};
+use super::fills::Unfinished;
+use super::ids::{BYTES, BlockPlace, SlotId};
 use super::pace::Pace;
 use super::slot::{Occupant, Slot};
 use super::state::gone;
 use super::tenant::Tenant;
 use super::wait::Wait;
-use crate::error::{ArgumentError, BlockError, MemoryError};
+use crate::error::{ArgumentError, BlockError};
 use crate::own::{Access, Physical};
 use crate::region::{LastWriter, Unmapped, Uses};
 
@@ -355,19 +354,8 @@ impl Locked<'_> {
 
     /// Returns the size of a fork in whole granules, if the block can be forked.
     fn fork_size(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
-        let block = source.block.as_ref().ok_or_else(gone)?;
-        if !source.sleep_state.is_awake() {
-            let size = block.requested;
-            return Err(MemoryError::Asleep(size).into());
-        }
-        let used = self.device.granule().round_up(size);
-        used.ok_or(
-            ArgumentError::Overflow {
-                what: BYTES,
-                value: size,
-            }
-            .into(),
-        )
+        source.check_awake()?;
+        Ok(self.device.granule().whole(BYTES, size)?)
     }
 
     /// Maps whole extents of another slot's prefix in a new slot, places memory of its own behind
@@ -442,16 +430,12 @@ impl Locked<'_> {
         let source = sources.get_mut(&forked.from).ok_or_else(gone)?;
         let slot = &mut forked.slot;
         let (id, home) = (slot.id.tenant, slot.home().cloned());
-        let outcome = is_capturing(home.as_ref())
-            .map_err(Unfinished::from)
-            .and_then(|capturing| match capturing || self.capturing > 0 {
-                // The copy would become part of the graph instead of running now.
-                true => Err(BlockError::Capturing(self.shortage(id, rest, 0)).into()),
-                false => {
-                    let range = (forked.shared, rest);
-                    self.copy_between(source, slot, range, home.as_ref())
-                }
-            });
+        let outcome = match self.captures(home.as_ref()) {
+            // The copy would become part of the graph instead of running now.
+            Ok(true) => Err(self.captured(id, rest).into()),
+            Ok(false) => self.copy_between(source, slot, (forked.shared, rest), home.as_ref()),
+            Err(error) => Err(Unfinished::from(error)),
+        };
         match outcome {
             Ok(()) => {
                 forked.note_written(home.is_some());

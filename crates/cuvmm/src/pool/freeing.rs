@@ -3,13 +3,12 @@
 //! [later](super::purge).
 
 use super::budget::TenantId;
-use super::ids::BYTES;
-use super::ids::SlotId;
+use super::ids::{BYTES, SlotId};
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
-use super::tenancy::{FreedBlock, Tenancy};
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use super::tenancy::{FreedBlock, Tenancy, Unswept};
+use crate::error::{ArgumentError, BlockError, CallError};
 use crate::own::Stream;
 use crate::region::Fence;
 
@@ -20,10 +19,7 @@ impl State {
         let Some(slot) = self.slot(id) else {
             return Ok(());
         };
-        if !slot.sleep_state.is_awake() {
-            let size = slot.block.as_ref().map_or(0, |block| block.requested);
-            return Err(MemoryError::Asleep(size).into());
-        }
+        slot.check_awake()?;
         match &slot.block {
             Some(block) => Ok(ArgumentError::at_most(BYTES, wanted, block.requested)?),
             None => Ok(()),
@@ -93,20 +89,19 @@ impl State {
     }
 
     pub(crate) fn sweep_all(&mut self) {
-        let tenants = self.tenants.values();
-        let freed: Vec<FreedBlock> = tenants
-            .flat_map(|tenancy| tenancy.unswept.sweep())
-            .collect();
-        self.free_all(&freed);
+        self.sweep_by(|unswept| unswept.sweep());
     }
 
     /// Frees the blocks in all stream caches for a request that has just counted itself as waiting:
     /// from here on every freed block is announced to it.
     pub(crate) fn sweep_each(&mut self) {
+        self.sweep_by(|unswept| unswept.sweep_each());
+    }
+
+    fn sweep_by(&mut self, sweep: fn(&dyn Unswept) -> Vec<FreedBlock>) {
         let tenants = self.tenants.values();
-        let freed: Vec<FreedBlock> = tenants
-            .flat_map(|tenancy| tenancy.unswept.sweep_each())
-            .collect();
+        let freed = tenants.flat_map(|tenancy| sweep(&*tenancy.unswept));
+        let freed: Vec<FreedBlock> = freed.collect();
         self.free_all(&freed);
     }
 
@@ -158,7 +153,7 @@ impl State {
         if !stream.device().same_driver(&self.device) {
             return Err(CallError::WrongDriver);
         }
-        let capturing = self.capturing > 0;
+        let capturing = self.is_capturing();
         if let Some(slot) = self.slot_mut(id) {
             slot.record_use(stream, capturing);
         }
@@ -214,7 +209,7 @@ impl State {
         };
         let (from, to) = (from.max(slot.bound()), slot.space.bytes());
         let alone = slot.leases == 0 && !slot.exported && slot.fence.precedes(home);
-        if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
+        if from >= to || !alone || self.captures(Some(home)).unwrap_or(true) {
             return;
         }
         match slot.space.fill(home, from, byte, to - from) {

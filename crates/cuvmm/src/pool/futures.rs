@@ -235,9 +235,7 @@ impl Future for FreedFuture {
             return Poll::Ready(Err(refused));
         }
         let want = || Want::Notification(0, 0);
-        let polled = this
-            .request
-            .poll(&this.core, TenantId(u64::MAX), context, want);
+        let polled = this.request.poll(&this.core, TenantId::NONE, context, want);
         polled.map_ok(|_| ())
     }
 }

@@ -64,17 +64,14 @@ impl State {
         wanted: Use,
         range: &Range<u64>,
     ) -> Result<(), MemoryError> {
-        if self.capturing > 0 && matches!(wanted, Use::Copy(_)) {
+        if self.is_capturing() && matches!(wanted, Use::Copy(_)) {
             return Err(MemoryError::Capturing);
         }
 
         let Some(slot) = self.slot(place.slot) else {
             return Err(MemoryError::NotCommitted(range.clone()));
         };
-        if !slot.sleep_state.is_awake() {
-            let size = slot.block.as_ref().map_or(0, |block| block.requested);
-            return Err(MemoryError::Asleep(size));
-        }
+        slot.check_awake()?;
         if !slot.has(range) {
             return Err(MemoryError::NotCommitted(range.clone()));
         }

@@ -7,9 +7,7 @@ use super::budget::TenantId;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
-use super::fills::is_capturing;
-use super::ids::BYTES;
-use super::ids::BlockPlace;
+use super::ids::{BYTES, BlockPlace};
 use super::pace::Precommit;
 use super::relief::Demand;
 use super::slot::Slot;
@@ -17,7 +15,7 @@ use super::state::{State, gone};
 use super::tenancy::Tenancy;
 use super::unshare::Refused;
 use super::wait::{Attempt, Wait};
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::error::{ArgumentError, BlockError, CallError};
 use crate::growth::Steps;
 use crate::ledger::Purpose;
 use crate::own::Stream;
@@ -139,20 +137,11 @@ impl Locked<'_> {
         size: u64,
     ) -> Result<PlacedMemory, BlockError> {
         ArgumentError::at_most(BYTES, size, capacity)?;
-        let Some(used) = self.device.granule().round_up(size) else {
-            return Err(ArgumentError::Overflow {
-                what: BYTES,
-                value: size,
-            }
-            .into());
-        };
+        let used = self.device.granule().whole(BYTES, size)?;
         let Some(block) = &slot.block else {
             return Err(gone());
         };
-        if !slot.sleep_state.is_awake() {
-            let size = block.requested;
-            return Err(MemoryError::Asleep(size).into());
-        }
+        slot.check_awake()?;
         ArgumentError::at_least(BYTES, size, block.requested)?;
         let stale = block.stale(size);
         if block.zeroed && !stale.is_empty() {
@@ -200,9 +189,8 @@ impl Locked<'_> {
         let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
         self.settle_before(slot, home.as_ref(), bytes)?;
-        if self.capturing > 0 || is_capturing(home.as_ref())? {
-            let shortage = self.shortage(slot.id.tenant, bytes, 0);
-            return Err(BlockError::Capturing(shortage));
+        if self.captures(home.as_ref())? {
+            return Err(self.captured(slot.id.tenant, bytes));
         }
         let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
         zeroed.map_err(|unfinished| {
@@ -271,22 +259,12 @@ impl Locked<'_> {
         home: Option<&Stream>,
         bytes: u64,
     ) -> Result<(), BlockError> {
-        if slot.is_before(home) {
-            return Ok(());
-        }
         let id = slot.id.tenant;
-        if self.capturing > 0 {
-            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
+        match self.polls.comes_before(slot, home)? {
+            true => Ok(()),
+            false if self.is_capturing() => Err(self.captured(id, bytes)),
+            false => Err(self.out_of_memory(id, bytes)),
         }
-        let ordered = match home {
-            Some(home) => slot.fence.order_before(home)?,
-            None => false,
-        };
-        let needs = &mut self.needs_synchronise;
-        if ordered || State::poll(0, needs, &mut slot.fence)? {
-            return Ok(());
-        }
-        Err(BlockError::OutOfMemory(self.shortage(id, bytes, 0)))
     }
 }
 

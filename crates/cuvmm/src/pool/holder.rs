@@ -157,6 +157,19 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    pub(crate) const fn new(id: HolderId, holder: Arc<dyn Holder>, addresses: u64) -> Self {
+        Self {
+            id,
+            holder,
+            bytes: 0,
+            obtained: 0,
+            mappings: 0,
+            addresses,
+            ended: false,
+            tidied: false,
+        }
+    }
+
     /// Returns the bytes that can be reclaimed once work is complete that is not known to be.
     pub(crate) fn pending(&self) -> u64 {
         let ready: u64 = self.holder.reclaimable(false).iter().sum();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::budget::{Amount, TenantId};
 use super::core::Locked;
-use super::holder::{Given, Held, HolderId};
+use super::holder::{Given, Held, Holder, HolderId};
 use super::state::State;
 use crate::error::CallError;
 use crate::ledger::Purpose;
@@ -22,6 +22,25 @@ impl State {
 
     pub(super) fn held_mut(&mut self, tenant: TenantId, id: HolderId) -> Option<&mut Held> {
         self.tenants.get_mut(&tenant)?.held_mut(id)
+    }
+
+    pub(super) fn holder(&self, tenant: TenantId, id: HolderId) -> Option<Arc<dyn Holder>> {
+        Some(Arc::clone(&self.held(tenant, id)?.holder))
+    }
+
+    /// Adds a holder, with the addresses that its tenant was charged for it.
+    pub(super) fn add_holder(
+        &mut self,
+        tenant: TenantId,
+        holder: Arc<dyn Holder>,
+        addresses: u64,
+    ) -> HolderId {
+        let id = HolderId(self.tick());
+        if let Some(tenancy) = self.tenants.get_mut(&tenant) {
+            tenancy.holders.push(Held::new(id, holder, addresses));
+        }
+        self.update_bypass(tenant);
+        id
     }
 
     /// Returns `true` if mappings of a holder are being unmapped by the mapper.
@@ -47,11 +66,10 @@ impl Locked<'_> {
         id: HolderId,
         wanted: u64,
     ) -> Result<u64, CallError> {
-        let Some(held) = self.held(tenant, id) else {
+        let Some(holder) = self.holder(tenant, id) else {
             return Ok(0);
         };
-        let holder = Arc::clone(&held.holder);
-        if self.capturing > 0 && holder.is_of_driver() {
+        if self.is_capturing() && holder.is_of_driver() {
             return Ok(0);
         }
         let given = self.unlocked(move || holder.give(wanted));
@@ -100,11 +118,10 @@ impl Locked<'_> {
     /// there is, and the ledger's thread asks again later. Releases the lock.
     pub(super) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
-        let no_one = TenantId(u64::MAX);
-        let refused = self.grant_for(no_one, 0, Purpose::Growth);
+        let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
         self.is_uncovered = refused.is_some();
         if let Some(refused) = refused {
-            let lacking = self.budget.lacks_grant(no_one, 0);
+            let lacking = self.budget.lacks_grant(TenantId::NONE, 0);
             self.grant(lacking.min(refused.left), 0, Purpose::Growth);
         }
     }
@@ -155,7 +172,7 @@ impl Locked<'_> {
     /// Makes the holders that asked for it give up what they do not use. Makes no driver call while a
     /// capture guard lives.
     pub(super) fn tidy_holders(&mut self) {
-        if self.capturing > 0 {
+        if self.is_capturing() {
             return;
         }
         for (tenant, id) in std::mem::take(&mut self.untidy) {
@@ -185,17 +202,11 @@ impl Locked<'_> {
     /// those that have nothing left.
     pub(super) fn purge_holders(&mut self) {
         for (tenant, id) in self.holders() {
-            let tenancy = self.tenants.get(&tenant);
-            let drains = tenancy.is_some_and(|tenancy| !tenancy.registered);
             let ended = self.held(tenant, id).is_some_and(|held| held.ended);
-            if !(drains || ended) {
+            if !(ended || self.drains(tenant)) {
                 continue;
             }
-            // Polls.
-            let polls = self.capturing == 0;
-            let held = self.held(tenant, id);
-            held.map(|held| held.holder.reclaimable(polls));
-            if let Err(error) = self.take_from_holder(tenant, id, u64::MAX) {
+            if let Err(error) = self.empty_holder(tenant, id) {
                 tracing::warn!(%error, "memory of a heap or memory pool that ended stays for now");
             }
         }
@@ -203,14 +214,18 @@ impl Locked<'_> {
 
     /// Takes all that the holders of all tenants can give.
     pub(super) fn empty_holders(&mut self) -> Result<(), CallError> {
-        let polls = self.capturing == 0;
         for (tenant, id) in self.holders() {
-            // Polls.
-            let held = self.held(tenant, id);
-            held.map(|held| held.holder.reclaimable(polls));
-            self.take_from_holder(tenant, id, u64::MAX)?;
+            self.empty_holder(tenant, id)?;
         }
         Ok(())
+    }
+
+    fn empty_holder(&mut self, tenant: TenantId, id: HolderId) -> Result<u64, CallError> {
+        if let Some(held) = self.held(tenant, id) {
+            // Polls.
+            held.holder.reclaimable(!self.is_capturing());
+        }
+        self.take_from_holder(tenant, id, u64::MAX)
     }
 
     /// Waits for the work on all memory of a tenant's holders and takes it, at the end of the pool.
@@ -218,10 +233,9 @@ impl Locked<'_> {
         let mut outcome = Ok(());
         let of_tenant = self.holders().into_iter().filter(|&(of, _)| of == tenant);
         for (tenant, id) in of_tenant.collect::<Vec<_>>() {
-            let Some(held) = self.held(tenant, id) else {
+            let Some(holder) = self.holder(tenant, id) else {
                 continue;
             };
-            let holder = Arc::clone(&held.holder);
             let settled = self.unlocked(move || holder.settle());
             let taken = settled.and_then(|()| self.take_from_holder(tenant, id, u64::MAX));
             let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;

@@ -3,9 +3,15 @@
 use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
+use crate::error::ArgumentError;
 
 /// The name of a block's size in errors.
 pub(super) const BYTES: &str = "bytes of a block";
+
+/// Returns the error for a block whose size or capacity overflows when it is rounded up.
+pub(super) const fn too_large(value: u64) -> ArgumentError {
+    ArgumentError::Overflow { what: BYTES, value }
+}
 
 /// Names a slot: its tenant, and its number within the tenant. When a slot is dropped, another slot
 /// may get its number.

@@ -138,7 +138,7 @@ impl Locked<'_> {
     /// Returns the bytes that could go back to the ledger now.
     fn idle_bytes(&mut self) -> u64 {
         // No tenant makes the request, so every tenant's guarantee counts.
-        let (_, others) = self.reach(TenantId(u64::MAX));
+        let (_, others) = self.reach(TenantId::NONE);
         let (gained, free) = (others.gained(), self.free_list.bytes());
         self.budget.unneeded_after(gained, gained + free)
     }
@@ -149,7 +149,7 @@ impl Locked<'_> {
         let over = self.budget.spoken_for().saturating_sub(keep);
         if over > 0 {
             // No tenant makes the request, so every tenant's guarantee counts.
-            self.take_back_any(TenantId(u64::MAX), over)?;
+            self.take_back_any(TenantId::NONE, over)?;
         }
         // What is free and promised by a guarantee would stay granted without being there.
         let keep = keep.max(self.budget.spoken_for());

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::budget::{Amount, TenantId};
 use super::capture::Polling;
 use super::core::{Core, Locked};
-use super::holder::{Given, Held, Holder, HolderId};
-use super::state::Scrub;
+use super::holder::{Given, Holder, HolderId};
+use super::state::{Scrub, gone};
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::deferred;
@@ -37,47 +37,15 @@ impl Tenant {
         let mut state = core.lock();
         state.check_usable(tenant)?;
         debug_assert!(state.hardening.is_none(), "a holder keeps no rule of these");
-        state.make_address_room(addresses);
-        let left = state.budget.addresses_left();
-        if left < addresses {
-            return Err(BlockError::OutOfAddresses {
-                wanted: addresses,
-                held: state.budget.addresses(),
-                limit: state.budget.limits().addresses,
-            });
-        }
-        let charge = state
-            .budget
-            .charge(Some(tenant), Amount::addresses(addresses));
-        let space = match state.reserve(addresses, 0, 1) {
-            Ok(mut spaces) => spaces.pop(),
-            Err(error) => {
-                state.budget.refund(charge);
-                return Err(error.into());
-            }
-        };
+        state.make_address_room(addresses)?;
+        let space = state.reserve_for(tenant, addresses, 0, 1)?.pop();
         let unregistered = state.check_usable(tenant).err();
         let (Some(space), None) = (space, &unregistered) else {
-            state.budget.refund(charge);
-            return Err(unregistered.unwrap_or_else(super::state::gone));
+            state.budget.give_up(tenant, Amount::addresses(addresses));
+            return Err(unregistered.unwrap_or_else(gone));
         };
-        charge.keep();
-        let id = HolderId(state.tick());
         let holder = make(space, tenant.0);
-        if let Some(tenancy) = state.tenants.get_mut(&tenant) {
-            tenancy.holders.push(Held {
-                id,
-                holder,
-                bytes: 0,
-                obtained: 0,
-                mappings: 0,
-                addresses,
-                ended: false,
-                tidied: false,
-            });
-        }
-        state.update_bypass(tenant);
-        Ok(id)
+        Ok(state.add_holder(tenant, holder, addresses))
     }
 
     /// Gets extents and charges for mappings, reclaiming memory and calling pressure hooks if
@@ -173,7 +141,7 @@ impl Tenant {
     /// Returns the error for a request that a capture prevents.
     pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| BlockError::Capturing(state.shortage(tenant, wanted, 0)))
+        core.look(|state| state.captured(tenant, wanted))
     }
 
     /// Returns the error for memory that could not be mapped.
@@ -192,11 +160,7 @@ impl Tenant {
     pub(crate) fn detach(&self, holder: HolderId) {
         let (core, tenant) = (self.core(), self.id());
         let mut state = core.lock();
-        if let Some(held) = state
-            .tenants
-            .get_mut(&tenant)
-            .and_then(|it| it.held_mut(holder))
-        {
+        if let Some(held) = state.held_mut(tenant, holder) {
             held.ended = true;
         }
         state.update_bypass(tenant);
@@ -217,11 +181,7 @@ impl Tenant {
 
     /// Returns the error for a request that needs more addresses.
     pub(crate) fn short_of_addresses(&self, wanted: u64) -> BlockError {
-        self.core().look(|state| BlockError::OutOfAddresses {
-            wanted,
-            held: state.budget.addresses(),
-            limit: state.budget.limits().addresses,
-        })
+        self.core().look(|state| state.out_of_addresses(wanted))
     }
 
     /// Returns the bytes of addresses that the pool may reserve.
@@ -237,70 +197,55 @@ impl Tenant {
 }
 
 impl Locked<'_> {
-    fn lend_extents(
+    /// Charges a tenant `bytes` for a holder. They are refunded if `obtain`, which gets them, fails.
+    pub(super) fn charge_holder<T>(
         &mut self,
         tenant: TenantId,
-        lending: Lending<'_>,
-    ) -> Result<Vec<Unmapped>, BlockError> {
+        id: HolderId,
+        bytes: u64,
+        obtain: impl FnOnce(&mut Self) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
         self.check_usable(tenant)?;
-        let bytes: u64 = lending.sizes.iter().sum();
-        // A request that needs no memory is served from what the heap has.
+        // A request that needs no memory is served from what a heap has.
         if bytes > 0 {
             self.leave_to_others(tenant, bytes)?;
         }
         self.reclaim_for(tenant, bytes, Purpose::New)?;
         let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
-        self.count_lent(tenant, lending.holder, bytes, true);
-        let gathered = self.gather_sizes(tenant, lending.sizes);
-        let lent = gathered.and_then(|extents| {
-            let count = extents.len() as u64 + lending.mappings;
-            match self.make_mapping_room(tenant, count, true) {
-                Ok(()) => Ok(extents),
-                Err(error) => {
-                    self.put_back(extents);
-                    Err(error)
-                }
-            }
-        });
-        match lent {
-            Ok(extents) => {
-                charge.keep();
-                let count = extents.len() as u64 + lending.mappings;
-                let mappings = self.budget.charge(Some(tenant), Amount::mappings(count));
-                mappings.keep();
-                if let Some(held) = self
-                    .tenants
-                    .get_mut(&tenant)
-                    .and_then(|it| it.held_mut(lending.holder))
-                {
-                    held.mappings += count;
-                }
-                Ok(extents)
-            }
-            Err(error) => {
-                self.count_lent(tenant, lending.holder, bytes, false);
-                self.budget.refund(charge);
-                Err(error)
-            }
+        if let Some(held) = self.held_mut(tenant, id) {
+            held.bytes += bytes;
         }
+        let obtained = obtain(self);
+        if obtained.is_ok() {
+            charge.keep();
+            return obtained;
+        }
+        if let Some(held) = self.held_mut(tenant, id) {
+            held.bytes -= bytes;
+        }
+        self.budget.refund(charge);
+        obtained
     }
 
-    pub(super) fn count_lent(
+    fn lend_extents(
         &mut self,
         tenant: TenantId,
-        holder: HolderId,
-        bytes: u64,
-        more: bool,
-    ) {
-        if let Some(held) = self
-            .tenants
-            .get_mut(&tenant)
-            .and_then(|it| it.held_mut(holder))
-        {
-            held.bytes = match more {
-                true => held.bytes + bytes,
-                false => held.bytes - bytes,
-            };
-        }
+        lending: Lending<'_>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        let bytes: u64 = lending.sizes.iter().sum();
+        self.charge_holder(tenant, lending.holder, bytes, |state| {
+            let extents = state.gather_sizes(tenant, lending.sizes)?;
+            let count = extents.len() as u64 + lending.mappings;
+            if let Err(error) = state.make_mapping_room(tenant, count, true) {
+                state.put_back(extents);
+                return Err(error);
+            }
+            let mappings = Amount::mappings(count);
+            state.budget.charge(Some(tenant), mappings).keep();
+            if let Some(held) = state.held_mut(tenant, lending.holder) {
+                held.mappings += count;
+            }
+            Ok(extents)
+        })
     }
 }

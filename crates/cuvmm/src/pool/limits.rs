@@ -170,12 +170,9 @@ impl State {
 
     fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
         self.device.own_process()?;
-        let tenancy = self.tenants.get(&id);
-        match tenancy.is_some_and(|tenancy| tenancy.registered) {
-            true => Ok(()),
-            false => Err(PoolError::Unregistered(
-                tenancy.map_or_else(String::new, |it| it.name.clone()),
-            )),
+        match self.tenants.get(&id) {
+            Some(tenancy) if tenancy.registered => Ok(()),
+            _ => Err(PoolError::Unregistered(self.name_of(id))),
         }
     }
 
@@ -238,7 +235,7 @@ impl Locked<'_> {
     /// Reclaims memory beyond limits that were lowered, as far as it is free. Called when a request
     /// ends, and when an operation ends that put back a slot with memory to give.
     pub(super) fn keep_to_limits(&mut self) {
-        if !self.lowered || self.device.forked().is_some() || self.device.lost().is_some() {
+        if !self.lowered || self.check_alive().is_err() {
             return;
         }
         if let Err(error) = self.take_excess() {

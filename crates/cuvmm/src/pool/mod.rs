@@ -115,6 +115,7 @@ mod limits;
 mod mapper_calls;
 mod moving;
 mod pace;
+mod polls;
 mod precommit;
 mod precommit_all;
 mod prefix;

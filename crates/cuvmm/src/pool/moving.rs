@@ -23,7 +23,7 @@ use super::slot::{Figures, Slot};
 use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
-use crate::error::CallError;
+use crate::error::{CallError, SleepError};
 use crate::own::Span;
 
 /// A block that is being put to sleep or woken, and the lease that keeps other operations from it.
@@ -67,6 +67,14 @@ impl Tally {
     pub(super) fn add(&mut self, slot: &Slot) {
         self.blocks += 1;
         self.bytes += slot.block.as_ref().map_or(0, |block| block.requested);
+    }
+
+    /// Fails with an error of the blocks and their bytes, if there are any.
+    pub(super) fn none_or(self, error: fn(u64, u64) -> SleepError) -> Result<(), SleepError> {
+        match self.blocks {
+            0 => Ok(()),
+            blocks => Err(error(blocks, self.bytes)),
+        }
     }
 }
 
@@ -162,14 +170,6 @@ impl State {
             blocks: busy.blocks + 1,
             bytes: busy.bytes + figures.in_use,
         })
-    }
-
-    /// Checks that the context is usable and belongs to this process.
-    pub(super) fn check_alive(&self) -> Result<(), CallError> {
-        if let Some(error) = self.device.lost() {
-            return Err(CallError::ContextLost(error));
-        }
-        self.device.forked().map_or(Ok(()), Err)
     }
 
     /// Returns the chosen slots of a tenant whose sleep state satisfies `of`.

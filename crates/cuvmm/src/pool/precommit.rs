@@ -207,7 +207,7 @@ impl Locked<'_> {
             return purged;
         }
         // No tenant makes the request, so every tenant's guarantee counts.
-        match self.take_back_any(TenantId(u64::MAX), lacking) {
+        match self.take_back_any(TenantId::NONE, lacking) {
             Ok(got) => purged || got > 0,
             Err(error) => {
                 tracing::warn!(%error, "idle memory stays mapped for now");

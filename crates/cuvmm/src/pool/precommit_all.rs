@@ -23,7 +23,7 @@ impl Tenant {
         let mut state = self.core().lock();
         let mut blocks = blocks.into_iter();
         // Work that can wait makes no driver call while a capture runs.
-        let all = state.capturing > 0 || blocks.all(|block| state.precommits(block.place()));
+        let all = state.is_capturing() || blocks.all(|block| state.precommits(block.place()));
         Core::unlock(state);
         all
     }

@@ -152,10 +152,7 @@ impl Locked<'_> {
         self.may_compact()?;
         let state: &State = self;
         let slot = state.slot(id).ok_or_else(gone)?;
-        if !slot.sleep_state.is_awake() {
-            let size = slot.requested();
-            return Err(MemoryError::Asleep(size).into());
-        }
+        slot.check_awake()?;
         let Some(mut run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
             return Ok(None);
         };

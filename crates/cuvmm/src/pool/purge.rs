@@ -145,15 +145,11 @@ impl Locked<'_> {
         if self.is_out(id) {
             return Ok(false);
         }
-        let tenancy = self.tenants.get(&id.tenant);
-        let drains = tenancy.is_some_and(|tenancy| !tenancy.registered);
+        let drains = self.drains(id.tenant);
         let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
-        let state: &mut State = self;
-        let (capturing, needs) = (state.capturing, &mut state.needs_synchronise);
-        let tenancy = state.tenants.get_mut(&id.tenant);
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index));
         // Another slot may have its number by now.
-        let Some(slot) = slot.filter(|slot| slot.purging) else {
+        let slot = self.slot_and_polls(id);
+        let Some((slot, polls)) = slot.filter(|(slot, _)| slot.purging) else {
             return Ok(true);
         };
         if !slot.is_to_purge(hardened || drains) {
@@ -167,7 +163,7 @@ impl Locked<'_> {
         if lost && (gives || !drains) {
             return Ok(false);
         }
-        if gives && !State::poll_in(capturing, needs, &mut slot.fence, round) {
+        if gives && !polls.poll_in(&mut slot.fence, round) {
             return Ok(false);
         }
         let Some(mut slot) = self.take_out(id) else {

@@ -121,7 +121,7 @@ impl Locked<'_> {
         if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
-                return Err(BlockError::OutOfMemory(self.shortage(id, bytes, 0)));
+                return Err(self.out_of_memory(id, bytes));
             }
         }
         let purpose = match self.slot(slot) {
@@ -129,7 +129,7 @@ impl Locked<'_> {
             None => Purpose::New,
         };
         while bytes > 0 && self.budget.is_overdrawn() {
-            let refused = self.grant_for(TenantId(u64::MAX), 0, purpose);
+            let refused = self.grant_for(TenantId::NONE, 0, purpose);
             if refused.is_none() && !self.budget.is_overdrawn() {
                 break;
             }
@@ -192,7 +192,7 @@ impl Locked<'_> {
     ) -> BlockError {
         let mut shortage = self.shortage(id, bytes, reclaimable);
         shortage.ledger = ledger;
-        if self.capturing > 0 && shortage.pending_free > 0 {
+        if self.is_capturing() && shortage.pending_free > 0 {
             BlockError::Capturing(shortage)
         } else {
             BlockError::OutOfMemory(shortage)
@@ -331,16 +331,16 @@ impl Locked<'_> {
     }
 
     /// Makes room for `bytes` of addresses.
-    pub(crate) fn make_address_room(&mut self, bytes: u64) {
-        if self.budget.addresses_left() >= bytes {
-            return;
+    pub(crate) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
+        if self.budget.addresses_left() < bytes {
+            self.purge_all();
+            let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+            for id in ids {
+                self.drop_empty_slots(id, bytes);
+            }
+            self.return_resting_for(bytes);
         }
-        self.purge_all();
-        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
-        for id in ids {
-            self.drop_empty_slots(id, bytes);
-        }
-        self.return_resting_for(bytes);
+        self.check_addresses(bytes)
     }
 }
 
@@ -443,7 +443,7 @@ impl State {
                 continue;
             }
             let mut bytes = 0;
-            for size in held.holder.reclaimable(self.capturing == 0) {
+            for size in held.holder.reclaimable(!self.is_capturing()) {
                 let spare = match others {
                     true => self.spare_of(id, plan),
                     false => u64::MAX,
@@ -463,13 +463,11 @@ impl State {
 
     /// Plans to take extents from one slot, the last one first, as long as they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id.tenant);
-        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
+        let Some((slot, polls)) = self.slot_and_polls(id) else {
             return;
         };
         // A block that grew into its precommitted memory may still be listed.
-        if !slot.has_spare() || !Self::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
+        if !slot.has_spare() || !polls.poll_in(&mut slot.fence, &plan.round) {
             return;
         }
         let planned = plan.from.get(&id).copied().unwrap_or(u64::MAX);
@@ -760,7 +758,7 @@ mod tests {
         let keeps = |state: &State| state.slot(in_cache).unwrap().block.is_some();
         state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
         state.permit_reuse(id, 2 * G).unwrap();
-        state.make_address_room(G);
+        state.make_address_room(G).unwrap();
         assert!(!state.budget.is_overdrawn() && keeps(&state));
         drop(state);
         let cached = other.allocate_on(&stream, 4 * G).unwrap();
@@ -1070,13 +1068,14 @@ mod tests {
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
         let reserved = |state: &State| state.budget.addresses() / G;
         assert_eq!(reserved(&state), 9);
-        state.make_address_room(G);
+        state.make_address_room(G).unwrap();
         assert_eq!(reserved(&state), 9, "there is room");
-        state.make_address_room(2 * G);
+        state.make_address_room(2 * G).unwrap();
         assert_eq!(reserved(&state), 7, "one is enough");
-        state.make_address_room(5 * G);
+        state.make_address_room(5 * G).unwrap();
         assert_eq!(reserved(&state), 5);
-        state.make_address_room(10 * G);
+        let refused = state.make_address_room(10 * G).unwrap_err();
+        assert!(matches!(refused, BlockError::OutOfAddresses { held, .. } if held == 3 * G));
         assert_eq!(reserved(&state), 3, "the others have memory");
         assert_eq!(held(&state, &other), 1);
         drop(state);
@@ -1111,8 +1110,8 @@ mod tests {
         drop(gone);
         let mut state = pool.core.lock();
         let made = |state: &mut Locked<'_>| {
-            state.make_address_room(4 * G);
-            state.budget.addresses() == 0
+            let made = state.make_address_room(4 * G).is_ok();
+            made && state.budget.addresses() == 0
         };
         assert!(!made(&mut state), "work may use it");
         rig.finish(&stream);
@@ -1130,9 +1129,9 @@ mod tests {
         let mut state = pool.core.lock();
         state.purge_all();
         assert_eq!((held(&state, &me), state.resting()), (0, (3, 5 * G)));
-        state.make_address_room(3 * G);
+        state.make_address_room(3 * G).unwrap();
         assert_eq!(state.resting(), (3, 5 * G), "there is room");
-        state.make_address_room(6 * G);
+        state.make_address_room(6 * G).unwrap();
         assert_eq!(state.resting(), (1, G));
     }
 }

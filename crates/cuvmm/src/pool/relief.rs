@@ -57,14 +57,33 @@ struct Relief {
     /// The amount that the tenant could give itself.
     own: u64,
     /// Other tenants, with what each could give of what is missing.
-    givers: Vec<(TenantId, u64)>,
+    givers: Vec<HookGiver>,
+}
+
+/// A tenant whose hook could give something.
+struct HookGiver {
+    tenant: TenantId,
+    priority: i32,
+    hook: PressureHook,
+    gives: u64,
+}
+
+/// The needs of a refused request, and what it could have now.
+struct Reach {
+    asked: Asked,
+    /// Bytes that the tenant has itself.
+    own: u64,
+    /// The memory that can be reclaimed from other tenants.
+    others: Plan,
+    /// Bytes that could be had without waiting.
+    available: u64,
 }
 
 impl Relief {
     /// Returns `true` if the tenant itself and the givers together can give what is missing.
     fn is_enough(&self) -> bool {
         let missing = self.bytes.max(self.mappings).max(self.addresses);
-        let given = self.givers.iter().map(|&(_, bytes)| bytes);
+        let given = self.givers.iter().map(|giver| giver.gives);
         given.fold(self.own, u64::saturating_add) >= missing
     }
 }
@@ -97,16 +116,29 @@ impl Locked<'_> {
         demand: Demand<'_>,
         error: &BlockError,
     ) -> (u64, u64) {
+        let reach = self.reach_of(id, demand, error);
+        (reach.asked.more, reach.available)
+    }
+
+    fn reach_of(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Reach {
         let asked = self.asked(demand);
-        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
         let (own, others) = self.reach(id);
         let own = State::own_of(demand, asked, &own);
-        let left = error
-            .shortage()
-            .and_then(|it| it.ledger)
-            .map_or(0, |it| it.left);
-        let available = self.takeable(id, (own, others.gained()), of_driver, left);
-        (asked.more, available)
+        let ledger = error.shortage().and_then(|it| it.ledger);
+        let left = ledger.map_or(0, |it| it.left);
+        let after = |budget: &Budget| budget.available_after(id, own, others.gained());
+        let mut available = self.budget.if_granted(left, after);
+        if matches!(error, BlockError::DriverOutOfMemory { .. }) {
+            // Nothing can be created: all has to come from memory that is there.
+            let there = self.free_list.bytes().saturating_add(own);
+            available = available.min(there.saturating_add(others.gained()));
+        }
+        Reach {
+            asked,
+            own,
+            others,
+            available,
+        }
     }
 
     /// Returns the next hook to be called for a request that was refused with `error`: first the
@@ -122,7 +154,7 @@ impl Locked<'_> {
         asked: &[TenantId],
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
-        relief.givers.retain(|(other, _)| !asked.contains(other));
+        relief.givers.retain(|it| !asked.contains(&it.tenant));
         let own = self
             .tenants
             .get(&id)
@@ -136,14 +168,10 @@ impl Locked<'_> {
         }
         let (to, hook) = match own {
             Some(hook) => (id, hook),
-            None => {
-                let to = self.lowest_priority(&relief.givers)?;
-                (to, self.tenants.get(&to)?.hook.clone()?)
-            }
+            None => lowest_priority(relief.givers)?,
         };
-        let wanted_by = self.tenants.get(&id).map(|tenancy| tenancy.name.clone());
         let pressure = Pressure {
-            wanted_by: wanted_by.unwrap_or_default(),
+            wanted_by: self.name_of(id),
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
@@ -162,12 +190,11 @@ impl Locked<'_> {
         asked: &[TenantId],
     ) -> Option<HookCall> {
         // No tenant makes the request, so every tenant's guarantee counts.
-        let no_tenant = TenantId(u64::MAX);
+        let no_tenant = TenantId::NONE;
         let (_, others) = self.reach(no_tenant);
         let mut givers = self.givers(no_tenant, |state, other| state.spare_of(other, &others));
-        givers.retain(|(other, _)| !asked.contains(other));
-        let to = self.lowest_priority(&givers)?;
-        let hook = self.tenants.get(&to)?.hook.clone()?;
+        givers.retain(|it| !asked.contains(&it.tenant));
+        let (to, hook) = lowest_priority(givers)?;
         let pressure = Pressure {
             wanted_by: wanted_by.to_owned(),
             bytes,
@@ -182,15 +209,14 @@ impl Locked<'_> {
     /// Returns what is missing, and the tenants whose hooks could give some of it.
     fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Relief {
         let mut relief = Relief::default();
-        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
         match *error {
             BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. } => {
-                let asked = self.asked(demand);
-                let (own, others) = self.reach(id);
-                let own = State::own_of(demand, asked, &own);
-                let left = error.shortage().and_then(|it| it.ledger);
-                let left = left.map_or(0, |it| it.left);
-                let available = self.takeable(id, (own, others.gained()), of_driver, left);
+                let Reach {
+                    asked,
+                    own,
+                    others,
+                    available,
+                } = self.reach_of(id, demand, error);
                 relief.bytes = asked.more.saturating_sub(available);
                 if relief.bytes == 0 {
                     return relief;
@@ -201,7 +227,7 @@ impl Locked<'_> {
                 relief.bytes = relief.bytes.max(missing);
                 relief.own = self.kept_by(id);
                 // The tenant's own limit or its own work is the cause: no other tenant can help.
-                if self.budget.missing(id, asked.more).0 > own {
+                if self.budget.missing(id, more).0 > own {
                     return relief;
                 }
                 relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
@@ -269,21 +295,17 @@ impl State {
     }
 
     /// Returns the other tenants with hooks that could give something.
-    fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<(TenantId, u64)> {
-        let hooked = self
-            .tenants
-            .iter()
-            .filter(|&(&other, tenancy)| other != id && tenancy.hook.is_some());
-        hooked
-            .map(|(&other, _)| (other, gives(self, other)))
-            .filter(|&(_, gives)| gives > 0)
-            .collect()
-    }
-
-    /// Returns the giver with the lowest priority.
-    fn lowest_priority(&self, givers: &[(TenantId, u64)]) -> Option<TenantId> {
-        let priority = |id: &TenantId| self.tenants.get(id).map_or(0, |it| it.priority);
-        givers.iter().map(|&(id, _)| id).min_by_key(priority)
+    fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
+        let others = self.tenants.iter().filter(|&(&other, _)| other != id);
+        let givers = others.filter_map(|(&tenant, tenancy)| {
+            Some(HookGiver {
+                tenant,
+                priority: tenancy.priority,
+                hook: tenancy.hook.clone()?,
+                gives: gives(self, tenant),
+            })
+        });
+        givers.filter(|giver| giver.gives > 0).collect()
     }
 
     fn asked(&self, demand: Demand<'_>) -> Asked {
@@ -324,29 +346,6 @@ impl State {
         elsewhere.saturating_add(asked.within)
     }
 
-    /// Returns how much of a request could be met without waiting, if `own` and `others` bytes are
-    /// reclaimed and a ledger grants `left`.
-    fn takeable(
-        &mut self,
-        id: TenantId,
-        (own, others): (u64, u64),
-        of_driver: bool,
-        left: u64,
-    ) -> u64 {
-        let after = |budget: &Budget| budget.available_after(id, own, others);
-        let bytes = self.budget.if_granted(left, after);
-        if !of_driver {
-            return bytes;
-        }
-        // The driver has no more than the pool has already.
-        bytes.min(
-            self.free_list
-                .bytes()
-                .saturating_add(own)
-                .saturating_add(others),
-        )
-    }
-
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
@@ -355,6 +354,12 @@ impl State {
             }
         }
     }
+}
+
+/// Returns the giver with the lowest priority.
+fn lowest_priority(givers: Vec<HookGiver>) -> Option<(TenantId, PressureHook)> {
+    let giver = givers.into_iter().min_by_key(|giver| giver.priority)?;
+    Some((giver.tenant, giver.hook))
 }
 
 fn shortage_of(error: &mut BlockError) -> Option<&mut Shortage> {

@@ -58,7 +58,7 @@ impl Core {
 
     /// Queues a request to be notified when memory becomes free from now on.
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
-        self.join_queue(TenantId(u64::MAX), None, |state| {
+        self.join_queue(TenantId::NONE, None, |state| {
             state.check_alive()?;
             // Blocks that are freed from here on are announced instead of going to a stream cache.
             state.sweep_each();

@@ -133,7 +133,7 @@ impl State {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Vec<Chosen>, SleepError> {
-        if self.capturing > 0 {
+        if self.is_capturing() {
             return Err(MemoryError::Capturing.into());
         }
         self.check_alive()?;
@@ -158,7 +158,7 @@ impl State {
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
-        let needs = &mut self.needs_synchronise;
+        let polls = &mut self.polls;
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());
         };
@@ -179,22 +179,13 @@ impl State {
                 leased.add(slot);
             } else if slot.exported {
                 exported.add(slot);
-            } else if slot.is_busy() || slot.pinned || !Self::poll(0, needs, &mut slot.fence)? {
+            } else if slot.is_busy() || slot.pinned || !polls.poll(&mut slot.fence)? {
                 busy.add(slot);
             }
         }
-        if let Tally { blocks: 1.., .. } = exported {
-            let Tally { blocks, bytes } = exported;
-            return Err(SleepError::Exported { blocks, bytes });
-        }
-        if let Tally { blocks: 1.., .. } = leased {
-            let Tally { blocks, bytes } = leased;
-            return Err(SleepError::Leased { blocks, bytes });
-        }
-        if let Tally { blocks: 1.., .. } = busy {
-            let Tally { blocks, bytes } = busy;
-            return Err(SleepError::Busy { blocks, bytes });
-        }
+        exported.none_or(|blocks, bytes| SleepError::Exported { blocks, bytes })?;
+        leased.none_or(|blocks, bytes| SleepError::Leased { blocks, bytes })?;
+        busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes })?;
         let marked = chosen
             .into_iter()
             .filter_map(|id| self.mark(id, SleepState::moving(0)));
@@ -232,8 +223,7 @@ impl Locked<'_> {
         if slot.leases > 1 {
             return Err(SleepError::Leased { blocks, bytes });
         }
-        let capturing = self.capturing;
-        match State::poll(capturing, &mut self.needs_synchronise, &mut slot.fence)? {
+        match self.polls.poll(&mut slot.fence)? {
             true => Ok(()),
             false => Err(SleepError::Busy { blocks, bytes }),
         }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
 use super::sleep_state::SleepState;
-use crate::error::CallError;
+use crate::error::{CallError, MemoryError};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::{Physical, Stream};
@@ -268,6 +268,15 @@ impl Slot {
         match (&self.sleep_state, &self.block) {
             (SleepState::Asleep { .. }, Some(block)) => block.used,
             _ => 0,
+        }
+    }
+
+    /// Checks that the block is awake.
+    pub(super) fn check_awake(&self) -> Result<(), MemoryError> {
+        let size = self.block.as_ref().map_or(0, |block| block.requested);
+        match self.sleep_state.is_awake() {
+            true => Ok(()),
+            false => Err(MemoryError::Asleep(size)),
         }
     }
 

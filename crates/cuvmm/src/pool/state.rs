@@ -14,6 +14,7 @@ use super::hardened::Hardening;
 use super::holder::HolderId;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Precommit;
+use super::polls::Polls;
 use super::queue::Queue;
 use super::slot::Freed;
 use super::slot::Slot;
@@ -23,7 +24,7 @@ use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
 use crate::own::{Physical, Stream};
-use crate::region::{Fence, Poll, Round, Space, Unmapped};
+use crate::region::{Space, Unmapped};
 
 /// How the pool's memory is created and passed on.
 #[derive(Clone, Copy, Debug)]
@@ -139,12 +140,7 @@ pub(crate) struct State {
     pub(super) is_uncovered: bool,
     /// Blocks from stream caches to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
-    /// The number of live capture guards.
-    pub(crate) capturing: u64,
-    /// The number of threads that wait for the device and began before any guard lived.
-    pub(super) synchronising: u64,
-    /// Set when a poll found that only a synchronization can show whether a fence is complete.
-    pub(crate) needs_synchronise: bool,
+    pub(super) polls: Polls,
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
     pub(crate) refusals: u64,
@@ -183,9 +179,7 @@ impl State {
             untidy: Vec::new(),
             is_uncovered: false,
             to_free: Vec::new(),
-            capturing: 0,
-            synchronising: 0,
-            needs_synchronise: false,
+            polls: Polls::default(),
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,
             #[cfg(debug_assertions)]
@@ -221,13 +215,42 @@ impl State {
         self.tenants.get(&id).map_or(0, Tenancy::kept)
     }
 
+    /// Returns a tenant's name, which is empty if the tenant is gone.
+    pub(super) fn name_of(&self, id: TenantId) -> String {
+        let tenancy = self.tenants.get(&id);
+        tenancy.map_or_else(String::new, |tenancy| tenancy.name.clone())
+    }
+
+    /// Returns `true` if a tenant is unregistered and still has memory.
+    pub(super) fn drains(&self, id: TenantId) -> bool {
+        let tenancy = self.tenants.get(&id);
+        tenancy.is_some_and(|tenancy| !tenancy.registered)
+    }
+
     pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
         self.tenants.get(&id.tenant)?.slot(id.index)
     }
 
     /// Returns a slot for changes that do not alter where it is listed.
     pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
-        self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)
+        Some(self.slot_and_polls(id)?.0)
+    }
+
+    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and what polls its fence.
+    pub(super) fn slot_and_polls(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Polls)> {
+        let slot = self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)?;
+        Some((slot, &mut self.polls))
+    }
+
+    /// Returns `true` while a capture guard lives.
+    pub(super) const fn is_capturing(&self) -> bool {
+        self.polls.is_capturing()
+    }
+
+    /// Returns `true` if what is queued on `home` now would become part of a graph, or might break a
+    /// capture.
+    pub(super) fn captures(&self, home: Option<&Stream>) -> Result<bool, CallError> {
+        Ok(self.is_capturing() || home.map_or(Ok(false), Stream::is_capturing)?)
     }
 
     /// Works on a slot that is not in its place meanwhile, so that no work done for it can take
@@ -348,20 +371,19 @@ impl State {
     }
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
-        if let Some(error) = self.device.lost() {
-            return Err(CallError::ContextLost(error).into());
-        }
-        if let Some(forked) = self.device.forked() {
-            return Err(forked.into());
-        }
+        self.check_alive()?;
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
-            tenancy => Err(BlockError::Unregistered(
-                tenancy
-                    .map(|tenancy| tenancy.name.clone())
-                    .unwrap_or_default(),
-            )),
+            _ => Err(BlockError::Unregistered(self.name_of(id))),
         }
+    }
+
+    /// Checks that the context is usable and belongs to this process.
+    pub(super) fn check_alive(&self) -> Result<(), CallError> {
+        if let Some(error) = self.device.lost() {
+            return Err(CallError::ContextLost(error));
+        }
+        self.device.forked().map_or(Ok(()), Err)
     }
 
     /// Returns `true` if the block sleeps, or an operation is moving it.
@@ -396,53 +418,6 @@ impl State {
         }
     }
 
-    /// Returns `true` if a fence is complete, as far as it may be polled now.
-    pub(crate) fn poll(
-        capturing: u64,
-        needs_synchronise: &mut bool,
-        fence: &mut Fence,
-    ) -> Result<bool, CallError> {
-        if fence.is_complete() {
-            return Ok(true);
-        }
-        if capturing > 0 {
-            return Ok(false);
-        }
-        match fence.poll()? {
-            Poll::Complete => Ok(true),
-            Poll::Pending => Ok(false),
-            Poll::NeedsSynchronise => {
-                *needs_synchronise = true;
-                Ok(false)
-            }
-        }
-    }
-
-    /// Returns `true` if a fence is complete, using the driver's answers of this round. A fence for
-    /// which the driver fails counts as pending, so that it holds up no other.
-    pub(crate) fn poll_in(
-        capturing: u64,
-        needs_synchronise: &mut bool,
-        fence: &mut Fence,
-        round: &Round,
-    ) -> bool {
-        if fence.is_complete() || capturing > 0 {
-            return fence.is_complete();
-        }
-        match fence.poll_in(round) {
-            Ok(Poll::Complete) => true,
-            Ok(Poll::Pending) => false,
-            Ok(Poll::NeedsSynchronise) => {
-                *needs_synchronise = true;
-                false
-            }
-            Err(error) => {
-                tracing::debug!(%error, "a fence could not be polled: it counts as pending");
-                false
-            }
-        }
-    }
-
     /// Returns the stream that scrubs for blocks without a home stream.
     pub(crate) fn scrubber(&mut self) -> Result<Stream, CallError> {
         if let Some(stream) = &self.scrubber {
@@ -451,6 +426,44 @@ impl State {
         let stream = self.device.relaxed(|| Stream::new(&self.device))??;
         self.scrubber = Some(stream.clone());
         Ok(stream)
+    }
+
+    /// Refuses to reserve more bytes of addresses than are left.
+    pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
+        match wanted <= self.budget.addresses_left() {
+            true => Ok(()),
+            false => Err(self.out_of_addresses(wanted)),
+        }
+    }
+
+    /// Returns the error for `wanted` bytes of addresses.
+    pub(super) fn out_of_addresses(&self, wanted: u64) -> BlockError {
+        BlockError::OutOfAddresses {
+            wanted,
+            held: self.budget.addresses(),
+            limit: self.budget.limits().addresses,
+        }
+    }
+
+    /// Returns the error for `wanted` bytes that a tenant cannot have now.
+    pub(super) fn out_of_memory(&self, id: TenantId, wanted: u64) -> BlockError {
+        BlockError::OutOfMemory(self.shortage(id, wanted, 0))
+    }
+
+    /// Returns the error for `wanted` bytes that a tenant cannot have while a graph is captured.
+    pub(super) fn captured(&self, id: TenantId, wanted: u64) -> BlockError {
+        BlockError::Capturing(self.shortage(id, wanted, 0))
+    }
+
+    /// Returns the error for `wanted` bytes that the driver has not left.
+    pub(super) fn driver_out_of_memory(
+        &self,
+        id: TenantId,
+        wanted: u64,
+        cause: CallError,
+    ) -> BlockError {
+        let shortage = self.shortage(id, wanted, 0);
+        BlockError::DriverOutOfMemory { cause, shortage }
     }
 
     /// Returns the figures for a refusal.
@@ -488,11 +501,7 @@ impl State {
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
-            tenant: self
-                .tenants
-                .get(&id)
-                .map(|tenancy| tenancy.name.clone())
-                .unwrap_or_default(),
+            tenant: self.name_of(id),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
             largest_run: self

@@ -69,7 +69,7 @@ impl Locked<'_> {
     }
 
     fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
-        let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
+        let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
         if let Some(unmapped) = self.free_list.take(size, Some(id.0), foreign) {
             return Ok(vec![unmapped]);
         }
@@ -95,7 +95,7 @@ impl Locked<'_> {
     ) -> Result<Unmapped, BlockError> {
         let want = self.device.granule().extent_within(left, largest);
         // Nothing can be scrubbed during a capture: only memory that needs no scrub is taken then.
-        let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
+        let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
         loop {
             if let Some(unmapped) = self.free_list.take(want, Some(id.0), foreign) {
                 return Ok(unmapped);
@@ -123,13 +123,12 @@ impl Locked<'_> {
                 continue;
             }
             let Some(cause) = refused else {
-                return Err(BlockError::OutOfMemory(self.shortage(id, left, 0)));
+                return Err(self.out_of_memory(id, left));
             };
             // The driver has no more although the pool's limit allows it: other programs have it.
             // The pool's idle memory is reclaimed instead.
             if !claims || self.take_back_any(id, want)? == 0 {
-                let shortage = self.shortage(id, left, 0);
-                return Err(BlockError::DriverOutOfMemory { cause, shortage });
+                return Err(self.driver_out_of_memory(id, left, cause));
             }
         }
     }

@@ -17,7 +17,7 @@ impl Locked<'_> {
         if excess(self) > self.free_list.bytes() {
             let wanted = excess(self) - self.free_list.bytes();
             // No tenant makes the request, so every tenant's guarantee counts.
-            self.take_back_any(TenantId(u64::MAX), wanted)?;
+            self.take_back_any(TenantId::NONE, wanted)?;
         }
         let free_list = self.free_list.bytes().saturating_sub(excess(self));
         self.release_free(free_list);

@@ -10,12 +10,12 @@ use std::cell::Cell;
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
-use super::fills::{Unfinished, is_capturing};
+use super::fills::Unfinished;
 use super::ids::{BlockPlace, SlotId};
 use super::slot::Slot;
 use super::state::State;
 use super::wait::{Attempt, Wait};
-use crate::error::{BlockError, CallError, MemoryError};
+use crate::error::{BlockError, CallError};
 use crate::ledger::Purpose;
 use crate::own::Access;
 use crate::region::{Extent, Fence, LastWriter, TakenOut};
@@ -160,13 +160,9 @@ impl State {
         if !slot.is_truncated() || size <= from || size > place.capacity {
             return Ok(None);
         }
-        match slot.sleep_state.is_awake() {
-            true => Ok(Some(Step {
-                slot: place.slot,
-                from,
-            })),
-            false => Err(MemoryError::Asleep(from).into()),
-        }
+        slot.check_awake()?;
+        let slot = place.slot;
+        Ok(Some(Step { slot, from }))
     }
 
     /// Returns how many bytes of its own a block gets instead of shared memory.
@@ -190,19 +186,16 @@ impl State {
 
     /// Checks that the fence is complete, and that no lease keeps the memory in place.
     fn check_unused(&mut self, step: &Step) -> Result<(), BlockError> {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&step.slot.tenant);
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(step.slot.index));
-        let Some(slot) = slot.filter(|slot| slot.bound() > step.from) else {
+        let slot = self.slot_and_polls(step.slot);
+        let Some((slot, polls)) = slot.filter(|(slot, _)| slot.bound() > step.from) else {
             return Ok(());
         };
-        if Self::poll(capturing, needs, &mut slot.fence)? && slot.leases == 0 {
+        if polls.poll(&mut slot.fence)? && slot.leases == 0 {
             return Ok(());
         }
         let bytes = slot.bound() - step.from;
-        if capturing > 0 {
-            let shortage = self.shortage(step.slot.tenant, bytes, 0);
-            return Err(BlockError::Capturing(shortage));
+        if self.is_capturing() {
+            return Err(self.captured(step.slot.tenant, bytes));
         }
         let slot = self.slot(step.slot);
         Err(BlockError::SharedInUse {
@@ -242,8 +235,8 @@ impl Locked<'_> {
         let (id, bytes) = (slot.id.tenant, to.saturating_sub(extent.offset));
         // The copy would become part of the graph instead of running now. The lock may have been
         // released since the fence was polled.
-        if self.capturing > 0 || is_capturing(slot.home())? {
-            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
+        if self.captures(slot.home())? {
+            return Err(self.captured(id, bytes));
         }
         self.reclaim_for(id, bytes, Purpose::Growth)?;
         let others = self.others_of(slot, extent);

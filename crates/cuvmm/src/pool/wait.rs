@@ -269,7 +269,7 @@ impl Core {
         &'a self,
         mut state: Locked<'a>,
     ) -> Result<(Locked<'a>, bool), CallError> {
-        if !state.needs_synchronise || state.capturing > 0 {
+        if !state.polls.needs_synchronise || state.is_capturing() {
             return Ok((state, false));
         }
         drop(state);
@@ -281,7 +281,7 @@ impl Core {
         state = self.lock();
         match waited {
             Ok(()) => {
-                state.needs_synchronise = false;
+                state.polls.needs_synchronise = false;
                 Ok((state, true))
             }
             Err(error) if self.device.usable().is_err() => Err(error),

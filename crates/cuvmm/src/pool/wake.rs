@@ -12,7 +12,7 @@ use super::budget::{Amount, TenantId};
 use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
-use super::moving::{Choice, Chosen, Tally, TransitioningBlock};
+use super::moving::{Choice, Chosen, TransitioningBlock};
 use super::room::Room;
 use super::sleep_state::SleepState;
 use super::slot::Slot;
@@ -183,7 +183,7 @@ impl Locked<'_> {
         // The lock may be released while room is made: then everything is checked again.
         let mut total = None;
         loop {
-            if self.capturing > 0 {
+            if self.is_capturing() {
                 return Ok(Err(MemoryError::Capturing.into()));
             }
             self.check_usable(id)?;
@@ -194,9 +194,9 @@ impl Locked<'_> {
             for slot in moving.iter().filter_map(|&slot| self.slot(slot)) {
                 busy.add(slot);
             }
-            if busy.blocks > 0 {
-                let Tally { blocks, bytes } = busy;
-                return Ok(Err(SleepError::Busy { blocks, bytes }));
+            let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
+            if let Err(busy) = none {
+                return Ok(Err(busy));
             }
             let asleep = self.asleep(id, choice);
             let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;

@@ -52,14 +52,6 @@ impl Locked<'_> {
         self.forget_if_drained(id);
         defer(move || drop(hooks));
     }
-
-    /// Ends a lease on a block, whose slot is in its place; returns `true` if memory may have
-    /// become free by it.
-    pub(crate) fn end_lease(&mut self, id: SlotId) -> bool {
-        let given = self.end_lease_at(id);
-        self.purge_some();
-        given
-    }
 }
 
 impl Core {
@@ -72,7 +64,8 @@ impl Core {
 
     pub(crate) fn end_lease(&self, place: &BlockPlace) {
         let mut state = self.lock_with(place.slot);
-        let given = state.end_lease(place.slot);
+        let given = state.end_lease_at(place.slot);
+        state.purge_some();
         Self::unlock(state);
         // Most leases end on blocks that live on: waiting requests are not woken for nothing.
         if given {

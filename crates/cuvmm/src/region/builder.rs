@@ -132,10 +132,7 @@ impl<'a> RegionBuilder<'a> {
         for size in [self.largest, self.zero_extent] {
             ArgumentError::extent(size, granule.bytes())?;
         }
-        let size = granule.round_up(self.size).ok_or(ArgumentError::Overflow {
-            what: "bytes of a reservation",
-            value: self.size,
-        })?;
+        let size = granule.whole("bytes of a reservation", self.size)?;
         self.layout.check(self.device)?;
         if self.props.rdma_capable {
             self.layout.check_rdma()?;

@@ -106,10 +106,7 @@ impl<'a> HostStoreBuilder<'a> {
 
     /// Allocates pinned memory in whole parts.
     fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
-        let size = whole(bytes).ok_or(ArgumentError::Overflow {
-            what: BYTES,
-            value: bytes,
-        })?;
+        let size = whole(bytes)?;
         let parts = HostPart::pinned(self.device, size, PART);
         parts.map_err(|cause| MemoryError::Create {
             size: bytes,
@@ -124,10 +121,7 @@ impl<'a> HostStoreBuilder<'a> {
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let size = whole(bytes).ok_or(ArgumentError::Overflow {
-            what: BYTES,
-            value: bytes,
-        })?;
+        let size = whole(bytes)?;
         let parts = HostPart::ordinary(size, PART);
         let mut parts = parts.ok_or(MemoryError::HostOutOfMemory(bytes))?;
         let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -156,8 +150,9 @@ impl<'a> HostStoreBuilder<'a> {
     }
 }
 
-/// Rounds up to whole parts, or returns `None` on overflow.
-fn whole(bytes: u64) -> Option<usize> {
-    let part = Granularity::new(PART as u64)?;
-    usize::try_from(part.round_up(bytes)?).ok()
+/// Rounds up to whole parts.
+fn whole(value: u64) -> Result<usize, ArgumentError> {
+    let part = Granularity::new(PART as u64);
+    let whole = part.and_then(|part| part.round_up(value)?.try_into().ok());
+    whole.ok_or(ArgumentError::Overflow { what: BYTES, value })
 }

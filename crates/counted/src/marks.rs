@@ -1,11 +1,10 @@
 //! Marks that a tracer sees as stops: a signal that the program sends to itself.
+//!
+//! `unsafe` here: the system call by which the process lets itself be traced.
+#![allow(unsafe_code)]
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-use nix::{
-    sys::ptrace,
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use rustix::process::{Signal, getpid, kill_process};
 
 /// Sets marks, or none while a path warms up.
 pub(crate) struct Marks {
@@ -18,9 +17,12 @@ impl Marks {
     /// # Errors
     /// Returns an error if the system does not allow it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    pub(crate) fn new() -> nix::Result<Self> {
-        ptrace::traceme()?;
-        Ok(Self { traced: true })
+    pub(crate) fn new() -> std::io::Result<Self> {
+        // SAFETY: the request has no arguments, and touches no memory of the process.
+        match unsafe { libc::ptrace(libc::PTRACE_TRACEME) } {
+            0 => Ok(Self { traced: true }),
+            _ => Err(std::io::Error::last_os_error()),
+        }
     }
 
     #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
@@ -46,7 +48,7 @@ impl Marks {
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         if self.traced {
             // A process can always send a signal to itself, and its tracer suppresses it.
-            let _ = kill(Pid::this(), Signal::SIGUSR1);
+            let _ = kill_process(getpid(), Signal::USR1);
         }
         #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
         let _ = self.traced;

@@ -182,6 +182,39 @@ impl State {
     }
 }
 
+impl State {
+    /// Adds mapped pieces that are side by side. Of the new extents the first `in_use` bytes are in use,
+    /// and the rest is free behind some work.
+    fn add_pieces(&mut self, pieces: Vec<Piece>, from: u64, mut in_use: u64, rest: &Tag) {
+        let mut at = from;
+        for piece in pieces {
+            let size = piece.size;
+            match piece.id {
+                Some(id) => {
+                    self.retire(id);
+                    self.large.add_mapping(id, at, 1);
+                }
+                None => {
+                    let used = in_use.min(size);
+                    in_use -= used;
+                    let id = self.large.add_extent(size);
+                    if self.physicals.len() <= id {
+                        self.physicals.resize_with(id + 1, || None);
+                    }
+                    if let Some(place) = self.physicals.get_mut(id) {
+                        *place = Some(piece.physical);
+                    }
+                    self.large.add_mapping(id, at, u32::from(used > 0));
+                    if used < size {
+                        self.large.give(id, used..size, rest.clone());
+                    }
+                }
+            }
+            at += size;
+        }
+    }
+}
+
 impl Core {
     /// Carries out a build. Returns the first address of the allocation, and the work that other
     /// streams have to wait for before they use its memory.
@@ -314,36 +347,9 @@ impl Core {
             Some(_) => state.streams.now(id),
             None => Tag::Ready,
         };
-        let rest = tag.clone();
-        let mut unused = build.new_used;
-        let mut at = build.from;
-        let (mut stitched, count) = (build.run.is_some(), pieces.len() as u64);
-        for piece in pieces {
-            let size = piece.size;
-            match piece.id {
-                Some(id) => {
-                    state.retire(id);
-                    state.large.add_mapping(id, at, 1);
-                    stitched = true;
-                }
-                None => {
-                    let used = unused.min(size);
-                    unused -= used;
-                    let id = state.large.add_extent(size);
-                    if state.physicals.len() <= id {
-                        state.physicals.resize_with(id + 1, || None);
-                    }
-                    if let Some(place) = state.physicals.get_mut(id) {
-                        *place = Some(piece.physical);
-                    }
-                    state.large.add_mapping(id, at, u32::from(used > 0));
-                    if used < size {
-                        state.large.give(id, used..size, rest.clone());
-                    }
-                }
-            }
-            at += size;
-        }
+        let stitched = build.run.is_some() || pieces.iter().any(|piece| piece.id.is_some());
+        let count = pieces.len() as u64;
+        state.add_pieces(pieces, build.from, build.new_used, &tag);
         state.keep_streams(&build.named, false);
         let held = state.large.held();
         let counts = &mut state.counts;

@@ -1,4 +1,4 @@
-//! The lock of a heap, what it protects, and what the pool may take.
+//! The lock of a heap, and what it protects.
 //!
 //! The lock is taken under the pool's lock, when the pool asks for figures, and never the other way
 //! round: an operation that needs the pool releases it first. Events are recorded and polled under
@@ -13,6 +13,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::cache::{Place, StreamCache, StreamCaches};
 use super::chunks::Chunks;
+use super::counts::Counts;
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
 use super::guarded::Guarded;
@@ -23,7 +24,6 @@ use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::CallError;
 use crate::own::Physical;
-use crate::pool::{Given, Holder, HolderFigures};
 use crate::region::{Fence, LastWriter, Placed, Space, Unmapped};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -46,9 +46,6 @@ const LARGEST_CHUNK: u64 = 32 << 20;
 
 /// The part of all small bytes that a new chunk has.
 const CHUNK_PART: u64 = 32;
-
-/// Allocations with at most these bytes say nothing about the sizes of extents.
-const LARGE: u64 = 1 << 20;
 
 /// The settings of a heap.
 #[derive(Clone, Copy, Debug)]
@@ -108,73 +105,6 @@ pub(super) struct State {
     /// The number of locked sections so far.
     #[cfg(debug_assertions)]
     sections: u64,
-}
-
-/// Counts of a heap. Sizes in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    /// The sizes of the allocations that are being made.
-    making: u64,
-    /// The sizes of all live allocations, as requested, and of those in stream caches.
-    pub(super) live: u64,
-    /// The number of those that have more than [`LARGE`] bytes, and their sizes.
-    large: u64,
-    large_bytes: u64,
-    pub(super) peak_live: u64,
-    pub(super) peak_held: u64,
-    pub(super) allocations: u64,
-    pub(super) small: u64,
-    pub(super) stitches: u64,
-    pub(super) mapped: u64,
-    pub(super) waits: u64,
-}
-
-impl Counts {
-    /// Counts an allocation that is about to be made.
-    pub(super) const fn begin(&mut self, size: u64) {
-        self.making += size;
-    }
-
-    /// Counts an allocation that was about to be made and could not be made.
-    pub(super) const fn not_made(&mut self, size: u64) {
-        self.making -= size;
-    }
-
-    /// Counts an allocation that was about to be made and was made, while `cached` returns how many
-    /// bytes are in stream caches.
-    pub(super) fn made(&mut self, size: u64, cached: impl FnOnce() -> u64) {
-        self.making -= size;
-        self.allocations += 1;
-        self.live += size;
-        if size > LARGE {
-            self.large += 1;
-            self.large_bytes += size;
-        }
-        self.note_peak(cached);
-    }
-
-    /// Notes how much is live while `cached` returns how many bytes are in stream caches. To ask all
-    /// of them takes longer than the rest of a request.
-    fn note_peak(&mut self, cached: impl FnOnce() -> u64) {
-        if self.live > self.peak_live {
-            self.peak_live = self.peak_live.max(self.live - cached());
-        }
-    }
-
-    /// Counts an allocation that was freed, and is in no stream cache.
-    const fn end(&mut self, size: u64) {
-        self.allocations -= 1;
-        self.live -= size;
-        if size > LARGE {
-            self.large -= 1;
-            self.large_bytes -= size;
-        }
-    }
-
-    /// Returns the mean size of live allocations that have more than [`LARGE`] bytes.
-    pub(super) fn mean_large(&self) -> u64 {
-        self.large_bytes / self.large.max(1)
-    }
 }
 
 /// The lock on a heap. User code that is dropped under it runs after its end.
@@ -240,7 +170,7 @@ impl State {
     }
 
     /// Returns the extents that the pool may take, the least recently used first.
-    fn idle(&mut self) -> Vec<(ExtentId, u64)> {
+    pub(super) fn idle(&mut self) -> Vec<(ExtentId, u64)> {
         self.large.list();
         let whole = self.large.whole(None);
         let is_leaving = |id| self.large.extent(id).is_some_and(Extent::is_leaving);
@@ -482,52 +412,6 @@ impl Core {
         }
         unmapped
     }
-
-    /// Unmaps an extent that is not settled. On failure the rest of it stays as it is.
-    fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
-        let mappings: Vec<u64> = {
-            let state = self.lock();
-            let extent = state.large.extent(id);
-            let mappings = extent.iter().flat_map(|extent| &extent.mappings);
-            mappings.map(|mapping| mapping.at).collect()
-        };
-        let mut count = 0;
-        for at in mappings {
-            let Some(placed) = self.lock().remove_placed(at) else {
-                continue;
-            };
-            let size = placed.size();
-            let outcome = unmap(placed);
-            let mut state = self.lock();
-            match outcome {
-                Ok(_) => {
-                    count += 1;
-                    state.large.remove_mapping(id, at);
-                    state.gaps.give(at, size);
-                }
-                Err((placed, error)) => {
-                    if let Some(space) = &mut state.space {
-                        space.adopt(placed);
-                    }
-                    state.large.settle(id, true);
-                    return (count, Err(error));
-                }
-            }
-        }
-        let mut state = self.lock();
-        state.large.remove_extent(id);
-        let physical = state.physicals.get_mut(id).and_then(Option::take);
-        let writer = LastWriter {
-            by: self.writer,
-            blank: false,
-        };
-        let unmapped = physical.map(|physical| Unmapped {
-            physical,
-            last_writer: Some(writer),
-            fresh: false,
-        });
-        (count, Ok(unmapped))
-    }
 }
 
 /// Unmaps a mapping that nothing uses. Asks the driver twice.
@@ -537,114 +421,4 @@ pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
         tracing::warn!(%error, "a mapping is unmapped again");
         placed.unmap_after(&complete)
     })
-}
-
-impl Holder for Core {
-    fn figures(&self) -> HolderFigures {
-        let state = self.lock_drained();
-        let (large, small) = (&state.large, &state.small);
-        let free = large.free() + small.free_bytes();
-        let used = large.held() - free;
-        if self.pinned.load(Ordering::SeqCst) {
-            return HolderFigures {
-                held: large.held(),
-                in_use: large.held(),
-                ..HolderFigures::default()
-            };
-        }
-        // An allocation that is being made is counted already.
-        let in_use = (state.counts.live + state.counts.making).min(used);
-        HolderFigures {
-            held: large.held(),
-            in_use,
-            padding: used - in_use,
-            pending_free: free - large.ready() - small.ready(),
-            idle: large.idle(),
-            obtained: 0,
-        }
-    }
-
-    fn reclaimable(&self, polls: bool) -> Vec<u64> {
-        let mut state = self.lock_drained();
-        state.refresh(polls);
-        if self.pinned.load(Ordering::SeqCst) {
-            return Vec::new();
-        }
-        state.idle().into_iter().map(|(_, size)| size).collect()
-    }
-
-    fn give(&self, wanted: u64) -> Given {
-        if self.pinned.load(Ordering::SeqCst) {
-            return Given::default();
-        }
-        let chosen: Vec<ExtentId> = {
-            let mut state = self.lock();
-            state.refresh(false);
-            let mut bytes = 0;
-            let mut chosen = Vec::new();
-            for (id, size) in state.idle() {
-                if bytes >= wanted {
-                    break;
-                }
-                bytes += size;
-                chosen.push(id);
-                state.large.settle(id, false);
-            }
-            chosen
-        };
-        let mut given = Given::default();
-        for id in chosen {
-            if given.error.is_some() {
-                self.lock().large.settle(id, true);
-                continue;
-            }
-            let (mappings, taken) = self.take_extent(id);
-            given.mappings += mappings;
-            match taken {
-                Ok(extent) => given.extents.extend(extent),
-                Err(error) => given.error = Some(error),
-            }
-        }
-        given
-    }
-
-    fn tidy(&self) -> Given {
-        let many = {
-            let state = self.lock();
-            let kept = state.most_retired() / 2;
-            state.retired.len().saturating_sub(kept)
-        };
-        Given {
-            mappings: self.unmap_retired(many),
-            ..Given::default()
-        }
-    }
-
-    fn settle(&self) -> Result<(), CallError> {
-        let mut fence = {
-            let state = self.lock_drained();
-            let mut all = Tag::Ready;
-            let mut points = Vec::new();
-            let parts: [&dyn Tagged; 2] = [&state.large, &state.small];
-            let mut see = |point| points.push(point);
-            parts.iter().for_each(|part| part.for_each_point(&mut see));
-            all.merge(&Tag::of(points));
-            state.streams.fence(&all)
-        };
-        fence.wait()?;
-        self.lock().refresh(false);
-        Ok(())
-    }
-
-    fn report_freed(&self, yes: bool) {
-        self.reports.store(yes, Ordering::SeqCst);
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-    }
-
-    fn take_space(&self) -> Option<Space> {
-        self.lock().space.take()
-    }
 }

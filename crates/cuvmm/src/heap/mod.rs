@@ -115,9 +115,11 @@ mod build;
 mod cache;
 mod chunks;
 mod core;
+mod counts;
 mod extents;
 mod gaps;
 mod guarded;
+mod holder;
 mod lengths;
 mod ranges;
 mod sorted;
@@ -447,45 +449,23 @@ impl Heap {
     ) -> Result<Allocation, BlockError> {
         let shared = &self.lanes.shared;
         let core = &shared.core;
-        core.device.own_process()?;
-        core.device.usable()?;
-        ArgumentError::not_zero("bytes of an allocation", size)?;
-        let what = "an alignment in bytes";
-        if !alignment.is_power_of_two() {
-            let value = alignment;
-            return Err(ArgumentError::NotPowerOfTwo { what, value }.into());
-        }
-        ArgumentError::at_most(what, alignment, core.device.granularity())?;
-        let alignment = alignment.max(ALIGNMENT);
-        let what = "bytes of an allocation";
-        let overflow = ArgumentError::Overflow { what, value: size };
-        let rounded = aligned(size, ALIGNMENT).ok_or(overflow)?;
-        if !stream.device().is_same(&core.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
-        if core.closed.load(Ordering::Relaxed) {
-            shared.tenant.check_usable()?;
-        }
-        // No larger request can be served, and its plan would have no bound.
-        if rounded > core.addresses {
-            return Err(shared.tenant.short_of_memory(rounded));
-        }
+        let (rounded, alignment) = self.rounded(size, alignment, stream)?;
         let (lane, cache) = self.lanes.of(stream);
         let small = is_small(rounded, alignment);
         if let Some(place) = cache.take(stream, size, alignment, small) {
             return Ok(Allocation::new(lane, place));
         }
+        let place = |at, home, small| Place {
+            at,
+            size,
+            rounded,
+            home,
+            handle: stream.as_raw(),
+            small,
+        };
         if let Some(guarded) = &core.guarded {
             let at = guarded.allocate(&shared.tenant, (size, alignment), stream)?;
-            let place = Place {
-                at,
-                size,
-                rounded,
-                home: StreamId(0),
-                handle: stream.as_raw(),
-                small: false,
-            };
-            return Ok(Allocation::new(lane, place));
+            return Ok(Allocation::new(lane, place(at, StreamId(0), false)));
         }
         let mut state = core.lock();
         if core.policy.drains {
@@ -515,15 +495,42 @@ impl Heap {
                 at
             }
         };
-        let place = Place {
-            at,
-            size,
-            rounded,
-            home: id,
-            handle: stream.as_raw(),
-            small,
-        };
-        Ok(Allocation::new(lane, place))
+        Ok(Allocation::new(lane, place(at, id, small)))
+    }
+
+    /// Checks the arguments of an allocation. Returns its size and alignment rounded up.
+    #[inline]
+    fn rounded(
+        &self,
+        size: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<(u64, u64), BlockError> {
+        let shared = &self.lanes.shared;
+        let core = &shared.core;
+        core.device.own_process()?;
+        core.device.usable()?;
+        ArgumentError::not_zero("bytes of an allocation", size)?;
+        let what = "an alignment in bytes";
+        if !alignment.is_power_of_two() {
+            let value = alignment;
+            return Err(ArgumentError::NotPowerOfTwo { what, value }.into());
+        }
+        ArgumentError::at_most(what, alignment, core.device.granularity())?;
+        let what = "bytes of an allocation";
+        let overflow = ArgumentError::Overflow { what, value: size };
+        let rounded = aligned(size, ALIGNMENT).ok_or(overflow)?;
+        if !stream.device().is_same(&core.device) {
+            return Err(ArgumentError::STREAM.into());
+        }
+        if core.closed.load(Ordering::Relaxed) {
+            shared.tenant.check_usable()?;
+        }
+        // No larger request can be served, and its plan would have no bound.
+        if rounded > core.addresses {
+            return Err(shared.tenant.short_of_memory(rounded));
+        }
+        Ok((rounded, alignment.max(ALIGNMENT)))
     }
 
     /// Gives all extents that are wholly free and whose work is complete to the pool

@@ -10,7 +10,7 @@ use super::control::{Control, socket_path};
 use super::dead;
 use super::exports;
 use super::file::LedgerFile;
-use super::layout::{Layout, State};
+use super::layout::{Layout, Slot, State};
 use super::seen::{Seen, What};
 use super::stall;
 use super::waits::{self, WaitStats};
@@ -233,24 +233,8 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     let counts: Vec<Count> = counts.collect();
     let slots = layout.slots.iter().zip(&counts).enumerate();
     let processes = slots.filter_map(|(index, (slot, count))| {
-        let charged = count.charged();
-        let (state, generation) = slot.state();
-        if state == State::Free {
-            seen.forget(What::Beat, index);
-            return None;
-        }
-        // A new owner of the slot is another value.
-        let life = slot.beat.load().wrapping_add(generation << 32);
-        let silent = seen.age(What::Beat, index, life) >= SILENT;
-        let lost = own != Some(index) && dead::has_lost(file, index, slot);
-        let state = match (state, silent) {
-            (State::Lending, _) => ProcessState::Lending,
-            (State::Dying, _) => ProcessState::Dying,
-            _ if lost => ProcessState::Dying,
-            (_, true) => ProcessState::NotAnswering,
-            _ => ProcessState::Running,
-        };
-        let shown = process(layout, index, state, charged);
+        let state = state_of(file, index, slot, own == Some(index), seen)?;
+        let shown = process(layout, index, state, count.charged());
         Some(ProcessStats {
             obtained: layout.obtained(index),
             ..shown
@@ -290,6 +274,32 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
             })
             .collect(),
     }
+}
+
+/// Returns the state of the process that has a slot, or `None` if the slot is free.
+fn state_of(
+    file: &LedgerFile,
+    index: usize,
+    slot: &Slot,
+    is_own: bool,
+    seen: &mut Seen,
+) -> Option<ProcessState> {
+    let (state, generation) = slot.state();
+    if state == State::Free {
+        seen.forget(What::Beat, index);
+        return None;
+    }
+    // A new owner of the slot is another value.
+    let life = slot.beat.load().wrapping_add(generation << 32);
+    let silent = seen.age(What::Beat, index, life) >= SILENT;
+    let lost = !is_own && dead::has_lost(file, index, slot);
+    Some(match (state, silent) {
+        (State::Lending, _) => ProcessState::Lending,
+        (State::Dying, _) => ProcessState::Dying,
+        _ if lost => ProcessState::Dying,
+        (_, true) => ProcessState::NotAnswering,
+        _ => ProcessState::Running,
+    })
 }
 
 /// Adds the reasons why processes wait.

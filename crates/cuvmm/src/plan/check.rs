@@ -126,43 +126,12 @@ impl<'a> Check<'a> {
                 ref name,
                 size,
                 device,
-            } => {
-                let size = self.things.rounded(size, device)?;
-                let used = Use::None;
-                let thing = Thing::Addresses {
-                    size,
-                    device,
-                    act,
-                    used,
-                };
-                self.things.name(name, thing)?;
-                Ok(Act::Reserve {
-                    name,
-                    size,
-                    device,
-                    by_hand: false,
-                })
-            }
+            } => self.reserve(name, size, device, act),
             Step::Create {
                 ref name,
                 size: asked,
                 device,
-            } => {
-                let size = self.things.rounded(asked, device)?;
-                let mappings = 0;
-                let thing = Thing::Physical {
-                    size,
-                    device,
-                    mappings,
-                };
-                self.things.name(name, thing)?;
-                Ok(Act::Create {
-                    name,
-                    asked,
-                    size,
-                    device,
-                })
-            }
+            } => self.create(name, asked, device),
             Step::Map {
                 ref physical,
                 ref within,
@@ -191,6 +160,45 @@ impl<'a> Check<'a> {
             Step::Release { ref name } => self.release(name),
             Step::Wait { time } => Ok(Act::Wait(time)),
         }
+    }
+
+    fn reserve(
+        &mut self,
+        name: &'a str,
+        size: u64,
+        device: usize,
+        act: usize,
+    ) -> Result<Act<'a>, PlanError> {
+        let size = self.things.rounded(size, device)?;
+        let thing = Thing::Addresses {
+            size,
+            device,
+            act,
+            used: Use::None,
+        };
+        self.things.name(name, thing)?;
+        Ok(Act::Reserve {
+            name,
+            size,
+            device,
+            by_hand: false,
+        })
+    }
+
+    fn create(&mut self, name: &'a str, asked: u64, device: usize) -> Result<Act<'a>, PlanError> {
+        let size = self.things.rounded(asked, device)?;
+        let thing = Thing::Physical {
+            size,
+            device,
+            mappings: 0,
+        };
+        self.things.name(name, thing)?;
+        Ok(Act::Create {
+            name,
+            asked,
+            size,
+            device,
+        })
     }
 
     fn map(

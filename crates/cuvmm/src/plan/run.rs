@@ -104,6 +104,18 @@ struct RegionRun {
     grown: u64,
 }
 
+/// Reserves addresses, for mappings or for a region.
+fn reserved(device: &Device, size: u64, by_hand: bool) -> Result<Made, Error> {
+    if by_hand {
+        return Ok(Made::Addresses {
+            mappings: BTreeMap::new(),
+            reservation: Reservation::new(device, size)?,
+        });
+    }
+    let region = Region::reserve(device, size)?;
+    Ok(Made::Committed(Box::new(RegionRun::new(region))))
+}
+
 impl<'a> Run<'a> {
     /// Runs `act`, and returns its calls and its time.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, CallsMade, Duration) {
@@ -130,15 +142,7 @@ impl<'a> Run<'a> {
                 by_hand,
             } => {
                 let device = self.device(step, device)?;
-                let made = if by_hand {
-                    Made::Addresses {
-                        mappings: BTreeMap::new(),
-                        reservation: Reservation::new(device, size)?,
-                    }
-                } else {
-                    Made::Committed(Box::new(RegionRun::new(Region::reserve(device, size)?)))
-                };
-                self.made.insert(name, made);
+                self.made.insert(name, reserved(device, size, by_hand)?);
             }
             Act::Create {
                 name,
@@ -154,43 +158,13 @@ impl<'a> Run<'a> {
                 within,
                 offset,
                 ref access,
-            } => {
-                let access = self.access(step, access)?;
-                let unknown = |name: &str| unknown(step, name);
-                let memory = match self.made.get(physical) {
-                    Some(Made::Physical { physical, .. }) => physical.clone(),
-                    _ => return Err(unknown(physical)),
-                };
-                let Some(Made::Addresses {
-                    mappings,
-                    reservation,
-                }) = self.made.get_mut(within)
-                else {
-                    return Err(unknown(within));
-                };
-                let mapping = reservation.map(offset, &memory)?;
-                mapping.set_access(&access)?;
-                mappings.insert(offset, mapping);
-            }
-            Act::Unmap { within, offset } => {
-                let mapping = match self.made.get_mut(within) {
-                    Some(Made::Addresses { mappings, .. }) => mappings.remove(&offset),
-                    _ => None,
-                };
-                let mapping = mapping.ok_or_else(|| unknown(step, within))?;
-                let closed = mapping.close().map_err(|failed| failed.reason);
-                closed.map_err(|refusal| refused(step, within, refusal))?;
-            }
+            } => self.map(step, physical, (within, offset), access)?,
+            Act::Unmap { within, offset } => self.unmap(step, within, offset)?,
             Act::Commit {
                 within,
                 ref range,
                 ref asked,
-            } => {
-                let region_run = self.region_run(step, within)?;
-                region_run.region.commit(range.clone())?;
-                region_run.committed.add(range.clone());
-                region_run.asked.add(asked.clone());
-            }
+            } => self.region_run(step, within)?.commit(range, asked)?,
             Act::Grow { within, to, by } => self.region_run(step, within)?.grow(to, by)?,
             Act::Decommit { within, ref range } => {
                 self.region_run(step, within)?.decommit(range.clone())?;
@@ -203,16 +177,7 @@ impl<'a> Run<'a> {
                 devices,
                 ref access,
             } => {
-                let named = |devices: &[usize]| {
-                    let found = devices.iter().map(|&device| self.device(step, device));
-                    found.collect::<Result<Vec<_>, _>>()
-                };
-                let (places, users) = (named(devices)?, named(access)?);
-                let (home, guests) = users
-                    .split_first()
-                    .ok_or_else(|| PlanError::new(step, None, ArgumentError::Zero("devices")))?;
-                let mut region_run = RegionRun::new(striped(home, guests, &places, (size, unit))?);
-                region_run.committed.add(0..region_run.region.size());
+                let mut region_run = self.striped(step, (size, unit), devices, access)?;
                 region_run.asked.add(0..asked);
                 self.made
                     .insert(name, Made::Committed(Box::new(region_run)));
@@ -225,6 +190,62 @@ impl<'a> Run<'a> {
             Act::Wait(time) => self.clock.wait(time),
         }
         Ok(())
+    }
+
+    fn map(
+        &mut self,
+        step: usize,
+        physical: &str,
+        (within, offset): (&str, u64),
+        access: &[usize],
+    ) -> Result<(), Error> {
+        let access = self.access(step, access)?;
+        let memory = match self.made.get(physical) {
+            Some(Made::Physical { physical, .. }) => physical.clone(),
+            _ => return Err(unknown(step, physical)),
+        };
+        let Some(Made::Addresses {
+            mappings,
+            reservation,
+        }) = self.made.get_mut(within)
+        else {
+            return Err(unknown(step, within));
+        };
+        let mapping = reservation.map(offset, &memory)?;
+        mapping.set_access(&access)?;
+        mappings.insert(offset, mapping);
+        Ok(())
+    }
+
+    fn unmap(&mut self, step: usize, within: &str, offset: u64) -> Result<(), Error> {
+        let mapping = match self.made.get_mut(within) {
+            Some(Made::Addresses { mappings, .. }) => mappings.remove(&offset),
+            _ => None,
+        };
+        let mapping = mapping.ok_or_else(|| unknown(step, within))?;
+        let closed = mapping.close().map_err(|failed| failed.reason);
+        closed.map_err(|refusal| refused(step, within, refusal))?;
+        Ok(())
+    }
+
+    fn striped(
+        &self,
+        step: usize,
+        sizes: (u64, u64),
+        devices: &[usize],
+        access: &[usize],
+    ) -> Result<RegionRun, Error> {
+        let named = |devices: &[usize]| {
+            let found = devices.iter().map(|&device| self.device(step, device));
+            found.collect::<Result<Vec<_>, _>>()
+        };
+        let (places, users) = (named(devices)?, named(access)?);
+        let (home, guests) = users
+            .split_first()
+            .ok_or_else(|| PlanError::new(step, None, ArgumentError::Zero("devices")))?;
+        let mut region_run = RegionRun::new(striped(home, guests, &places, sizes)?);
+        region_run.committed.add(0..region_run.region.size());
+        Ok(region_run)
     }
 
     fn device(&self, step: usize, device: usize) -> Result<&'a Device, PlanError> {
@@ -274,6 +295,13 @@ impl RegionRun {
             grown: 0,
             region,
         }
+    }
+
+    fn commit(&mut self, range: &Range<u64>, asked: &Range<u64>) -> Result<(), Error> {
+        self.region.commit(range.clone())?;
+        self.committed.add(range.clone());
+        self.asked.add(asked.clone());
+        Ok(())
     }
 
     /// Grows as a container does that requests `by` bytes at a time.

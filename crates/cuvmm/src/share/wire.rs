@@ -359,31 +359,7 @@ impl Description {
         let Ok(records) = <[ExtentRecord]>::ref_from_bytes_with_elems(rest, extents) else {
             return Err(short(wanted));
         };
-        let origins: Vec<Origin> = places.iter().map(Origin::read).collect::<Result<_, _>>()?;
-        // The table names each place once, in the order in which extents first refer to it, and no
-        // unused place: each description has exactly one serialized form.
-        let unlike = |(index, origin): (usize, &Origin)| {
-            origins.iter().take(index).all(|before| before != origin)
-        };
-        let mut named = 0;
-        let mut read = Vec::with_capacity(records.len());
-        for record in records {
-            let place = record.place.get();
-            let index = place as usize;
-            let origin = origins
-                .get(index)
-                .filter(|_| index <= named && record.reserved == U32::ZERO);
-            let &origin = origin.ok_or(wrong("place of an extent", place))?;
-            named = named.max(index + 1);
-            read.push(SharedExtent::new(
-                record.offset.get(),
-                record.size.get(),
-                origin,
-            ));
-        }
-        if named != origins.len() || !origins.iter().enumerate().all(unlike) {
-            return Err(wrong("place of an extent", count(named).get()));
-        }
+        let read = extents_in(places, records)?;
         let access = match head.access.get() {
             READ => Access::Read,
             READ_WRITE => Access::ReadWrite,
@@ -408,6 +384,36 @@ impl Description {
         )
         .map(|new| new.with_counted(counted))
     }
+}
+
+/// Returns the extents of a description.
+fn extents_in(
+    places: &[PlaceRecord],
+    records: &[ExtentRecord],
+) -> Result<Vec<SharedExtent>, DescriptionError> {
+    let origins: Vec<Origin> = places.iter().map(Origin::read).collect::<Result<_, _>>()?;
+    // The table names each place once, in the order in which extents first refer to it, and no
+    // unused place: each description has exactly one serialized form.
+    let unlike = |(index, origin): (usize, &Origin)| {
+        origins.iter().take(index).all(|before| before != origin)
+    };
+    let mut named = 0;
+    let mut read = Vec::with_capacity(records.len());
+    for record in records {
+        let place = record.place.get();
+        let index = place as usize;
+        let origin = origins
+            .get(index)
+            .filter(|_| index <= named && record.reserved == U32::ZERO);
+        let &origin = origin.ok_or(wrong("place of an extent", place))?;
+        named = named.max(index + 1);
+        let (offset, size) = (record.offset.get(), record.size.get());
+        read.push(SharedExtent::new(offset, size, origin));
+    }
+    if named != origins.len() || !origins.iter().enumerate().all(unlike) {
+        return Err(wrong("place of an extent", count(named).get()));
+    }
+    Ok(read)
 }
 
 impl Head {

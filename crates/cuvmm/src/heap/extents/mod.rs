@@ -14,6 +14,8 @@
 #[cfg(debug_assertions)]
 mod check;
 mod extent;
+mod lists;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,9 +23,10 @@ use std::ops::Range;
 use self::extent::{Counted, Ends, insert};
 use super::ranges::Runs;
 use super::sorted::Sorted;
-use super::tag::{Class, Point, StreamId, Tag, Tagged};
+use super::tag::{Class, Tag};
 
 pub(super) use self::extent::{Extent, Mapping};
+pub(super) use self::work::work_of;
 
 /// The number of an extent.
 pub(super) type ExtentId = usize;
@@ -482,74 +485,6 @@ impl Extents {
         self.join_shown(tag.class());
     }
 
-    /// Returns the work that the free bytes of an extent wait for.
-    pub(super) fn tag_of(&self, id: ExtentId) -> Tag {
-        self.extent(id).map_or(Tag::Ready, Extent::tag)
-    }
-
-    /// Returns all work that bytes or mappings of an extent wait for.
-    pub(super) fn all_work_of(&self, id: ExtentId) -> Tag {
-        let mut tag = self.tag_of(id);
-        if let Some(extent) = self.extent(id) {
-            extent
-                .mappings
-                .iter()
-                .for_each(|mapping| tag.merge(&mapping.tag));
-        }
-        tag
-    }
-
-    /// Returns extents that are wholly free and that a stream can use without waiting (any stream
-    /// with `None`), the largest first. [`list`](Self::list) goes before this and the other lists.
-    pub(super) fn whole(&self, stream: Option<StreamId>) -> impl Iterator<Item = (u64, ExtentId)> {
-        debug_assert!(self.stale.is_empty(), "the lists are stale");
-        let all = self.whole.iter().rev().copied();
-        all.filter(move |&(size, id)| self.serves(id, &(0..size), stream))
-    }
-
-    /// Returns extents with free bytes at the start, from `least` bytes on, the fewest first.
-    pub(super) fn prefixes(
-        &self,
-        least: u64,
-        stream: Option<StreamId>,
-    ) -> impl Iterator<Item = (u64, ExtentId)> {
-        debug_assert!(self.stale.is_empty(), "the lists are stale");
-        let all = self.prefixes.range((least, 0)..).copied();
-        all.filter(move |&(_, id)| self.serves(id, &(0..least), stream))
-    }
-
-    /// Returns extents with free bytes at the start, the most first.
-    pub(super) fn longest_prefixes(
-        &self,
-        stream: Option<StreamId>,
-    ) -> impl Iterator<Item = (u64, ExtentId)> {
-        debug_assert!(self.stale.is_empty(), "the lists are stale");
-        let all = self.prefixes.iter().rev().copied();
-        all.filter(move |&(length, id)| self.serves(id, &(0..length), stream))
-    }
-
-    /// Returns extents with free bytes at the end, at most `most` bytes, the most first.
-    pub(super) fn suffixes(
-        &self,
-        most: u64,
-        stream: Option<StreamId>,
-    ) -> impl Iterator<Item = (u64, ExtentId)> {
-        debug_assert!(self.stale.is_empty(), "the lists are stale");
-        let all = self.suffixes.range(..=(most, ExtentId::MAX)).rev().copied();
-        all.filter(move |&(length, id)| {
-            let size = self.extent(id).map_or(0, |extent| extent.size);
-            self.serves(id, &(size - length..size), stream)
-        })
-    }
-
-    fn serves(&self, id: ExtentId, range: &Range<u64>, stream: Option<StreamId>) -> bool {
-        let Some(stream) = stream else {
-            return true;
-        };
-        self.extent(id)
-            .is_some_and(|extent| extent.class(range).serves(stream))
-    }
-
     /// Returns the class of a free range of addresses.
     fn class_at(&self, range: &Range<u64>) -> Class {
         let parts = self.parts(range.start, range.end - range.start);
@@ -578,83 +513,6 @@ impl Extents {
         self.idle = self.idle - old.idle + new.idle;
         self.wholes = self.wholes - old.whole as usize + new.whole as usize;
     }
-
-    /// Lists all extents with what is free of them, before the lists are asked.
-    pub(super) fn list(&mut self) {
-        while let Some(id) = self.stale.pop() {
-            if let Some(extent) = self.extent_mut(id) {
-                extent.is_stale = false;
-                let ends = extent.ends();
-                self.list_with(id, ends);
-            }
-        }
-        self.vacant
-            .iter_mut()
-            .for_each(|(_, is_stale)| *is_stale = false);
-    }
-
-    fn list_with(&mut self, id: ExtentId, ends: Ends) {
-        let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
-            return;
-        };
-        let old = std::mem::replace(&mut extent.listed, ends);
-        let lists = [
-            (&mut self.whole, old.whole, ends.whole),
-            (&mut self.prefixes, old.prefix, ends.prefix),
-            (&mut self.suffixes, old.suffix, ends.suffix),
-        ];
-        for (list, old, new) in lists {
-            if old == new {
-                continue;
-            }
-            if old > 0 {
-                list.remove(&(old, id));
-            }
-            if new > 0 {
-                list.insert((new, id));
-            }
-        }
-    }
-}
-
-impl Tagged for Extents {
-    /// Makes the classes of runs exact, too.
-    fn prune(&mut self, done: &dyn Fn(Point) -> bool) {
-        for extent in self.extents.iter_mut().flatten() {
-            let mut pruned = false;
-            extent
-                .free
-                .for_each_value(|free| pruned |= free.tag.prune(done));
-            if pruned {
-                let pieces = std::mem::take(&mut extent.free);
-                for (start, free) in pieces.all() {
-                    insert(&mut extent.free, start..free.end, free.tag.clone());
-                }
-            }
-            for mapping in &mut extent.mappings {
-                mapping.tag.prune(done);
-            }
-        }
-        self.ready = self.extents().map(|(_, extent)| extent.ready()).sum();
-        let mut runs = std::mem::take(&mut self.runs);
-        let exact = |range, class: &mut Class| {
-            if *class != Class::Ready {
-                *class = self.class_at(&range);
-            }
-        };
-        runs.change(exact, |_| {});
-        self.runs = runs;
-    }
-
-    fn for_each_point(&self, see: &mut dyn FnMut(Point)) {
-        for (_, extent) in self.extents() {
-            let free = extent.free.all().map(|(_, free)| &free.tag);
-            let mappings = extent.mappings.iter().map(|mapping| &mapping.tag);
-            for tag in free.chain(mappings) {
-                tag.points().iter().for_each(|&point| see(point));
-            }
-        }
-    }
 }
 
 /// Notes the addresses at which bytes of an extent are searched.
@@ -680,14 +538,6 @@ fn for_each_joined(ranges: &mut Vec<Range<u64>>, mut see: impl FnMut(Range<u64>)
         }
     }
     see(joined);
-}
-
-/// Returns all work that taken bytes wait for.
-pub(super) fn work_of(taken: &[Taken]) -> Tag {
-    let mut tag = Tag::Ready;
-    let pieces = taken.iter().flat_map(|(_, pieces)| pieces);
-    pieces.for_each(|(_, piece)| tag.merge(piece));
-    tag
 }
 
 #[cfg(test)]

@@ -14,25 +14,24 @@
 //!
 //! No lock of the library's pool is taken here.
 
-use cuvmm_driver::MemPoolHandle;
+mod current;
+mod figures;
+mod generation;
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use self::current::let_others_end;
+use self::generation::{Account, Barren, Generation};
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{AccessGrant, CloseRefusal, CurrentPoolGuard, MemPool};
 use crate::size::Granularity;
 
+pub(super) use self::figures::{Sums, View};
+
 /// The bytes in which the driver obtains memory for a pool, and to which it rounds a pool's maximum
 /// (measured on an H200).
 const STEP: u64 = 32 << 20;
-
-/// How long calls of other threads that were inside of the driver when the current pool changed have
-/// to end, before the old pool's figure is read. On an H200 with two threads that allocate all the
-/// time, six of six runs exceeded the limit by one to three steps without it, and none of eighteen
-/// with 0.2 ms and more.
-const INSIDE: Duration = Duration::from_millis(1);
 
 /// How often an exchange is attempted while other threads allocate.
 const ATTEMPTS: usize = 4;
@@ -41,142 +40,6 @@ const ATTEMPTS: usize = 4;
 pub(super) fn step_of(device: &Device) -> Granularity {
     let granule = device.granule();
     Granularity::new(STEP.max(granule.bytes())).unwrap_or(granule)
-}
-
-/// Waits for calls of other threads that may have chosen a pool before another one was made current,
-/// at `since`. Nothing tells when they have ended.
-fn let_others_end(since: Instant) {
-    thread::sleep(INSIDE.saturating_sub(since.elapsed()));
-}
-
-/// A pool of the driver, with its last figures in bytes.
-struct Generation {
-    pool: MemPool,
-    maximum: u64,
-    charged: u64,
-    used: u64,
-    reserved: u64,
-}
-
-impl Generation {
-    const fn new(pool: MemPool, maximum: u64) -> Self {
-        Self {
-            pool,
-            maximum,
-            charged: maximum,
-            used: 0,
-            reserved: 0,
-        }
-    }
-
-    /// Reads the figures of a pool that is allocated from.
-    fn look(&mut self, granule: Granularity) -> Result<(), CallError> {
-        (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
-        let reserved = granule.round_up(self.reserved).unwrap_or(u64::MAX);
-        self.charged = self.maximum.max(reserved);
-        Ok(())
-    }
-
-    /// Returns memory that nothing uses to the device, and charges the rest.
-    fn drain(&mut self, granule: Granularity) -> Result<(), CallError> {
-        self.pool.trim_to(0)?;
-        (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
-        self.charged = granule.round_up(self.reserved).unwrap_or(u64::MAX);
-        Ok(())
-    }
-
-    /// Returns the bytes in use. The driver counts memory as in use that `cuMemFree` has freed.
-    fn in_use(&self) -> u64 {
-        self.used.min(self.reserved)
-    }
-}
-
-/// The figures of the newest pool in bytes when an exchange for less gained nothing. Nothing is
-/// offered until they are lower, and for some readings of them in any case: otherwise a request and
-/// a library that allocates and frees all the time could disturb each other without end.
-#[derive(Clone, Copy, Debug)]
-struct Barren {
-    used: u64,
-    reserved: u64,
-    /// The number of such exchanges in sequence.
-    times: u32,
-    /// The number of readings that are left.
-    readings: u32,
-}
-
-/// The most readings for which nothing is offered.
-const MOST_READINGS: u32 = 16;
-
-impl Barren {
-    /// Offers nothing for more readings than the last time.
-    fn postpone(&mut self) {
-        self.readings = self.times.min(MOST_READINGS);
-        self.times = self.times.saturating_add(1);
-    }
-}
-
-/// The charge of all pools, in bytes.
-#[derive(Default)]
-struct Account {
-    /// The bytes that the pools may hold, and those that were charged for an exchange.
-    charged: u64,
-    /// Bytes that are not needed any more and that the tenant is still charged.
-    returned: u64,
-    /// Bytes that were seen beyond the charge, and that the tenant is not charged yet.
-    overdrawn: u64,
-    /// The part of them that is being charged.
-    being_charged: u64,
-}
-
-impl Account {
-    const fn take_returned(&mut self) -> u64 {
-        let bytes = self.returned.saturating_sub(self.being_charged);
-        self.returned -= bytes;
-        bytes
-    }
-
-    /// Adapts the account to the bytes that the pools may hold now.
-    fn recount(&mut self, needed: u64) {
-        if needed > self.charged {
-            self.overdrawn += needed - self.charged;
-        } else {
-            let less = self.charged - needed;
-            let uncharged = less.min(self.overdrawn);
-            self.overdrawn -= uncharged;
-            self.returned += less - uncharged;
-        }
-        self.charged = needed;
-    }
-}
-
-/// The figures that a tenant's pool shows to others, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct View {
-    /// The bytes that the tenant is charged.
-    pub(super) held: u64,
-    pub(super) in_use: u64,
-    /// Bytes for the exchange, which no allocation uses.
-    pub(super) padding: u64,
-    /// Bytes that can be given back while the pool is open.
-    pub(super) idle: u64,
-    /// Bytes that can be given back once the pool is closed.
-    pub(super) idle_closed: u64,
-    /// The number of older pools.
-    pub(super) older: u64,
-    /// Bytes that the driver was last seen to hold.
-    pub(super) reserved: u64,
-}
-
-/// The figures of the pools, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
-    pub(super) maximum: u64,
-    pub(super) charged: u64,
-    pub(super) used: u64,
-    pub(super) reserved: u64,
-    pub(super) older: u64,
-    pub(super) older_held: u64,
-    pub(super) current: bool,
 }
 
 /// The requirements of room for some bytes.
@@ -613,38 +476,6 @@ impl Generations {
         newest.saturating_add(maximum) <= self.allowed()
     }
 
-    /// Makes the newest pool current again where the stand-in is. Asks the driver twice.
-    fn resume(&mut self) -> Result<(), CallError> {
-        self.let_go();
-        let (Some(guard), Some(newest)) = (&mut self.guard, &self.newest) else {
-            return Ok(());
-        };
-        if guard.pool().as_raw() == newest.pool.as_raw() {
-            return Ok(());
-        }
-        let pool = &newest.pool;
-        guard.switch(pool).or_else(|_| guard.switch(pool))
-    }
-
-    /// Returns the pools that may have been current before, those that are kept among them.
-    fn past(&self) -> Vec<MemPoolHandle> {
-        let past = self.stand_in.iter().chain(&self.older);
-        let mut past: Vec<_> = past.map(|generation| generation.pool.as_raw()).collect();
-        if let Some(newest) = &self.newest {
-            newest.pool.device().add_kept_pools(&mut past);
-        }
-        past
-    }
-
-    /// Makes the newest pool current again where another library has put back one that it had found
-    /// current before an exchange.
-    fn claim(&self) -> Result<(), CallError> {
-        match &self.guard {
-            Some(guard) if self.exchanged => guard.claim(&self.past(), false).map(drop),
-            _ => Ok(()),
-        }
-    }
-
     fn put_in_place(
         &mut self,
         next: MemPool,
@@ -732,100 +563,5 @@ impl Generations {
     pub(super) fn obtained(&self) -> u64 {
         let reserved = |it: &Generation| it.pool.reserved().unwrap_or(0);
         self.all().map(reserved).sum()
-    }
-
-    /// Makes the newest pool the current one, and counts one more value that keeps it current.
-    pub(super) fn make_current(&mut self) -> Result<(), MemoryError> {
-        self.resume()?;
-        match (&self.guard, &self.newest) {
-            (Some(guard), _) => {
-                if !guard.claim(&self.past(), true)? {
-                    let device = guard.pool().device().location();
-                    return Err(MemoryError::CurrentPool(device));
-                }
-            }
-            (None, Some(newest)) => {
-                self.guard = Some(newest.pool.make_current_instead_of_default()?);
-            }
-            (None, None) => return Err(CallError::InUse.into()),
-        }
-        self.guards += 1;
-        Ok(())
-    }
-
-    /// Makes the previous pool current again if no other value keeps the newest one current.
-    pub(super) fn end_current(&mut self) -> Result<(), CallError> {
-        if self.guards > 1 {
-            self.guards -= 1;
-            return Ok(());
-        }
-        self.close_guard()?;
-        self.guards = 0;
-        Ok(())
-    }
-
-    /// Ends a value that kept the newest pool current. If the driver refuses to make the previous pool
-    /// current, the next operation tries again; until then the newest pool is kept current.
-    pub(super) fn forget_current(&mut self) {
-        if let Err(error) = self.end_current() {
-            self.guards = 0;
-            tracing::warn!(%error, "a memory pool stays the current one for now");
-        }
-    }
-
-    /// Makes the previous pool current where that was refused before.
-    fn let_go(&mut self) {
-        if self.guards == 0
-            && let Err(error) = self.close_guard()
-        {
-            tracing::debug!(%error, "a memory pool stays the current one for now");
-        }
-    }
-
-    /// Makes the previous pool current. For a moment, calls of other threads may still allocate from
-    /// the newest one.
-    fn close_guard(&mut self) -> Result<(), CallError> {
-        let Some(guard) = self.guard.take() else {
-            return Ok(());
-        };
-        let Err(refused) = guard.close() else {
-            self.left = Some(Instant::now());
-            return Ok(());
-        };
-        self.guard = Some(refused.owner);
-        match refused.reason {
-            CloseRefusal::Call(error) => Err(error),
-            _ => Err(CallError::InUse),
-        }
-    }
-
-    /// Waits for calls of other threads that began while the newest pool was still current.
-    fn let_last_calls_end(&mut self) {
-        if let Some(since) = self.left.take() {
-            let_others_end(since);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_beyond_the_charge_that_ends_while_it_is_being_charged_is_not_refunded_before() {
-        let mut account = Account {
-            charged: 2,
-            ..Account::default()
-        };
-        account.recount(7);
-        assert_eq!(account.overdrawn, 5);
-        account.being_charged += std::mem::take(&mut account.overdrawn);
-        // The tenant is charged two.
-        account.recount(2);
-        assert_eq!(account.take_returned(), 0);
-        account.recount(1);
-        assert_eq!(account.take_returned(), 1);
-        account.being_charged = 0;
-        assert_eq!((account.take_returned(), account.returned), (5, 0));
     }
 }

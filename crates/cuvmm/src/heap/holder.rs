@@ -1,0 +1,171 @@
+//! The memory of a heap that the pool may take.
+//!
+//! The pool asks for figures under its own lock, so these take the heap's lock under it. What is taken
+//! is unmapped without both.
+
+use std::sync::atomic::Ordering;
+
+use super::core::{Core, unmap};
+use super::extents::ExtentId;
+use super::tag::{Tag, Tagged};
+use crate::error::CallError;
+use crate::pool::{Given, Holder, HolderFigures};
+use crate::region::{LastWriter, Space, Unmapped};
+
+impl Holder for Core {
+    fn figures(&self) -> HolderFigures {
+        let state = self.lock_drained();
+        let (large, small) = (&state.large, &state.small);
+        let free = large.free() + small.free_bytes();
+        let used = large.held() - free;
+        if self.pinned.load(Ordering::SeqCst) {
+            return HolderFigures {
+                held: large.held(),
+                in_use: large.held(),
+                ..HolderFigures::default()
+            };
+        }
+        // An allocation that is being made is counted already.
+        let in_use = (state.counts.live + state.counts.making).min(used);
+        HolderFigures {
+            held: large.held(),
+            in_use,
+            padding: used - in_use,
+            pending_free: free - large.ready() - small.ready(),
+            idle: large.idle(),
+            obtained: 0,
+        }
+    }
+
+    fn reclaimable(&self, polls: bool) -> Vec<u64> {
+        let mut state = self.lock_drained();
+        state.refresh(polls);
+        if self.pinned.load(Ordering::SeqCst) {
+            return Vec::new();
+        }
+        state.idle().into_iter().map(|(_, size)| size).collect()
+    }
+
+    fn give(&self, wanted: u64) -> Given {
+        if self.pinned.load(Ordering::SeqCst) {
+            return Given::default();
+        }
+        let chosen: Vec<ExtentId> = {
+            let mut state = self.lock();
+            state.refresh(false);
+            let mut bytes = 0;
+            let mut chosen = Vec::new();
+            for (id, size) in state.idle() {
+                if bytes >= wanted {
+                    break;
+                }
+                bytes += size;
+                chosen.push(id);
+                state.large.settle(id, false);
+            }
+            chosen
+        };
+        let mut given = Given::default();
+        for id in chosen {
+            if given.error.is_some() {
+                self.lock().large.settle(id, true);
+                continue;
+            }
+            let (mappings, taken) = self.take_extent(id);
+            given.mappings += mappings;
+            match taken {
+                Ok(extent) => given.extents.extend(extent),
+                Err(error) => given.error = Some(error),
+            }
+        }
+        given
+    }
+
+    fn tidy(&self) -> Given {
+        let many = {
+            let state = self.lock();
+            let kept = state.most_retired() / 2;
+            state.retired.len().saturating_sub(kept)
+        };
+        Given {
+            mappings: self.unmap_retired(many),
+            ..Given::default()
+        }
+    }
+
+    fn settle(&self) -> Result<(), CallError> {
+        let mut fence = {
+            let state = self.lock_drained();
+            let mut all = Tag::Ready;
+            let mut points = Vec::new();
+            let parts: [&dyn Tagged; 2] = [&state.large, &state.small];
+            let mut see = |point| points.push(point);
+            parts.iter().for_each(|part| part.for_each_point(&mut see));
+            all.merge(&Tag::of(points));
+            state.streams.fence(&all)
+        };
+        fence.wait()?;
+        self.lock().refresh(false);
+        Ok(())
+    }
+
+    fn report_freed(&self, yes: bool) {
+        self.reports.store(yes, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    fn take_space(&self) -> Option<Space> {
+        self.lock().space.take()
+    }
+}
+
+impl Core {
+    /// Unmaps an extent that is not settled. On failure the rest of it stays as it is.
+    fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
+        let mappings: Vec<u64> = {
+            let state = self.lock();
+            let extent = state.large.extent(id);
+            let mappings = extent.iter().flat_map(|extent| &extent.mappings);
+            mappings.map(|mapping| mapping.at).collect()
+        };
+        let mut count = 0;
+        for at in mappings {
+            let Some(placed) = self.lock().remove_placed(at) else {
+                continue;
+            };
+            let size = placed.size();
+            let outcome = unmap(placed);
+            let mut state = self.lock();
+            match outcome {
+                Ok(_) => {
+                    count += 1;
+                    state.large.remove_mapping(id, at);
+                    state.gaps.give(at, size);
+                }
+                Err((placed, error)) => {
+                    if let Some(space) = &mut state.space {
+                        space.adopt(placed);
+                    }
+                    state.large.settle(id, true);
+                    return (count, Err(error));
+                }
+            }
+        }
+        let mut state = self.lock();
+        state.large.remove_extent(id);
+        let physical = state.physicals.get_mut(id).and_then(Option::take);
+        let writer = LastWriter {
+            by: self.writer,
+            blank: false,
+        };
+        let unmapped = physical.map(|physical| Unmapped {
+            physical,
+            last_writer: Some(writer),
+            fresh: false,
+        });
+        (count, Ok(unmapped))
+    }
+}

@@ -86,6 +86,7 @@
 //! NVIDIA H200 GPUs. The minimum supported Rust version is 1.88.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 pub use cuvmm_driver as driver;
 

@@ -1,5 +1,5 @@
 //! Practices that the source must not contain: panics, statics, environment variables, names of
-//! backends, rounding, unsafe code without a reason.
+//! backends, rounding, unsafe code without a reason, long files.
 //!
 //! Test code is exempt from all of them except the last.
 
@@ -56,10 +56,15 @@ const CHANGEABLE: &[&str] = &[
     "Condvar",
 ];
 
+/// The most lines of code in a file of the library, without its tests. Clippy counts the lines of
+/// functions.
+const MOST_LINES: usize = 450;
+
 /// Returns a complaint for every forbidden practice in one crate's modules.
 pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for module in modules {
+        complaints.extend(too_long(place, module));
         for mention in mentions(module) {
             let found = match &mention.what {
                 What::AllowsUnsafe => unreasoned(module, mention.line),
@@ -72,6 +77,24 @@ pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
         }
     }
     complaints
+}
+
+/// Returns the complaint about a file of the library that is too long.
+fn too_long(place: &Place, module: &Module) -> Option<Complaint> {
+    if place.name != "cuvmm" || module.test {
+        return None;
+    }
+    let lines = module.text.lines();
+    let tests = |line: &&str| {
+        line.trim_start_matches("#[cfg(test)] ")
+            .starts_with("mod tests")
+    };
+    let before_tests = lines.take_while(|line| !tests(line));
+    let code = before_tests.map(str::trim);
+    let code = code.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    let count = code.count();
+    let what = format!("{count} lines of code: at most {MOST_LINES}");
+    (count > MOST_LINES).then(|| Complaint::in_file(&module.file, what))
 }
 
 /// Returns the complaint about a mention outside tests, if there is one.
@@ -212,6 +235,16 @@ mod tests {
     #[track_caller]
     fn right(krate: &str, path: &str, text: &str) {
         assert_eq!(complaints(krate, path, text), [""; 0], "{text}");
+    }
+
+    #[test]
+    fn long_files() {
+        let code = |lines| "// A comment.\n\nfn f() {}\n".repeat(lines);
+        right("cuvmm", "pool", &code(MOST_LINES));
+        right("cuvmm-cli", "replay", &code(MOST_LINES + 1));
+        wrong("cuvmm", "pool", &code(MOST_LINES + 1), "451 lines of code");
+        let tests = format!("{}mod tests {{\n{}}}\n", code(MOST_LINES), code(9));
+        right("cuvmm", "pool", &tests);
     }
 
     #[test]

@@ -66,3 +66,113 @@ impl Polls {
         polled == Poll::Complete
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuvmm_driver::model::{ModelDriver, ModelOptions};
+    use cuvmm_driver::{Call, CudaVersion, Driver};
+
+    use super::*;
+    use crate::device::Device;
+    use crate::pool::budget::TenantId;
+    use crate::pool::ids::SlotId;
+    use crate::pool::slot::Class;
+    use crate::region::rig::{G, Rig, rig};
+
+    fn capturing() -> Polls {
+        Polls {
+            guards: 1,
+            ..Polls::default()
+        }
+    }
+
+    /// Returns a slot whose fence covers the work of a stream.
+    fn slot(rig: &Rig, stream: &Stream) -> Slot {
+        let id = SlotId {
+            tenant: TenantId(0),
+            index: 0,
+        };
+        let class = Class {
+            size: G,
+            largest: G,
+        };
+        let mut slot = Slot::new(id, rig.space(1), class, 0, false);
+        slot.fence = Fence::stream(stream.clone());
+        slot
+    }
+
+    #[test]
+    fn while_a_guard_lives_nothing_is_asked_and_what_is_known_is_said() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let other = Stream::new(&rig.device).unwrap();
+        let mut slot = slot(&rig, &stream);
+        rig.finish(&stream);
+        let round = Round::begin(&rig.device);
+        let before = rig.calls();
+        assert!(!capturing().poll(&mut slot.fence).unwrap());
+        assert!(!capturing().poll_in(&mut slot.fence, &round));
+        assert!(!capturing().comes_before(&mut slot, Some(&other)).unwrap());
+        assert!(!capturing().comes_before(&mut slot, None).unwrap());
+        assert!(capturing().comes_before(&mut slot, Some(&stream)).unwrap());
+        assert!(capturing().poll(&mut Fence::complete()).unwrap());
+        assert!(capturing().poll_in(&mut Fence::complete(), &round));
+        assert_eq!(rig.calls(), before);
+        // The work was complete all the time.
+        assert!(Polls::default().poll(&mut slot.fence).unwrap());
+        assert!(rig.calls() > before);
+    }
+
+    #[test]
+    fn work_is_pending_until_it_completes_or_an_event_orders_it() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let other = Stream::new(&rig.device).unwrap();
+        let (mut slot, mut polls) = (slot(&rig, &stream), Polls::default());
+        assert!(!polls.poll(&mut slot.fence).unwrap());
+        assert!(!polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!polls.comes_before(&mut slot, None).unwrap());
+        assert!(polls.comes_before(&mut slot, Some(&other)).unwrap());
+        assert!(rig.count(Call::StreamWaitEvent) > 0);
+        rig.finish(&stream);
+        assert!(polls.comes_before(&mut slot, None).unwrap());
+        slot.fence = Fence::stream(stream);
+        assert!(polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!polls.needs_synchronise);
+    }
+
+    #[test]
+    fn a_driver_that_fails_is_an_error_alone_and_pending_in_a_round() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let (mut slot, mut polls) = (slot(&rig, &stream), Polls::default());
+        rig.finish(&stream);
+        rig.fail_from(Call::EventQuery, 1);
+        rig.fail_from(Call::StreamQuery, 1);
+        let failed = polls.poll(&mut slot.fence);
+        assert!(failed.is_err(), "{failed:?}");
+        assert!(!polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        rig.heal();
+        assert!(polls.poll(&mut slot.fence).unwrap());
+    }
+
+    #[test]
+    fn work_that_only_a_synchronization_proves_complete_is_noted() {
+        let options = ModelOptions::new().version(CudaVersion::new(12, 4));
+        let driver: Arc<dyn Driver> = Arc::new(ModelDriver::new(options));
+        let device = Device::open(driver, 0).unwrap();
+        let (mut alone, mut in_round) = (Polls::default(), Polls::default());
+        let mut fence = Fence::device(device.clone());
+        assert!(!alone.poll(&mut fence).unwrap());
+        assert!(alone.needs_synchronise);
+        assert!(!in_round.poll_in(&mut fence, &Round::begin(&device)));
+        assert!(in_round.needs_synchronise);
+        // Other work that is complete does not change that.
+        let stream = Stream::new(&device).unwrap();
+        assert!(alone.poll(&mut Fence::stream(stream)).unwrap());
+        assert!(alone.needs_synchronise);
+    }
+}

@@ -1,7 +1,7 @@
 //! Heaps: allocations of any size in stream order over a tenant's memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::common::books::figures;
 use crate::common::{D0, G, MIB, Rig, pool};
@@ -467,6 +467,25 @@ on_both! {
         assert_eq!(pool.stats().tenants.len(), 1, "the heap lives");
         drop(heap);
         assert_eq!((pool.stats().tenants.len(), pool.stats().addresses), (0, 0));
+    }
+
+    fn a_tenant_that_is_unregistered_while_its_heap_gets_addresses_gets_no_heap(rig) {
+        let pool = pool(rig, 8);
+        let a = pool.tenant("a").register().unwrap();
+        let ends = Mutex::new(Some(a.clone()));
+        rig.faults.watch(Some(Arc::new(move |call| {
+            if call == Call::MemAddressReserve
+                && let Some(tenant) = ends.lock().unwrap().take()
+            {
+                tenant.unregister();
+            }
+        })));
+        let refused = Heap::builder(&a).build().err().unwrap();
+        rig.faults.watch(None);
+        assert!(matches!(refused, BlockError::Unregistered { .. }), "{refused}");
+        assert_eq!((pool.stats().tenants.len(), pool.stats().addresses), (0, 0));
+        drop(a);
+        pool.close().unwrap();
     }
 
     fn allocations_outlive_the_heap_and_the_tenant(rig) {

@@ -267,13 +267,8 @@ impl Locked<'_> {
         let stuck = Amount::mappings(held.mappings);
         self.budget.give_up(tenant, stuck);
         self.budget.quarantine(0, held.mappings);
-        match held.holder.take_space() {
-            Some(space) if space.stuck_count() > 0 => self.quarantine.1.push(space),
-            Some(space) => {
-                let freed = self.unlocked(move || space.give_back());
-                self.budget.refund_disowned(freed);
-            }
-            None => {}
+        if let Some(space) = held.holder.take_space() {
+            self.give_space_back(space);
         }
         self.unlocked(move || drop(held));
         self.forget_if_drained(tenant);

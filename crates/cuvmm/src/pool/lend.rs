@@ -38,12 +38,14 @@ impl Tenant {
         state.check_usable(tenant)?;
         debug_assert!(state.hardening.is_none(), "a holder keeps no rule of these");
         state.make_address_room(addresses)?;
-        let space = state.reserve_for(tenant, addresses, 0, 1)?.pop();
-        let unregistered = state.check_usable(tenant).err();
-        let (Some(space), None) = (space, &unregistered) else {
-            state.budget.give_up(tenant, Amount::addresses(addresses));
-            return Err(unregistered.unwrap_or_else(gone));
-        };
+        let mut spaces = state.reserve_for(tenant, addresses, 0, 1)?;
+        let space = spaces.pop().ok_or_else(gone)?;
+        if let Err(unregistered) = state.check_usable(tenant) {
+            // While the lock was released for the call.
+            state.budget.disown_addresses(tenant, addresses);
+            state.give_space_back(space);
+            return Err(unregistered);
+        }
         let holder = make(space, tenant.0);
         Ok(state.add_holder(tenant, holder, addresses))
     }

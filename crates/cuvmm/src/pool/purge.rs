@@ -188,12 +188,7 @@ impl Locked<'_> {
     pub(crate) fn drop_slot(&mut self, slot: Box<Slot>) {
         // The addresses stay reserved with stuck mappings, or with a neighbor that is in use.
         self.disown(&slot);
-        if slot.space.stuck_count() > 0 {
-            self.quarantine.1.push(slot.space);
-        } else {
-            let freed = self.unlocked(|| slot.space.give_back());
-            self.budget.refund_disowned(freed);
-        }
+        self.give_space_back(slot.space);
     }
 
     /// Puts the addresses of an empty slot that was taken out to rest if the pool does that, or
@@ -223,8 +218,7 @@ impl Locked<'_> {
             return false;
         };
         // Addresses of blocks that are side by side go back with the last of them.
-        let freed = self.unlocked(|| space.give_back());
-        self.budget.refund_disowned(freed);
+        self.give_space_back(space);
         true
     }
 

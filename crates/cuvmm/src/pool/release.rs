@@ -3,9 +3,20 @@
 use super::core::Locked;
 use super::state::State;
 use crate::own::CloseRefusal;
-use crate::region::Unmapped;
+use crate::region::{Space, Unmapped};
 
 impl Locked<'_> {
+    /// Frees the addresses of a space that its tenant has disowned. A space with mappings stuck in it is
+    /// quarantined.
+    pub(super) fn give_space_back(&mut self, space: Space) {
+        if space.stuck_count() > 0 {
+            self.quarantine.1.push(space);
+            return;
+        }
+        let freed = self.unlocked(|| space.give_back());
+        self.budget.refund_disowned(freed);
+    }
+
     /// Gives up memory that an operation does not need after all: memory that it created goes to
     /// the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {

@@ -14,12 +14,18 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def built() -> dict[str, tuple[str, str]]:
     """Returns the path and the package's folder of each test program."""
-    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json"]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
+    built = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if built.returncode != 0:
+        raise SystemExit("the test programs could not be built")
+    output = built.stdout
     programs = {}
     for line in output.splitlines():
         message = json.loads(line)
@@ -43,6 +49,10 @@ def main() -> int:
     unknown = [name for name in names if name not in programs]
     if unknown or not names:
         raise SystemExit(f"no test programs: {unknown or 'none given'}")
+    # As cargo does with the variables of .cargo/config.toml.
+    with open(os.path.join(ROOT, ".cargo/config.toml"), "rb") as file:
+        for variable, value in tomllib.load(file).get("env", {}).items():
+            os.environ.setdefault(variable, value)
     failed = []
     for name in names:
         program, folder = programs[name]

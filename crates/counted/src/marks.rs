@@ -18,8 +18,8 @@ impl Marks {
     /// Returns an error if the system does not allow it.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: the request has no arguments, and touches no memory of the process.
-        match unsafe { libc::ptrace(libc::PTRACE_TRACEME) } {
+        // SAFETY: the request ignores its arguments, and touches no memory of the process.
+        match unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } {
             0 => Ok(Self { traced: true }),
             _ => Err(std::io::Error::last_os_error()),
         }

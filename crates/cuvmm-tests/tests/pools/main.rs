@@ -16,6 +16,7 @@ mod hazards;
 mod lease_faults;
 mod limits;
 mod mapper;
+mod meanwhile;
 mod other_programs;
 mod out_of_memory;
 mod peers;

@@ -180,9 +180,7 @@ impl State {
             self.retired.push_back((id, at));
         }
     }
-}
 
-impl State {
     /// Adds mapped pieces that are side by side. Of the new extents the first `in_use` bytes are in use,
     /// and the rest is free behind some work.
     fn add_pieces(&mut self, pieces: Vec<Piece>, from: u64, mut in_use: u64, rest: &Tag) {

@@ -1,7 +1,7 @@
 //! The memory of a heap that the pool may take.
 //!
-//! The pool asks for figures under its own lock, so these take the heap's lock under it. What is taken
-//! is unmapped without both.
+//! The pool asks for figures under its own lock, so these take the heap's lock under it. Memory that is
+//! taken is unmapped without either lock.
 
 use std::sync::atomic::Ordering;
 

@@ -352,8 +352,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the size of a fork in whole granules, if the block can be forked.
+    /// Returns the size of a fork in whole granules, if the block is awake.
     fn fork_size(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
+        source.block.as_ref().ok_or_else(gone)?;
         source.check_awake()?;
         Ok(self.device.granule().whole(BYTES, size)?)
     }

@@ -199,7 +199,8 @@ impl Tenant {
 }
 
 impl Locked<'_> {
-    /// Charges a tenant `bytes` for a holder. They are refunded if `obtain`, which gets them, fails.
+    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain`, which gets them. They
+    /// are refunded if it fails. May release the lock.
     pub(super) fn charge_holder<T>(
         &mut self,
         tenant: TenantId,

@@ -54,8 +54,11 @@ impl Polls {
         slot: &mut Slot,
         home: Option<&Stream>,
     ) -> Result<bool, CallError> {
-        if slot.is_before(home) || self.is_capturing() {
-            return Ok(slot.is_before(home));
+        if slot.is_before(home) {
+            return Ok(true);
+        }
+        if self.is_capturing() {
+            return Ok(false);
         }
         let ordered = home.map_or(Ok(false), |home| slot.fence.order_before(home))?;
         Ok(ordered || self.poll(&mut slot.fence)?)

@@ -188,7 +188,16 @@ impl Locked<'_> {
     pub(crate) fn drop_slot(&mut self, slot: Box<Slot>) {
         // The addresses stay reserved with stuck mappings, or with a neighbor that is in use.
         self.disown(&slot);
-        self.give_space_back(slot.space);
+        let Slot {
+            space,
+            fence,
+            kept,
+            block,
+            ..
+        } = *slot;
+        self.give_space_back(space);
+        // Streams and events may end with these, by calls to the driver.
+        self.unlocked(move || drop((fence, kept, block)));
     }
 
     /// Puts the addresses of an empty slot that was taken out to rest if the pool does that, or

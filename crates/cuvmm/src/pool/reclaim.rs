@@ -330,7 +330,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes room for `bytes` of addresses.
+    /// Makes room for `bytes` of addresses, or refuses.
     pub(crate) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.budget.addresses_left() < bytes {
             self.purge_all();

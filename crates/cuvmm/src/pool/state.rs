@@ -140,6 +140,7 @@ pub(crate) struct State {
     pub(super) is_uncovered: bool,
     /// Blocks from stream caches to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
+    /// The live capture guards, and what polls of fences have found.
     pub(super) polls: Polls,
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
@@ -221,7 +222,7 @@ impl State {
         tenancy.map_or_else(String::new, |tenancy| tenancy.name.clone())
     }
 
-    /// Returns `true` if a tenant is unregistered and still has memory.
+    /// Returns `true` if a tenant is unregistered and not gone yet.
     pub(super) fn drains(&self, id: TenantId) -> bool {
         let tenancy = self.tenants.get(&id);
         tenancy.is_some_and(|tenancy| !tenancy.registered)
@@ -455,7 +456,7 @@ impl State {
         BlockError::Capturing(self.shortage(id, wanted, 0))
     }
 
-    /// Returns the error for `wanted` bytes that the driver has not left.
+    /// Returns the error for `wanted` bytes that the driver does not have left.
     pub(super) fn driver_out_of_memory(
         &self,
         id: TenantId,

@@ -1,5 +1,5 @@
 //! Practices that the source must not contain: panics, statics, environment variables, names of
-//! backends, rounding, unsafe code without a reason, long files.
+//! backends, rounding, long files, unsafe code without a reason.
 //!
 //! Test code is exempt from all of them except the last.
 

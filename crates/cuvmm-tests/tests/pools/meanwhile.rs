@@ -1,7 +1,7 @@
-//! What others do in the middle of an operation, at each of its driver calls that are made without the
-//! pool's lock: unregister its tenant, or lower the limit.
+//! Operations in whose middle others unregister the tenant or lower the limit, at each driver call that
+//! is made without the pool's lock.
 //!
-//! They do it in the thread of the operation, so nothing that waits for other operations can be tried.
+//! Others act in the thread of the operation, so nothing that waits for other operations can be tried.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -167,7 +167,7 @@ impl State {
     pub(super) fn may_compact(&self) -> Result<(), BlockError> {
         match self.is_capturing() {
             true => Err(MemoryError::Capturing.into()),
-            false => Ok(self.check_alive()?),
+            false => Ok(self.device.usable()?),
         }
     }
 

@@ -235,7 +235,7 @@ impl Locked<'_> {
     /// Reclaims memory beyond limits that were lowered, as far as it is free. Called when a request
     /// ends, and when an operation ends that put back a slot with memory to give.
     pub(super) fn keep_to_limits(&mut self) {
-        if !self.lowered || self.check_alive().is_err() {
+        if !self.lowered || self.device.usable().is_err() {
             return;
         }
         if let Err(error) = self.take_excess() {

@@ -59,7 +59,7 @@ impl Core {
     /// Queues a request to be notified when memory becomes free from now on.
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
         self.join_queue(TenantId::NONE, None, |state| {
-            state.check_alive()?;
+            state.device.usable()?;
             // Blocks that are freed from here on are announced instead of going to a stream cache.
             state.sweep_each();
             Ok(Want::Notification(state.freed_count, state.pending_free()))

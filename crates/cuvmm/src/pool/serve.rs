@@ -253,7 +253,7 @@ impl Core {
         if listeners.is_empty() {
             return false;
         }
-        if let Err(lost) = state.check_alive() {
+        if let Err(lost) = state.device.usable() {
             for (number, ..) in listeners {
                 state.answer(number, Err(lost.into()));
             }

@@ -136,7 +136,7 @@ impl State {
         if self.is_capturing() {
             return Err(MemoryError::Capturing.into());
         }
-        self.check_alive()?;
+        self.device.usable()?;
         // A stream cache hands blocks on as they are, so none may contain a block that sleeps.
         if let Some(tenancy) = self.tenants.get(&id) {
             tenancy.unswept.bypass(true);

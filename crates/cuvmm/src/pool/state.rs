@@ -372,19 +372,11 @@ impl State {
     }
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
-        self.check_alive()?;
+        self.device.usable()?;
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
             _ => Err(BlockError::Unregistered(self.name_of(id))),
         }
-    }
-
-    /// Checks that the context is usable and belongs to this process.
-    pub(super) fn check_alive(&self) -> Result<(), CallError> {
-        if let Some(error) = self.device.lost() {
-            return Err(CallError::ContextLost(error));
-        }
-        self.device.forked().map_or(Ok(()), Err)
     }
 
     /// Returns `true` if the block sleeps, or an operation is moving it.

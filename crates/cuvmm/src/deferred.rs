@@ -118,7 +118,7 @@ pub(crate) fn call_hook(hook: impl FnOnce()) {
 /// Wakes a task. A waker that panics does not end a thread of this library.
 pub(crate) fn wake(waker: Waker) {
     if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-        tracing::error!("a waker panicked");
+        log!(error, "a waker panicked");
     }
 }
 
@@ -140,7 +140,10 @@ fn run() {
     for call in ManuallyDrop::into_inner(calls) {
         // The operation whose section has ended is complete, and its result would be lost.
         if catch_unwind(AssertUnwindSafe(call)).is_err() {
-            tracing::error!("an object of the program panicked when it was dropped");
+            log!(
+                error,
+                "an object of the program panicked when it was dropped"
+            );
         }
     }
 }

@@ -399,7 +399,7 @@ impl Device {
             return Err(forked);
         }
         debug_assert!(
-            !(takes_long(call) && is_locked()),
+            is_short(call) || !is_locked(),
             "{call:?} is called while a pool is locked"
         );
         yield_point();
@@ -408,7 +408,7 @@ impl Device {
         self.calls.add(call, begun.elapsed());
         answer.map_err(|error| {
             if error.is_sticky() && self.shared.lost.set(error).is_ok() {
-                tracing::error!(%error, device = %self.shared.ordinal, "context lost");
+                log!(error, %error, device = %self.shared.ordinal, "context lost");
             }
             CallError::Driver(error)
         })
@@ -486,26 +486,22 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Returns `true` for calls that change page tables or wait for the GPU. No pool is locked while
-/// they run.
-const fn takes_long(call: Call) -> bool {
+/// Returns `true` for calls that ask, queue or record, and return soon. While a pool is locked only
+/// these are made: the others change page tables, allocate, destroy, or wait for the GPU.
+const fn is_short(call: Call) -> bool {
     matches!(
         call,
-        Call::MemCreate
-            | Call::MemRelease
-            | Call::MemMap
-            | Call::MemUnmap
-            | Call::MemSetAccess
-            | Call::MemAddressReserve
-            | Call::MemAddressFree
-            | Call::StreamSynchronize
-            | Call::CtxSynchronize
-            | Call::MemPoolCreate
-            | Call::MemPoolDestroy
-            | Call::MemPoolTrimTo
-            | Call::MemPoolGetAttribute
-            | Call::MemPoolSetAttribute
-            | Call::DeviceSetMemPool
-            | Call::MemAllocFromPoolAsync
+        Call::CtxRecordEvent
+            | Call::EventCreate
+            | Call::EventDestroy
+            | Call::EventQuery
+            | Call::EventRecord
+            | Call::MemFreeAsync
+            | Call::MemcpyDtoDAsync
+            | Call::MemsetD8Async
+            | Call::StreamIsCapturing
+            | Call::StreamQuery
+            | Call::StreamWaitEvent
+            | Call::ThreadExchangeStreamCaptureMode
     )
 }

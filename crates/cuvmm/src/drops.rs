@@ -55,7 +55,7 @@ impl Drops {
             _ => {}
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(what = failure.what, bytes = failure.bytes, error = %failure.error, "drop failed");
+        log!(error, what = failure.what, bytes = failure.bytes, error = %failure.error, "drop failed");
         let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
         hook.clone()
     }

@@ -88,7 +88,7 @@ impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: the range is the page, to which no reference is left.
         if let Err(error) = unsafe { munmap(self.address.as_ptr().cast(), self.size) } {
-            tracing::warn!(%error, "a page could not be unmapped");
+            log!(warn, %error, "a page could not be unmapped");
         }
     }
 }

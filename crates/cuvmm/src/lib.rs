@@ -183,6 +183,9 @@ mod readme {}
 #[doc = include_str!("../docs/coming-from.md")]
 mod coming_from {}
 
+#[macro_use]
+mod log;
+
 mod calls;
 pub mod cow;
 #[cfg(feature = "cudarc")]

@@ -3,11 +3,15 @@
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::common;
 use crate::common::{G, nth_of};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::{Block, Contents, Device, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
 
@@ -292,5 +296,112 @@ fn what_keeps_the_stream_of_a_reader_alive_may_use_the_same_buffer() {
     });
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
     drop(own);
+    common::nothing_left(rig);
+}
+
+/// Asks the pool for its figures whenever it is asked or told about an event.
+#[derive(Clone)]
+struct Asks {
+    pool: Arc<Mutex<Option<Pool>>>,
+    told: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl Asks {
+    fn ask(&self) {
+        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = pool.clone();
+        if let Some(pool) = pool {
+            assert!(pool.stats().committed <= pool.stats().limit);
+        }
+    }
+
+    /// Returns the modules that have emitted events since the last call.
+    fn told(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.told.lock().unwrap())
+    }
+}
+
+impl Subscriber for Asks {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        self.ask();
+        true
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        self.ask();
+        self.told.lock().unwrap().push(event.metadata().target());
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_subscriber_of_events_may_ask_the_pool() {
+    let rig = common::model();
+    ends("emitting events", move || {
+        let pool = common::pool(&rig, 16);
+        let asks = Asks {
+            pool: Arc::new(Mutex::new(Some(pool.clone()))),
+            told: Arc::default(),
+        };
+        let _default = tracing::subscriber::set_default(asks.clone());
+        let fail = |calls: &[Call]| {
+            let fault = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);
+            rig.faults.arm(fault.only(calls));
+        };
+        let (one, other) = (pool.tenant("a"), pool.tenant("b"));
+        let (one, other) = (one.register().unwrap(), other.register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        // A fence that cannot be polled counts as pending.
+        drop(one.allocate_on(&stream, 8 * G).unwrap());
+        fail(&[Call::EventQuery, Call::StreamQuery, Call::EventRecord]);
+        assert!(other.try_allocate(12 * G).is_err());
+        rig.faults.disarm();
+        assert!(asks.told().contains(&"cuvmm::pool::polls"));
+        // A physical that the driver does not take back is quarantined.
+        drop(other.allocate(2 * G).unwrap());
+        fail(&[Call::MemRelease]);
+        assert_eq!(pool.trim(0), Ok(0));
+        rig.faults.disarm();
+        assert!(asks.told().contains(&"cuvmm::pool::release"));
+        *asks.pool.lock().unwrap() = None;
+        drop((one, other, stream, pool));
+        common::nothing_left(rig);
+    });
+}
+
+/// A block that sleeps is the last owner of the store that has its contents.
+#[test]
+fn a_store_ends_with_a_sleeping_block_after_the_lock() {
+    let rig = common::host();
+    let pool = common::pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let block = tenant.allocate(2 * G).unwrap();
+    let store = HostStore::builder(&rig.device)
+        .pinned(2 * G)
+        .build()
+        .unwrap();
+    let streams = rig.machine.live().streams;
+    tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+    drop(store);
+    assert_eq!(
+        (rig.faults.count(Call::MemFreeHost), streams > 0),
+        (0, true)
+    );
+    // Not under the lock, which the library checks.
+    drop(block);
+    assert_eq!(rig.faults.count(Call::MemFreeHost), 1);
+    assert_eq!(rig.machine.live().streams, 0);
+    drop((tenant, pool));
     common::nothing_left(rig);
 }

@@ -270,7 +270,7 @@ impl Events {
         for event in self.take_all() {
             // SAFETY: as in `destroy`.
             if let Err(error) = unsafe { driver.event_destroy(device, event) } {
-                tracing::debug!(%error, "an event was not destroyed with its device");
+                log!(debug, %error, "an event was not destroyed with its device");
             }
         }
     }

@@ -295,7 +295,7 @@ impl Core {
                     let mut left = Vec::new();
                     for (at, one) in placed {
                         if let Err((one, error)) = unmap(one) {
-                            tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                            log!(error, %error, "a roll-back could not unmap: quarantined");
                             left.push((at, one.size()));
                             self.lock().keep_stuck(at, one);
                         }
@@ -390,7 +390,7 @@ impl Core {
         for piece in &pieces {
             let placed = self.lock().remove_placed(at);
             if let Some(Err((placed, error))) = placed.map(unmap) {
-                tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                log!(error, %error, "a roll-back could not unmap: quarantined");
                 stuck.push(at..at + piece.size);
                 self.lock().keep_stuck(at, placed);
             }

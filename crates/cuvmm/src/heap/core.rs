@@ -405,7 +405,7 @@ impl Core {
                     state.gaps.give(at, size);
                 }
                 Err((placed, error)) => {
-                    tracing::error!(%error, "a mapping could not be unmapped: quarantined");
+                    log!(error, %error, "a mapping could not be unmapped: quarantined");
                     state.keep_stuck(at, placed);
                 }
             }
@@ -418,7 +418,7 @@ impl Core {
 pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
     let complete = Fence::complete();
     placed.unmap_after(&complete).or_else(|(placed, error)| {
-        tracing::warn!(%error, "a mapping is unmapped again");
+        log!(warn, %error, "a mapping is unmapped again");
         placed.unmap_after(&complete)
     })
 }

@@ -138,7 +138,7 @@ impl Streams {
             for stamp in [first, last] {
                 let mut fence = Fence::before(std::iter::once((entry.stream.clone(), stamp)));
                 if let Err(error) = fence.poll_in(&round) {
-                    tracing::debug!(%error, "a stream could not be polled: it counts as pending");
+                    log!(debug, %error, "a stream could not be polled: it counts as pending");
                 }
                 if !fence.is_complete() {
                     break;

@@ -93,7 +93,7 @@ impl Appeals {
             .name("cuvmm-appeal".into())
             .spawn(move || appeal.run());
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread could be started to ask tenants for memory");
+            log!(warn, %error, "no thread could be started to ask tenants for memory");
         }
     }
 }
@@ -155,7 +155,7 @@ impl Appeal {
                 // The giver is not being called here: the hook may drop the pool, or wait for a
                 // thread that does.
                 if catch_unwind(AssertUnwindSafe(hook)).is_err() {
-                    tracing::error!("a tenant's pressure hook panicked");
+                    log!(error, "a tenant's pressure hook panicked");
                 }
                 self.member.file().layout().header.wanted.ring();
             }
@@ -176,7 +176,7 @@ impl Appeal {
                 return;
             }
             if let Err(reason) = self.commands.sleep(Some(tenant)) {
-                tracing::info!(tenant, reason, "a tenant is not put to sleep");
+                log!(info, %tenant, %reason, "a tenant is not put to sleep");
             }
             self.member.file().layout().header.wanted.ring();
         }

@@ -36,7 +36,7 @@ impl Bell {
             return;
         }
         if let Err(errno) = futex::wake(&self.count, futex::Flags::empty(), i32::MAX as u32) {
-            tracing::debug!(%errno, "waiting processes could not be woken: they look by themselves");
+            log!(debug, %errno, "waiting processes could not be woken: they look by themselves");
         }
     }
 

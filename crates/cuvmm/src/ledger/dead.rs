@@ -50,7 +50,7 @@ pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) ->
         let is_member = own.is_some();
         match collect_one(file, index, is_member, seen) {
             Ok(is_dying) => dying |= is_dying,
-            Err(errno) => tracing::warn!(%errno, "a ledger's slot could not be locked"),
+            Err(errno) => log!(warn, %errno, "a ledger's slot could not be locked"),
         }
     }
     dying

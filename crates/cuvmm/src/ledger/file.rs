@@ -259,7 +259,7 @@ impl Drop for LedgerFile {
         // SAFETY: the range was mapped by `map`, and no reference into it outlives `self`.
         let unmapped = unsafe { munmap(self.mapped.as_ptr().cast(), size_of::<Layout>()) };
         if let Err(errno) = unmapped {
-            tracing::warn!(%errno, "a ledger could not be unmapped");
+            log!(warn, %errno, "a ledger could not be unmapped");
         }
     }
 }

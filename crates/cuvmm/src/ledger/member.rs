@@ -561,7 +561,7 @@ impl Drop for Member {
         let used = account.used;
         if used > 0 {
             // The memory could not be given back: it counts until this process ends.
-            tracing::warn!(used, "memory is left that was charged to a ledger");
+            log!(warn, used, "memory is left that was charged to a ledger");
             std::mem::forget(Arc::clone(&self.file));
             return;
         }
@@ -574,7 +574,7 @@ impl Drop for Member {
             (found, self.generation),
         );
         if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
-            tracing::warn!(%errno, "a ledger's slot could not be released");
+            log!(warn, %errno, "a ledger's slot could not be released");
         }
         // The thread of this member ends.
         self.file.layout().header.wanted.ring();

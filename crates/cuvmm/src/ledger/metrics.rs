@@ -84,7 +84,7 @@ pub fn open_metrics(ledgers: &[LedgerView]) -> String {
     registry.register_collector(Box::new(Snapshot::of(ledgers)));
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &registry).is_err() {
-        tracing::error!("figures of ledgers could not be written");
+        log!(error, "figures of ledgers could not be written");
     }
     text
 }

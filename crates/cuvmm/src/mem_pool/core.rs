@@ -175,7 +175,7 @@ impl Holder for Core {
 
     fn tidy(&self) -> Given {
         if let Err(error) = self.work(|generations, _| Ok(generations.look()?)) {
-            tracing::debug!(%error, "the figures of a memory pool could not be read");
+            log!(debug, %error, "the figures of a memory pool could not be read");
         }
         self.given(None)
     }
@@ -194,7 +194,7 @@ impl Holder for Core {
 
     fn refresh(&self) -> Given {
         if let Err(error) = self.work(|generations, _| Ok(generations.refresh()?)) {
-            tracing::debug!(%error, "the figures of a memory pool could not be read");
+            log!(debug, %error, "the figures of a memory pool could not be read");
         }
         self.given(None)
     }

@@ -139,7 +139,7 @@ impl<'a> Span<'a> {
         let mut ended = true;
         let waited = stream.settle().map_err(|cause| {
             if let Err(error) = self.device.drain() {
-                tracing::error!(%error, "a copy could not be waited for");
+                log!(error, %error, "a copy could not be waited for");
                 ended = false;
             }
             MemoryError::range(0, self.size, cause)

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::{CUresult, Call, DriverError};
 
+use crate::deferred::defer;
 use crate::device::Device;
 use crate::error::CallError;
 
@@ -38,22 +39,30 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
+    /// Frees the memory. Its last owner may be a sleeping block, which is dropped under its pool's
+    /// lock.
     fn drop(&mut self) {
+        let (base, size) = (self.base.as_ptr(), self.size as u64);
         match &self.origin {
             Origin::Pinned(device) => {
-                let base = self.base.as_ptr();
-                // SAFETY: the memory is owned here, and the last reference into it is gone with the
-                // last part. Copies were waited for, or the parts that they may use were leaked.
-                let freed = device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
-                    driver.host_free(ordinal, base)
-                });
-                if let Err(error) = freed {
-                    device.report_drop("pinned host memory", self.size as u64, error);
-                }
+                let device = device.clone();
+                defer(move || free_pinned(&device, base, size));
             }
             // SAFETY: it was allocated with this layout, and no reference to it is left.
-            Origin::System(layout) => unsafe { dealloc(self.base.as_ptr(), *layout) },
+            Origin::System(layout) => unsafe { dealloc(base, *layout) },
         }
+    }
+}
+
+/// Frees pinned memory that has no owner any more (`cuMemFreeHost`).
+fn free_pinned(device: &Device, base: *mut u8, size: u64) {
+    // SAFETY: the memory was owned by the caller, and the last reference into it is gone with the
+    // last part. Copies were waited for, or the parts that they may use were leaked.
+    let freed = device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
+        driver.host_free(ordinal, base)
+    });
+    if let Err(error) = freed {
+        device.report_drop("pinned host memory", size, error);
     }
 }
 

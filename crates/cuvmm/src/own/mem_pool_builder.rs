@@ -147,7 +147,7 @@ impl MemPool {
         *pool.granted() = granted;
         pool.reset_peaks()?;
         if let Err(error) = pool.reset_access() {
-            tracing::debug!(%error, "a kept memory pool is not used again");
+            log!(debug, %error, "a kept memory pool is not used again");
             pool.note_changed();
             return Ok(None);
         }

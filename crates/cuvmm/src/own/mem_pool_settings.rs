@@ -127,7 +127,7 @@ impl MemPool {
         self.note_changed();
         self.put_reuse(reuse).inspect_err(|_| {
             if let Err(error) = self.put_reuse(before) {
-                tracing::warn!(%error, "rules of reuse could not be set back");
+                log!(warn, %error, "rules of reuse could not be set back");
             }
         })
     }

@@ -21,7 +21,7 @@ pub(crate) fn nccl_properties(device: &Device) -> Result<(HandleTypes, bool), Me
         Err(refused) => match lost(&refused) {
             Some(_) => return Err(refused),
             None => {
-                tracing::debug!(%refused, "no fabric handles for NCCL");
+                log!(debug, %refused, "no fabric handles for NCCL");
                 HandleTypes::empty()
             }
         },

@@ -181,7 +181,7 @@ impl Stream {
     pub(crate) fn settle(&self) -> Result<(), CallError> {
         let wait = || self.device().relaxed(|| self.synchronize())?;
         wait().or_else(|error| {
-            tracing::warn!(%error, "a stream is waited for again");
+            log!(warn, %error, "a stream is waited for again");
             wait()
         })
     }
@@ -211,25 +211,31 @@ impl PartialEq for Stream {
 impl Eq for Stream {}
 
 impl Drop for Shared {
+    /// Ends the stream. Its last owner may be a fence of a pool, which is dropped under the pool's
+    /// lock.
     fn drop(&mut self) {
-        self.events.destroy(&self.device);
-        if let Owner::Other(kept) = &mut self.owner {
-            if let Some(kept) = kept.take() {
-                defer(move || drop(kept));
+        let (device, handle) = (self.device.clone(), self.handle);
+        let mut events = std::mem::take(&mut self.events);
+        let owner = std::mem::replace(&mut self.owner, Owner::Other(None));
+        defer(move || {
+            events.destroy(&device);
+            match owner {
+                Owner::Us => destroy(&device, handle),
+                Owner::Other(kept) => drop(kept),
             }
-            return;
-        }
-        let handle = self.handle;
-        // SAFETY: the handle is owned here and this is the last owner.
-        let destroyed = self
-            .device
-            .give_back(Call::StreamDestroy, |driver, device| unsafe {
-                driver.stream_destroy(device, handle)
-            });
-        // The objects of a lost context are gone with it.
-        if let (Err(error), None) = (destroyed, self.device.lost()) {
-            self.device.report_drop("stream", 0, error);
-        }
+        });
+    }
+}
+
+/// Destroys a stream that has no owner any more.
+fn destroy(device: &Device, handle: StreamHandle) {
+    // SAFETY: the handle was owned by the caller, and nothing uses it after this.
+    let destroyed = device.give_back(Call::StreamDestroy, |driver, device| unsafe {
+        driver.stream_destroy(device, handle)
+    });
+    // The objects of a lost context are gone with it.
+    if let (Err(error), None) = (destroyed, device.lost()) {
+        device.report_drop("stream", 0, error);
     }
 }
 

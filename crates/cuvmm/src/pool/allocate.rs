@@ -312,7 +312,7 @@ impl State {
         };
         let ready = polls.comes_before(slot, home);
         ready.unwrap_or_else(|error| {
-            tracing::debug!(%error, "a fence could not be polled: the slot is passed over");
+            log!(debug, %error, "a fence could not be polled: the slot is passed over");
             false
         })
     }

@@ -76,7 +76,7 @@ impl Drop for Charge {
     fn drop(&mut self) {
         if self.of != Amount::default() && !std::thread::panicking() {
             debug_assert!(false, "a charge is lost: {self:?}");
-            tracing::error!(charge = ?self, "a charge is lost: it stays for ever");
+            log!(error, charge = ?self, "a charge is lost: it stays for ever");
         }
     }
 }

@@ -220,7 +220,7 @@ impl Locked<'_> {
             slot.fence_work();
         }
         if let Err(error) = slot.fence.poll() {
-            tracing::debug!(%error, "a fence could not be polled: the block stays in place");
+            log!(debug, %error, "a fence could not be polled: the block stays in place");
         }
         if !slot.is_unused() {
             return Ok(Moved::InUse);

@@ -3,7 +3,7 @@
 
 use super::core::Locked;
 use super::slot::Slot;
-use crate::error::BlockError;
+use crate::error::{BlockError, CallError};
 use crate::own::Stream;
 use crate::region::{Fence, WaitError, wait_for};
 
@@ -38,6 +38,18 @@ impl<E: Into<BlockError>> From<E> for Unfinished {
 }
 
 impl Locked<'_> {
+    /// Returns the stream that scrubs for blocks without a home stream. Releases the lock while the
+    /// stream is created.
+    pub(super) fn scrubber(&mut self) -> Result<Stream, CallError> {
+        if let Some(stream) = &self.scrubber {
+            return Ok(stream.clone());
+        }
+        let device = self.device.clone();
+        let created = self.unlocked(|| device.relaxed(|| Stream::new(&device)))??;
+        // Another thread may have created one meanwhile.
+        Ok(self.scrubber.get_or_insert(created).clone())
+    }
+
     /// Fills a range with zeros on the home stream, or on the pool's scrub stream, which is waited
     /// for. Makes one fill, so that a failure leaves nothing running.
     pub(super) fn zero(

@@ -34,7 +34,7 @@ impl Core {
             let granted = self.look(|state| state.budget.granted());
             joined.member.give(granted.saturating_sub(kept));
             if kept > 0 {
-                tracing::error!(kept, "memory stays charged to the ledger");
+                log!(error, kept, "memory stays charged to the ledger");
             }
         }
     }

@@ -150,7 +150,8 @@ impl Locked<'_> {
         self.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
         self.grant_for(tenant, 0, Purpose::Growth);
-        tracing::warn!(
+        log!(
+            warn,
             bytes,
             "a memory pool of the driver held more than was charged"
         );
@@ -207,7 +208,7 @@ impl Locked<'_> {
                 continue;
             }
             if let Err(error) = self.empty_holder(tenant, id) {
-                tracing::warn!(%error, "memory of a heap or memory pool that ended stays for now");
+                log!(warn, %error, "memory of a heap or memory pool that ended stays for now");
             }
         }
     }

@@ -181,7 +181,7 @@ impl Giver for Core {
         state.return_unneeded(0);
         Self::unlock(state);
         if let Err(error) = given {
-            tracing::warn!(%error, "memory that another process needs stays for now");
+            log!(warn, %error, "memory that another process needs stays for now");
         }
     }
 

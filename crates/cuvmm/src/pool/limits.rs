@@ -239,7 +239,7 @@ impl Locked<'_> {
             return;
         }
         if let Err(error) = self.take_excess() {
-            tracing::warn!(%error, "memory beyond a limit could not be reclaimed for now");
+            log!(warn, %error, "memory beyond a limit could not be reclaimed for now");
         }
         self.note_lowered();
     }

@@ -41,7 +41,7 @@ impl Polls {
         match fence.poll_in(round) {
             Ok(polled) => self.note(polled),
             Err(error) => {
-                tracing::debug!(%error, "a fence could not be polled: it counts as pending");
+                log!(debug, %error, "a fence could not be polled: it counts as pending");
                 false
             }
         }

@@ -167,7 +167,7 @@ impl Locked<'_> {
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
-                        tracing::debug!(%error, size, "no memory could be created ahead of growth");
+                        log!(debug, %error, size, "no memory could be created ahead of growth");
                     }
                     Failure::Place(failed) => {
                         let PlaceFailure {
@@ -175,7 +175,7 @@ impl Locked<'_> {
                             physicals,
                             stuck,
                         } = *failed;
-                        tracing::debug!(%error, size, "no memory could be placed ahead of growth");
+                        log!(debug, %error, size, "no memory could be placed ahead of growth");
                         let count = stuck.len() as u64;
                         let bytes = slot.space.keep_stuck(stuck);
                         self.set_aside(&mut slot, bytes, count);
@@ -210,7 +210,7 @@ impl Locked<'_> {
         match self.take_back_any(TenantId::NONE, lacking) {
             Ok(got) => purged || got > 0,
             Err(error) => {
-                tracing::warn!(%error, "idle memory stays mapped for now");
+                log!(warn, %error, "idle memory stays mapped for now");
                 false
             }
         }

@@ -50,7 +50,7 @@ impl Locked<'_> {
         let outcome =
             self.with_slot_out(place.slot, |state, slot| state.place_precommit(slot, step));
         if let Some(Err(error)) = &outcome {
-            tracing::debug!(%error, step, "no memory was precommitted");
+            log!(debug, %error, step, "no memory was precommitted");
         }
         !matches!(outcome, Some(Err(_)))
     }

@@ -127,7 +127,7 @@ impl Locked<'_> {
             queue(self).push_back(id);
             if let Err(error) = outcome {
                 // It stays charged to its tenant.
-                tracing::warn!(%error, "memory that was given up stays mapped for now");
+                log!(warn, %error, "memory that was given up stays mapped for now");
                 break;
             }
         }

@@ -52,7 +52,7 @@ impl Locked<'_> {
                     CloseRefusal::Call(error) => error.to_string(),
                     _ => "it is mapped elsewhere".to_owned(),
                 };
-                tracing::error!(%reason, size, "a physical could not be released: quarantined");
+                log!(error, %reason, size, "a physical could not be released: quarantined");
                 self.budget.quarantine(size, 0);
                 self.quarantine.0.push(failed.owner);
                 0

@@ -279,7 +279,7 @@ impl Locked<'_> {
                 return true;
             };
             let error = state.lose(slot, lost);
-            tracing::error!(%error, "a block that should have stayed awake sleeps");
+            log!(error, %error, "a block that should have stayed awake sleeps");
             slot.set_asleep(saved);
             false
         });

@@ -155,7 +155,8 @@ pub(crate) struct State {
     /// Slots with memory to be unmapped once their fences are complete.
     pub(crate) purging: VecDeque<SlotId>,
     next_tenant: u64,
-    scrubber: Option<Stream>,
+    /// The stream that fills and copies for blocks without a home stream, once there is one.
+    pub(super) scrubber: Option<Stream>,
 }
 
 impl State {
@@ -409,16 +410,6 @@ impl State {
             self.tenants.remove(&id);
             self.budget.close(id);
         }
-    }
-
-    /// Returns the stream that scrubs for blocks without a home stream.
-    pub(crate) fn scrubber(&mut self) -> Result<Stream, CallError> {
-        if let Some(stream) = &self.scrubber {
-            return Ok(stream.clone());
-        }
-        let stream = self.device.relaxed(|| Stream::new(&self.device))??;
-        self.scrubber = Some(stream.clone());
-        Ok(stream)
     }
 
     /// Refuses to reserve more bytes of addresses than are left.

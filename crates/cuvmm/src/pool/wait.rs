@@ -287,7 +287,7 @@ impl Core {
             Err(error) if self.device.usable().is_err() => Err(error),
             Err(error) => {
                 // For instance, another library captures. The caller tries again later.
-                tracing::debug!(%error, "the device could not be waited for");
+                log!(debug, %error, "the device could not be waited for");
                 Ok((state, false))
             }
         }

@@ -22,7 +22,7 @@ impl Space {
             let none = guest.at_most(Access::None);
             let undone = self.open_all(before.as_ref().unwrap_or(&none));
             if let Err(failed) = &undone {
-                tracing::error!(error = %failed, "a grant could not be undone");
+                log!(error, error = %failed, "a grant could not be undone");
             }
             // Where it may still have access to some extents, its work continues to be waited for.
             self.access
@@ -41,7 +41,7 @@ impl Space {
         if let Err(error) = self.open_all(&AccessGrant::new(device, Access::None)) {
             let before = self.access.get(at).map(|before| self.open_all(before));
             if let Some(Err(failed)) = before {
-                tracing::error!(error = %failed, "revoked access could not be restored");
+                log!(error, error = %failed, "revoked access could not be restored");
             }
             return Err(error);
         }
@@ -72,7 +72,7 @@ impl Space {
             if let Err(error) = self.cap(offset, had.min(most)) {
                 for &(offset, had) in before.iter().take(index) {
                     if let Err(failed) = self.cap(offset, had) {
-                        tracing::error!(error = %failed, "capped access could not be restored");
+                        log!(error, error = %failed, "capped access could not be restored");
                     }
                 }
                 return Err(error);

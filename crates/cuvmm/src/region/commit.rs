@@ -178,7 +178,7 @@ impl Region {
     fn undo(&mut self, placed: &[u64]) {
         for &offset in placed.iter().rev() {
             if let Err(error) = self.space.never_used(offset).withdraw(offset) {
-                tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
+                log!(error, %error, offset, "a roll-back could not unmap: quarantined");
                 self.space.quarantine(offset);
             }
         }

@@ -94,7 +94,7 @@ impl Completed<'_> {
     /// that one refusal by the driver leaves everything unchanged.
     pub(crate) fn withdraw_back(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         self.withdraw(offset).or_else(|error| {
-            tracing::warn!(%error, offset, "a roll-back is tried again");
+            log!(warn, %error, offset, "a roll-back is tried again");
             self.withdraw(offset)
         })
     }

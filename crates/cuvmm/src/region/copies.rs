@@ -23,7 +23,7 @@ pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
     stream.settle().map_err(|error| {
         let polled = Fence::stream(stream.clone()).poll();
         let ended = matches!(polled, Ok(Poll::Complete));
-        tracing::warn!(%error, ended, "a stream could not be waited for");
+        log!(warn, %error, ended, "a stream could not be waited for");
         WaitError { error, ended }
     })
 }

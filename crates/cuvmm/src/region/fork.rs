@@ -67,7 +67,7 @@ impl Region {
             if let Err(error) = self.space.cap(extent.offset, Access::Read) {
                 for (offset, most) in capped {
                     if let Err(error) = self.space.cap(offset, most) {
-                        tracing::error!(%error, offset, "a region stays read-only");
+                        log!(error, %error, offset, "a region stays read-only");
                     }
                 }
                 return Err(error);

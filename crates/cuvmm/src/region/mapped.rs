@@ -52,7 +52,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         let device = self.mapping.physical().device();
         if device.forked().is_none() {
-            tracing::debug!(address = ?self.mapping.address(), "an extent stays mapped for good");
+            log!(debug, address = ?self.mapping.address(), "an extent stays mapped for good");
             device.report_leak(self.mapping.size());
         }
     }

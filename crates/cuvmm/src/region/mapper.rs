@@ -264,7 +264,7 @@ impl Drop for Mapper {
         if let Some(thread) = self.thread.take() {
             // The thread cannot join itself; it ends after this drop.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-                tracing::error!("the mapper's thread panicked");
+                log!(error, "the mapper's thread panicked");
             }
         }
         self.device.release_mapper();

@@ -124,7 +124,7 @@ impl PlaceFailure {
         match placed.unmap(Unused::never_used()) {
             Ok(unmapped) => self.physicals.push(unmapped),
             Err((placed, error)) => {
-                tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                log!(error, %error, "a roll-back could not unmap: quarantined");
                 self.stuck.push(placed.mapping);
             }
         }

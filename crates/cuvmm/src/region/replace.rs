@@ -260,7 +260,7 @@ impl Exchange<'_, '_> {
         let event = Event::new(self.stream.device());
         let event = event.and_then(|event| event.record(self.stream).map(|()| event));
         event
-            .inspect_err(|error| tracing::debug!(%error, "a copy is waited for without an event"))
+            .inspect_err(|error| log!(debug, %error, "a copy is waited for without an event"))
             .ok()
     }
 
@@ -283,7 +283,7 @@ impl Exchange<'_, '_> {
             && !self.running
             && let Err(error) = self.wait(None)
         {
-            tracing::warn!(%error, "it is not known what was copied");
+            log!(warn, %error, "it is not known what was copied");
             if !self.running {
                 let placed = self.placed.iter_mut();
                 let queued = placed.filter(|(_, bytes)| *bytes == Bytes::Queued);
@@ -372,7 +372,7 @@ impl Region {
         let Some(lost) = failed.lost else {
             return Err(failed.error);
         };
-        tracing::error!(error = %lost.error, offset = lost.offset, "extents are lost");
+        log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
         let ranges = lost.ranges();
         for range in &ranges {
             self.committed.remove(range.clone());

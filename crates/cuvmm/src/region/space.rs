@@ -314,7 +314,7 @@ impl Space {
     ) -> Result<(), PlaceError> {
         match self.place_for(offset, physicals, most) {
             Err(failed) if failed.stuck == 0 => {
-                tracing::warn!(error = %failed.error, offset, "a roll-back is tried again");
+                log!(warn, error = %failed.error, offset, "a roll-back is tried again");
                 self.place_for(offset, failed.physicals, most)
             }
             outcome => outcome,

@@ -132,7 +132,7 @@ impl Completed<'_> {
 
     fn take_insisting(&mut self, offset: u64, taken: &mut TakenOut) -> Result<(), CallError> {
         self.take_out([offset], taken).or_else(|error| {
-            tracing::warn!(%error, offset, "a roll-back is tried again");
+            log!(warn, %error, offset, "a roll-back is tried again");
             self.take_out([offset], taken)
         })
     }
@@ -195,7 +195,7 @@ impl Space {
             let completed = running.completed(self).ok_or(CallError::InUse);
             let done = completed.and_then(|mut space| space.take_insisting(offset, &mut taken));
             if let Err(error) = done {
-                tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
+                log!(error, %error, offset, "a roll-back could not unmap: quarantined");
                 self.quarantine(offset);
                 stuck.push(extent);
             }

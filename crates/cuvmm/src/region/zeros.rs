@@ -191,7 +191,7 @@ impl Zeros {
     pub(super) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
         for hole in holes {
             if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
-                tracing::error!(%error, start = hole.start, "a hole has lost its zeros");
+                log!(error, %error, start = hole.start, "a hole has lost its zeros");
             }
         }
     }
@@ -200,7 +200,7 @@ impl Zeros {
         if let Some(placed) = self.remove(offset)
             && let Err((placed, error)) = placed.unmap(Unused::never_used())
         {
-            tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
+            log!(error, %error, offset, "a roll-back could not unmap: quarantined");
             space.keep_stuck(vec![placed.mapping]);
         }
     }
@@ -234,7 +234,7 @@ impl Zeros {
     /// zeros.
     fn close_to(&self, none: &AccessGrant) {
         if let Err(error) = self.open_all(none) {
-            tracing::error!(%error, "zeros stay readable");
+            log!(error, %error, "zeros stay readable");
         }
     }
 

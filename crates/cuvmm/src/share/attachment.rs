@@ -253,7 +253,7 @@ impl PendingAttachment {
             if let Err(PlaceError { error, .. }) = placed {
                 // No address of this space was given to the caller, so no work can use it.
                 if let Err(error) = space.never_used(0).retry_all() {
-                    tracing::error!(%error, "memory that could not be attached stays mapped");
+                    log!(error, %error, "memory that could not be attached stays mapped");
                 }
                 return Err(error.into());
             }

@@ -158,7 +158,7 @@ impl Channel {
     fn refuse(&mut self, reason: &str, deadline: Deadline) {
         if let Err(unsaid) = self.send_verdict(Some(reason), deadline) {
             self.give_up();
-            tracing::debug!(%unsaid, "a refusal could not be sent to the peer");
+            log!(debug, %unsaid, "a refusal could not be sent to the peer");
         }
     }
 

@@ -107,7 +107,7 @@ impl Grant {
                 Ok(Said::Nothing | Said::Other) => {}
                 Err(error) => {
                     if error != Errno::AGAIN {
-                        tracing::debug!(%error, "a grant's socket cannot be read");
+                        log!(debug, %error, "a grant's socket cannot be read");
                     }
                     return;
                 }
@@ -222,7 +222,7 @@ impl Drop for Held {
         if self.process.is_here()
             && let Err(error) = self.send(FAREWELL, None)
         {
-            tracing::debug!(%error, "a farewell could not be sent: the giver keeps its memory until this process ends");
+            log!(debug, %error, "a farewell could not be sent: the giver keeps its memory until this process ends");
         }
     }
 }

@@ -123,7 +123,7 @@ impl Listener {
     /// the lock file again if it was removed.
     pub(super) fn refresh(&self) {
         if let Err(error) = self.try_refresh() {
-            tracing::debug!(%error, path = %self.path.display(), "the files of a socket could not be touched");
+            log!(debug, %error, path = %self.path.display(), "the files of a socket could not be touched");
         }
     }
 
@@ -197,7 +197,7 @@ impl Drop for Listener {
             return;
         }
         if let Err(error) = clear(&self.path, self.id) {
-            tracing::warn!(%error, path = %self.path.display(), "a socket could not be removed");
+            log!(warn, %error, path = %self.path.display(), "a socket could not be removed");
         }
     }
 }

@@ -184,11 +184,11 @@ impl Drop for Lock {
             return;
         }
         if let Err(error) = self.remove() {
-            tracing::warn!(%error, path = %self.path.display(), "a lock could not be removed");
+            log!(warn, %error, path = %self.path.display(), "a lock could not be removed");
         }
         // A forked child may share the open file, so closing it would not release the lock.
         if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
-            tracing::warn!(%error, path = %self.path.display(), "a lock could not be released");
+            log!(warn, %error, path = %self.path.display(), "a lock could not be released");
         }
     }
 }

@@ -198,7 +198,7 @@ impl Drop for Publisher {
         self.shared.stop.wake();
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(Err(_)) = ended {
-            tracing::error!("a publisher's thread ended by a panic");
+            log!(error, "a publisher's thread ended by a panic");
         }
     }
 }

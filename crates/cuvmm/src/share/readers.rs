@@ -69,7 +69,7 @@ pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Boun
             Ok(reader) => serving.extend(reader),
             Err(error) => {
                 if let Some(untold) = shared.log.admit(Instant::now()) {
-                    tracing::warn!(%error, untold, "a reader was refused");
+                    log!(warn, %error, untold, "a reader was refused");
                 }
                 // The system is out of resources, and the next attempt would fail at once.
                 if matches!(error, ChannelError::System { .. }) {
@@ -133,7 +133,7 @@ impl Reader {
 
     fn join(self) {
         if self.thread.join().is_err() {
-            tracing::error!("a reader's thread ended by a panic");
+            log!(error, "a reader's thread ended by a panic");
         }
     }
 }
@@ -163,7 +163,7 @@ fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
             Err(ChannelError::Closed) => return,
             Err(error) => {
                 if let Some(untold) = shared.log.admit(Instant::now()) {
-                    tracing::warn!(%error, pid = peer.pid, untold, "a reader was disconnected");
+                    log!(warn, %error, pid = peer.pid, untold, "a reader was disconnected");
                 }
                 return;
             }
@@ -186,7 +186,7 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
                 Err(ShareError::Channel(error)) => Err(error),
                 Err(error) => {
                     if let Some(untold) = shared.log.admit(Instant::now()) {
-                        tracing::warn!(%error, name, untold, "a publication could not be sent to a reader");
+                        log!(warn, %error, name, untold, "a publication could not be sent to a reader");
                     }
                     Ok(())
                 }

@@ -47,7 +47,7 @@ impl PreparedSleep {
                 Ok(given) => slept.given += given,
                 // It stays charged, and is reclaimed when another tenant needs it.
                 Err(error) => {
-                    tracing::warn!(%error, "cached memory of a sleeping tenant stays mapped")
+                    log!(warn, %error, "cached memory of a sleeping tenant stays mapped")
                 }
             }
         }

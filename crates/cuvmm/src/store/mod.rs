@@ -245,7 +245,11 @@ impl Drop for Shared {
         let parts = unfinished.into_iter().map(|(_, parts)| parts);
         for parts in parts.chain(running.map(|lane| lane.staging)) {
             let bytes = parts.iter().map(bytes_of).sum();
-            tracing::error!(bytes, "host memory is leaked: a copy may still be using it");
+            log!(
+                error,
+                bytes,
+                "host memory is leaked: a copy may still be using it"
+            );
             self.device.report_leak(bytes);
             std::mem::forget(parts);
         }

@@ -5,7 +5,7 @@
 
 use super::Complaint;
 use super::mentions::{Mention, What, mentions};
-use super::plan::{BACKENDS, Place, ROUNDS, THREADS};
+use super::plan::{BACKENDS, EMITS, Place, ROUNDS, THREADS};
 use super::tree::Module;
 
 /// Methods that panic.
@@ -16,6 +16,9 @@ const PANICS: &[&str] = &["panic", "todo", "unimplemented", "unreachable"];
 
 /// Macros that panic on a caller's error.
 const ASSERTS: &[&str] = &["assert", "assert_eq", "assert_ne"];
+
+/// Macros of the crate `tracing` that emit events.
+const EVENTS: &[&str] = &["error", "warn", "info", "debug", "trace", "event"];
 
 /// Functions that read or write the environment.
 const ENVIRONMENT: &[&str] = &["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
@@ -109,6 +112,15 @@ fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
         What::Macro(name) if place.library && !mention.constant && ASSERTS.contains(&&**name) => {
             Some(format!(
                 "{name}! panics on a caller's argument: return an error"
+            ))
+        }
+        What::Macro(name)
+            if place.name == "cuvmm"
+                && EVENTS.contains(&&**name)
+                && !is_in(EMITS, place, module) =>
+        {
+            Some(format!(
+                "{name}! may call a subscriber under a lock: use log!"
             ))
         }
         What::Macro(name)
@@ -280,6 +292,20 @@ mod tests {
         right("cuvmm", "pool", "const _: () = assert!(SIZE > 0);");
         right("cuvmm", "pool", "fn f() { const { assert!(SIZE > 0) } }");
         right("xtask", "pack", "fn f() { assert!(x > 0); }");
+    }
+
+    #[test]
+    fn events() {
+        for text in [
+            "fn f() { tracing::warn!(%error, \"no\"); }",
+            "use tracing::debug; fn f() { debug!(\"no\") }",
+            "fn f() { g(|error| tracing::error!(%error, \"no\")); }",
+        ] {
+            wrong("cuvmm", "pool", text, "log!");
+            right("cuvmm", "log", text);
+            right("cuvmm-driver", "cuda", text);
+        }
+        right("cuvmm", "pool", "fn f() { log!(warn, %error, \"no\"); }");
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub(crate) const CRATES: &[Place] = &[
         floors: &[
             room(&["sync"]),
             room(&["deferred"]),
+            room(&["log"]),
             Layer {
                 rooms: &["display", "error", "size", "growth"],
                 open: true,
@@ -255,6 +256,9 @@ pub(crate) const ROUNDS: &str = "size";
 /// The only file of `cuvmm` with thread-local state: the locked sections that the thread is in.
 /// That concerns the thread and no pool, so pools share nothing through it.
 pub(crate) const THREADS: &str = "deferred";
+
+/// The module that alone emits events, since a subscriber is user code.
+pub(crate) const EMITS: &str = "log";
 
 pub(crate) fn place(name: &str) -> Option<&'static Place> {
     CRATES.iter().find(|place| place.name == name)

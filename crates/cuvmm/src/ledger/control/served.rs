@@ -31,7 +31,7 @@ impl Served {
     /// Ends the thread and removes the socket.
     pub(in crate::ledger) fn close(&self) {
         if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(%error, "a ledger's socket could not be removed");
+            log!(debug, %error, "a ledger's socket could not be removed");
         }
         let _ = self.stop.shutdown(Shutdown::Both);
     }

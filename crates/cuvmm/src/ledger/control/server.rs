@@ -121,7 +121,7 @@ impl Serving {
             match poll(&mut polled, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
-                    tracing::warn!(%errno, "requests to this process are answered no more");
+                    log!(warn, %errno, "requests to this process are answered no more");
                     return;
                 }
             }
@@ -132,7 +132,7 @@ impl Serving {
                 Ok((client, _)) => self.serve(&client),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    tracing::debug!(%error, "a connection could not be accepted");
+                    log!(debug, %error, "a connection could not be accepted");
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -143,7 +143,7 @@ impl Serving {
         let reply = match self.request(client) {
             Ok(Request::Pidfd) => {
                 if let Err(error) = pidfds::give_own(client) {
-                    tracing::debug!(%error, "a process did not receive a pidfd of this one");
+                    log!(debug, %error, "a process did not receive a pidfd of this one");
                 }
                 return;
             }
@@ -156,7 +156,7 @@ impl Serving {
             send(client, &line, Until::after(LONGEST_CLIENT))
         });
         if let Err(error) = sent {
-            tracing::debug!(%error, "a client did not receive its answer");
+            log!(debug, %error, "a client did not receive its answer");
         }
     }
 

@@ -89,7 +89,7 @@ impl Generations {
     pub(crate) fn forget_current(&mut self) {
         if let Err(error) = self.end_current() {
             self.guards = 0;
-            tracing::warn!(%error, "a memory pool stays the current one for now");
+            log!(warn, %error, "a memory pool stays the current one for now");
         }
     }
 
@@ -98,7 +98,7 @@ impl Generations {
         if self.guards == 0
             && let Err(error) = self.close_guard()
         {
-            tracing::debug!(%error, "a memory pool stays the current one for now");
+            log!(debug, %error, "a memory pool stays the current one for now");
         }
     }
 

@@ -289,7 +289,7 @@ impl Generations {
         let Generation { pool, maximum, .. } = generation;
         if let Err(refused) = pool.close() {
             if let CloseRefusal::Call(error) = &refused.reason {
-                tracing::warn!(%error, "an empty memory pool could not be ended for now");
+                log!(warn, %error, "an empty memory pool could not be ended for now");
             }
             let mut kept = Generation::new(refused.owner, maximum);
             kept.charged = 0;
@@ -522,7 +522,7 @@ impl Generations {
                 self.keep_unless_ended(generation, empty);
             }
             Err(error) => {
-                tracing::warn!(%error, "memory of a memory pool that was replaced stays for now");
+                log!(warn, %error, "memory of a memory pool that was replaced stays for now");
                 self.older.push(generation);
             }
         }

@@ -178,6 +178,12 @@ impl Bench {
         Ok(event)
     }
 
+    pub(crate) fn destroy_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
+        self.ledger.events.retain(|&other| other != event);
+        // SAFETY: for the reasons at the top of `memory`.
+        unsafe { self.driver.event_destroy(self.device, event) }
+    }
+
     pub(crate) fn record(
         &self,
         event: EventHandle,

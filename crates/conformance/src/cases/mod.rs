@@ -5,6 +5,7 @@ mod advice;
 mod advice_ranges;
 mod aliases;
 mod capture;
+mod capture_always;
 mod context;
 mod copies;
 mod create;
@@ -54,6 +55,8 @@ const GROUPS: &[&[Case]] = &[
     context::CASES,
     events::CASES,
     capture::CASES,
+    capture_always::OF_CONTEXT,
+    capture_always::OF_EVENTS,
     managed_capture::CASES,
     host_memory::CASES,
     seams::CASES,

@@ -128,13 +128,25 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Makes a stream that waits for an event of a capture record for that capture from now on.
+    /// Returns `true` if a capture has neither ended nor been invalidated.
+    pub(crate) fn is_recording(&self, id: u64) -> bool {
+        self.captures
+            .get(&id)
+            .is_some_and(|capture| !capture.broken)
+    }
+
+    /// Makes a stream that waits for an event of a capture record for that capture from now on. If
+    /// that capture is over, the call is refused and invalidates the stream's own.
     pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64) -> Answer {
-        let broken = self.captures.get(&id).map(|capture| capture.broken);
-        require(broken == Some(false), INVALIDATED)?;
+        let recording = self.is_recording(id);
         let Some(stream) = self.streams.get_mut(key) else {
             return Err(ILLEGAL_STATE);
         };
+        if !recording {
+            let own = stream.capture;
+            self.break_captures(|id, _| Some(id) == own);
+            return Err(INVALID_VALUE);
+        }
         match stream.capture {
             Some(other) if other != id => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE),
             _ => {
@@ -213,11 +225,12 @@ impl<B: Backing> State<B> {
         )
     }
 
-    /// Invalidates the matching captures and returns `true` if there was one.
-    fn break_captures(&mut self, fits: impl Fn(u64, &Capture) -> bool) -> bool {
+    /// Invalidates the matching captures and returns `true` if there was one. One that was
+    /// invalidated before counts until it has ended.
+    pub(crate) fn break_captures(&mut self, fits: impl Fn(u64, &Capture) -> bool) -> bool {
         let mut any = false;
         for (&id, capture) in &mut self.captures {
-            if !capture.broken && fits(id, capture) {
+            if fits(id, capture) {
                 capture.broken = true;
                 any = true;
             }

@@ -21,6 +21,7 @@ impl<B: Backing> State<B> {
         let handle = self.handles.take();
         let event = Event {
             device: device.0,
+            recorded: false,
             covers: Vec::new(),
             capture: None,
             ready: Duration::ZERO,
@@ -59,6 +60,7 @@ impl<B: Backing> State<B> {
         let ready = self.streams.ready(key);
         let event = self.event(device, event)?;
         event.ready = ready;
+        event.recorded = true;
         event.covers = mark.into_iter().collect();
         event.capture = capture;
         Ok(())
@@ -72,18 +74,24 @@ impl<B: Backing> State<B> {
         let ready = self.streams.all_ready(device.0);
         let event = self.event(device, event)?;
         event.ready = ready;
+        event.recorded = true;
         event.covers = covers;
         event.capture = None;
         Ok(())
     }
 
-    /// Returns the marks that waiting for an event waits for.
+    /// Returns the marks that waiting for an event waits for. An event that was recorded in a
+    /// running capture invalidates that capture and no other; in one that is over, none.
     pub(crate) fn event_marks(&mut self, device: Ordinal, event: EventHandle) -> Answer<Vec<Mark>> {
         self.context(device)?;
         let found = self.event(device, event)?;
         let (covers, capture) = (found.covers.clone(), found.capture);
+        if let Some(id) = capture {
+            require(self.is_recording(id), INVALID_VALUE)?;
+            self.break_captures(|other, _| other == id);
+            return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+        }
         self.refuse_in_capture(None)?;
-        require(capture.is_none(), CUresult::CUDA_ERROR_CAPTURED_EVENT)?;
         Ok(covers)
     }
 

@@ -407,6 +407,7 @@ impl Streams {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: i32,
+    pub(crate) recorded: bool,
     /// The work that was queued when the event was last recorded; empty before the first record.
     pub(crate) covers: Vec<Mark>,
     /// The capture that the event was recorded in, if any.

@@ -21,7 +21,7 @@ use super::host_calls::HostCall;
 use super::state::State;
 use super::stream_table::{Due, Item, Mark, Stream, StreamKey};
 use super::work::Work;
-use crate::{EventHandle, Ordinal, StreamFlags, StreamHandle};
+use crate::{CUresult, EventHandle, Ordinal, StreamFlags, StreamHandle};
 
 impl<B: Backing> State<B> {
     pub(crate) fn stream_create(
@@ -85,8 +85,13 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         let key = self.stream(device, stream)?;
         let event = self.events.get(&event.0).ok_or(INVALID_HANDLE)?;
+        let capturing = self.streams.get(key).and_then(|stream| stream.capture);
         if let Some(capture) = event.capture {
             return self.join_capture(key, capture);
+        }
+        if event.recorded && capturing.is_some() {
+            self.break_captures(|id, _| Some(id) == capturing);
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
         }
         let ready = event.ready;
         let after: Vec<_> = event

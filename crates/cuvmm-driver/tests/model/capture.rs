@@ -23,6 +23,8 @@ on_both!(
     relaxed_mode_is_fine,
     modes_belong_to_threads,
     what_concerns_the_context_breaks_it,
+    captured_events_break_their_capture_alone,
+    events_from_outside_break_a_capture,
     the_default_stream_breaks_blocking_captures,
     forks_and_joins,
     states_and_wrong_calls,
@@ -197,8 +199,103 @@ fn modes_belong_to_threads<B: Backing>(d: Machine<B>) {
     end_broken(&d, s);
 }
 
+/// The modes in which a stream captures.
+const MODES: [CaptureMode; 3] = [
+    CaptureMode::GLOBAL,
+    CaptureMode::THREAD_LOCAL,
+    CaptureMode::RELAXED,
+];
+
+/// Runs a call in each way: on this thread or another one, in the usual mode or in relaxed mode.
+fn in_each_way<B: Backing>(d: &Machine<B>, mut check: impl FnMut(&dyn Fn(Call<B>) -> CUresult)) {
+    let relaxed = |act: Call<B>| {
+        let mode = d.exchange_capture_mode(CaptureMode::RELAXED).unwrap();
+        let outcome = act(d);
+        d.exchange_capture_mode(mode).unwrap();
+        outcome
+    };
+    let elsewhere = |act: &(dyn Fn() -> CUresult + Sync)| {
+        thread::scope(|scope| scope.spawn(act).join()).unwrap()
+    };
+    check(&|act| act(d));
+    check(&relaxed);
+    check(&|act| elsewhere(&|| act(d)));
+    check(&|act| elsewhere(&|| relaxed(act)));
+}
+
+type Call<'a, B> = &'a (dyn Fn(&Machine<B>) -> CUresult + Sync);
+
+fn captured_events_break_their_capture_alone<B: Backing>(d: Machine<B>) {
+    let (s, other) = (stream(&d), stream(&d));
+    let e = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+    let query = |d: &Machine<B>| code(unsafe { d.event_query(D0, e) });
+    let wait = |d: &Machine<B>| code(unsafe { d.event_synchronize(D0, e) });
+    let calls: [Call<B>; 2] = [&query, &wait];
+    for (mode, call) in MODES
+        .iter()
+        .flat_map(|&mode| calls.map(|call| (mode, call)))
+    {
+        in_each_way(&d, |asked| {
+            begin(&d, s, mode);
+            unsafe { d.event_record(D0, e, s) }.unwrap();
+            begin(&d, other, CaptureMode::GLOBAL);
+            assert_eq!(asked(call), CUresult::CUDA_ERROR_CAPTURED_EVENT);
+            assert_eq!(asked(call), INVALID_VALUE, "its capture is invalid");
+            end_broken(&d, s);
+            assert_eq!(asked(call), INVALID_VALUE, "its capture is over");
+            end_well(&d, other);
+            unsafe { d.event_record(D0, e, other) }.unwrap();
+            assert_eq!(asked(call), SUCCESS, "recorded anew");
+        });
+    }
+    begin(&d, s, CaptureMode::GLOBAL);
+    unsafe { d.event_record(D0, e, s) }.unwrap();
+    unsafe { d.event_destroy(D0, e) }.unwrap();
+    end_well(&d, s);
+}
+
+fn events_from_outside_break_a_capture<B: Backing>(d: Machine<B>) {
+    let (s, other) = (stream(&d), stream(&d));
+    let e = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+    let wait = |stream| code(unsafe { d.stream_wait_event(D0, stream, e) });
+    for mode in MODES {
+        let isolated = CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+        unsafe { d.event_record(D0, e, other) }.unwrap();
+        begin(&d, s, mode);
+        assert_eq!(wait(s), isolated);
+        end_broken(&d, s);
+        begin(&d, s, mode);
+        unsafe { d.event_record(D0, e, s) }.unwrap();
+        end_well(&d, s);
+        assert_eq!(wait(other), INVALID_VALUE, "the capture is over");
+        begin(&d, s, mode);
+        assert_eq!(wait(s), INVALID_VALUE);
+        end_broken(&d, s);
+    }
+    let never = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+    begin(&d, s, CaptureMode::GLOBAL);
+    unsafe { d.stream_wait_event(D0, s, never) }.unwrap();
+    end_well(&d, s);
+}
+
 fn what_concerns_the_context_breaks_it<B: Backing>(d: Machine<B>) {
     let s = stream(&d);
+    let of_all = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+    let wait = |d: &Machine<B>| code(d.context_synchronize(D0));
+    let record = |d: &Machine<B>| code(unsafe { d.context_record_event(D0, of_all) });
+    let calls: [Call<B>; 2] = [&wait, &record];
+    for (mode, call) in MODES
+        .iter()
+        .flat_map(|&mode| calls.map(|call| (mode, call)))
+    {
+        in_each_way(&d, |asked| {
+            begin(&d, s, mode);
+            assert_eq!(asked(call), CAPTURE_UNSUPPORTED);
+            assert_eq!(asked(call), CAPTURE_UNSUPPORTED, "until it has ended");
+            end_broken(&d, s);
+            assert_eq!(asked(call), SUCCESS);
+        });
+    }
     let e = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
     let e1 = d.event_create(D1, EventFlags::DISABLE_TIMING).unwrap();
     d.exchange_capture_mode(CaptureMode::RELAXED).unwrap();
@@ -267,10 +364,6 @@ fn forks_and_joins<B: Backing>(d: Machine<B>) {
         if d.kind() == DriverKind::Host {
             assert_eq!(first_byte(&d, r.at), 3, "the fork's work is in the graph");
         }
-        assert_eq!(
-            code(d.event_query(D0, e)),
-            CUresult::CUDA_ERROR_CAPTURED_EVENT
-        );
         d.event_record(D0, e, s).unwrap();
         assert_eq!(d.event_query(D0, e), Ok(true), "recorded anew");
     }

@@ -1,9 +1,17 @@
 """CUDA graphs and their pools."""
 
+import contextlib
 import gc
+import threading
 import unittest
 
-from modes import MIB, GpuTest, memory, torch
+from modes import MIB, GpuTest, memory, only_cuvmm, only_installed, torch
+
+try:
+    import cuvmm
+    from cuvmm import _library
+except ImportError:
+    pass
 
 
 class Graphs(GpuTest):
@@ -124,8 +132,6 @@ class Graphs(GpuTest):
 
     def test_allocations_beside_a_capture(self):
         """Another thread allocates while a graph is captured."""
-        import threading
-
         static, stop, wrong = self.full(MIB, 1), threading.Event(), []
 
         def run():
@@ -153,6 +159,169 @@ class Graphs(GpuTest):
         torch.cuda.synchronize()
         self.assertEqual([float(value[0]) for value in values], [1.0 + it for it in range(20)])
         self.assertEqual(wrong, [])
+
+    def begin(self, graph, pool):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+    def fail(self, work):
+        """Captures `work` and breaks the capture."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        with self.assertRaises(RuntimeError), torch.cuda.graph(graph):
+            work()
+            torch.cuda.synchronize()
+        # PyTorch leaves the stream of the capture only if the capture ends well.
+        torch.cuda.set_stream(before)
+
+    def test_a_second_capture_into_an_open_pool_is_refused(self):
+        static, pool = self.full(MIB, 1), torch.cuda.graph_pool_handle()
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(one):
+            self.begin(first, pool)
+            early = static + 1
+            with (
+                torch.cuda.stream(two),
+                self.assertRaisesRegex(RuntimeError, "already recording"),
+            ):
+                self.begin(second, pool)
+            late = early * 5
+            first.capture_end()
+        del second
+        # What the graph writes is not what is allocated outside of it.
+        others = [torch.full((MIB,), float(number), device="cuda") for number in range(20)]
+        first.replay()
+        torch.cuda.synchronize()
+        self.assertEqual((float(late.min()), float(late.max())), (10.0, 10.0))
+        for number, other in enumerate(others):
+            self.assertTrue(bool((other == number).all()), number)
+
+    @only_installed
+    def test_captures_that_failed_disable_nothing(self):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before, static = torch.cuda.memory_reserved(), self.full(16 * MIB, 1)
+        self.fail(lambda: None)
+        self.fail(lambda: static * 2)
+        for _ in range(3):
+            graph, result = self.capture(lambda: (static + 1) * 2)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertEqual(float(result[3]), 4.0)
+            graph.reset()
+            del graph, result
+        published = cuvmm.publish({"it": static}, "after captures")
+        published.withdraw()
+        del static
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.assertLessEqual(torch.cuda.memory_reserved(), before + 96 * MIB)
+
+    @only_installed
+    def test_nothing_waits_while_a_graph_is_captured(self):
+        static, mode = self.full(MIB, 1), "thread_local"
+        with cuvmm.torch.pool("sleeps"):
+            tagged, freed = torch.ones(MIB, device="cuda"), torch.ones(MIB, device="cuda")
+        published = cuvmm.publish({"it": static}, "beside captures")
+        weights = cuvmm.attach("beside captures")
+        attached, number = _library.get().text, weights._memory.number
+        graph, refused = torch.cuda.CUDAGraph(), []
+
+        def elsewhere():
+            for call in (
+                lambda: cuvmm.sleep("sleeps"),
+                lambda: cuvmm.publish({"it": tagged}, "beside captures"),
+            ):
+                try:
+                    call()
+                except cuvmm.Error as error:
+                    refused.append(str(error))
+
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            result = static + 1
+            del weights, freed
+            gc.collect()
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            published.withdraw()
+            torch.cuda.empty_cache()
+            result = result * 2
+        self.assertEqual(len(refused), 2)
+        for text in refused:
+            self.assertIn("a graph is captured", text)
+        graph.replay()
+        torch.cuda.synchronize()
+        self.assertEqual(float(result[5]), 4.0)
+        self.assertTrue(attached("attached", number))
+        torch.cuda.empty_cache()
+        self.assertFalse(attached("attached", number))
+        self.assertEqual(cuvmm.stats().published, 0)
+        cuvmm.sleep("sleeps", keep=True)
+        cuvmm.wake("sleeps")
+        self.assertEqual(float(tagged.sum()), MIB)
+
+    @only_installed
+    def test_captures_beside_waits(self):
+        """Another thread publishes, attaches and sleeps while graphs are captured."""
+        static, stop, wrong = self.full(MIB, 1), threading.Event(), []
+        with cuvmm.torch.pool("beside"):
+            tagged = torch.ones(MIB, device="cuda")
+
+        def run():
+            while not stop.is_set():
+                try:
+                    published = cuvmm.publish({"it": static}, "waits")
+                    weights = cuvmm.attach("waits")
+                    del weights
+                    cuvmm.sleep("beside")
+                    cuvmm.wake("beside")
+                    published.withdraw()
+                except cuvmm.Error as error:
+                    if "captur" not in str(error):
+                        wrong.append(error)
+                    if "beside" in cuvmm.asleep():
+                        with contextlib.suppress(cuvmm.Error):
+                            cuvmm.wake("beside")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            for _ in range(50):
+                graph, result = torch.cuda.CUDAGraph(), None
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    result = (static + 1) * 2
+                graph.replay()
+                torch.cuda.synchronize()
+                self.assertEqual(float(result[7]), 4.0)
+        finally:
+            stop.set()
+            thread.join()
+        self.assertEqual(wrong, [])
+        if "beside" in cuvmm.asleep():
+            cuvmm.wake("beside")
+        self.assertEqual(float(tagged.sum()), MIB)
+
+    @only_cuvmm
+    def test_garbage_collection_inside_of_a_capture(self):
+        static = self.full(MIB, 1)
+        cuvmm.publish({"it": static}, "collected")
+        weights = cuvmm.attach("collected")
+        attached, number = _library.get().text, weights._memory.number
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = static + 1
+            del weights
+            gc.collect()
+            result = result * 2
+        graph.replay()
+        torch.cuda.synchronize()
+        self.assertEqual(float(result[3]), 4.0)
+        again = cuvmm.attach("collected")
+        self.assertFalse(attached("attached", number))
+        self.assertEqual(float(again["it"][3]), 1.0)
 
 
 if __name__ == "__main__":

@@ -355,6 +355,31 @@ class Attach(unittest.TestCase):
             """
         )
 
+    def test_garbage_collection_inside_of_a_capture_breaks_nothing(self):
+        case(
+            """
+            import gc
+            from cuvmm import _library
+            cuvmm.publish({"it": made((100,), torch.uint8)}, "model")
+            weights = cuvmm.attach("model")
+            number, attached = weights._memory.number, _library.get().text
+            torch.cuda.init()
+            libcuda, stream, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+            assert libcuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+            torch.cuda.stream = stream.value
+            # The library is not told of this capture.
+            assert libcuda.cuStreamBeginCapture_v2(stream, 0) == 0
+            del weights
+            gc.collect()
+            assert libcuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+            assert attached("attached", number)
+            before = live()
+            again = cuvmm.attach("model")
+            assert not attached("attached", number)
+            assert live() == before
+            """
+        )
+
     def test_a_tensor_keeps_the_memory(self):
         case(
             """

@@ -7,15 +7,18 @@
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_double, c_int, c_void};
+use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::ptr;
 
-use crate::cxx::{Filter, StreamFilter};
+use crate::cxx::{Exception, Filter, StreamFilter};
 use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
 use crate::{fork, heaps, limits, live, stats, tags};
+
+/// The function that throws if a pool is open already.
+const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
 
 /// Sets how the heaps are made, before the first allocation on any device. The README names the keys
 /// of the JSON object. An unknown one is an error.
@@ -138,25 +141,43 @@ pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
 }
 
 /// Serves allocations for the streams that a function accepts from a heap of the pool's own
-/// (`set_begin_allocate_to_pool`). The pool gets one more user.
+/// (`set_begin_allocate_to_pool`). The pool gets one more user. Waits until no thread of this library
+/// waits for a device: that would break the capture that follows.
+///
+/// While the pool is open already, throws PyTorch's `c10::Error` as PyTorch's own allocator does, and
+/// changes nothing: two captures into one pool would take each other's memory. Without PyTorch in the
+/// process, prints one line on standard error and keeps the error for [`cuvmm_last_error`]. A pool
+/// whose capture has failed does not count as open.
 ///
 /// # Safety
 /// `filter` is null or a `std::function<bool(cudaStream_t)>`, as C++ passes it by value. It is
 /// copied.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuvmm_begin_allocate_to_pool(
+pub unsafe extern "C-unwind" fn cuvmm_begin_allocate_to_pool(
     device: c_int,
     pool: PoolId,
     filter: *const StreamFilter,
 ) {
-    guard((), || {
+    let exception = guard(None, || {
         // SAFETY: the caller says so.
         let filter = unsafe { Filter::of(filter) };
-        report(device, pool, graphs::begin(device, pool, filter));
+        let outcome = graphs::begin(device, pool, filter);
+        if let Err(error @ Error::Recording(..)) = &outcome
+            && let Some(exception) = Exception::error(BEGIN, &error.to_string())
+        {
+            edge::keep(error);
+            return Some(exception);
+        }
+        report(device, pool, outcome);
+        None
     });
+    if let Some(exception) = exception {
+        // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
+        unsafe { exception.throw() }
+    }
 }
 
-/// Ends what the last [`cuvmm_begin_allocate_to_pool`] of a pool began
+/// Ends what the last [`cuvmm_begin_allocate_to_pool`] of a pool began, on this thread if it began one
 /// (`set_end_allocate_to_pool_fn`).
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_end_allocate_to_pool(device: c_int, pool: PoolId) {
@@ -309,7 +330,8 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 }
 
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake: their memory
-/// goes back to the driver, and their addresses stay. Waits for all work of the device. With `keep`
+/// goes back to the driver, and their addresses stay. Waits for all work of the device, and is refused
+/// while a graph is captured. With `keep`
 /// other than 0 the contents are copied to host memory, else they are lost.
 ///
 /// After an error nothing has changed, whichever tag it was: a tag that is asleep or unknown, work that
@@ -329,7 +351,7 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
 }
 
 /// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
-/// their addresses again, with the contents if these were kept.
+/// their addresses again, with the contents if these were kept. Refused while a graph is captured.
 ///
 /// After an error nothing has changed, whichever tag it was: a tag that is awake or unknown, too little
 /// memory (-3), a refusal of the driver.
@@ -356,7 +378,8 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
     unsafe { text(names, buffer, length) }
 }
 
-/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`).
+/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`). Refused while
+/// a graph is captured.
 ///
 /// # Safety
 /// `stream` is such a stream, and stays one as long as this library knows memory that was used on it.
@@ -367,6 +390,7 @@ pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -
             return Err(Error::Forked);
         }
         let stream = heaps::of(device)?.stream(crate::handle(stream))?;
+        let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         Ok(stream.synchronize()?)
     })
 }

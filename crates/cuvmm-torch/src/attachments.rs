@@ -1,8 +1,11 @@
 //! Publications of other processes, attached for reading.
 //!
 //! Each request has a connection of its own: publishers close those that are idle.
+//!
+//! Detaching waits for devices. What cannot be detached now stays attached under its number, and is
+//! detached when devices can be waited for: Python detaches when the last tensor is gone, and asks once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::Error;
+use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
 use crate::{folder, fork};
 
@@ -41,12 +45,15 @@ struct Attached {
 
 struct State {
     attached: Option<HashMap<u64, Arc<Attached>>>,
+    /// The numbers of those that are to be detached.
+    leaving: BTreeSet<u64>,
     /// How many were ever attached.
     count: u64,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     attached: None,
+    leaving: BTreeSet::new(),
     count: 0,
 });
 
@@ -73,6 +80,7 @@ pub(crate) fn attach(json: &str) -> Result<u64, Error> {
         None => folder::publisher_of(&name)?,
     };
     let of = heaps::of(device)?;
+    graphs::collect();
     let mut how = Attachment::builder(&of.device);
     for peer in of.peers() {
         how = how.also(peer);
@@ -162,15 +170,107 @@ pub(crate) fn newer(number: u64, wait: Duration) -> Result<Option<u64>, Error> {
     let attached = attached(number)?;
     let mut subscriber = connect(&attached.path, &attached.users)?;
     let newer = subscriber.wait_for_newer(&attached.publication, wait);
-    newer.map_err(|error| Error::at(&attached.path, error))
+    let newer = newer.map_err(|error| Error::at(&attached.path, error));
+    drop(attached);
+    // It may have been detached meanwhile.
+    graphs::collect();
+    newer
 }
 
 /// Detaches what is attached under a number. Waits for the work of all devices that have access.
+///
+/// # Errors
+/// A graph is captured, or a device cannot be waited for. What was attached stays so, until
+/// [`graphs::collect`] detaches it.
 pub(crate) fn detach(number: u64) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());
     }
-    let gone = lock().attached.get_or_insert_default().remove(&number);
-    // Dropped without the lock.
-    gone.map(drop).ok_or(Error::NotAttached(number))
+    detach_later(number)?;
+    let leave = graphs::waiting().ok_or(Error::Capturing)?;
+    detach_one(number, &leave)
+}
+
+/// Has [`graphs::collect`] detach what is attached under a number.
+pub(crate) fn detach_later(number: u64) -> Result<(), Error> {
+    if fork::is_child() {
+        return Ok(());
+    }
+    let mut state = lock();
+    if !state.attached.get_or_insert_default().contains_key(&number) {
+        return Err(Error::NotAttached(number));
+    }
+    state.leaving.insert(number);
+    drop(state);
+    graphs::put_off(detach_all);
+    Ok(())
+}
+
+/// Detaches all that could not be detached before.
+fn detach_all(leave: &Waiting) {
+    let leaving = lock().leaving.clone();
+    for number in leaving {
+        // What fails is put off again. The caller of `detach` was told.
+        let _ = detach_one(number, leave);
+    }
+}
+
+/// Detaches what is to be detached under a number. Puts it off if that fails, and while another
+/// thread waits for a newer version.
+fn detach_one(number: u64, _leave: &Waiting) -> Result<(), Error> {
+    let mut state = lock();
+    let removed = state.attached.get_or_insert_default().remove(&number);
+    // Another thread may have detached it.
+    let Some(removed) = removed else {
+        return Ok(());
+    };
+    let (left, outcome) = match Arc::try_unwrap(removed) {
+        Err(used) => (Some(used), Ok(())),
+        Ok(attached) => {
+            // Not under the lock: devices are waited for.
+            drop(state);
+            let closed = attached.close();
+            state = lock();
+            match closed {
+                Ok(()) => (None, Ok(())),
+                Err((attached, error)) => (Some(Arc::new(attached)), Err(error)),
+            }
+        }
+    };
+    match left {
+        None => {
+            state.leaving.remove(&number);
+        }
+        Some(left) => {
+            state.attached.get_or_insert_default().insert(number, left);
+            drop(state);
+            graphs::put_off(detach_all);
+        }
+    }
+    outcome
+}
+
+impl Attached {
+    /// Unmaps it. On failure it is handed back.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the attachment itself is handed back"
+    )]
+    fn close(self) -> Result<(), (Self, Error)> {
+        let Self {
+            publication,
+            device,
+            path,
+            users,
+        } = self;
+        publication.close().map_err(|refused| {
+            let attached = Self {
+                publication: refused.owner,
+                device,
+                path,
+                users,
+            };
+            (attached, Error::StaysAttached(refused.reason))
+        })
+    }
 }

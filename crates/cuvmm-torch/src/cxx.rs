@@ -29,7 +29,6 @@ const CONSTRUCT: &CStr =
 /// `c10::detail::torchCheckFail(char const*, char const*, unsigned, char const*)`.
 const CHECK_FAIL: &CStr = c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_";
 
-const FUNCTION: &CStr = c"cuvmm_malloc";
 const FILE: &CStr = c"cuvmm";
 
 type Destroy = unsafe extern "C" fn(*mut c_void);
@@ -50,24 +49,29 @@ pub(crate) enum Exception {
     /// `c10::Error`, which Python gets as `RuntimeError`. The text is never freed.
     Error {
         fail: CheckFail,
+        function: &'static CStr,
         text: *const c_char,
     },
 }
 
 impl Exception {
-    /// Makes an exception for a lack of memory. Returns `None` without PyTorch.
-    pub(crate) fn out_of_memory(text: &str) -> Option<Self> {
+    /// Makes an exception for a lack of memory in a function of C. Returns `None` without PyTorch.
+    pub(crate) fn out_of_memory(function: &'static CStr, text: &str) -> Option<Self> {
         match Parts::find() {
-            Some(parts) => Some(parts.exception(&text.replace('\0', " "))),
-            None => Self::error(text),
+            Some(parts) => Some(parts.exception(function, &text.replace('\0', " "))),
+            None => Self::error(function, text),
         }
     }
 
-    /// Makes an exception for another failure. Returns `None` without PyTorch.
-    pub(crate) fn error(text: &str) -> Option<Self> {
-        let fail: CheckFail = function(CHECK_FAIL)?;
+    /// Makes an exception for another failure of a function of C. Returns `None` without PyTorch.
+    pub(crate) fn error(function: &'static CStr, text: &str) -> Option<Self> {
+        let fail: CheckFail = self::function(CHECK_FAIL)?;
         let text = CString::new(text.replace('\0', " ")).ok()?.into_raw();
-        Some(Self::Error { fail, text })
+        Some(Self::Error {
+            fail,
+            function,
+            text,
+        })
     }
 
     /// Throws the exception.
@@ -85,9 +89,13 @@ impl Exception {
                 // SAFETY: the object is constructed, and has this type and destructor.
                 unsafe { throw(object, typeinfo, destroy) }
             }
-            Self::Error { fail, text } => {
+            Self::Error {
+                fail,
+                function,
+                text,
+            } => {
                 // SAFETY: all texts end with a zero byte and live on.
-                unsafe { fail(FUNCTION.as_ptr(), FILE.as_ptr(), 0, text) }
+                unsafe { fail(function.as_ptr(), FILE.as_ptr(), 0, text) }
             }
         }
     }
@@ -117,9 +125,9 @@ impl Parts {
         })
     }
 
-    fn exception(&self, text: &str) -> Exception {
+    fn exception(&self, function: &CStr, text: &str) -> Exception {
         let source = SourceLocation {
-            function: FUNCTION.as_ptr(),
+            function: function.as_ptr(),
             file: FILE.as_ptr(),
             line: 0,
         };

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use cuvmm::driver::cuda::OpenError;
 use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::{BlockError, CallError, DeviceError, LedgerError, MemoryError, PoolError, SleepError};
+use cuvmm::{
+    BlockError, CallError, CloseRefusal, DeviceError, LedgerError, MemoryError, PoolError,
+    SleepError,
+};
 
 /// The number of devices that can have a heap.
 pub(crate) const DEVICES: usize = 64;
@@ -84,8 +87,14 @@ pub(crate) enum Error {
         published: u64,
         granule: u64,
     },
-    #[error("a graph is captured: publish before or after")]
+    #[error(
+        "a graph is captured, which waiting for the device would break: call this before or after it"
+    )]
     Capturing,
+    #[error(
+        "already recording to the memory pool ({0}, {1}): another capture into it has not ended"
+    )]
+    Recording(u64, u64),
     #[error("part {index} of the publication: {problem}")]
     Part { index: usize, problem: &'static str },
     #[error("{name:?} is not published: {instead}")]
@@ -102,6 +111,8 @@ pub(crate) enum Error {
     OtherDevice { name: String, device: i32 },
     #[error("nothing is attached under the number {0}")]
     NotAttached(u64),
+    #[error("it stays attached, and is detached later: {0}")]
+    StaysAttached(CloseRefusal),
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(transparent)]
@@ -138,7 +149,7 @@ impl Error {
         match self {
             // A request for which there are no addresses is for more than the memory that there is.
             Self::Block(error) => {
-                error.is_out_of_memory() || matches!(error, BlockError::OutOfAddresses { .. })
+                is_short(error) || matches!(error, BlockError::OutOfAddresses { .. })
             }
             Self::Pool(error) => error.is_out_of_memory(),
             Self::Call(error) => error.is_out_of_memory(),
@@ -164,6 +175,12 @@ impl Error {
             _ => false,
         }
     }
+}
+
+/// Returns `true` if memory was short, also if only because a graph is captured: what would be free must
+/// not be asked for meanwhile.
+pub(crate) fn is_short(error: &BlockError) -> bool {
+    error.is_out_of_memory() || matches!(error, BlockError::Capturing(_))
 }
 
 /// Returns `true` if there is no process at the other end, or none any more.

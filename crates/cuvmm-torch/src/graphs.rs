@@ -1,19 +1,25 @@
 //! Pools of graphs: while one is open for a stream, allocations for the stream come from a heap of
 //! its own, which keeps its memory as long as the pool has users.
 //!
+//! While a graph may be captured, nothing in this library waits for a device: [`waiting`] gives leave
+//! to, and [`begin`] waits for leaves that were given before. What needs one meanwhile is refused, or
+//! put off until [`collect`] gets one.
+//!
 //! No operation outside of an open pool takes the lock here.
 
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use cuvmm::Heap;
 use serde::Serialize;
 
+use crate::captures::{Capture, Open};
 use crate::cxx::Filter;
 use crate::error::Error;
-use crate::fork;
 use crate::heaps::{self, DeviceHeap};
+use crate::{fork, guards};
 
 /// The identity of a pool: `c10::MempoolId_t`, a `std::pair`.
 #[repr(C)]
@@ -27,8 +33,8 @@ struct GraphPool {
     heap: Option<Heap>,
     /// How often it was opened, less how often it was released.
     users: u64,
-    /// The functions that accept streams, for each time that it is open.
-    open: Vec<Filter>,
+    /// The captures that it is open for.
+    open: Vec<Open>,
 }
 
 struct State {
@@ -36,24 +42,59 @@ struct State {
     /// Heaps of pools without users. They end when the work of the device has been waited for, since
     /// a graph may be running.
     released: Vec<(&'static DeviceHeap, Heap)>,
+    /// Functions that [`collect`] calls once.
+    put_off: Vec<fn(&Waiting)>,
+    /// The leaves to wait for devices.
+    waiting: usize,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     pools: Vec::new(),
     released: Vec::new(),
+    put_off: Vec::new(),
+    waiting: 0,
 });
 
-/// The number of functions in `open` of all pools.
+/// Notified when no leave is left.
+static WAITED: Condvar = Condvar::new();
+
+/// The number of filters that may be called.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns `false` while a pool is open: a capture may be running, which waiting for the device
-/// breaks.
-pub(crate) fn may_wait() -> bool {
-    OPEN.load(Ordering::Relaxed) == 0
+/// Leave to wait for devices and to unmap what they have used. No capture begins while it lives, so it
+/// must be dropped before the calling thread opens a pool.
+pub(crate) struct Waiting(());
+
+/// Returns the leave to wait for devices, unless a graph may be captured now.
+pub(crate) fn waiting() -> Option<Waiting> {
+    let mut state = lock();
+    state.look();
+    let may_run = state.may_capture();
+    state.waiting += usize::from(!may_run);
+    settle(state);
+    (!may_run).then(|| Waiting(()))
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = lock();
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            WAITED.notify_all();
+        }
+    }
+}
+
+/// Has a function called once by [`collect`], when it gets leave.
+pub(crate) fn put_off(act: fn(&Waiting)) {
+    let put_off = &mut lock().put_off;
+    if !put_off.iter().any(|&other| ptr::fn_addr_eq(other, act)) {
+        put_off.push(act);
+    }
 }
 
 /// Returns the pool that was opened last of those that are open for a stream of a device.
@@ -72,28 +113,33 @@ fn asked(device: i32, stream: *mut c_void) -> Option<PoolId> {
     if fork::is_child() {
         return None;
     }
-    let state = lock();
-    let mut pools = state
-        .pools
-        .iter()
-        .rev()
-        .filter(|pool| pool.device == device);
-    let found = pools.find(|pool| pool.open.iter().any(|filter| filter.accepts(stream)));
-    found.map(|pool| pool.id)
+    let mut state = lock();
+    let pools = state.pools.iter_mut().rev();
+    let mut pools = pools.filter(|pool| pool.device == device);
+    let accepts = |open: &mut Open| open.accepts(device, stream);
+    let found = pools.find_map(|pool| pool.open.iter_mut().any(accepts).then_some(pool.id));
+    settle(state);
+    found
 }
 
-/// Opens a pool for the streams that a function accepts. The pool is made if there is none.
+/// Opens a pool for the streams that a function accepts, and waits until no thread waits for a device.
+/// The pool is made if there is none.
 ///
 /// # Errors
-/// The heap cannot be built. The pool is open nevertheless, so that allocations for it fail.
+/// [`Error::Recording`] if a capture into the pool may run, with nothing changed. The heap cannot be
+/// built: the pool is open nevertheless, so that allocations for it fail.
 pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     collect();
     let mut state = lock();
+    state.look();
     // The pool that was opened last is the last.
     let known = state.pools.iter().position(|pool| pool.is(device, id));
+    if known.is_some_and(|at| state.pools[at].is_open()) {
+        return Err(Error::Recording(id.0, id.1));
+    }
     let mut pool = match known {
         Some(at) => state.pools.remove(at),
         None => GraphPool {
@@ -105,11 +151,31 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
         },
     };
     pool.users += 1;
-    pool.open.push(filter);
-    OPEN.fetch_add(1, Ordering::Relaxed);
+    for other in state.open().filter(|open| open.is_mine()) {
+        other.supersede();
+    }
+    pool.open.push(Open::new(filter));
     state.pools.push(pool);
-    drop(state);
+    let closed = state.close();
+    state.look();
+    while state.waiting > 0 {
+        state = WAITED.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    settle(state);
+    // Another thread may still be taking the guards.
+    guards::apply();
+    drop(closed);
     heap(device, id).map(drop)
+}
+
+/// Closes the pools that the calling thread opened for captures that are over: PyTorch closes none
+/// whose capture has failed. Each loses the user that it got when it was opened.
+pub(crate) fn close() {
+    let mut state = lock();
+    state.look();
+    let closed = state.close();
+    settle(state);
+    drop(closed);
 }
 
 /// Closes a pool, which must be open.
@@ -119,11 +185,10 @@ pub(crate) fn end(device: i32, id: PoolId) -> Result<(), Error> {
     }
     let mut state = lock();
     let pool = state.pools.iter_mut().find(|pool| pool.is(device, id));
-    let filter = pool.and_then(|pool| pool.open.pop());
-    let filter = filter.ok_or(Error::NotOpen(id.0, id.1))?;
-    OPEN.fetch_sub(1, Ordering::Relaxed);
-    drop(state);
-    drop(filter);
+    let closed = pool.and_then(GraphPool::end);
+    let closed = closed.ok_or(Error::NotOpen(id.0, id.1))?;
+    settle(state);
+    drop(closed);
     Ok(())
 }
 
@@ -133,37 +198,31 @@ pub(crate) fn release(device: i32, id: PoolId) -> Result<(), Error> {
         return Ok(());
     }
     let mut state = lock();
-    let at = state.pools.iter().position(|pool| pool.is(device, id));
-    let at = at.ok_or(Error::NoSuchPool(id.0, id.1))?;
-    state.pools[at].users -= 1;
-    if state.pools[at].users > 0 {
-        return Ok(());
-    }
-    let pool = state.pools.remove(at);
-    OPEN.fetch_sub(pool.open.len(), Ordering::Relaxed);
-    if let (Some(heap), Some(of)) = (pool.heap, heaps::known(device)) {
-        state.released.push((of, heap));
-    }
-    drop(state);
-    drop(pool.open);
+    let pool = state.pools.iter_mut().find(|pool| pool.is(device, id));
+    let pool = pool.ok_or(Error::NoSuchPool(id.0, id.1))?;
+    pool.users -= 1;
+    let ended = state.end_unused();
+    settle(state);
+    drop(ended);
     collect();
     Ok(())
 }
 
-/// Ends the heaps of released pools, if the work of their devices can be waited for now.
+/// Ends the heaps of released pools and does what was put off, if devices can be waited for now.
 pub(crate) fn collect() {
-    if !may_wait() {
+    let Some(leave) = waiting() else {
         return;
-    }
-    let released = std::mem::take(&mut lock().released);
-    if released.is_empty() {
-        return;
-    }
+    };
+    let mut state = lock();
+    let released = std::mem::take(&mut state.released);
+    let put_off = std::mem::take(&mut state.put_off);
+    drop(state);
     let kept = released
         .into_iter()
         .filter(|(of, _)| of.device.lost().is_none() && of.synchronize().is_err());
     let kept: Vec<_> = kept.collect();
     lock().released.extend(kept);
+    put_off.into_iter().for_each(|act| act(&leave));
 }
 
 /// Returns the heap of a pool, which is built now if there is none.
@@ -182,5 +241,76 @@ pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
 impl GraphPool {
     fn is(&self, device: i32, id: PoolId) -> bool {
         self.device == device && self.id == id
+    }
+
+    /// Returns `true` if a capture into the pool may run, or a part of the program allocates from it.
+    fn is_open(&self) -> bool {
+        let mut open = self.open.iter();
+        open.any(|open| open.capture() != Capture::Over)
+    }
+
+    /// Removes what the calling thread has opened last, or else what was opened last.
+    fn end(&mut self) -> Option<Open> {
+        let mine = self.open.iter().rposition(Open::is_mine);
+        let at = mine.or(self.open.len().checked_sub(1))?;
+        Some(self.open.remove(at))
+    }
+}
+
+impl State {
+    fn open(&mut self) -> impl Iterator<Item = &mut Open> {
+        self.pools.iter_mut().flat_map(|pool| &mut pool.open)
+    }
+
+    /// Asks the driver which captures run.
+    fn look(&mut self) {
+        for pool in &mut self.pools {
+            let device = pool.device;
+            for open in &mut pool.open {
+                open.look(device);
+            }
+        }
+    }
+
+    /// Returns `true` if a graph may be captured, by the answers of the last look.
+    fn may_capture(&mut self) -> bool {
+        self.open().any(|open| open.capture() == Capture::MayRun)
+    }
+
+    /// Removes what the calling thread has opened for captures that are over, with a user for each.
+    /// Returns what must be dropped without the lock.
+    fn close(&mut self) -> (Vec<Open>, Vec<GraphPool>) {
+        let is_over = |open: &mut Open| open.capture() == Capture::Over && open.is_mine();
+        let mut closed = Vec::new();
+        for pool in &mut self.pools {
+            let before = closed.len();
+            closed.extend(pool.open.extract_if(.., is_over));
+            pool.users = pool.users.saturating_sub((closed.len() - before) as u64);
+        }
+        (closed, self.end_unused())
+    }
+
+    /// Removes pools without users. Returns what must be dropped without the lock.
+    fn end_unused(&mut self) -> Vec<GraphPool> {
+        let unused = self.pools.extract_if(.., |pool| pool.users == 0);
+        let mut ended: Vec<_> = unused.collect();
+        for pool in &mut ended {
+            if let (Some(heap), Some(of)) = (pool.heap.take(), heaps::known(pool.device)) {
+                self.released.push((of, heap));
+            }
+        }
+        ended
+    }
+}
+
+/// Counts the filters that may be called, and guards the pools of all devices while a graph may be
+/// captured. Ends the locked section, because guards wait for operations of the pools.
+fn settle(mut state: MutexGuard<'_, State>) {
+    let callable = state.open().filter(|open| open.capture() != Capture::Over);
+    OPEN.store(callable.count(), Ordering::Relaxed);
+    let has_changed = guards::want(state.may_capture());
+    drop(state);
+    if has_changed {
+        guards::apply();
     }
 }

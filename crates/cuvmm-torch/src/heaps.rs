@@ -22,7 +22,7 @@ use crate::edge::message;
 use crate::error::{DEVICES, Error};
 use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
-use crate::{exit, fork};
+use crate::{exit, fork, guards};
 
 /// The addresses of a graph's heap, for each byte that its pool may hold. They are fewer than those
 /// of a heap by default, since a program may have very many.
@@ -64,6 +64,15 @@ struct Last {
     stream: &'static Stream,
 }
 
+/// The limit of a device, which its heap shares with what is published.
+pub(crate) struct SharedLimit {
+    /// The most bytes that the device's pools may hold together. `None` for the default, with which
+    /// the driver is asked for what is left.
+    pub(crate) set: Option<u64>,
+    /// The bytes that publications hold once the one that is being made does. 0 while none is made.
+    pub(crate) promised: u64,
+}
+
 /// A device's heap.
 pub(crate) struct DeviceHeap {
     driver: Arc<CudaDriver>,
@@ -75,9 +84,8 @@ pub(crate) struct DeviceHeap {
     peers: Vec<Device>,
     ledger: Option<Ledger>,
     settings: Settings,
-    /// The most bytes that the device's pools may hold together. `None` for the default, with which
-    /// the driver is asked for what is left.
-    pub(crate) limit: Mutex<Option<u64>>,
+    /// The limit that the device's pools share.
+    pub(crate) limit: Mutex<SharedLimit>,
     /// The pool of memory that other processes may attach, and its tenant. Memory is made for that or
     /// not, so it is not the heap's pool. It is made for the first publication.
     published: OnceLock<(Pool, Tenant)>,
@@ -123,6 +131,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
         None => Arc::clone(common.driver.insert(Arc::new(CudaDriver::open()?))),
     };
     let heap = DeviceHeap::new(driver, index, settings)?;
+    guards::add(&heap.pool);
     Ok(place.get_or_init(|| heap))
 }
 
@@ -226,7 +235,10 @@ impl DeviceHeap {
             tenant,
             peers,
             ledger,
-            limit: Mutex::new(settings.limit),
+            limit: Mutex::new(SharedLimit {
+                set: settings.limit,
+                promised: 0,
+            }),
             published: OnceLock::new(),
             settings,
             streams: RwLock::default(),
@@ -263,6 +275,7 @@ impl DeviceHeap {
         }
         let pool = builder.build()?;
         let tenant = pool.tenant(PUBLISHED).register()?;
+        guards::add(&pool);
         Ok(&self.published.get_or_init(|| (pool, tenant)).1)
     }
 

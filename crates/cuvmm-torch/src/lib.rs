@@ -10,8 +10,9 @@
 //! Modules, from the bottom up: `error` has what can go wrong, `edge` catches panics and exchanges
 //! texts with C, `fork` detects forked children, `exit` stops threads before the driver goes,
 //! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
-//! calls its functions, `heaps` makes heaps and knows their streams, `graphs` has the heaps of
-//! graphs, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
+//! calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and knows
+//! their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives
+//! leave to wait for devices, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
 //! `attachments` share tensors with other processes, `sharing`, `api` and this file have the functions
 //! of C.
@@ -22,6 +23,7 @@
 mod api;
 mod attachments;
 mod blocks;
+mod captures;
 mod cxx;
 mod edge;
 mod error;
@@ -30,6 +32,7 @@ mod figures;
 mod folder;
 mod fork;
 mod graphs;
+mod guards;
 mod heaps;
 mod limits;
 mod live;
@@ -39,7 +42,7 @@ mod sharing;
 mod stats;
 mod tags;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
 use self::cxx::Exception;
@@ -49,6 +52,9 @@ use self::graphs::PoolId;
 
 pub use self::api::*;
 pub use self::sharing::*;
+
+/// The function whose failures PyTorch's exceptions name.
+const MALLOC: &CStr = c"cuvmm_malloc";
 
 /// The outcome of an allocation. It has nothing to drop, so that an exception can pass.
 #[derive(Clone, Copy)]
@@ -89,7 +95,7 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
 #[cold]
 fn panicked() -> Outcome {
     let text = "an allocation failed: an internal error of cuvmm, which standard error shows";
-    let exception = guard(None, || Exception::error(text));
+    let exception = guard(None, || Exception::error(MALLOC, text));
     exception.map_or(Outcome::Address(ptr::null_mut()), Outcome::Throw)
 }
 
@@ -136,9 +142,10 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     let exception = if error.is_out_of_memory() {
         let tried = error::as_pytorch(bytes.unwrap_or_default());
         let table = stats::table(device).unwrap_or_default();
-        Exception::out_of_memory(&format!(
+        let text = format!(
             "CUDA out of memory. Tried to allocate {tried}. GPU {device}: {error}\n{table}"
-        ))
+        );
+        Exception::out_of_memory(MALLOC, &text)
     } else {
         None
     };
@@ -150,7 +157,7 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     // A forked child does as little as it can.
     let exception = exception.or_else(|| match error {
         Error::Forked => None,
-        _ => Exception::error(&text),
+        _ => Exception::error(MALLOC, &text),
     });
     if let Some(exception) = exception {
         return Outcome::Throw(exception);
@@ -218,14 +225,17 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
 }
 
 /// Gives the free memory of all heaps back to the driver, where its work is complete
-/// (`set_reset_fn`; PyTorch's `empty_cache`). Waits for the GPU only if a pool of graphs was released
-/// during a capture.
+/// (`set_reset_fn`; PyTorch's `empty_cache`). Closes pools that this thread opened for captures that
+/// have failed. Waits for the GPU only for what was put off during a capture: the end of pools that
+/// were released, of versions that were withdrawn, and of attachments. During a capture all memory
+/// whose work must be asked for stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_reset() {
     guard((), || {
         if fork::is_child() {
             return;
         }
+        graphs::close();
         graphs::collect();
         for (device, heap) in heaps::all() {
             if let Err(error) = heap.trim().map_err(Error::from) {

@@ -1,12 +1,16 @@
 //! A device's limit, what can still be allocated, and room for what is published.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
-use cuvmm::Limit;
+use cuvmm::{Limit, PoolError};
 
 use crate::error::Error;
 use crate::fork;
-use crate::heaps::{self, DeviceHeap};
+use crate::heaps::{self, DeviceHeap, SharedLimit};
+
+fn lock(of: &DeviceHeap) -> MutexGuard<'_, SharedLimit> {
+    of.limit.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Sets the limit of a device to a fraction of its memory, at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
@@ -19,10 +23,13 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
     let of = heaps::of(device)?;
     let (total, granule) = (of.device.total_memory(), of.device.granularity());
     let bytes = (total as f64 * fraction) as u64;
-    let mut limit = of.limit.lock().unwrap_or_else(PoisonError::into_inner);
-    let bytes = bytes.clamp(granule, total);
-    of.pool.set_limit(Limit::Bytes(left(of, bytes)))?;
-    *limit = Some(bytes);
+    let mut limit = lock(of);
+    let before = limit.set.replace(bytes.clamp(granule, total));
+    let outcome = apply(of, &limit);
+    if outcome.is_err() {
+        limit.set = before;
+    }
+    outcome?;
     Ok(())
 }
 
@@ -32,7 +39,7 @@ pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
         return Err(Error::Forked);
     }
     let of = heaps::of(device)?;
-    let limit = of.limit.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = lock(of).set;
     let limit = limit.unwrap_or_else(|| of.pool.stats().limit);
     Ok(limit as f64 / of.device.total_memory() as f64)
 }
@@ -51,54 +58,68 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 
-/// Makes room for a publication under a device's limit: the heap gives free memory back, and its pool
-/// may hold less by that. [`settle`] ends it.
+/// Room for a publication under a device's limit: the pool of the heap may hold less by it. Dropped when
+/// the memory of the publication is charged, or was not to be had.
+pub(crate) struct Promise<'a> {
+    of: &'a DeviceHeap,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        lock(self.of).promised = 0;
+        // A heap that is short of memory asks again.
+        let _ = settle(self.of);
+    }
+}
+
+/// Makes room for a publication under a device's limit: the heap gives free memory back. One thread at
+/// a time may do this.
 ///
 /// # Errors
 /// What is in use leaves too little. The limit of the heap's pool is as before then.
-pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<(), Error> {
+pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Error> {
     of.trim()?;
-    let limit = of.limit.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(limit) = *limit else {
-        return Ok(());
-    };
+    let mut shared = lock(of);
     let granule = of.device.granularity();
     let wanted = bytes.div_ceil(granule).saturating_mul(granule);
-    let before = left(of, limit);
-    let refused = |held| {
-        Err(Error::NoRoom {
-            wanted,
-            limit,
-            held,
-            published: of.published().map_or(0, heaps::held),
-            granule,
-        })
-    };
-    let Some(after) = before.checked_sub(wanted).filter(|&it| it >= granule) else {
-        return refused(of.held());
-    };
-    if of.pool.set_limit(Limit::Bytes(after))?.excess > 0 {
-        let held = of.held();
-        of.pool.set_limit(Limit::Bytes(before))?;
-        return refused(held);
+    let published = of.published().map_or(0, heaps::held);
+    shared.promised = published.saturating_add(wanted);
+    let promise = Promise { of };
+    let outcome = apply(of, &shared);
+    let (limit, promised) = (shared.set, shared.promised);
+    drop(shared);
+    let excess = outcome?;
+    match limit {
+        Some(limit) if excess > 0 || promised.saturating_add(granule) > limit => {
+            Err(Error::NoRoom {
+                wanted,
+                limit,
+                held: of.held(),
+                published,
+                granule,
+            })
+        }
+        _ => Ok(promise),
     }
-    Ok(())
 }
 
-/// Lets the pool of a device's heap hold what is left of the limit by what is published now.
+/// Lets the pool of a device's heap hold what is left of the limit by publications.
 pub(crate) fn settle(of: &DeviceHeap) -> Result<(), Error> {
     if let Some(pool) = of.published() {
         pool.trim(0)?;
     }
-    let limit = of.limit.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(limit) = *limit {
-        of.pool.set_limit(Limit::Bytes(left(of, limit)))?;
-    }
+    apply(of, &lock(of))?;
     Ok(())
 }
 
-/// Returns what publications leave of a limit, at least a granule.
-fn left(of: &DeviceHeap, limit: u64) -> u64 {
+/// Lets the pool of a device's heap hold what publications, with the one that is being made, leave of a
+/// limit: at least a granule. Returns the bytes that it holds beyond that.
+fn apply(of: &DeviceHeap, shared: &SharedLimit) -> Result<u64, PoolError> {
+    let Some(limit) = shared.set else {
+        return Ok(0);
+    };
     let published = of.published().map_or(0, heaps::held);
-    limit.saturating_sub(published).max(of.device.granularity())
+    let left = limit.saturating_sub(published.max(shared.promised));
+    let left = left.max(of.device.granularity());
+    Ok(of.pool.set_limit(Limit::Bytes(left))?.excess)
 }

@@ -9,7 +9,7 @@ use cuvmm::driver::StreamHandle;
 use cuvmm::{Allocation, BlockError, Heap, Stream};
 use serde::Serialize;
 
-use crate::error::Error;
+use crate::error::{Error, is_short};
 use crate::fork;
 use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
@@ -119,7 +119,7 @@ pub(crate) fn again<T>(
     error: BlockError,
     mut allocate: impl FnMut(Option<Duration>) -> Result<T, BlockError>,
 ) -> Result<T, Error> {
-    if !error.is_out_of_memory() {
+    if !is_short(&error) {
         return Err(error.into());
     }
     of.figures().retries += 1;
@@ -129,17 +129,20 @@ pub(crate) fn again<T>(
     let _ = limits::settle(of);
     let mut outcome = allocate(None);
     let captures = |stream: &Stream| stream.is_capturing().unwrap_or(true);
-    let may_wait = || graphs::may_wait() && !stream.is_some_and(captures);
+    let leave = match outcome.is_err() && !stream.is_some_and(captures) {
+        true => graphs::waiting(),
+        false => None,
+    };
     let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
     // Memory that was freed under a tag waits for all work of its devices. What a heap has waits for
     // streams, which a stream can do itself unless that was turned off.
-    if outcome.as_ref().is_err_and(pending) && of.waits() && may_wait() {
+    if leave.is_some() && outcome.as_ref().is_err_and(pending) && of.waits() {
         of.figures().syncs += 1;
         if of.synchronize().is_ok() {
             outcome = allocate(None);
         }
     }
-    if outcome.is_err() && of.ledger().is_some() && may_wait() {
+    if leave.is_some() && outcome.is_err() && of.ledger().is_some() {
         outcome = allocate(Some(NEIGHBOURS)).or(outcome);
     }
     if outcome.is_err() {

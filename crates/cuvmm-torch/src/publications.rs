@@ -20,8 +20,9 @@ use serde::Deserialize;
 
 use crate::edge::complain;
 use crate::error::Error;
+use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
-use crate::{exit, folder, fork, graphs, limits};
+use crate::{exit, folder, fork, limits};
 
 /// How long a publication waits for other processes of a ledger to give memory back.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
@@ -71,7 +72,7 @@ static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
 /// Publishes bytes under a name. Returns the version.
 ///
 /// # Errors
-/// Nothing is published then.
+/// Nothing is published then, as while a graph is captured.
 ///
 /// # Safety
 /// The addresses of the parts are valid for reading their sizes, on the device or the host as they
@@ -81,9 +82,8 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
         return Err(Error::Forked);
     }
     let request: Request = serde_json::from_str(json)?;
-    if !graphs::may_wait() {
-        return Err(Error::Capturing);
-    }
+    graphs::collect();
+    let leave = graphs::waiting().ok_or(Error::Capturing)?;
     Publisher::check_name(&request.name)?;
     request.check()?;
     let of = heaps::of(request.device)?;
@@ -95,14 +95,17 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
     let publishers = publishers.get_or_insert_default();
     listen(publishers, &path, &request.users)?;
     let publisher = &publishers[&path].publisher;
-    limits::make_room(of, request.size)?;
+    // A publication of empty tensors has memory too: its manifest comes with a handle.
+    let size = request.size.max(1);
+    let promise = limits::make_room(of, size)?;
     // SAFETY: the caller says so.
-    let outcome = unsafe { filled(of, &request) }.and_then(|block| {
+    let outcome = unsafe { filled(of, size, &request) }.and_then(|block| {
         let Request { name, manifest, .. } = request;
         let published = publisher.publish(&name, manifest, block);
         published.map_err(|refused| Error::Share(refused.reason))
     });
-    end(publishers);
+    drop(promise);
+    end(publishers, &leave);
     outcome
 }
 
@@ -149,13 +152,12 @@ fn listen(
     Ok(())
 }
 
-/// Allocates the memory of a publication, and copies all parts to it.
+/// Allocates `size` bytes for a publication, and copies all parts to them.
 ///
 /// # Safety
 /// The requirements of [`publish`].
-unsafe fn filled(of: &DeviceHeap, request: &Request) -> Result<Block, Error> {
-    // A publication of empty tensors has memory too.
-    let block = of.publishing()?.block(request.size.max(1));
+unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block, Error> {
+    let block = of.publishing()?.block(size);
     let block = block.timeout(NEIGHBOURS).allocate()?;
     // The parts may still be written by work of any stream.
     of.synchronize()?;
@@ -201,19 +203,28 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
             instead: format!("this process has no such name at {}", path.display()),
         });
     }
-    end(publishers);
+    match graphs::waiting() {
+        Some(leave) => end(publishers, &leave),
+        None => graphs::put_off(end_later),
+    }
     Ok(())
 }
 
-/// Gives the memory of versions that have ended back, and the heaps what they leave. Waits a moment for
-/// readers that were attaching one.
-fn end(publishers: &BTreeMap<PathBuf, Open>) {
+/// Gives the memory of versions that have ended back, when a graph is no longer captured.
+fn end_later(leave: &Waiting) {
+    // A thread that holds the lock does the same before it unlocks.
+    if let Ok(Some(publishers)) = PUBLISHERS.try_lock().as_deref() {
+        end(publishers, leave);
+    }
+}
+
+/// Gives the memory of versions that have ended back, and the heaps what they leave. Waits for the
+/// devices, and a moment for readers that were attaching one.
+fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
     let listed = publishers.values().flat_map(|open| open.publisher.list());
     let listed: u64 = listed.map(|one| one.held).sum();
-    if graphs::may_wait() {
-        for (_, of) in heaps::all() {
-            let _ = of.synchronize();
-        }
+    for (_, of) in heaps::all() {
+        let _ = of.synchronize();
     }
     for _ in 0..LOOKS {
         let mut held = 0;

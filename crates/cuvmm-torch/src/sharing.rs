@@ -24,7 +24,8 @@ pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usi
 }
 
 /// Copies bytes into memory of their own, and publishes it under a name for other processes to
-/// attach. Writes the version, which counts from 1 for each name. Waits for all work of the device.
+/// attach. Writes the version, which counts from 1 for each name. Waits for all work of the device, and is
+/// refused while a graph is captured.
 ///
 /// The keys of the JSON object: `name`; `path`, the socket, or null for that of this process in the
 /// usual folder; `users`, a list of other users that may attach; `device`; `size`, the bytes of the
@@ -51,7 +52,7 @@ pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -
 }
 
 /// Withdraws a name that this process publishes at a path; null is the usual one. Processes that have
-/// attached it keep it. Returns -4 if the name is not published there.
+/// attached it keep it. While a graph is captured the memory goes back later. Returns -4 if the name is not published there.
 ///
 /// # Safety
 /// The texts are null or end with a zero byte.
@@ -117,11 +118,25 @@ pub unsafe extern "C" fn cuvmm_newer(number: u64, millis: u64, version: *mut u64
 /// Detaches what is attached under a number, when all work of the devices that have access is
 /// complete, which is waited for. The memory stays with the processes that have it.
 ///
+/// Refused while a graph is captured, and where a device cannot be waited for. What is attached then
+/// stays so under its number, and is detached later by a call that may wait, such as
+/// [`cuvmm_reset`](crate::cuvmm_reset), `cuvmm_attach`, or an allocation that is short of memory.
+///
 /// # Safety
 /// Work that is queued later does not use the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_detach(number: u64) -> c_int {
     status(|| attachments::detach(number))
+}
+
+/// Detaches what is attached under a number later, as [`cuvmm_detach`] does that was refused. For a
+/// thread that captures a graph of which this library is not told.
+///
+/// # Safety
+/// The requirements of [`cuvmm_detach`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_detach_later(number: u64) -> c_int {
+    status(|| attachments::detach_later(number))
 }
 
 /// Keeps an error as the thread's last one.

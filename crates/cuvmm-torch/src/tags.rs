@@ -16,9 +16,9 @@ use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
 
 use crate::blocks::{Blocks, block_for};
 use crate::error::Error;
-use crate::fork;
 use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
+use crate::{fork, graphs};
 
 /// The tag of allocations on threads that have entered none.
 const NO_TAG: &str = "default";
@@ -236,7 +236,7 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 }
 
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake. Waits for all
-/// work of their devices. With `keep` the contents are copied to host memory, else they are lost.
+/// work of their devices, with leave for it. With `keep` the contents are copied to host memory, else they are lost.
 ///
 /// # Errors
 /// JSON that is none, an unknown tag, one that is asleep, work that does not end, too little host
@@ -247,6 +247,7 @@ pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
         return Err(Error::Forked);
     }
     let names = names(json)?;
+    let _leave = graphs::waiting().ok_or(Error::Capturing)?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), false)?;
     let moving = Moving::begin(&chosen);
@@ -285,6 +286,7 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
         return Err(Error::Forked);
     }
     let names = names(json)?;
+    let _leave = graphs::waiting().ok_or(Error::Capturing)?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), true)?;
     let moving = Moving::begin(&chosen);

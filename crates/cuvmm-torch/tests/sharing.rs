@@ -12,109 +12,17 @@
 
 mod common;
 
-use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use common::{Cuda, MIB, Torch, over_the_stand_in};
+use common::sharing::Sharing;
+use common::{Cuda, MIB, over_the_stand_in};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::share::{Manifest, Subscriber, Tensor};
 use cuvmm::{Attachment, Device, Publisher, Region, Stream};
 use serde_json::{Value, json};
 
-/// The functions of publications.
-struct Sharing {
-    torch: Torch,
-    publish: unsafe extern "C" fn(*const c_char, *mut u64) -> c_int,
-    withdraw: unsafe extern "C" fn(*const c_char, *const c_char) -> c_int,
-    attach: unsafe extern "C" fn(*const c_char, *mut u64) -> c_int,
-    attached: unsafe extern "C" fn(u64, *mut c_char, usize) -> usize,
-    newer: unsafe extern "C" fn(u64, u64, *mut u64) -> c_int,
-    detach: unsafe extern "C" fn(u64) -> c_int,
-    folder: tempfile::TempDir,
-}
-
-impl Sharing {
-    fn load() -> Self {
-        let torch = Torch::load();
-        Self {
-            torch,
-            publish: torch.function("cuvmm_publish"),
-            withdraw: torch.function("cuvmm_withdraw"),
-            attach: torch.function("cuvmm_attach"),
-            attached: torch.function("cuvmm_attached"),
-            newer: torch.function("cuvmm_newer"),
-            detach: torch.function("cuvmm_detach"),
-            folder: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn path(&self) -> String {
-        self.folder
-            .path()
-            .join("socket")
-            .to_str()
-            .unwrap()
-            .to_owned()
-    }
-
-    /// Returns a request to publish bytes of the device as one tensor of bytes.
-    fn request(&self, name: &str, address: usize, size: usize) -> Value {
-        json!({
-            "name": name,
-            "path": self.path(),
-            "device": 0,
-            "size": size,
-            "manifest": { "tensors": [
-                { "name": "it", "dtype": "U8", "shape": [size], "offset": 0, "size": size },
-            ] },
-            "parts": [{ "address": address, "offset": 0, "size": size, "is_host": false }],
-        })
-    }
-
-    fn outcome(&self, code: c_int, number: u64) -> Result<u64, (c_int, String)> {
-        match code {
-            0 => Ok(number),
-            code => Err((code, self.torch.last_error())),
-        }
-    }
-
-    fn publish(&self, request: &Value) -> Result<u64, (c_int, String)> {
-        let request = CString::new(request.to_string()).unwrap();
-        let mut version = 0;
-        // SAFETY: the tests name memory that is there.
-        let code = unsafe { (self.publish)(request.as_ptr(), &mut version) };
-        self.outcome(code, version)
-    }
-
-    fn attach(&self, name: &str, path: Option<&str>) -> Result<u64, (c_int, String)> {
-        let request = json!({ "name": name, "path": path, "device": 0 }).to_string();
-        let request = CString::new(request).unwrap();
-        let mut number = 0;
-        // SAFETY: the text is terminated.
-        let code = unsafe { (self.attach)(request.as_ptr(), &mut number) };
-        self.outcome(code, number)
-    }
-
-    fn describe(&self, number: u64) -> Value {
-        let mut text = vec![0_u8; 4096];
-        // SAFETY: the buffer has this number of bytes.
-        let length = unsafe { (self.attached)(number, text.as_mut_ptr().cast(), text.len()) };
-        serde_json::from_slice(&text[..length - 1]).unwrap()
-    }
-
-    fn withdraw(&self, name: &str) -> Result<u64, (c_int, String)> {
-        let (name, path) = (
-            CString::new(name).unwrap(),
-            CString::new(self.path()).unwrap(),
-        );
-        // SAFETY: the texts are terminated.
-        let code = unsafe { (self.withdraw)(name.as_ptr(), path.as_ptr()) };
-        self.outcome(code, 0)
-    }
-}
-
-fn refused<T: std::fmt::Debug>(outcome: Result<T, (c_int, String)>, code: c_int, text: &str) {
+fn refused<T: std::fmt::Debug>(outcome: Result<T, (i32, String)>, code: i32, text: &str) {
     let (found, error) = outcome.unwrap_err();
     assert!(error.contains(text), "{error}");
     assert_eq!(found, code, "{error}");
@@ -215,6 +123,26 @@ over_the_stand_in! {
     }
 }
 
+over_the_stand_in! {
+    an_empty_publication_is_within_the_limit ["CUVMM_TORCH_LIMIT" = "64MiB"] says [] {
+        let (sharing, cuda) = (Sharing::load(), Cuda::load());
+        let empty = sharing.request("empty", 0, 0);
+        let all = sharing.torch.malloc(64 << 20, null_mut());
+        assert_ne!(all, 0);
+        let before = cuda.physicals_and_mappings();
+        refused(sharing.publish(&empty), -3, "2.0 MiB cannot be published");
+        assert_eq!(cuda.physicals_and_mappings(), before);
+        assert_eq!(sharing.torch.figure("limit"), 64 << 20);
+        sharing.torch.free(all, null_mut());
+        assert_eq!(sharing.publish(&empty), Ok(1));
+        assert_eq!(sharing.torch.figure("limit"), 62 << 20);
+        assert_eq!(sharing.torch.figure("published"), 2 << 20);
+        let number = sharing.attach("empty", Some(&sharing.path())).unwrap();
+        assert_eq!(sharing.describe(number)["manifest"]["tensors"][0]["size"], 0);
+        assert_eq!(sharing.detach(number), Ok(0));
+    }
+}
+
 /// The driver refuses calls of a publication and of an attachment. Nothing is published or attached
 /// then, and nothing is left.
 mod a_refusal_leaves_nothing {
@@ -268,6 +196,71 @@ mod a_refusal_leaves_nothing {
                 refused += 1;
             }
             assert!(refused >= 1, "{refused}: a mapping");
+        });
+    }
+}
+
+/// While memory of a publication is being made, neither an allocation that fails nor a new limit gives
+/// the heap what the publication was promised.
+mod a_promise_lowers_the_limit_until_it_is_kept {
+    use super::*;
+
+    #[test]
+    fn over_the_stand_in() {
+        let folder = tempfile::tempdir().unwrap();
+        if !common::refusing_in(folder.path()) {
+            return;
+        }
+        let case = "a_promise_lowers_the_limit_until_it_is_kept::in_a_process_of_its_own";
+        let path = folder.path().to_str().unwrap();
+        let limit = ("CUVMM_TORCH_LIMIT", "64MiB");
+        let lines = common::run(case, &[("LD_LIBRARY_PATH", path), limit]);
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+    fn in_a_process_of_its_own() {
+        common::case(|| {
+            let (sharing, cuda) = (Sharing::load(), Cuda::load());
+            let torch = sharing.torch;
+            let function = |name| -> unsafe extern "C" fn() { cuda.function(name) };
+            let (hold, arrive, go) = (
+                function("refuse_hold"),
+                function("refuse_await"),
+                function("refuse_go"),
+            );
+            let set: unsafe extern "C" fn(f64, i32) = torch.function("cuvmm_memory_fraction");
+            // SAFETY: it may be called at any time.
+            let set = |fraction| unsafe { set(fraction, 0) };
+            let limit = || torch.figure("limit") / MIB as u64;
+            let source = torch.malloc(24 << 20, null_mut());
+            let request = sharing.request("model", source, 24 << 20);
+            // SAFETY: it may be called at any time.
+            unsafe { hold() };
+            std::thread::scope(|scope| {
+                let published = scope.spawn(|| {
+                    cuda.enter(0);
+                    sharing.publish(&request)
+                });
+                // SAFETY: the publication creates memory.
+                unsafe { arrive() };
+                assert_eq!(limit(), 40);
+                assert_eq!(torch.malloc(40 << 20, null_mut()), 0);
+                assert_eq!(limit(), 40);
+                for (fraction, left) in [(0.125, 8), (0.25, 40)] {
+                    set(fraction);
+                    assert_eq!(limit(), left);
+                }
+                assert_eq!(torch.malloc(40 << 20, null_mut()), 0);
+                // SAFETY: it may be called at any time.
+                unsafe { go() };
+                assert_eq!(published.join().unwrap(), Ok(1));
+            });
+            assert_eq!(limit(), 40);
+            assert!(torch.figure("held") + torch.figure("published") <= 64 << 20);
+            assert_eq!(sharing.withdraw("model"), Ok(0));
+            assert_eq!(limit(), 64);
         });
     }
 }

@@ -31,12 +31,24 @@ class _Attached:
     """An attachment of the library. It ends when the last tensor over it is gone."""
 
     def __init__(self, number: int) -> None:
-        library = _library.get()
         self.number = number
-        weakref.finalize(self, library.detach, number).atexit = False
+        weakref.finalize(self, _detach, number).atexit = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("an attached publication is neither pickled nor copied: attach it again")
+
+
+def _detach(number: int) -> None:
+    """Detaches, which waits for devices. The library does it later if a graph is captured.
+
+    It knows PyTorch's captures only if it is installed. Garbage collection runs on any thread, also on
+    one that captures.
+    """
+    library, torch = _library.get(), sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        library.detach_later(number)
+    else:
+        library.detach(number)
 
 
 class Attached(Mapping[str, "torch.Tensor"]):

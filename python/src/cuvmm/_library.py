@@ -53,6 +53,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_attached": (_size, [_number, _text, _size]),
     "cuvmm_newer": (_int, [_number, _number, _result]),
     "cuvmm_detach": (_int, [_number]),
+    "cuvmm_detach_later": (_int, [_number]),
 }
 
 

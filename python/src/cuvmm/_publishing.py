@@ -51,6 +51,8 @@ class Publication:
     def withdraw(self) -> None:
         """Withdraws the name, with all its versions. Processes that have attached it keep it.
 
+        While a graph is captured the memory stays until a later call that may wait for the device.
+
         >>> published = cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP
         >>> published.withdraw()  # doctest: +SKIP
 
@@ -105,7 +107,8 @@ def publish(
     overlap, the bytes between their elements are copied too. A publication stays on the
     device for as long as it is published or a process has it attached.
 
-    Waits for all work of the device, and must not be called while a graph is captured.
+    Waits for all work of the device, and is refused while a graph is captured. Without
+    `cuvmm.torch.install` captures are not known here: do not call it during one.
 
     >>> model = Model().cuda()  # doctest: +SKIP
     >>> cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -49,14 +48,6 @@ def _names(tags: str | Iterable[str] | None) -> bytes:
     return json.dumps(names).encode()
 
 
-def _synchronize() -> None:
-    """Waits for PyTorch's work: its allocator, and not the library, knows the streams of a pool."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(device)
-
-
 def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     """Gives up the device memory of pools, which keep their addresses.
 
@@ -64,7 +55,7 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     keep: True copies the contents to host memory; False discards them: after `wake` they are not set.
 
     Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
-    Waits for the work that PyTorch has queued.
+    Waits for the work that PyTorch has queued, and is refused while a graph is captured.
 
     >>> with cuvmm.torch.pool("weights"):  # doctest: +SKIP
     ...     model = Model().cuda()
@@ -77,7 +68,6 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     """
     names = _names(tags)
     library = _library.get()
-    _synchronize()
     library.check(library.sleep(names, int(keep)))
 
 
@@ -86,7 +76,7 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
     tags: the name of a pool (its tag), several, or None for all that are asleep.
 
-    Waits for memory for at most 60 s for each tag.
+    Waits for memory for at most 60 s for each tag. Refused while a graph is captured.
 
     >>> cuvmm.wake(["weights", "cache"])  # doctest: +SKIP
 

@@ -23,6 +23,7 @@ use libloading::Library;
 mod built;
 #[path = "../../../cuvmm-driver/testing/own_process.rs"]
 pub(crate) mod own_process;
+pub(crate) mod sharing;
 pub(crate) mod tags;
 
 pub(crate) const MIB: usize = 1 << 20;

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace c10 {
@@ -69,6 +71,24 @@ int c10_attempt(Malloc allocate, long size, void *stream, void **address, char *
         return 1;
     } catch (const c10::Error &error) {
         written(error.what());
+        return 2;
+    } catch (...) {
+        return 3;
+    }
+}
+
+using Id = std::pair<unsigned long long, unsigned long long>;
+typedef void (*Begin)(int, Id, std::function<bool(void *)>);
+
+// Opens a pool of device 0 for one stream. Returns 0, 2 for Error, or 3 for another exception, and
+// writes the text of the exception.
+int c10_begin(Begin begin, unsigned long long first, unsigned long long second, void *stream,
+              char *text, size_t length) {
+    try {
+        begin(0, {first, second}, [stream](void *other) { return other == stream; });
+        return 0;
+    } catch (const c10::Error &error) {
+        std::string(error.what()).append(1, '\0').copy(text, length);
         return 2;
     } catch (...) {
         return 3;

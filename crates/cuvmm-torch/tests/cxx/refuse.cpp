@@ -1,7 +1,9 @@
-// A library in the place of libcuda that refuses one call, and hands all others to the library that it
-// is linked with.
+// A library in the place of libcuda that refuses one call or holds it up, and hands all others to the
+// library that it is linked with.
 
 #include <dlfcn.h>
+
+#include <sched.h>
 
 #include <atomic>
 
@@ -9,6 +11,10 @@ namespace {
 
 // Which calls from now on are refused: that after so many others. Negative for none.
 std::atomic<long> unmaps{-1}, maps{-1};
+
+// Whether the next creation of memory is held up: no, when it comes, now.
+enum { FREE, NEXT, HELD };
+std::atomic<int> creation{FREE};
 
 bool refuses(std::atomic<long> &left) {
   return left.load() >= 0 && left.fetch_sub(1) == 0;
@@ -26,6 +32,28 @@ extern "C" {
 void refuse_after(long unmap_at, long map_at) {
   unmaps = unmap_at;
   maps = map_at;
+}
+
+// Holds the next creation of memory up.
+void refuse_hold() { creation = NEXT; }
+
+// Waits until a creation of memory is held up.
+void refuse_await() {
+  while (creation != HELD)
+    sched_yield();
+}
+
+// Lets the creation go on.
+void refuse_go() { creation = FREE; }
+
+int cuMemCreate(unsigned long long *handle, unsigned long size, const void *props,
+                unsigned long long flags) {
+  using F = int (*)(unsigned long long *, unsigned long, const void *, unsigned long long);
+  int next_one = NEXT;
+  if (creation.compare_exchange_strong(next_one, HELD))
+    while (creation == HELD)
+      sched_yield();
+  return next<F>("cuMemCreate")(handle, size, props, flags);
 }
 
 int cuMemUnmap(unsigned long long address, unsigned long size) {

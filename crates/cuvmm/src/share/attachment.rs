@@ -482,6 +482,14 @@ impl Attachment {
         Ok(())
     }
 
+    /// Unmaps everything at once. No work can use the memory, because the caller has told its address to
+    /// nothing.
+    pub(super) fn discard(mut self) {
+        if let Err(error) = self.space.never_used(0).retry_all() {
+            tracing::error!(%error, "memory that was refused stays mapped");
+        }
+    }
+
     fn is_there(&self, offset: u64, size: u64) -> bool {
         if size == 0 {
             return offset <= self.size();

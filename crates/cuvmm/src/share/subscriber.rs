@@ -11,6 +11,7 @@ use super::channel::Channel;
 use super::manifest::Manifest;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
 use crate::error::{ChannelError, ShareError};
+use crate::own::CloseError;
 use crate::peer::Users;
 use crate::view::View;
 
@@ -131,7 +132,10 @@ impl Subscriber {
             _ => return Err(self.unexpected()),
         };
         let memory = self.channel.receive_until(how, deadline)?;
-        manifest.check(memory.runs())?;
+        if let Err(error) = manifest.check(memory.runs()) {
+            memory.discard();
+            return Err(error.into());
+        }
         Ok(Publication {
             name,
             version,
@@ -204,6 +208,35 @@ impl Publication {
     #[must_use]
     pub fn into_memory(self) -> Attachment {
         self.memory
+    }
+
+    /// Waits for the devices that have access, and unmaps the memory. On failure the publication is
+    /// handed back with the extents that could not be unmapped.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the publication in it.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the publication itself is handed back"
+    )]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        let Self {
+            name,
+            version,
+            publisher,
+            manifest,
+            memory,
+        } = self;
+        memory.close().map_err(|refused| CloseError {
+            owner: Self {
+                name,
+                version,
+                publisher,
+                manifest,
+                memory: refused.owner,
+            },
+            reason: refused.reason,
+        })
     }
 
     /// Returns a view of the elements of a tensor, for a kernel to read.

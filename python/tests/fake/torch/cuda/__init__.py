@@ -42,6 +42,13 @@ def synchronize(device=None):
     assert ctypes.CDLL("libcuda.so.1").cuCtxSynchronize() == 0
 
 
+def is_current_stream_capturing():
+    status = ctypes.c_int()
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    code = libcuda.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+    return code == 0 and status.value != 0
+
+
 @contextlib.contextmanager
 def device(ordinal):
     global _device

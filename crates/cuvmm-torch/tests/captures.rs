@@ -1,0 +1,432 @@
+//! Pools of graphs and the captures that they are opened for, over the stand-in for libcuda.
+//!
+//! `unsafe` is used to call the library's functions.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod common;
+
+use std::ffi::{CStr, c_char, c_int, c_long};
+use std::ptr::null_mut;
+
+use common::sharing::Sharing;
+use common::tags::Tags;
+use common::{Cuda, Handle, MIB, Torch, compiled, loaded, over_the_stand_in};
+
+/// The functions of pools of graphs, on device 0.
+#[derive(Clone, Copy)]
+struct Graphs {
+    opener: usize,
+    begin: unsafe extern "C" fn(usize, u64, u64, Handle),
+    asked: unsafe extern "C" fn() -> c_long,
+    alive: unsafe extern "C" fn() -> c_int,
+    end: unsafe extern "C" fn(c_int, [u64; 2]),
+    release: unsafe extern "C" fn(c_int, [u64; 2]),
+    start: unsafe extern "C" fn(Handle, c_int) -> c_int,
+    stop: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
+    synchronize: unsafe extern "C" fn() -> c_int,
+}
+
+impl Graphs {
+    /// Loads the filters of streams. Ends the process where there is no compiler.
+    fn of(torch: &Torch, cuda: &Cuda) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(library) = compiled(folder.path(), "filter.cpp", "libfilter.so", &[]) else {
+            println!("{}", common::ENDED);
+            std::process::exit(0);
+        };
+        let library = loaded(library);
+        // SAFETY: the functions have these types.
+        let (begin, asked, alive) = unsafe {
+            (
+                *library.get(b"filter_begin").unwrap(),
+                *library.get(b"filter_asked").unwrap(),
+                *library.get(b"filter_alive").unwrap(),
+            )
+        };
+        Self {
+            opener: torch.function("cuvmm_begin_allocate_to_pool"),
+            begin,
+            asked,
+            alive,
+            end: torch.function("cuvmm_end_allocate_to_pool"),
+            release: torch.function("cuvmm_release_pool"),
+            start: cuda.function("cuStreamBeginCapture_v2"),
+            stop: cuda.function("cuStreamEndCapture"),
+            synchronize: cuda.function("cuCtxSynchronize"),
+        }
+    }
+
+    /// Opens a pool for a stream.
+    fn begin(&self, id: u64, stream: Handle) {
+        // SAFETY: the function has this type.
+        unsafe { (self.begin)(self.opener, 0, id, stream) };
+    }
+
+    /// Returns how often filters were called, and whether the last one lives.
+    fn filters(&self) -> (c_long, bool) {
+        // SAFETY: they may be called at any time.
+        unsafe { ((self.asked)(), (self.alive)() != 0) }
+    }
+
+    fn end(&self, id: u64) {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.end)(0, [0, id]) };
+    }
+
+    fn release(&self, id: u64) {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.release)(0, [0, id]) };
+    }
+
+    /// Begins a capture in global mode.
+    fn start(&self, stream: Handle) {
+        // SAFETY: the tests pass live streams.
+        assert_eq!(unsafe { (self.start)(stream, 0) }, 0);
+    }
+
+    /// Ends a capture. Returns the driver's code.
+    fn stop(&self, stream: Handle) -> c_int {
+        let mut graph = null_mut();
+        // SAFETY: the tests pass live streams, and the result is written to a local.
+        unsafe { (self.stop)(stream, &mut graph) }
+    }
+
+    /// Captures into a pool as PyTorch does, with a capture that fails: PyTorch then closes no pool.
+    fn fail(&self, id: u64, stream: Handle, body: impl FnOnce()) {
+        self.begin(id, stream);
+        self.start(stream);
+        body();
+        // SAFETY: it takes no arguments.
+        assert_ne!(unsafe { (self.synchronize)() }, 0);
+        assert_ne!(self.stop(stream), 0, "the capture was broken");
+    }
+
+    /// Captures into a pool and returns what `body` does. Nothing breaks the capture.
+    fn capture<T>(&self, id: u64, stream: Handle, body: impl FnOnce() -> T) -> T {
+        self.begin(id, stream);
+        self.start(stream);
+        let value = body();
+        assert_eq!(self.stop(stream), 0, "the capture was broken");
+        self.end(id);
+        value
+    }
+}
+
+fn size(bytes: usize) -> isize {
+    isize::try_from(bytes).unwrap()
+}
+
+/// Runs a function on another thread, with the context of a device.
+fn elsewhere<T: Send>(cuda: Cuda, device: c_int, body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            cuda.enter(device);
+            body()
+        });
+        thread.join().unwrap()
+    })
+}
+
+over_the_stand_in! {
+    a_second_capture_into_an_open_pool_is_refused [] says [] {
+        // The address of the function that opens a pool, first.
+        type Begin = unsafe extern "C" fn(usize, u64, u64, Handle, *mut c_char, usize) -> c_int;
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let (first, second) = (cuda.stream(), cuda.stream());
+        let folder = tempfile::tempdir().unwrap();
+        let options = ["-Wl,-soname,libc10.so"];
+        let Some(c10) = compiled(folder.path(), "c10.cpp", "libc10.so", &options) else {
+            return;
+        };
+        // SAFETY: the function has this type.
+        let begin = unsafe { *loaded(c10).get::<Begin>("c10_begin").unwrap() };
+        let opener: usize = torch.function("cuvmm_begin_allocate_to_pool");
+        let begin = |stream| {
+            let mut text = [0; 4096];
+            // SAFETY: the text is written to a local of this length.
+            let code = unsafe { begin(opener, 0, 1, stream, text.as_mut_ptr(), text.len()) };
+            // SAFETY: the text is terminated, if there is one.
+            (code, unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap().to_owned())
+        };
+        assert_eq!(begin(first), (0, String::new()));
+        graphs.start(first);
+        for round in 0..2 {
+            let (code, text) = begin(second);
+            assert_eq!(code, 2, "{text}");
+            assert!(text.starts_with("already recording to the memory pool (0, 1)"), "{text}");
+            assert!(text.contains("raised from cuvmm_begin_allocate_to_pool"), "{text}");
+            assert!(torch.last_error().starts_with("already recording"), "{}", torch.last_error());
+            // The first capture has its pool as before, and the other stream has none.
+            let mine = torch.malloc(size(4 * MIB), first);
+            assert_eq!(torch.figure("live"), round * 4 * MIB as u64);
+            assert_ne!(torch.malloc(size(4 * MIB), second), 0);
+            assert_eq!(torch.figure("live"), (round + 1) * 4 * MIB as u64);
+            torch.free(mine, first);
+        }
+        // Another thread is refused too.
+        let (handle, begin) = (second.expose_provenance(), &begin);
+        let refused = elsewhere(cuda, 0, move || begin(std::ptr::with_exposed_provenance_mut(handle)));
+        assert_eq!(refused.0, 2);
+        assert_eq!(graphs.stop(first), 0);
+        graphs.end(1);
+        assert_eq!(begin(second).0, 0, "the pool is closed");
+        graphs.end(1);
+        // It has the two users that it was opened for.
+        torch.reset();
+        let before = cuda.physicals_and_mappings().0;
+        graphs.release(1);
+        torch.reset();
+        assert_eq!(cuda.physicals_and_mappings().0, before, "a user is left");
+        graphs.release(1);
+        torch.reset();
+        assert!(cuda.physicals_and_mappings().0 < before, "the last user has gone");
+    }
+
+    a_second_capture_without_pytorch_is_an_error [] says [
+        "memory pool (0, 1) of device 0: already recording to the memory pool (0, 1)",
+        "memory pool (0, 1) of device 0: the memory pool (0, 1) is not open",
+        "memory pool (0, 1) of device 0: there is no memory pool (0, 1)",
+    ] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        graphs.begin(1, stream);
+        graphs.begin(1, stream);
+        assert!(torch.last_error().contains("already recording"), "{}", torch.last_error());
+        graphs.end(1);
+        graphs.end(1);
+        graphs.release(1);
+        graphs.release(1);
+    }
+
+    captures_that_failed_disable_nothing [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
+        let stream = cuda.stream();
+        graphs.fail(1, stream, || {});
+        graphs.fail(2, stream, || {
+            let address = torch.malloc(size(20 * MIB), stream);
+            assert_ne!(address, 0);
+            assert_eq!(torch.figure("live"), 0, "it is of the pool");
+            torch.free(address, stream);
+        });
+        for id in 3..6 {
+            graphs.capture(id, stream, || {
+                let address = torch.malloc(size(20 * MIB), stream);
+                cuda.fill(address, 7, 20 * MIB, stream);
+                torch.free(address, stream);
+            });
+            graphs.release(id);
+        }
+        // Only what lives is left: no memory of a pool of graphs, and none that waits for its end.
+        torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        let source = torch.malloc(size(4 * MIB), stream);
+        cuda.fill(source, 3, 4 * MIB, stream);
+        assert_eq!(sharing.publish(&sharing.request("model", source, 4 * MIB)), Ok(1));
+    }
+
+    the_filter_of_a_capture_that_failed_is_not_called_again [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        graphs.fail(1, stream, || {
+            assert_ne!(torch.malloc(4096, stream), 0);
+            assert_eq!(torch.figure("live"), 0, "it is of the pool");
+        });
+        // The graph may be gone now.
+        assert_ne!(torch.malloc(4096, stream), 0);
+        assert_ne!(torch.malloc(4096, other), 0);
+        assert_eq!(torch.figure("live"), 2 * 4096, "it is of no pool");
+        assert_eq!(graphs.filters(), (1, true));
+        torch.reset();
+        assert_eq!(graphs.filters(), (1, false), "the pool is closed");
+        // Nothing was allocated after the next failure when another thread captures on the stream.
+        graphs.fail(1, stream, || assert_ne!(torch.malloc(4096, stream), 0));
+        let handle = stream.expose_provenance();
+        elsewhere(cuda, 0, move || {
+            let stream = std::ptr::with_exposed_provenance_mut(handle);
+            graphs.capture(2, stream, || {
+                assert_ne!(torch.malloc(4096, stream), 0);
+                assert_ne!(torch.malloc(4096, null_mut()), 0);
+            });
+        });
+        assert_eq!(graphs.filters().0, 4, "of the other thread's filter, twice");
+    }
+
+    a_pool_whose_capture_failed_is_opened_again [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        let handle = stream.expose_provenance();
+        let allocate = move |stream| {
+            let address = torch.malloc(size(8 * MIB), stream);
+            assert_eq!(torch.figure("live"), 0, "it is of the pool");
+            torch.free(address, stream);
+        };
+        for _ in 0..3 {
+            graphs.fail(1, stream, || allocate(stream));
+        }
+        // Another thread, whose capture runs while the end of the failed one comes late.
+        elsewhere(cuda, 0, move || {
+            let stream = std::ptr::with_exposed_provenance_mut(handle);
+            graphs.begin(1, stream);
+            graphs.start(stream);
+            allocate(stream);
+        });
+        graphs.end(1);
+        allocate(stream);
+        elsewhere(cuda, 0, move || graphs.end(1));
+        let address = torch.malloc(size(8 * MIB), stream);
+        assert_eq!(torch.figure("live"), 8 * MIB as u64, "the pool is closed");
+        torch.free(address, stream);
+        // The two users that are left: the end that came late, and the other thread's.
+        graphs.release(1);
+        torch.reset();
+        assert!(cuda.physicals_and_mappings().0 > 0, "a user is left");
+        graphs.release(1);
+    }
+
+    a_pool_without_a_capture_keeps_nothing_from_waiting [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
+        let stream = cuda.stream();
+        graphs.begin(1, stream);
+        let refused = sharing.publish(&sharing.request("model", 4096, 4096)).unwrap_err();
+        assert!(refused.1.contains("a graph is captured"), "{}", refused.1);
+        let source = torch.malloc(size(4 * MIB), stream);
+        cuda.fill(source, 3, 4 * MIB, stream);
+        assert_eq!(sharing.publish(&sharing.request("model", source, 4 * MIB)), Ok(1));
+        let number = sharing.attach("model", Some(&sharing.path())).unwrap();
+        // A capture on the stream is one nevertheless.
+        graphs.start(stream);
+        let refused = sharing.detach(number).unwrap_err();
+        assert!(refused.1.contains("a graph is captured"), "{}", refused.1);
+        assert_eq!(graphs.stop(stream), 0);
+        assert_eq!(sharing.detach(number), Ok(0));
+        graphs.end(1);
+        graphs.release(1);
+    }
+
+    what_waits_is_put_off_or_refused_while_a_graph_is_captured ["CUVMM_TORCH_MAPPER" = "off"] says [
+        "allocation of 200.0 MiB on device 0 failed: a capture is running, and only memory that needs",
+    ] {
+        let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
+        let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
+        let stream = cuda.stream();
+        let source = torch.malloc(size(4 * MIB), stream);
+        cuda.fill(source, 3, 4 * MIB, stream);
+        for name in ["one", "two"] {
+            assert_eq!(sharing.publish(&sharing.request(name, source, 4 * MIB)), Ok(1));
+        }
+        let number = sharing.attach("one", Some(&sharing.path())).unwrap();
+        let (tagged, freed) = (tags.allocate("a", 8), tags.allocate("b", 100));
+        assert!(tagged != 0 && freed != 0);
+        let released = graphs.capture(1, stream, || torch.malloc(size(8 * MIB), stream));
+        torch.free(released, stream);
+        graphs.capture(2, stream, || {
+            let captured = |outcome: Result<u64, (c_int, String)>| {
+                let (code, text) = outcome.unwrap_err();
+                assert_eq!(code, -1);
+                assert!(text.contains("a graph is captured"), "{text}");
+            };
+            let tagged = |outcome: Result<(), String>| captured(outcome.map(|()| 0).map_err(|text| (-1, text)));
+            let before = cuda.physicals_and_mappings();
+            for _ in 0..2 {
+                captured(sharing.detach(number));
+            }
+            assert_eq!(sharing.describe(number)["name"], "one");
+            captured(sharing.publish(&sharing.request("two", source, 4 * MIB)));
+            tagged(tags.sleep(r#"["a"]"#, true));
+            tagged(tags.wake("null"));
+            // SAFETY: the stream is alive.
+            let waited = unsafe {
+                let wait: unsafe extern "C" fn(c_int, Handle) -> c_int =
+                    torch.function("cuvmm_synchronize");
+                wait(0, stream)
+            };
+            captured(sharing.outcome(waited, 0));
+            assert_eq!(sharing.withdraw("two"), Ok(0));
+            graphs.release(1);
+            // Memory that was freed under a tag waits for all work of the device.
+            tags.free(freed);
+            let other = elsewhere(cuda, 0, move || torch.malloc(size(200 * MIB), null_mut()));
+            assert_eq!(other, 0);
+            torch.reset();
+            assert!(cuda.physicals_and_mappings().0 >= before.0 - 1, "memory went back");
+        });
+        graphs.release(2);
+        // Everything that was put off is done by the next call that may wait.
+        torch.reset();
+        let (code, text) = sharing.detach(number).unwrap_err();
+        assert!(code == -1 && text.contains("nothing is attached under the number"), "{text}");
+        assert_eq!(torch.figure("published"), 4 * MIB as u64, "one version is left");
+        assert_ne!(torch.malloc(size(200 * MIB), stream), 0);
+    }
+
+    the_pools_of_other_devices_break_no_capture_either ["CUVMM_TORCH_MAPPER" = "off"] says [
+        "allocation of 209715200 bytes under a tag on device 1 failed: a capture is running",
+    ] {
+        let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let first = cuda.stream();
+        assert_ne!(torch.malloc(4096, first), 0);
+        cuda.enter(1);
+        let stream = cuda.stream();
+        graphs.begin(1, stream);
+        graphs.start(stream);
+        // The heap of the other device is made while the capture runs.
+        elsewhere(cuda, 1, move || {
+            let allocate = || {
+                // SAFETY: there is no requirement for a stream under a tag.
+                unsafe { (tags.malloc)(size(200 * MIB), 1, null_mut()) }.addr()
+            };
+            let address = allocate();
+            assert_ne!(address, 0);
+            tags.free(address);
+            assert_eq!(allocate(), 0, "the memory waits for the device");
+        });
+        assert_eq!(graphs.stop(stream), 0, "the capture was broken");
+        graphs.end(1);
+    }
+
+    a_capture_begins_when_no_thread_waits_for_a_device [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
+        let (stream, busy) = (cuda.stream(), cuda.stream());
+        let source = torch.malloc(size(4 * MIB), busy);
+        cuda.hold(busy, true);
+        cuda.fill(source, 3, 4 * MIB, busy);
+        let (handle, held) = (stream.expose_provenance(), busy.expose_provenance());
+        std::thread::scope(|scope| {
+            let published = scope.spawn(|| {
+                cuda.enter(0);
+                sharing.publish(&sharing.request("model", source, 4 * MIB))
+            });
+            // Its memory is there: it waits for the device, or is about to.
+            while torch.figure("published") == 0 {
+                std::thread::yield_now();
+            }
+            let captured = scope.spawn(move || {
+                cuda.enter(0);
+                let stream = std::ptr::with_exposed_provenance_mut(handle);
+                graphs.capture(1, stream, || {
+                    // It began when the publication was complete.
+                    assert!(published.is_finished() || published.join().unwrap() == Ok(1));
+                });
+            });
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            cuda.hold(std::ptr::with_exposed_provenance_mut(held), false);
+            captured.join().unwrap();
+        });
+    }
+}

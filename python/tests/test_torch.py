@@ -5,6 +5,7 @@ import unittest
 from support import needs_stand_in, run
 
 BEGIN = """
+import os
 import warnings
 import torch
 import cuvmm
@@ -166,14 +167,13 @@ class Install(unittest.TestCase):
                 (ValueError, "no memory has", {"limit": "99999999999999.5TiB"}),
                 (TypeError, "1.5", {"limit": 1.5}),
                 (ValueError, "'tight' or 'fast'", {"preset": "slow"}),
-                (ValueError, "'tight' or 'fast'", {"preset": None}),
                 (ValueError, "tenant", {"tenant": ""}),
                 (ValueError, "tenant", {"tenant": "a\\nb"}),
                 (ValueError, "tenant", {"tenant": "a\\0b"}),
                 (TypeError, "tenant", {"tenant": 3}),
                 (ValueError, "ledger", {"ledger": ""}),
                 (TypeError, "int", {"ledger": 3}),
-                (ValueError, "name its directory", {"ledger_limit": "1GiB"}),
+                (cuvmm.Error, "name its directory", {"ledger_limit": "1GiB"}),
                 (ValueError, "not a size", {"ledger": "/nowhere", "ledger_limit": "all"}),
                 (ValueError, "twice", {"peers": [1, 0, 1]}),
                 (TypeError, "aliases", {"aliases": "off"}),
@@ -184,6 +184,22 @@ class Install(unittest.TestCase):
             assert not cuvmm.torch.is_installed() and torch._C.current is None
             # None of these settings was taken over.
             assert cuvmm.empty(1) and cuvmm.stats().limit > 128 << 20
+            """
+        )
+
+    def test_settings_that_were_made_before_stay(self):
+        case(
+            """
+            import tempfile
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(limit="64MiB", ledger=folder, preset="fast")
+                cuvmm.configure(ledger_limit="96MiB", tenant="first")
+                cuvmm.torch.install(tenant="mine")
+                tensor = torch.empty(4 << 20)
+                assert cuvmm.stats().limit == 64 << 20, cuvmm.stats().limit
+                refused(cuvmm.OutOfMemoryError, lambda: cuvmm.empty(128 << 20), "mine")
+                assert os.listdir(folder), "the ledger is not there"
+                tensor.free()
             """
         )
 

@@ -456,6 +456,108 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_blocks_end_in_any_order(self):
+        """Generators and tasks of one thread interleave their blocks."""
+        code = """
+            BEGIN
+            def enter(name):
+                with cuvmm.torch.pool(name):
+                    yield
+
+            def made(tag):
+                tensor = torch.empty(4 << 20)
+                kept.append(tensor)
+                owners = {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
+                before = counted.get(tag, 0)
+                counted[tag] = owners.get(tag, 0)
+                assert counted[tag] == before + (4 << 20), (tag, owners)
+
+            kept, counted = [], {}
+            first, second, third = enter("a"), enter("b"), enter("c")
+            next(first), made("a")
+            next(second), made("b")
+            next(third), made("c")
+            second.close()
+            made("c")
+            third.close()
+            made("a")
+            next(enter_again := enter("b"))
+            first.close()
+            made("b")
+            enter_again.close()
+            assert not torch.cuda.memory.entered
+            AFTER
+            cuvmm.sleep("a", keep=False)
+            assert cuvmm.asleep() == {"a"}
+            cuvmm.wake("a")
+            """
+        after = "tensor = torch.empty(4 << 20); assert cuvmm.stats().live == 28 << 20"
+        case(code.replace("BEGIN", "cuvmm.torch.install()").replace("AFTER", after))
+        case(code.replace("BEGIN", "").replace("AFTER", ""))
+
+    def test_a_block_that_the_garbage_collector_ends(self):
+        """It may do so in each function that makes an object, in the thread that is in it."""
+        case(
+            """
+            import gc
+            from cuvmm import _library
+
+            class Abandoned:
+                def __init__(self, name):
+                    self.block, self.cycle = cuvmm.torch.pool(name), self
+                    self.block.__enter__()
+
+            original = torch.cuda.MemPool.__init__
+
+            def collecting(self, *arguments):
+                gc.collect()
+                original(self, *arguments)
+
+            gc.disable()
+            Abandoned("a")
+            torch.cuda.MemPool.__init__ = collecting
+            with cuvmm.torch.pool("b"):
+                (entered,) = torch.cuda.memory.entered
+                tensor = torch.empty(4 << 20)
+            assert not torch.cuda.memory.entered
+            cuvmm.sleep("b")
+            with cuvmm.torch.pool("a"):
+                assert torch.cuda.MemPool.made == 2, "the pool of the block is used again"
+            """
+        )
+
+    def test_a_block_that_another_thread_ends_without_install(self):
+        case(
+            """
+            import threading
+            steps = [threading.Event() for _ in range(4)]
+
+            def enter():
+                with cuvmm.torch.pool("a"):
+                    block = cuvmm.torch.pool("b")
+                    block.__enter__()
+                    abandoned.append(block)
+                    del block
+                    steps[0].set()
+                    steps[1].wait()
+                    with cuvmm.torch.pool("c"):
+                        assert len(torch.cuda.memory.entered) == 1
+                    kept.append(torch.empty(4 << 20))
+                assert not torch.cuda.memory.entered
+
+            abandoned, kept = [], []
+            thread = threading.Thread(target=enter)
+            thread.start()
+            steps[0].wait()
+            abandoned.clear()
+            assert not torch.cuda.memory.entered
+            steps[1].set()
+            thread.join()
+            owners = {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
+            assert owners == {"a": 4 << 20}, owners
+            """
+        )
+
     def test_contents_are_kept(self):
         case(
             """

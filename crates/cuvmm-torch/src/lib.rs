@@ -13,8 +13,8 @@
 //! calls its functions, `heaps` makes heaps and knows their streams, `graphs` has the heaps of
 //! graphs, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `sharing`, `api` and this file have the functions
-//! of C.
+//! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `sharing`, `api` and
+//! this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
@@ -22,6 +22,7 @@
 mod api;
 mod attachments;
 mod blocks;
+mod capsules;
 mod cxx;
 mod edge;
 mod error;
@@ -48,6 +49,7 @@ use self::error::Error;
 use self::graphs::PoolId;
 
 pub use self::api::*;
+pub use self::capsules::*;
 pub use self::sharing::*;
 
 /// The outcome of an allocation. It has nothing to drop, so that an exception can pass.

@@ -37,6 +37,29 @@ class CuPy(unittest.TestCase):
             fakes=True,
         )
 
+    def test_settings_that_were_made_before_stay(self):
+        run(
+            """
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.configure(limit="64MiB")
+            cuvmm.cupy.install(tenant="arrays")
+            assert cupy.empty(1).ptr and cuvmm.stats().limit == 64 << 20, cuvmm.stats().limit
+            """,
+            fakes=True,
+        )
+
+    def test_no_settings_beside_a_heap_that_is_used(self):
+        run(
+            """
+            import cupy, cuvmm, cuvmm.cupy
+            array = cuvmm.empty(1)
+            cuvmm.cupy.install()
+            other = cupy.empty(1)
+            assert other.ptr and cuvmm.stats().allocations == 2
+            """,
+            fakes=True,
+        )
+
     def test_streams_stay_alive(self):
         run(
             """

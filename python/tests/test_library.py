@@ -278,6 +278,62 @@ class Exchange(unittest.TestCase):
             """
         )
 
+    def test_a_capsule_that_ends_while_an_exception_is_raised(self):
+        """A list that is made of a generator ends with what it has when the generator raises."""
+        run(
+            """
+            import cuvmm
+            array = cuvmm.empty((4,), "float32")
+
+            def capsules(**named):
+                yield array.__dlpack__(**named)
+                raise KeyError("raised")
+
+            for named in ({}, {"max_version": (1, 0)}):
+                try:
+                    list(capsules(**named))
+                except KeyError as error:
+                    assert error.args == ("raised",), error
+                else:
+                    raise AssertionError("not raised")
+            # A capsule keeps the memory without the array.
+            capsule = array.__dlpack__()
+            del array
+            assert cuvmm.stats().allocations == 1
+            del capsule
+            assert cuvmm.stats().allocations == 0
+            """
+        )
+
+    def test_a_library_of_host_memory_is_refused(self):
+        """NumPy names a device and no stream."""
+        run(
+            """
+            import cuvmm
+            array = cuvmm.empty((4,), "float32")
+            for device in (None, (1, 0), (2, 0)):
+                try:
+                    array.__dlpack__(dl_device=device, copy=None, max_version=(1, 0))
+                except BufferError as error:
+                    assert "CUDA device 0" in str(error), error
+                else:
+                    raise AssertionError(device)
+            assert array.__dlpack__(dl_device=(2, 0), stream=-1)
+            assert array.__dlpack__(dl_device=None, stream=None)
+            try:
+                import numpy
+            except ImportError:
+                pass
+            else:
+                try:
+                    numpy.from_dlpack(array)
+                except BufferError as error:
+                    assert "CUDA device 0" in str(error), error
+            del array
+            assert cuvmm.stats().allocations == 0
+            """
+        )
+
     def test_versions_and_refusals(self):
         run(
             """

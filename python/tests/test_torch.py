@@ -5,6 +5,7 @@ import unittest
 from support import needs_stand_in, run
 
 BEGIN = """
+import os
 import warnings
 import torch
 import cuvmm
@@ -166,14 +167,13 @@ class Install(unittest.TestCase):
                 (ValueError, "no memory has", {"limit": "99999999999999.5TiB"}),
                 (TypeError, "1.5", {"limit": 1.5}),
                 (ValueError, "'tight' or 'fast'", {"preset": "slow"}),
-                (ValueError, "'tight' or 'fast'", {"preset": None}),
                 (ValueError, "tenant", {"tenant": ""}),
                 (ValueError, "tenant", {"tenant": "a\\nb"}),
                 (ValueError, "tenant", {"tenant": "a\\0b"}),
                 (TypeError, "tenant", {"tenant": 3}),
                 (ValueError, "ledger", {"ledger": ""}),
                 (TypeError, "int", {"ledger": 3}),
-                (ValueError, "name its directory", {"ledger_limit": "1GiB"}),
+                (cuvmm.Error, "name its directory", {"ledger_limit": "1GiB"}),
                 (ValueError, "not a size", {"ledger": "/nowhere", "ledger_limit": "all"}),
                 (ValueError, "twice", {"peers": [1, 0, 1]}),
                 (TypeError, "aliases", {"aliases": "off"}),
@@ -184,6 +184,22 @@ class Install(unittest.TestCase):
             assert not cuvmm.torch.is_installed() and torch._C.current is None
             # None of these settings was taken over.
             assert cuvmm.empty(1) and cuvmm.stats().limit > 128 << 20
+            """
+        )
+
+    def test_settings_that_were_made_before_stay(self):
+        case(
+            """
+            import tempfile
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(limit="64MiB", ledger=folder, preset="fast")
+                cuvmm.configure(ledger_limit="96MiB", tenant="first")
+                cuvmm.torch.install(tenant="mine")
+                tensor = torch.empty(4 << 20)
+                assert cuvmm.stats().limit == 64 << 20, cuvmm.stats().limit
+                refused(cuvmm.OutOfMemoryError, lambda: cuvmm.empty(128 << 20), "mine")
+                assert os.listdir(folder), "the ledger is not there"
+                tensor.free()
             """
         )
 
@@ -437,6 +453,108 @@ class Pools(unittest.TestCase):
             assert torch.empty(4 << 20).address
             cuvmm.sleep("b")
             assert cuvmm.asleep() == {"b"}
+            """
+        )
+
+    def test_blocks_end_in_any_order(self):
+        """Generators and tasks of one thread interleave their blocks."""
+        code = """
+            BEGIN
+            def enter(name):
+                with cuvmm.torch.pool(name):
+                    yield
+
+            def made(tag):
+                tensor = torch.empty(4 << 20)
+                kept.append(tensor)
+                owners = {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
+                before = counted.get(tag, 0)
+                counted[tag] = owners.get(tag, 0)
+                assert counted[tag] == before + (4 << 20), (tag, owners)
+
+            kept, counted = [], {}
+            first, second, third = enter("a"), enter("b"), enter("c")
+            next(first), made("a")
+            next(second), made("b")
+            next(third), made("c")
+            second.close()
+            made("c")
+            third.close()
+            made("a")
+            next(enter_again := enter("b"))
+            first.close()
+            made("b")
+            enter_again.close()
+            assert not torch.cuda.memory.entered
+            AFTER
+            cuvmm.sleep("a", keep=False)
+            assert cuvmm.asleep() == {"a"}
+            cuvmm.wake("a")
+            """
+        after = "tensor = torch.empty(4 << 20); assert cuvmm.stats().live == 28 << 20"
+        case(code.replace("BEGIN", "cuvmm.torch.install()").replace("AFTER", after))
+        case(code.replace("BEGIN", "").replace("AFTER", ""))
+
+    def test_a_block_that_the_garbage_collector_ends(self):
+        """It may do so in each function that makes an object, in the thread that is in it."""
+        case(
+            """
+            import gc
+            from cuvmm import _library
+
+            class Abandoned:
+                def __init__(self, name):
+                    self.block, self.cycle = cuvmm.torch.pool(name), self
+                    self.block.__enter__()
+
+            original = torch.cuda.MemPool.__init__
+
+            def collecting(self, *arguments):
+                gc.collect()
+                original(self, *arguments)
+
+            gc.disable()
+            Abandoned("a")
+            torch.cuda.MemPool.__init__ = collecting
+            with cuvmm.torch.pool("b"):
+                (entered,) = torch.cuda.memory.entered
+                tensor = torch.empty(4 << 20)
+            assert not torch.cuda.memory.entered
+            cuvmm.sleep("b")
+            with cuvmm.torch.pool("a"):
+                assert torch.cuda.MemPool.made == 2, "the pool of the block is used again"
+            """
+        )
+
+    def test_a_block_that_another_thread_ends_without_install(self):
+        case(
+            """
+            import threading
+            steps = [threading.Event() for _ in range(4)]
+
+            def enter():
+                with cuvmm.torch.pool("a"):
+                    block = cuvmm.torch.pool("b")
+                    block.__enter__()
+                    abandoned.append(block)
+                    del block
+                    steps[0].set()
+                    steps[1].wait()
+                    with cuvmm.torch.pool("c"):
+                        assert len(torch.cuda.memory.entered) == 1
+                    kept.append(torch.empty(4 << 20))
+                assert not torch.cuda.memory.entered
+
+            abandoned, kept = [], []
+            thread = threading.Thread(target=enter)
+            thread.start()
+            steps[0].wait()
+            abandoned.clear()
+            assert not torch.cuda.memory.entered
+            steps[1].set()
+            thread.join()
+            owners = {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
+            assert owners == {"a": 4 << 20}, owners
             """
         )
 

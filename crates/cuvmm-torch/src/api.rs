@@ -268,6 +268,8 @@ pub unsafe extern "C" fn cuvmm_table(device: c_int, buffer: *mut c_char, length:
 
 /// Makes a tag the calling thread's, until [`cuvmm_tag_leave`].
 ///
+/// Blocks of code that do not end in the reverse order of their beginning take [`cuvmm_tag_begin`].
+///
 /// # Safety
 /// `name` is null or ends with a zero byte.
 #[unsafe(no_mangle)]
@@ -280,7 +282,32 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     })
 }
 
-/// Returns to the tag that the calling thread had before. Does nothing if it had none.
+/// Makes a tag the calling thread's, until [`cuvmm_tag_end`], and writes a token for that.
+///
+/// # Safety
+/// `name` is null or ends with a zero byte. `token` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let name = unsafe { edge::read(name) }?.ok_or(Error::NotText)?;
+        if token.is_null() {
+            return Err(Error::Null);
+        }
+        // SAFETY: the caller passes an address that is valid for writing.
+        unsafe { token.write(tags::enter(name)) };
+        Ok(())
+    })
+}
+
+/// Ends what [`cuvmm_tag_begin`] began, in any order and on any thread. The thread that began it has the
+/// innermost tag of those that have not ended. Does nothing for a token that has ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_tag_end(token: u64) {
+    guard((), || tags::end(token));
+}
+
+/// Ends the tag that the calling thread has entered last. Does nothing if it has none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_leave() {
     guard((), tags::leave);

@@ -271,7 +271,7 @@ impl Drop for Filter {
 }
 
 /// Finds a function.
-fn function<F: Copy>(name: &CStr) -> Option<F> {
+pub(crate) fn function<F: Copy>(name: &CStr) -> Option<F> {
     let found = symbol(name)?;
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
     // SAFETY: the callers name the type of the function, and its address is not null.

@@ -122,10 +122,8 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     if let Some(heap) = place.get() {
         return Ok(heap);
     }
-    let settings = match &common.configuration {
-        Some(configuration) => Settings::read(configuration),
-        None => Settings::read(&Configuration::default()),
-    }?;
+    let configured = common.configuration.clone().unwrap_or_default();
+    let settings = Settings::read(&configured)?;
     let driver = match &common.driver {
         Some(driver) => Arc::clone(driver),
         None => Arc::clone(common.driver.insert(Arc::new(CudaDriver::open()?))),
@@ -135,19 +133,23 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     Ok(place.get_or_init(|| heap))
 }
 
-/// Sets how the heaps are made.
+/// Sets how the heaps are made. What is not named stays as it was set before.
 ///
 /// # Errors
-/// A heap was made already.
+/// A heap was made already, and something is named. Settings that contradict each other.
 pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+    if configuration == Configuration::default() {
+        return Ok(());
+    }
     if all().next().is_some() {
         return Err(Error::TooLate);
     }
-    common.configuration = Some(configuration);
+    let earlier = common.configuration.clone().unwrap_or_default();
+    common.configuration = Some(configuration.over(earlier)?);
     Ok(())
 }
 

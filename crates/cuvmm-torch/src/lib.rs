@@ -14,8 +14,8 @@
 //! their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives
 //! leave to wait for devices, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `sharing`, `api` and this file have the functions
-//! of C.
+//! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `sharing`, `api` and
+//! this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
@@ -23,6 +23,7 @@
 mod api;
 mod attachments;
 mod blocks;
+mod capsules;
 mod captures;
 mod cxx;
 mod edge;
@@ -51,6 +52,7 @@ use self::error::Error;
 use self::graphs::PoolId;
 
 pub use self::api::*;
+pub use self::capsules::*;
 pub use self::sharing::*;
 
 /// The function whose failures PyTorch's exceptions name.

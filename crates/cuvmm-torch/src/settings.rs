@@ -146,6 +146,31 @@ enum Choice {
 }
 
 impl Configuration {
+    /// Puts these settings over earlier ones: each that is named goes before.
+    ///
+    /// # Errors
+    /// The limit of a ledger whose directory neither names.
+    pub(crate) fn over(self, earlier: Self) -> Result<Self, Error> {
+        let merged = Self {
+            limit: self.limit.or(earlier.limit),
+            preset: self.preset.or(earlier.preset),
+            tenant: self.tenant.or(earlier.tenant),
+            ledger: self.ledger.or(earlier.ledger),
+            ledger_limit: self.ledger_limit.or(earlier.ledger_limit),
+            peers: self.peers.or(earlier.peers),
+            aliases: self.aliases.or(earlier.aliases),
+            stream_waits: self.stream_waits.or(earlier.stream_waits),
+        };
+        match (&merged.ledger, merged.ledger_limit) {
+            (None, Some(limit)) => Err(Error::Configured {
+                name: "ledger_limit",
+                value: ByteSize::b(limit).display().iec().to_string(),
+                expected: "the limit of a ledger: name its directory too",
+            }),
+            _ => Ok(merged),
+        }
+    }
+
     /// Reads the JSON of a program.
     ///
     /// # Errors
@@ -260,6 +285,30 @@ mod tests {
             peers: vec![1, 0],
         };
         assert_eq!(environment.with(&all), expected);
+    }
+
+    #[test]
+    fn later_settings_go_over_earlier_ones() {
+        let parse = |json| Configuration::parse(json).expect("settings");
+        let earlier = parse(
+            r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b", "peers": [0, 1],
+                "aliases": false, "stream_waits": false}"#,
+        );
+        let nothing = parse("{}").over(earlier.clone());
+        assert_eq!(nothing.expect("as before"), earlier);
+        let later = r#"{"limit": 8192, "ledger_limit": 1024, "peers": [], "stream_waits": true}"#;
+        let merged = parse(later).over(earlier.clone()).expect("both");
+        let expected = Configuration {
+            limit: Some(8192),
+            ledger_limit: Some(1024),
+            peers: Some(Vec::new()),
+            stream_waits: Some(true),
+            ..earlier
+        };
+        assert_eq!(merged, expected);
+        let alone = parse(r#"{"ledger_limit": 1024}"#).over(Configuration::default());
+        let error = alone.expect_err("no directory").to_string();
+        assert!(error.contains("name its directory too"), "{error}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ from ._sizes import text_of
 
 #: The devices that the library can have a heap on.
 _DEVICES = 64
+#: The value of an argument that the caller did not name.
+_UNNAMED: Any = object()
 
 
 class _Memory:
@@ -171,26 +173,28 @@ class DeviceArray:
     def __dlpack__(
         self,
         *,
-        stream: int | None = None,
+        stream: Any = _UNNAMED,
         max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
+        dl_device: Any = _UNNAMED,
         copy: bool | None = None,
     ) -> Any:
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+        if stream is _UNNAMED and dl_device is not _UNNAMED:
+            # A library with streams names one. NumPy has none, and would refuse the tensor only then.
+            raise BufferError(f"the memory is on CUDA device {self.device}, and not in host memory")
+        if dl_device not in (None, _UNNAMED) and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError("the memory cannot be moved to another device")
         if copy:
             raise BufferError("the memory is not copied")
         memory = self._memory
         # None, 0 and 1 are the legacy default stream; -1 says that the taker keeps the order.
-        taker = -1 if stream == -1 else stream_of(stream or 0)
+        taker = -1 if stream == -1 else stream_of(0 if stream in (None, _UNNAMED) else stream)
         taker = 0 if taker == 1 else taker
         if taker != -1:
             memory.hand_to(taker)
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
-        kept = [memory]
         codes = (self._dtype.code, self._dtype.bits)
         return _dlpack.export(
-            self.address, self.device, self.shape, self.strides, codes, versioned, kept.clear
+            self.address, self.device, self.shape, self.strides, codes, versioned, memory
         )
 
     @property

@@ -1,15 +1,17 @@
 """DLPack's structures, and capsules of them, through ctypes.
 
-An exported structure is kept here by its address until its deleter is called, by the library that
-took the tensor, or by the capsule if none did. Both may happen in any thread.
+An exported structure owns a reference to all that it needs until its deleter is called, by the library
+that took the tensor, or by the capsule if none did. Both may happen in any thread, and while an exception
+is raised, so these two functions are of the library and not of Python.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
 from typing import Any
+
+from . import _library
 
 CUDA = 2
 
@@ -60,8 +62,6 @@ class _ManagedVersioned(ctypes.Structure):
 
 
 # Prototypes of our own: those of `ctypes.pythonapi` are shared with other packages.
-_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _api = ctypes.pythonapi
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", _api)
@@ -72,29 +72,8 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
-
-# Exported structures by their addresses: what must live as long as they do, and what is then done.
-_exported: dict[int, tuple[Any, Callable[[], None]]] = {}
-
-
-@_DELETER
-def _delete(address: int) -> None:
-    kept = _exported.pop(address, None)
-    if kept is not None:
-        kept[1]()
-
-
-@_DESTRUCTOR
-def _destroy(capsule: int) -> None:
-    # A library that took the tensor has renamed the capsule.
-    for name in (_NAME, _NAME_VERSIONED):
-        if _is_valid(capsule, name):
-            _delete(_pointer(capsule, name))
-            return
-
-
-_delete_address = ctypes.cast(_delete, ctypes.c_void_p).value
-_destroy_address = ctypes.cast(_destroy, ctypes.c_void_p).value
+_keep = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", _api))
+_let_go = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", _api))
 
 
 def export(
@@ -104,9 +83,9 @@ def export(
     strides: tuple[int, ...],
     dtype: tuple[int, int],
     versioned: bool,
-    done: Callable[[], None],
+    memory: Any,
 ) -> Any:
-    """Returns a capsule of a tensor on a CUDA device. `done` is called once, at its end.
+    """Returns a capsule of a tensor on a CUDA device, which keeps `memory` until its end.
 
     strides: elements from one to the next of each dimension.
     """
@@ -121,14 +100,17 @@ def export(
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     steps = (ctypes.c_int64 * max(1, len(shape)))(*strides)
     tensor.shape, tensor.strides = sizes, steps
-    managed.deleter = _delete_address
-    place = ctypes.addressof(managed)
-    managed.manager_ctx = place
-    _exported[place] = ((managed, sizes, steps), done)
+    library = _library.get()
+    deleter = "cuvmm_dlpack_delete_versioned" if versioned else "cuvmm_dlpack_delete"
+    managed.deleter = library.address(deleter)
+    kept = (managed, sizes, steps, memory)
+    managed.manager_ctx = id(kept)
+    _keep(kept)
+    name = _NAME_VERSIONED if versioned else _NAME
     try:
-        return _new(place, _NAME_VERSIONED if versioned else _NAME, _destroy_address)
+        return _new(ctypes.addressof(managed), name, library.address("cuvmm_dlpack_destroy"))
     except BaseException:
-        del _exported[place]
+        _let_go(kept)
         raise
 
 

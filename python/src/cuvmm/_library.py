@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import threading
 from typing import Any
 
 from ._errors import Error, NotPublishedError, OutOfMemoryError
@@ -40,8 +39,8 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_reset_accumulated_stats": (None, [_int]),
     "cuvmm_mem_get_info": (_int, [_int, _result, _result]),
     "cuvmm_access": (_int, [_pointer, _int]),
-    "cuvmm_tag_enter": (_int, [_text]),
-    "cuvmm_tag_leave": (None, []),
+    "cuvmm_tag_begin": (_int, [_text, _result]),
+    "cuvmm_tag_end": (None, [_number]),
     "cuvmm_synchronize": (_int, [_int, _pointer]),
     "cuvmm_asleep": (_size, [_text, _size]),
     "cuvmm_sleep": (_int, [_text, _int]),
@@ -145,7 +144,6 @@ class Library:
         return result.value
 
 
-_loading = threading.Lock()
 _library: Library | None = None
 
 
@@ -153,7 +151,7 @@ def get() -> Library:
     """Returns the library, which is loaded now if it was not."""
     global _library
     if _library is None:
-        with _loading:
-            if _library is None:
-                _library = Library(path())
+        # Two threads may both load it: it is one file, and a lock here could be held by a thread whose
+        # garbage collector then ends an array.
+        _library = Library(path())
     return _library

@@ -14,23 +14,25 @@ from ._sizes import bytes_of
 
 def configure(
     limit: int | str | None = None,
-    preset: str = "tight",
+    preset: str | None = None,
     tenant: str | None = None,
     ledger: str | os.PathLike[str] | None = None,
     ledger_limit: int | str | None = None,
-    peers: Iterable[int] = (),
+    peers: Iterable[int] | None = None,
     aliases: bool | None = None,
     stream_waits: bool | None = None,
 ) -> None:
     """Sets up the library, before it allocates on any device.
 
     `cuvmm.torch.install` and `cuvmm.cupy.install` take the same settings and call this. Call it
-    yourself before `cuvmm.empty`, and before `cuvmm.torch.pool` without `install`.
+    yourself before `cuvmm.empty`, and before `cuvmm.torch.pool` without `install`. A setting that is
+    None stays as an earlier call has set it.
 
     limit: the most that each device's heap and pools may hold, in bytes or as text such as
         "60GiB". By default, all memory but what libraries need. More than the device has is refused
         at the first allocation there, which starts the driver.
-    preset: "tight" holds little more than what is live; "fast" maps seldom and holds more.
+    preset: "tight", the default, holds little more than what is live; "fast" maps seldom and holds
+        more.
     tenant: the name in messages and in the ledger.
     ledger: the directory of a ledger. Processes that name the same one share the device's memory.
     ledger_limit: the most that all processes of the ledger may have together. The first process
@@ -43,11 +45,13 @@ def configure(
     >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
     Raises TypeError or ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated
-    before. Nothing is changed then.
+    before, or for a ledger's limit without its directory. Nothing is changed then.
     """
-    if preset not in ("tight", "fast"):
-        raise ValueError(f"preset is 'tight' or 'fast', not {preset!r}")
-    settings: dict[str, Any] = {"preset": preset}
+    settings: dict[str, Any] = {}
+    if preset is not None:
+        if preset not in ("tight", "fast"):
+            raise ValueError(f"preset is 'tight' or 'fast', not {preset!r}")
+        settings["preset"] = preset
     if limit is not None:
         settings["limit"] = bytes_of(limit)
     if tenant is not None:
@@ -57,16 +61,9 @@ def configure(
         if not settings["ledger"]:
             raise ValueError("ledger is a directory, and its path is empty")
     if ledger_limit is not None:
-        if ledger is None:
-            raise ValueError("ledger_limit is the limit of a ledger: name its directory too")
         settings["ledger_limit"] = bytes_of(ledger_limit)
-    if not isinstance(peers, Iterable):
-        raise TypeError(f"peers names several devices, such as [0, 1], not {peers!r}")
-    ordinals = [device_of(peer) for peer in peers]
-    if len(set(ordinals)) < len(ordinals):
-        raise ValueError(f"peers names a device twice: {ordinals}")
-    if ordinals:
-        settings["peers"] = ordinals
+    if peers is not None:
+        settings["peers"] = _ordinals_of(peers)
     for name, value in (("aliases", aliases), ("stream_waits", stream_waits)):
         if value is not None:
             if not isinstance(value, bool):
@@ -76,10 +73,18 @@ def configure(
     library.check(library.configure(json.dumps(settings).encode()))
 
 
+def _ordinals_of(peers: object) -> list[int]:
+    if not isinstance(peers, Iterable):
+        raise TypeError(f"peers names several devices, such as [0, 1], not {peers!r}")
+    ordinals = [device_of(peer) for peer in peers]
+    if len(set(ordinals)) < len(ordinals):
+        raise ValueError(f"peers names a device twice: {ordinals}")
+    return ordinals
+
+
 def _name_of(tenant: object) -> str:
     if not isinstance(tenant, str):
         raise TypeError(f"tenant is text, not {tenant!r}")
     if not tenant or not tenant.isprintable():
         raise ValueError(f"tenant is a name of characters that can be printed, not {tenant!r}")
     return tenant
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -24,14 +25,12 @@ def tag(name: str) -> Iterator[None]:
     if name in asleep():
         raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
     library = _library.get()
-    library.check(library.tag_enter(name.encode()))
-    entered = threading.get_ident()
+    token = library.number("tag_begin", name.encode())
     try:
         yield
     finally:
-        # The garbage collector may end an abandoned block in a thread that has entered another.
-        if threading.get_ident() == entered:
-            library.tag_leave()
+        # Blocks end in any order, and the garbage collector may end an abandoned one in any thread.
+        library.tag_end(token)
 
 
 def _names(tags: str | Iterable[str] | None) -> bytes:

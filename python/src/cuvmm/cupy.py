@@ -22,11 +22,11 @@ _installed: Any = None
 
 def install(
     limit: int | str | None = None,
-    preset: str = "tight",
+    preset: str | None = None,
     tenant: str | None = None,
     ledger: str | PathLike[str] | None = None,
     ledger_limit: int | str | None = None,
-    peers: Iterable[int] = (),
+    peers: Iterable[int] | None = None,
 ) -> None:
     """Makes CuPy allocate from the heap, for work of the current stream.
 
@@ -48,10 +48,8 @@ def install(
         raise RuntimeError("cuvmm is already CuPy's allocator")
     import cupy
 
-    library, peers = _library.get(), list(peers)
-    named = (limit, tenant, ledger, ledger_limit)
-    if any(it is not None for it in named) or peers or preset != "tight":
-        configure(limit, preset, tenant, ledger, ledger_limit, peers)
+    library = _library.get()
+    configure(limit, preset, tenant, ledger, ledger_limit, peers)
 
     # The heap asks a stream for its progress after the last array was freed on it, and the driver
     # crashes if the stream is gone by then. So streams that arrays were used on stay alive.

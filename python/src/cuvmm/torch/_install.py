@@ -41,17 +41,17 @@ def is_installed() -> bool:
 
 def install(
     limit: int | str | None = None,
-    preset: str = "tight",
+    preset: str | None = None,
     tenant: str | None = None,
     ledger: str | PathLike[str] | None = None,
     ledger_limit: int | str | None = None,
-    peers: Iterable[int] = (),
+    peers: Iterable[int] | None = None,
     aliases: bool | None = None,
     stream_waits: bool | None = None,
 ) -> None:
     """Makes PyTorch allocate all CUDA memory from the heap. Call it before CUDA starts.
 
-    The settings are those of `cuvmm.configure`.
+    The settings are those of `cuvmm.configure`. Those that it has set before stay.
 
     A process that copies tensors between devices, or whose kernels read those of another device, names
     all of them as `peers`, which have access to the memory of pools too. Without it a copy between devices fails with `CUDA error: invalid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,16 +14,16 @@ from .. import _library
 from .._sleeping import tag
 from . import _install
 
-_lock = threading.Lock()
-# Pools that no thread uses now, by name and device. PyTorch lets one block of code at a time use a
-# pool, so a thread takes one and puts it back. They are kept, because tensors may outlive the code.
-_unused: dict[tuple[str, int], list[Any]] = {}
-# Kept, because PyTorch calls its functions until the process ends.
-_allocator: Any = None
+# Pools that no block of code uses now, by name and device. PyTorch lets one block at a time use a pool, so a
+# block takes one and puts it back. They are kept, because tensors may outlive the code. No lock is taken: the
+# garbage collector may end a block in the middle of each function here.
+_unused: dict[tuple[str, int], deque[Any]] = {}
+# PyTorch's object for the functions, which is kept because PyTorch calls them until the process ends.
+_allocators: dict[str, Any] = {}
 
 
 class _Thread(threading.local):
-    """The pools that a thread has entered, the innermost last."""
+    """The pools that a thread has entered and not left, the innermost last."""
 
     def __init__(self) -> None:
         self.entered: list[_Entered] = []
@@ -36,13 +37,32 @@ class _Entered:
 
     def __init__(self, mem_pool: Any, device: int) -> None:
         self._mem_pool, self._device = mem_pool, device
+        self._all = _thread.entered
         self._context: Any = None
 
-    def resume(self) -> None:
-        self._context = torch.cuda.use_mem_pool(self._mem_pool, self._device)
-        self._context.__enter__()
+    def enter(self) -> None:
+        """Uses the pool instead of the innermost one."""
+        for outer in self._all[-1:]:
+            outer._pause()
+        self._all.append(self)
+        self._resume()
 
-    def pause(self) -> None:
+    def leave(self) -> None:
+        """Stops using the pool. Blocks end in any order, and in any thread if they were abandoned."""
+        self._pause()
+        if self in self._all:
+            self._all.remove(self)
+        # PyTorch lets a thread use a pool only from that thread: another one resumes it when it enters or
+        # leaves a pool the next time.
+        for innermost in _thread.entered[-1:]:
+            innermost._resume()
+
+    def _resume(self) -> None:
+        if self._context is None:
+            self._context = torch.cuda.use_mem_pool(self._mem_pool, self._device)
+            self._context.__enter__()
+
+    def _pause(self) -> None:
         context, self._context = self._context, None
         if context is not None:
             context.__exit__(None, None, None)
@@ -56,7 +76,9 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
         of every device.
 
     Entered again with the same name, the same pool is used. Pools may be nested; the innermost is
-    used. Other threads, such as those of a backward pass, do not use it. Works with and without
+    used. Blocks may end in any order. Other threads, such as those of a backward pass, do not use it; other
+    generators and tasks of this thread do: an `await` or a `yield` inside leaves the name entered for what
+    runs meanwhile. Works with and without
     `cuvmm.torch.install`: without it, PyTorch's own allocator divides the pool's memory, so
     everything of PyTorch works, and its statistics include the pool.
 
@@ -85,36 +107,31 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
 @contextlib.contextmanager
 def _use(name: str, device: int) -> Iterator[None]:
     """Replaces the pool that the thread uses, until the end."""
-    mem_pool = _take(name, device)
-    outer = _thread.entered[-1] if _thread.entered else None
-    mine = _Entered(mem_pool, device)
-    if outer is not None:
-        outer.pause()
+    unused = _unused.setdefault((name, device), deque())
+    mem_pool = _taken(unused) or _made(device)
+    entered = _Entered(mem_pool, device)
     try:
-        mine.resume()
-        _thread.entered.append(mine)
-        try:
-            yield
-        finally:
-            _thread.entered.pop()
-            mine.pause()
+        entered.enter()
+        yield
     finally:
-        if outer is not None:
-            outer.resume()
-        with _lock:
-            _unused[name, device].append(mem_pool)
+        entered.leave()
+        unused.append(mem_pool)
 
 
-def _take(name: str, device: int) -> Any:
-    """Returns a pool of PyTorch that no thread uses. Its memory is the library's."""
-    global _allocator
-    with _lock:
-        unused = _unused.setdefault((name, device), [])
-        if unused:
-            return unused.pop()
-        if _allocator is None:
-            library = _library.get()
-            _allocator = _install.pluggable(library, "cuvmm_tag_malloc", "cuvmm_tag_free")
-        # PyTorch notes the allocator of a pool for the device that is current.
-        with torch.cuda.device(device):
-            return torch.cuda.MemPool(_allocator.allocator())
+def _taken(unused: deque[Any]) -> Any:
+    """Takes a pool that no block uses, if there is one."""
+    try:
+        return unused.pop()
+    except IndexError:
+        return None
+
+
+def _made(device: int) -> Any:
+    """Makes a pool of PyTorch, whose memory is the library's."""
+    allocator = _allocators.get("tags")
+    if allocator is None:
+        made = _install.pluggable(_library.get(), "cuvmm_tag_malloc", "cuvmm_tag_free")
+        allocator = _allocators.setdefault("tags", made)
+    # PyTorch notes the allocator of a pool for the device that is current.
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool(allocator.allocator())

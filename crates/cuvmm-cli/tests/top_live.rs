@@ -95,14 +95,14 @@ fn keys_and_signals_end_it_and_the_terminal_is_restored() {
     let directory = TempDir::new().unwrap();
     for key in ["q", "\u{1b}", "\u{3}"] {
         let mut top = top(directory.path());
-        top.until_shown(&["no process uses a ledger"]);
+        top.until_shown(&["there is no ledger in"]);
         top.press(key);
         let (status, shown) = top.ended();
         assert_eq!(status.code(), Some(0), "{key:?}: {shown}");
     }
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         let mut top = top(directory.path());
-        top.until_shown(&["no process uses a ledger"]);
+        top.until_shown(&["there is no ledger in"]);
         top.signal(signal);
         let (status, shown) = top.ended();
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}: {shown}");
@@ -122,7 +122,7 @@ fn what_is_wrong_at_first_is_told_on_the_usual_screen() {
 fn what_goes_wrong_later_is_told_in_the_status_line() {
     let directory = TempDir::new().unwrap();
     let mut top = top(directory.path());
-    top.until_shown(&["no process uses a ledger"]);
+    top.until_shown(&["there is no ledger in"]);
     let file = directory.path().join("x.cuvmm-ledger");
     std::fs::write(&file, "not a ledger").unwrap();
     top.until_shown(&["is not a ledger"]);

@@ -204,6 +204,7 @@ pub mod heap;
 pub mod kv;
 pub mod ledger;
 pub mod mem_pool;
+mod modes;
 pub mod own;
 mod peer;
 pub mod plan;

@@ -13,11 +13,12 @@ use cuvmm_cli::terminal::{print, safe};
 /// Change what processes and tenants may have while they run
 ///
 /// Asks the process itself, which does what its own program could do: memory in use is never taken.
-/// A process is named by its name or process id, a tenant by its name behind a slash. Exit code 1
-/// when the process refuses, with the reason.
+/// A process is named by its name or process id, a tenant by its name behind a slash. Where that may
+/// be several, `NAME@SLOT` is one of them. Exit code 1 when the process refuses, with the reason.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm ctl limit chat 40GiB
+  cuvmm ctl limit chat none
   cuvmm ctl guarantee chat/weights 16GiB
   cuvmm ctl trim 41250
   cuvmm ctl sleep chat/weights --timeout 60")]
@@ -36,7 +37,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Set the most memory that a process or tenant may have
-    Limit(Amount),
+    Limit(Limit),
     /// Set the memory that a process or tenant can always have
     Guarantee(Amount),
     /// Set a priority: memory is reclaimed from lower ones first
@@ -51,9 +52,27 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Of {
-    /// The process, by name or process id, or one of its tenants
+    /// The process, by name or process id, or one of its tenants; NAME@SLOT where a name is not enough
     #[arg(value_name = "PROCESS[/TENANT]", value_parser = Named::parse)]
     of: Named,
+}
+
+#[derive(Debug, clap::Args)]
+struct Limit {
+    #[command(flatten)]
+    of: Of,
+
+    /// The new value, such as 512MiB, or `none` to lift the limit
+    #[arg(value_name = "SIZE", value_parser = limit)]
+    size: u64,
+}
+
+/// Takes a size, or `none` for one that limits nothing.
+fn limit(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(u64::MAX),
+        text => bytes(text),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,22 +97,13 @@ struct Priority {
 
 #[derive(Debug, clap::Args)]
 struct Trim {
-    /// The process, by name or process id
-    #[arg(value_name = "PROCESS", value_parser = process)]
+    /// The process, by name or process id, or as NAME@SLOT
+    #[arg(value_name = "PROCESS", value_parser = Named::parse)]
     process: Named,
 
     /// Memory that the process may keep
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
     keep: u64,
-}
-
-fn process(text: &str) -> Result<Named, String> {
-    match Named::parse(text)? {
-        Named {
-            tenant: Some(_), ..
-        } => Err("memory is trimmed by process, not by tenant".to_owned()),
-        process => Ok(process),
-    }
 }
 
 impl Args {
@@ -102,15 +112,15 @@ impl Args {
     /// # Errors
     /// A process that is not there, refuses or does not answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let named = match &self.command {
-            Command::Limit(it) | Command::Guarantee(it) => &it.of.of,
-            Command::Priority(it) => &it.of.of,
-            Command::Trim(it) => &it.process,
-            Command::Sleep(it) | Command::Wake(it) => &it.of,
+        let (control, tenant) = match &self.command {
+            Command::Limit(it) => self.at.target(&it.of.of)?,
+            Command::Guarantee(it) => self.at.target(&it.of.of)?,
+            Command::Priority(it) => self.at.target(&it.of.of)?,
+            Command::Trim(it) => (self.at.process(&it.process)?, None),
+            Command::Sleep(it) | Command::Wake(it) => self.at.target(&it.of)?,
         };
-        let control = self.at.process(named)?;
         let control = control.timeout(Duration::from_secs(self.timeout.into()));
-        let tenant = named.tenant.as_deref();
+        let tenant = tenant.as_deref();
         let said = match &self.command {
             Command::Limit(it) => control.set_limit(tenant, it.size).map(excess),
             Command::Guarantee(it) => control.set_guarantee(tenant, it.size).map(|()| None),

@@ -1,11 +1,10 @@
 //! The ledgers of this user, and their processes.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use cuvmm::LedgerView;
-use cuvmm::ledger::{Control, FILE_ENDING, ProcessStats};
+use cuvmm::ledger::{Control, FILE_ENDING, ProcessState, ProcessStats};
 
 use crate::share::folder;
 use cuvmm_cli::command::usage;
@@ -14,13 +13,24 @@ use cuvmm_cli::terminal::{safe, shown};
 /// Where the ledgers are.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Where {
-    /// A ledger's file, or a directory with ledgers [default: `$XDG_RUNTIME_DIR/cuvmm`, or
-    /// `/tmp/cuvmm-UID` where that is not set]
+    /// A ledger's file, or a directory with ledgers [default: `$CUVMM_LEDGER`, else
+    /// `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID` where that is not set]
     #[arg(long, global = true, value_name = "PATH")]
     ledger: Option<PathBuf>,
 }
 
 impl Where {
+    /// Returns the path that the user has given, if any.
+    fn given(&self) -> Option<PathBuf> {
+        let set = || std::env::var_os("CUVMM_LEDGER").filter(|path| !path.is_empty());
+        self.ledger.clone().or_else(|| set().map(PathBuf::from))
+    }
+
+    /// Returns the path of the ledgers as text.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.given().unwrap_or_else(folder::path))
+    }
+
     /// Opens the ledgers, in the order of their names.
     ///
     /// # Errors
@@ -47,15 +57,17 @@ impl Where {
 
     /// Returns the files of the ledgers, in the order of their names.
     fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let (path, default) = match &self.ledger {
-            Some(path) => (path.clone(), false),
-            None => (folder::path(), true),
+        let path = match self.given() {
+            Some(path) => path,
+            None => match folder::existing()? {
+                Some(path) => path,
+                None => return Ok(Vec::new()),
+            },
         };
         if path.is_file() {
             return Ok(vec![path]);
         }
         let entries = match std::fs::read_dir(&path) {
-            Err(error) if default && error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(usage(format!("{}: {error}", shown(&path)))),
             Ok(entries) => entries,
         };
@@ -76,33 +88,103 @@ impl Where {
     /// No such process, or several.
     pub(super) fn process(&self, named: &Named) -> anyhow::Result<Control> {
         let views = self.open()?;
-        let mut found = Vec::new();
-        let mut others = Vec::new();
-        for view in &views {
-            for process in view.stats().processes {
-                match named.is(&process) {
-                    true => found.push((view, process)),
-                    false => others.push(shown_process(&process)),
-                }
-            }
+        let mut found = candidates(&views, named);
+        let any = !found.is_empty();
+        found.retain(|it| it.tenant.is_none());
+        match any && found.is_empty() {
+            true => Err(usage("memory is trimmed by process, not by tenant")),
+            false => self.only(&views, named, found).map(|(control, _)| control),
         }
-        let name = safe(&named.process);
+    }
+
+    /// Finds the process, and perhaps the tenant, that a word of the command line names.
+    ///
+    /// # Errors
+    /// No such process, or several. Whether a tenant is there, its process says.
+    pub(super) fn target(&self, named: &Named) -> anyhow::Result<(Control, Option<String>)> {
+        let views = self.open()?;
+        let found = candidates(&views, named);
+        self.only(&views, named, found)
+    }
+
+    /// Returns the only candidate.
+    fn only(
+        &self,
+        views: &[LedgerView],
+        named: &Named,
+        found: Vec<Candidate<'_>>,
+    ) -> anyhow::Result<(Control, Option<String>)> {
+        let name = safe(&named.0);
         match &found[..] {
-            [(view, process)] => Ok(view.control(process.slot)),
-            [] if others.is_empty() => Err(usage("no process uses a ledger here")),
-            [] => Err(usage(format!(
-                "no process is {name}; there are {}",
-                others.join(", ")
-            ))),
+            [it] => {
+                let tenant = it.tenant.clone();
+                Ok((it.view.control(it.process.slot), tenant))
+            }
+            [] => {
+                let there = views.iter().flat_map(|view| view.stats().processes);
+                let there: Vec<_> = there.filter(runs).map(|it| shown_process(&it)).collect();
+                Err(usage(match there.is_empty() {
+                    true => format!("no process uses a ledger in {}", self.shown()),
+                    false => format!(
+                        "{name} is no process and no tenant of one (PROCESS/TENANT); there are {}",
+                        there.join(", ")
+                    ),
+                }))
+            }
             several => {
-                let several = several.iter().map(|(_, process)| shown_process(process));
-                let several = several.collect::<Vec<_>>().join(", ");
+                let several: Vec<_> = several.iter().map(Candidate::shown).collect();
                 Err(usage(format!(
-                    "{name} may be {several}: give the process id"
+                    "{name} may be {}: give one of these, and its ledger with --ledger",
+                    several.join(", or ")
                 )))
             }
         }
     }
+}
+
+/// A process, or one of its tenants, that a word of the command line may mean.
+struct Candidate<'a> {
+    view: &'a LedgerView,
+    process: ProcessStats,
+    tenant: Option<String>,
+    /// `true` if the word names the slot.
+    by_slot: bool,
+}
+
+impl Candidate<'_> {
+    /// Returns the word that means this one, and the ledger.
+    fn shown(&self) -> String {
+        let (name, slot) = (safe(&self.process.name), self.process.slot);
+        let tenant = self.tenant.iter().map(|it| format!("/{}", safe(it)));
+        let tenant: String = tenant.collect();
+        format!("{name}@{slot}{tenant} in {}", shown(self.view.path()))
+    }
+}
+
+/// Returns all that a word of the command line may mean. Where it names slots, it means these.
+fn candidates<'a>(views: &'a [LedgerView], named: &Named) -> Vec<Candidate<'a>> {
+    let mut found = Vec::new();
+    for view in views {
+        for process in view.stats().processes.into_iter().filter(runs) {
+            for (tenant, by_slot) in named.meanings(&process) {
+                found.push(Candidate {
+                    view,
+                    process: process.clone(),
+                    tenant,
+                    by_slot,
+                });
+            }
+        }
+    }
+    if found.iter().any(|it| it.by_slot) {
+        found.retain(|it| it.by_slot);
+    }
+    found
+}
+
+/// Returns `true` if a process can be asked.
+const fn runs(process: &ProcessStats) -> bool {
+    !matches!(process.state, ProcessState::Lending | ProcessState::Dying)
 }
 
 fn is_ledger(path: &Path) -> bool {
@@ -119,31 +201,40 @@ fn shown_process(process: &ProcessStats) -> String {
     format!("{} ({})", safe(&process.name), process.pid)
 }
 
-/// A process and perhaps one of its tenants, as the command line names them.
+/// A word that names a process or one of its tenants.
 #[derive(Clone, Debug)]
-pub(super) struct Named {
-    process: String,
-    /// The name of the tenant.
-    pub(super) tenant: Option<String>,
-}
+pub(super) struct Named(String);
 
 impl Named {
-    /// Parses `PROCESS` or `PROCESS/TENANT`.
+    /// Takes `PROCESS` or `PROCESS/TENANT`, where the process is its name, its id, or either of them
+    /// with `@SLOT`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (process, tenant) = match text.split_once('/') {
-            Some((process, tenant)) => (process, Some(tenant)),
-            None => (text, None),
-        };
-        if process.is_empty() || tenant.is_some_and(str::is_empty) {
-            return Err("a process is named by its name or id, a tenant as PROCESS/TENANT".into());
+        match text {
+            "" => Err("a process is named by its name or id, a tenant as PROCESS/TENANT".into()),
+            text => Ok(Self(text.to_owned())),
         }
-        Ok(Self {
-            process: process.to_owned(),
-            tenant: tenant.map(str::to_owned),
-        })
     }
 
-    fn is(&self, process: &ProcessStats) -> bool {
-        self.process == process.name || self.process == process.pid.to_string()
+    /// Returns what the word may mean in a process: `None` for the process, or the name of a tenant.
+    /// Names can contain slashes, so each slash may be the one before the tenant. The second value is
+    /// `true` if the word names the process's slot.
+    fn meanings(&self, process: &ProcessStats) -> Vec<(Option<String>, bool)> {
+        let word = &*self.0;
+        let splits = word.match_indices('/').filter_map(|(at, slash)| {
+            let tenant = word.get(at + slash.len()..).filter(|it| !it.is_empty())?;
+            Some((word.get(..at)?, Some(tenant.to_owned())))
+        });
+        let all = std::iter::once((word, None)).chain(splits);
+        all.filter_map(|(name, tenant)| Some((tenant, is_named(process, name)?)))
+            .collect()
     }
+}
+
+/// Returns whether a word names the slot of a process, if it names the process at all.
+fn is_named(process: &ProcessStats, word: &str) -> Option<bool> {
+    let is = |name: &str| name == process.name || name == process.pid.to_string();
+    let by_slot = word
+        .rsplit_once('@')
+        .is_some_and(|(name, slot)| slot == process.slot.to_string() && is(name));
+    (by_slot || is(word)).then_some(by_slot)
 }

@@ -1,6 +1,7 @@
-//! The folder with the sockets of this user's publishers, one for each process.
+//! The folder with the sockets of this user's publishers, one for each process, and by default with
+//! this user's ledgers.
 //!
-//! A user with write access to the folder could impersonate a publisher. The folder must therefore
+//! A user with write access to the folder could impersonate a publisher or a process of a ledger. The folder must therefore
 //! belong to this user, and no other user may have access to it.
 
 use std::collections::BTreeSet;
@@ -22,6 +23,18 @@ pub(crate) fn path() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => Path::new(&folder).join("cuvmm"),
         None => PathBuf::from(format!("/tmp/cuvmm-{}", geteuid().as_raw())),
+    }
+}
+
+/// Returns the path of the folder if there is one.
+///
+/// # Errors
+/// A folder that belongs to another user, or is accessible to other users.
+pub(crate) fn existing() -> anyhow::Result<Option<PathBuf>> {
+    let folder = path();
+    match std::fs::symlink_metadata(&folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        _ => check(&folder).map(|()| Some(folder)),
     }
 }
 
@@ -47,12 +60,10 @@ pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// A folder that cannot be read, belongs to another user, or is accessible to other users.
 pub(super) fn sockets() -> anyhow::Result<BTreeSet<PathBuf>> {
-    let folder = path();
-    let entries = match std::fs::read_dir(&folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        entries => entries.with_context(|| shown(&folder))?,
+    let Some(folder) = existing()? else {
+        return Ok(BTreeSet::new());
     };
-    check(&folder)?;
+    let entries = std::fs::read_dir(&folder).with_context(|| shown(&folder))?;
     let mut sockets = BTreeSet::new();
     for entry in entries {
         let path = entry.with_context(|| shown(&folder))?.path();

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use std::fs::{File, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -66,7 +69,15 @@ fn done(directory: &Path, arguments: &[&str]) -> String {
 #[test]
 fn top_shows_processes_and_their_tenants() {
     let (device, directory) = (device(), TempDir::new().unwrap());
-    let engine = engine(&device, directory.path(), "engine\u{1b}[2J");
+    let engine = engine(&device, directory.path(), "engine");
+    // A process joins under no such name, but it can write one into the file.
+    let file = std::fs::read(engine.ledger.path()).unwrap();
+    let at = file.windows(6).position(|it| it == b"engine").unwrap();
+    let file = File::options().write(true).open(engine.ledger.path());
+    let written = file
+        .unwrap()
+        .write_all_at(b"\x1b[2J", (at + 6).try_into().unwrap());
+    written.unwrap();
     let block = engine.chat.allocate(100 * MIB).unwrap();
     let text = done(directory.path(), &["top", "--once"]);
     assert!(
@@ -196,7 +207,8 @@ fn top_says_why_a_process_shows_no_tenants() {
 fn top_without_a_ledger_says_so() {
     let directory = TempDir::new().unwrap();
     let text = done(directory.path(), &["top", "--once"]);
-    assert_eq!(text, "no process uses a ledger\n");
+    let shown = directory.path().display();
+    assert_eq!(text, format!("there is no ledger in {shown}\n"));
     let (code, _, complaint) = cuvmm(&directory.path().join("nowhere"), &["top", "--once"]);
     assert_eq!(code, 2, "{complaint}");
     std::fs::write(directory.path().join("x.cuvmm-ledger"), "not a ledger").unwrap();
@@ -237,17 +249,17 @@ fn ctl_says_what_it_cannot_do() {
     let (device, directory) = (device(), TempDir::new().unwrap());
     let at = directory.path();
     let (code, _, complaint) = cuvmm(at, &["ctl", "trim", "engine"]);
-    assert_eq!(
-        (code, &*complaint),
-        (2, "cuvmm: no process uses a ledger here\n")
-    );
+    let line = format!("cuvmm: no process uses a ledger in {}\n", at.display());
+    assert_eq!((code, complaint), (2, line));
     let one = engine(&device, at, "engine");
     let pid = std::process::id();
     for (arguments, expected, wanted) in [
         (
             &["ctl", "trim", "motor"][..],
             2,
-            format!("no process is motor; there are engine ({pid})"),
+            format!(
+                "motor is no process and no tenant of one (PROCESS/TENANT); there are engine ({pid})"
+            ),
         ),
         (
             &["ctl", "trim", "engine/chat"],
@@ -292,8 +304,180 @@ fn ctl_says_what_it_cannot_do() {
     let two = engine(&device, at, "engine");
     let (code, _, complaint) = cuvmm(at, &["ctl", "trim", "engine"]);
     assert_eq!(code, 2);
-    assert!(complaint.contains("give the process id"), "{complaint}");
+    let file = one.ledger.path().display();
+    let both = format!("engine may be engine@0 in {file}, or engine@1 in {file}: give one");
+    assert!(complaint.contains(&both), "{complaint}");
     drop((one, two));
+}
+
+#[test]
+fn every_process_and_tenant_has_a_name_that_ctl_takes() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let at = directory.path();
+    let limit = |of: &str, size: &str| done(at, &["ctl", "limit", of, size]);
+    let llama = "meta-llama/Llama-3";
+    let one = engine(&device, at, llama);
+    let limits = |engine: &Engine| {
+        let processes = engine.ledger.stats().processes;
+        let slot = engine.ledger.slot();
+        let own = processes.iter().find(|it| it.slot == slot).unwrap();
+        (own.limit / MIB, engine.chat.stats().limit / MIB)
+    };
+    limit(llama, "900MiB");
+    limit("meta-llama/Llama-3/chat", "800MiB");
+    assert_eq!(limits(&one), (900, 800));
+
+    // Replicas, and all other members of containers of their own, have one name and one number.
+    let two = engine(&device, at, llama);
+    let three = engine(&device, at, "meta-llama");
+    let (file, before) = (one.ledger.path().display(), limits(&one));
+    let pid = std::process::id();
+    for (of, words) in [
+        (
+            llama,
+            &[
+                "meta-llama/Llama-3@0",
+                "meta-llama/Llama-3@1",
+                "meta-llama@2/Llama-3",
+            ][..],
+        ),
+        (
+            "meta-llama/Llama-3/chat",
+            &["meta-llama/Llama-3@1/chat", "meta-llama@2/Llama-3/chat"],
+        ),
+        (&pid.to_string(), &["meta-llama/Llama-3@0", "meta-llama@2"]),
+    ] {
+        let (code, _, complaint) = cuvmm(at, &["ctl", "limit", of, "1MiB"]);
+        assert_eq!(code, 2, "{complaint}");
+        for word in words {
+            let word = format!("{word} in {file}");
+            assert!(complaint.contains(&word), "{word}: {complaint}");
+        }
+    }
+    limit("meta-llama/Llama-3@1", "700MiB");
+    limit("meta-llama/Llama-3@1/chat", "600MiB");
+    limit("meta-llama@2/chat", "500MiB");
+    limit(&format!("{pid}@2"), "400MiB");
+    assert_eq!(limits(&one), before);
+    assert_eq!(limits(&two), (700, 600));
+    assert_eq!(limits(&three), (400, 500));
+    assert_eq!(done(at, &["ctl", "trim", "meta-llama"]), "gave back 0 B\n");
+
+    limit("meta-llama/Llama-3@1", "none");
+    limit("meta-llama/Llama-3@1/chat", "none");
+    let (process, tenant) = limits(&two);
+    assert!(process > 1024 && tenant > 1024, "{process} {tenant}");
+    drop((two, three));
+}
+
+#[test]
+fn a_tenant_that_is_not_there_is_refused_by_every_verb() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = || {
+        let calls = Arc::clone(&calls);
+        move |_: Option<&str>| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    };
+    let ledger = Ledger::builder(&device, directory.path()).limit(1 << 30);
+    let ledger = ledger.name("a").on_sleep(count()).on_wake(count());
+    let ledger = ledger.open().unwrap();
+    let pool = Pool::builder(&device).ledger(&ledger).build().unwrap();
+    let chat = pool.tenant("chat").register().unwrap();
+    for arguments in [
+        &["limit", "a/nope", "1GiB"][..],
+        &["guarantee", "a/nope", "0"],
+        &["priority", "a/nope", "1"],
+        &["sleep", "a/nope"],
+        &["wake", "a/nope"],
+    ] {
+        let arguments = [&["ctl"], arguments].concat();
+        let (code, _, complaint) = cuvmm(directory.path(), &arguments);
+        assert_eq!(code, 1, "{arguments:?}: {complaint}");
+        let wanted = "no tenant is named \"nope\"";
+        assert!(complaint.contains(wanted), "{arguments:?}: {complaint}");
+    }
+    let (code, ..) = cuvmm(directory.path(), &["ctl", "trim", "a/nope"]);
+    assert_eq!((code, calls.load(Ordering::Relaxed)), (2, 0));
+    for word in ["a/chat", "a"] {
+        done(directory.path(), &["ctl", "sleep", word]);
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    drop(chat);
+}
+
+/// Runs a command without `--ledger`. Returns the exit code, and what it printed and complained.
+fn by_default(arguments: &[&str], variable: &str, value: &Path) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let command = command.args(arguments).env_remove("CUVMM_LEDGER");
+    let output = command.env(variable, value).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap();
+    (code, text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_default_folder_that_others_may_use_is_not_trusted() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let folder = directory.path().join("cuvmm");
+    let engine = engine(&device, &folder, "engine");
+    let all = [
+        &["top", "--once"][..],
+        &["top", "--json"],
+        &["metrics"],
+        &["ctl", "trim", "engine"],
+    ];
+    let refused = |wanted: &str| {
+        for arguments in all {
+            let (code, printed, complaint) =
+                by_default(arguments, "XDG_RUNTIME_DIR", directory.path());
+            assert_eq!((code, &*printed), (1, ""), "{arguments:?}: {complaint}");
+            assert!(complaint.contains(wanted), "{arguments:?}: {complaint}");
+        }
+    };
+    let works = || {
+        for arguments in all {
+            let (code, _, complaint) = by_default(arguments, "XDG_RUNTIME_DIR", directory.path());
+            assert_eq!(code, 0, "{arguments:?}: {complaint}");
+        }
+    };
+    works();
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+    refused("has mode 0755");
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+    match chown(&folder, Some(4321), None) {
+        Ok(()) => refused("belongs to user 4321"),
+        Err(error) => eprintln!("another user's folder was not tried: {error}"),
+    }
+    let own = rustix::process::geteuid().as_raw();
+    chown(&folder, Some(own), None).unwrap();
+    works();
+    let aside = directory.path().join("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    std::os::unix::fs::symlink(&aside, &folder).unwrap();
+    refused("is no folder");
+    drop(engine);
+}
+
+#[test]
+fn all_commands_look_where_the_environment_says() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let engine = engine(&device, directory.path(), "engine");
+    for (arguments, wanted) in [
+        (&["top", "--once"][..], "| engine"),
+        (&["metrics"], "process=\"engine\""),
+        (&["ctl", "trim", "engine"], "gave back"),
+    ] {
+        let (code, printed, complaint) = by_default(arguments, "CUVMM_LEDGER", directory.path());
+        assert_eq!(code, 0, "{arguments:?}: {complaint}");
+        assert!(printed.contains(wanted), "{printed}");
+        let other = [arguments, &["--ledger", "/nowhere"]].concat();
+        let (code, ..) = by_default(&other, "CUVMM_LEDGER", directory.path());
+        assert_eq!(code, 2, "{other:?}");
+    }
+    drop(engine);
 }
 
 #[test]

@@ -2,12 +2,14 @@
 //! slot of its own, as processes have; `ledger_processes.rs` has several processes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::{G, nth_of};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
+use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, LedgerError, LedgerRefusal, PoolError};
 use cuvmm::{Device, Growth, Ledger, LedgerView, Limit, Mapper, Pool, Stream};
@@ -414,10 +416,6 @@ fn a_ledger_is_of_one_device_and_its_values_are_checked() {
         ArgumentError::TooSmall { .. }
     ));
     assert!(matches!(
-        bad(builder().limit(u64::MAX).open()),
-        ArgumentError::TooLarge { .. }
-    ));
-    assert!(matches!(
         bad(builder().guarantee(u64::MAX).open()),
         ArgumentError::TooLarge { .. }
     ));
@@ -452,6 +450,66 @@ fn a_ledger_is_of_one_device_and_its_values_are_checked() {
 }
 
 #[test]
+fn a_name_is_one_that_commands_can_show_and_take() {
+    let (device, dir) = (common::host().device.clone(), directory());
+    for (name, why) in [
+        ("", "it is empty"),
+        ("1234", "it is a number"),
+        ("x\ny", "it has control characters"),
+        ("x\u{9b}2J", "it has control characters"),
+    ] {
+        let refused = Ledger::builder(&device, dir.path()).name(name).open();
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, LedgerError::Name { .. }), "{refused}");
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+    assert!(
+        std::fs::read_dir(dir.path()).unwrap().next().is_none(),
+        "no file was made"
+    );
+    for name in ["meta-llama/Llama-3", "7B", "größe 2", "a@1"] {
+        let ledger = Ledger::builder(&device, dir.path())
+            .name(name)
+            .open()
+            .unwrap();
+        assert_eq!(ledger.stats().processes[0].name, name);
+    }
+}
+
+/// Processes in slices of a GPU (vGPU) see a part of its memory, under the UUID of the whole.
+#[test]
+fn a_limit_above_the_memory_that_a_process_sees_is_refused_with_both() {
+    let dir = directory();
+    let sees = |granules: u64| {
+        let options = HostOptions::new().capacity(granules * G);
+        Device::open(Arc::new(HostDriver::new(options)), 0).unwrap()
+    };
+    let (slice, whole) = (sees(20), sees(40));
+    let refused = |limit: Option<u64>| {
+        let builder = Ledger::builder(&slice, dir.path());
+        let builder = match limit {
+            Some(granules) => builder.limit(granules * G),
+            None => builder,
+        };
+        match builder.open().unwrap_err() {
+            LedgerError::BeyondView { path, limit, view } => {
+                assert!(path.starts_with(dir.path()), "{path:?}");
+                (limit / G, view / G)
+            }
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(refused(Some(30)), (30, 20));
+    let ledger = Ledger::builder(&whole, dir.path()).open().unwrap();
+    assert_eq!(refused(None), (40, 20), "the limit is agreed already");
+    assert_eq!(ledger.stats().processes.len(), 1);
+    drop(ledger);
+    let ledger = Ledger::builder(&slice, dir.path()).open().unwrap();
+    assert_eq!(ledger.stats().limit, 20 * G);
+    drop(Ledger::builder(&whole, dir.path()).open().unwrap());
+}
+
+#[test]
 fn the_group_can_use_a_directory_that_is_made_for_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let (device, dir) = (common::host().device.clone(), directory());
@@ -461,5 +519,9 @@ fn the_group_can_use_a_directory_that_is_made_for_it() {
         let found = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
         // The process's umask takes writing from the group, as a rule.
         assert_eq!((found(&path), found(ledger.path())), (mode, mode & 0o666));
+        let entries = std::fs::read_dir(&path).unwrap();
+        let mut paths = entries.map(|entry| entry.unwrap().path());
+        let socket = paths.find(|it| it.extension().is_some_and(|it| it == "control"));
+        assert_eq!(found(&socket.unwrap()), mode & 0o666);
     }
 }

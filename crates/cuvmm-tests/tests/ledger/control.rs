@@ -227,10 +227,13 @@ fn sleep_is_a_matter_of_the_program() {
         .open()
         .unwrap();
     let engine = control(&ledger);
-    assert_eq!(refusal(engine.sleep(Some("chat"))), "no model is loaded");
+    let absent = "no tenant is named \"chat\"";
+    assert_eq!(refusal(engine.sleep(Some("chat"))), absent);
+    assert_eq!(refusal(engine.wake(Some("chat"))), absent);
     let pool = process.pool(&ledger);
-    *asleep.lock().unwrap() = Some(pool.clone());
     let chat = pool.tenant("chat").register().unwrap();
+    assert_eq!(refusal(engine.sleep(Some("chat"))), "no model is loaded");
+    *asleep.lock().unwrap() = Some(pool.clone());
     let block = chat.allocate(100 * MIB).unwrap();
     engine.sleep(Some("chat")).unwrap();
     assert!(block.is_asleep());

@@ -31,6 +31,29 @@ pub enum LedgerError {
         /// The limit given, in bytes.
         required: u64,
     },
+    /// The limit is above the memory of the device that this process sees, as in a slice of a GPU
+    /// (vGPU) that shows less than the whole. A ledger is for processes that see the same memory.
+    #[error(
+        "{} cannot have a limit of {}: this process sees {} of the device. Processes in different \
+         slices of a GPU need a ledger for each slice, in directories of their own",
+        .path.display(), Bytes(*.limit), Bytes(*.view)
+    )]
+    BeyondView {
+        /// The ledger's file.
+        path: PathBuf,
+        /// The limit, given or agreed, in bytes.
+        limit: u64,
+        /// The device's memory as this process sees it, in bytes.
+        view: u64,
+    },
+    /// A process cannot join under this name.
+    #[error("a process cannot be named {name:?} in a ledger: {problem}")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// The budget that all processes share leaves too little for a guarantee.
     Short(LedgerShortage),
     /// The file is not a ledger, or not one of this device.

@@ -22,6 +22,7 @@
 //! others pass over while it is locked. After that it is a process like any other: it has no memory,
 //! and the limit stays while it has its slot.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::clock;
@@ -43,6 +44,7 @@ const MOST_TRIES: u32 = 1000;
 pub(super) struct Wishes {
     /// The limit of all processes together.
     pub(super) limit: Option<u64>,
+    /// The memory of the device, as this process sees it.
     pub(super) default_limit: u64,
     pub(super) process_limit: u64,
     pub(super) priority: i32,
@@ -51,6 +53,36 @@ pub(super) struct Wishes {
     pub(super) device: WeakDevice,
     /// How long after the process has ended the driver may still have its memory.
     pub(super) lingers: Duration,
+}
+
+/// Checks a name under which a process wants to join: commands take it, or a process id.
+pub(super) fn check_name(name: &str) -> Result<(), LedgerError> {
+    let problem = if name.is_empty() {
+        "it is empty"
+    } else if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        "it is a number, as process ids are"
+    } else if name.contains(char::is_control) {
+        "it has control characters"
+    } else {
+        return Ok(());
+    };
+    Err(LedgerError::Name {
+        name: name.to_owned(),
+        problem,
+    })
+}
+
+/// Checks that this process sees as much memory of the device as the limit of all processes. In a
+/// slice of a device the other slices' memory is not there, and their processes use another budget.
+pub(super) fn check_view(path: &Path, limit: u64, view: u64) -> Result<(), LedgerError> {
+    if limit <= view {
+        return Ok(());
+    }
+    Err(LedgerError::BeyondView {
+        path: path.to_owned(),
+        limit,
+        view,
+    })
 }
 
 /// Takes a slot, and sets the limit if no other process has one. Returns the slot's index, and how
@@ -138,7 +170,12 @@ fn enter(
             // A process that has joined since may have set the limit that is required.
             Others::Dying | Others::Some if is_other && header.agreed() != found => continue,
             Others::Dying | Others::Some if is_other => break,
-            Others::Dying | Others::Some => found.limit(),
+            Others::Dying | Others::Some => {
+                let limit = found.limit();
+                let bytes = limit.saturating_mul(granule.bytes());
+                check_view(file.path(), bytes, wishes.default_limit)?;
+                limit
+            }
         };
         let (_, generation) = slot.state();
         slot.set_state(State::Live, generation);

@@ -144,15 +144,11 @@ mod probe;
 mod tests;
 
 use std::fmt;
-use std::fs::{self, DirBuilder, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, atomic as atomics};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::DriverKind;
-use rustix::io::Errno;
 
 use self::charge::MOST;
 use self::control::Commands;
@@ -162,6 +158,7 @@ use self::member::PROCESS_LIMIT;
 use self::seen::Seen;
 use crate::device::Device;
 use crate::error::{ArgumentError, LedgerError};
+use crate::modes;
 
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
@@ -232,7 +229,8 @@ impl LedgerBuilder<'_> {
     }
 
     /// Sets the name under which other processes see this one, cut to 64 bytes. By default it is
-    /// the name of the program.
+    /// the name of the program. A name is not empty, is no number, and has no control characters, so
+    /// that the command `cuvmm` can show it and take it.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -253,8 +251,8 @@ impl LedgerBuilder<'_> {
         self
     }
 
-    /// Sets a function that another program can have called to put a tenant to sleep, given by
-    /// name, or all tenants. Only the program knows when no work is queued on a tenant's blocks, so
+    /// Sets a function that another program can have called to put a tenant of the process's pools to
+    /// sleep, given by name, or all tenants. Only the program knows when no work is queued on a tenant's blocks, so
     /// without such a function nothing is put to sleep from outside.
     ///
     /// It is called on a thread of the ledger, one call at a time, and may use the whole library.
@@ -301,10 +299,17 @@ impl LedgerBuilder<'_> {
         device.own_process()?;
         let granule = device.granule();
         let total = device.total_memory();
+        let path = self.directory.join(file_name(device.uuid()));
+        // The path is looked at later too, when the working directory may be another one.
+        let path = std::path::absolute(&path).unwrap_or(path);
         if let Some(limit) = self.limit {
             ArgumentError::at_least("bytes of a ledger's limit", limit, granule.bytes())?;
-            ArgumentError::at_most("bytes of a ledger's limit", limit, total)?;
+            joining::check_view(&path, limit, total)?;
         }
+        let name = match self.name {
+            Some(name) => joining::check_name(&name).map(|()| name)?,
+            None => program(),
+        };
         let most = granule.bytes().saturating_mul(MOST);
         ArgumentError::at_most("bytes of a device's memory", total, most)?;
         let what = "bytes of a process's guarantee";
@@ -322,7 +327,7 @@ impl LedgerBuilder<'_> {
             default_limit: granule.round_down(total),
             process_limit,
             priority: self.priority,
-            name: self.name.unwrap_or_else(program),
+            name,
             device: device.downgrade(),
             lingers: match device.driver().kind() {
                 DriverKind::Cuda => dead::LINGERS,
@@ -331,9 +336,6 @@ impl LedgerBuilder<'_> {
             },
         };
         make_directory(&self.directory, self.commands.group)?;
-        let path = self.directory.join(file_name(device.uuid()));
-        // The path is looked at later too, when the working directory may be another one.
-        let path = std::path::absolute(&path).unwrap_or(path);
         let member = Arc::new(Member::join(path, terms, &wishes)?);
         let commands = Arc::new(self.commands);
         keeper::start(&member, &commands)?;
@@ -483,26 +485,21 @@ fn uuid(device: [u8; 16]) -> String {
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
-/// Returns the name of the running program.
+/// Returns the name of the running program, or `program` if that is no name of a process.
 fn program() -> String {
     let path = std::env::current_exe().unwrap_or_default();
-    let name = path.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match joining::check_name(&name) {
+        Ok(()) => name.into_owned(),
+        Err(_) => "program".to_owned(),
+    }
 }
 
 fn make_directory(path: &Path, group: bool) -> Result<(), LedgerError> {
     let mode = if group { 0o770 } else { 0o700 };
-    let failed = |call| {
-        move |error: std::io::Error| LedgerError::System {
-            call,
-            path: path.to_owned(),
-            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        }
-    };
-    match DirBuilder::new().mode(mode).create(path) {
-        // The process's umask may have removed what the group needs.
-        Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("chmod")),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(failed("mkdir")(error)),
-    }
+    modes::make_directory(path, mode).map_err(|failed| LedgerError::System {
+        call: failed.call,
+        path: path.to_owned(),
+        errno: failed.errno,
+    })
 }

@@ -6,15 +6,15 @@
 //! A forked child inherits the lock and the socket, so both stay in use until the child ends or
 //! executes another program.
 
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmod, fchmod, fstat, open, utimensat};
+use rustix::fs::{AtFlags, CWD, utimensat};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
-use rustix::net::{SocketFlags, accept_with, bind, listen};
+use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::channel::{Channel, address, new_socket};
 use super::dead::{State, clear, state_of};
@@ -22,6 +22,7 @@ use super::lock::{FileId, Lock, NOW, Taken, is_older, look};
 use super::system::system;
 use super::wait::{Deadline, pause, wait_for};
 use crate::error::ChannelError;
+use crate::modes;
 use crate::peer::{Users, own_user};
 use crate::sync::Mutex;
 
@@ -87,9 +88,9 @@ impl Listener {
         let socket = new_socket()?;
         // `accept` must not block if another thread accepted the connection first.
         ioctl_fionbio(&socket, true).map_err(system("ioctl(FIONBIO)"))?;
-        // `bind` creates the file with the mode of the socket, reduced by the process's umask.
-        fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(system("fchmod"))?;
-        bind(&socket, &address).map_err(system("bind"))?;
+        let mode = if users.is_own_only() { 0o600 } else { 0o666 };
+        let made = modes::bind(&socket, &address, path, mode);
+        made.map_err(|failed| system(failed.call)(failed.errno))?;
         let id = bound(path)?;
         let listener = Self {
             socket,
@@ -99,24 +100,8 @@ impl Listener {
             made_by: std::process::id(),
             lock: Mutex::new(lock),
         };
-        if !listener.users.is_own_only() {
-            listener.open_to_all()?;
-        }
         listen(&listener.socket, BACKLOG).map_err(system("listen"))?;
         Ok(listener)
-    }
-
-    /// Lets every user connect. Follows no link, whatever file is at the path by now.
-    fn open_to_all(&self) -> Result<(), ChannelError> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = retry_on_intr(|| open(&self.path, flags, Mode::empty()));
-        let file = file.map_err(system("open"))?;
-        let found = fstat(&file).map_err(system("fstat"))?;
-        if FileId::of_stat(&found) != self.id {
-            return Err(ChannelError::InUse(self.path.clone()));
-        }
-        let file = format!("/proc/self/fd/{}", file.as_raw_fd());
-        chmod(file, Mode::from_raw_mode(0o666)).map_err(system("chmod"))
     }
 
     /// Protects the files of this listener from cleaners of old files: touches them, and creates

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{
-    FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fchmod, flock, futimens,
+    FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock, futimens,
 };
 use rustix::io::{Errno, retry_on_intr};
 
@@ -49,13 +49,6 @@ impl FileId {
         Self {
             device: found.dev(),
             inode: found.ino(),
-        }
-    }
-
-    pub(super) const fn of_stat(found: &Stat) -> Self {
-        Self {
-            device: found.st_dev,
-            inode: found.st_ino,
         }
     }
 }

@@ -82,7 +82,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["view"]),
             room(&["elements"]),
             room(&["vec", "sparse", "ring", "cow", "unified"]),
-            room(&["peer"]),
+            room(&["peer", "modes"]),
             room(&["ledger"]),
             room(&["pool", "plan"]),
             room(&["heap", "mem_pool"]),

@@ -5,12 +5,9 @@ use std::cmp::Ordering;
 use cuvmm::ledger::{ProcessState, ProcessStats};
 
 use super::detail::seconds;
-use super::look::Process;
+use super::look::{Process, Shown};
 use cuvmm_cli::page::Unit;
 use cuvmm_cli::terminal::safe;
-
-/// A limit from here on is none.
-const NO_LIMIT: u64 = 1 << 60;
 
 /// The change of a process's charge since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -141,7 +138,13 @@ impl Column {
     }
 
     /// Returns the text of the column for a process.
-    pub(super) fn cell(self, process: &Process, growth: Option<Growth>, unit: Unit) -> String {
+    pub(super) fn cell(
+        self,
+        ledger: &Shown,
+        process: &Process,
+        growth: Option<Growth>,
+        unit: Unit,
+    ) -> String {
         let stats = &process.stats;
         let figure = |bytes: u64| unit.figure(bytes as f64);
         let told = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), figure);
@@ -154,7 +157,7 @@ impl Column {
             Self::Cached => told(cached(process)),
             Self::Idle => figure(stats.idle),
             Self::Guarantee => figure(stats.guarantee),
-            Self::Limit => limit(stats.limit, unit),
+            Self::Limit => figure(process.limit(ledger)),
             Self::Priority => stats.priority.to_string(),
             Self::Stalled => seconds(stats.stalled),
             Self::Some => percent(stats.stalled_average.avg10),
@@ -203,14 +206,6 @@ fn in_use(process: &Process) -> Option<u64> {
 
 fn cached(process: &Process) -> Option<u64> {
     process.sum(|tenant| tenant.cached)
-}
-
-/// Returns a limit as a figure.
-pub(super) fn limit(bytes: u64, unit: Unit) -> String {
-    match bytes {
-        NO_LIMIT.. => "none".to_owned(),
-        bytes => unit.figure(bytes as f64),
-    }
 }
 
 /// Returns a word for a state.

@@ -5,7 +5,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
-use super::columns::{Column, limit};
+use super::columns::Column;
 use super::keys::named;
 use super::look::{Process, Shown};
 use super::state::{Row, State};
@@ -36,6 +36,9 @@ const HELP: &[&str] = &[
     "cached    idle memory of its tenants whose work is complete",
     "idle      memory that it could give back without waiting, as it last found",
     "guar.     memory that always stays charged to it",
+    "limit     the most that can be charged to it: its own limit or the ledger's, for a tenant also",
+    "          its pool's",
+    "prio      priority: others take memory from the lower ones first; of tenants within a process",
     "stalled   seconds in which a request of it waited for memory of other processes",
     "some%     share of the last 10 seconds in which one waited (a decaying average)",
     "full%     share in which all of its tenants waited that have memory in use",
@@ -148,10 +151,10 @@ fn body(state: &State, height: u16, pen: &mut Pen<'_>) {
     let rows = state.rows();
     if rows.is_empty() {
         let text = match state.ledgers {
-            Some(_) => "no process uses a ledger",
-            None => "looking ...",
+            Some(_) => format!("there is no ledger in {}", state.folder),
+            None => "looking ...".to_owned(),
         };
-        pen.line(1, text, Style::new());
+        pen.line(1, &text, Style::new());
         return;
     }
     let room = usize::from(height);
@@ -187,7 +190,9 @@ fn row_at(state: &State, row: &Row<'_>, unit: Unit, y: u16, pen: &mut Pen<'_>) {
         Row::Line(text) => pen.line(y, text, plain),
         Row::Detail(text) => pen.line(y, &format!("    {text}"), plain.add_modifier(Modifier::DIM)),
         Row::TenantHead => tenant_head(y, pen),
-        Row::Tenant(_, _, _, tenant) => tenant_row(tenant, unit, y, pen),
+        Row::Tenant(ledger, process, pool, tenant) => {
+            tenant_row(&process.limited(ledger, *pool, tenant), unit, y, pen);
+        }
         Row::Note(text) => pen.line(y, text, plain.fg(Color::Yellow)),
         Row::Blank => {}
     }
@@ -275,7 +280,7 @@ fn process_row(
     let growth = state.growth(ledger, process);
     let mut x = 0;
     for (column, width) in Column::that_fit(pen.area.width) {
-        let mut text = column.cell(process, growth, unit);
+        let mut text = column.cell(ledger, process, growth, unit);
         if column == Column::Name {
             let open = state.is_expanded(ledger, process);
             text = format!("{} {text}", if open { '-' } else { '+' });
@@ -300,7 +305,7 @@ const TENANT: [OfTenant; 8] = [
     ("in use", 6, |it, unit| unit.figure(it.in_use as f64)),
     ("cached", 6, |it, unit| unit.figure(it.cached as f64)),
     ("asleep", 6, |it, unit| unit.figure(it.asleep as f64)),
-    ("limit", 6, |it, unit| limit(it.limit, unit)),
+    ("limit", 6, |it, unit| unit.figure(it.limit as f64)),
     ("guar.", 6, |it, unit| unit.figure(it.guarantee as f64)),
     ("pending free", 12, |it, unit| {
         unit.figure(it.pending_free as f64)

@@ -36,7 +36,9 @@ pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<ExitCode> {
     })?;
     let mut screen = Screen::open().context("the terminal cannot be used")?;
     let requests = start(at.clone(), interval, &to)?;
-    let end = watch(&mut screen, &events, &requests);
+    let mut state = State::default();
+    state.folder = at.shown();
+    let end = watch(state, &mut screen, &events, &requests);
     drop(screen);
     if let End::Signal(signal) = end? {
         emulate_default_handler(signal)?;
@@ -45,11 +47,11 @@ pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<ExitCode> {
 }
 
 fn watch(
+    mut state: State,
     screen: &mut Screen,
     events: &Receiver<Event>,
     requests: &Sender<Request>,
 ) -> anyhow::Result<End> {
-    let mut state = State::default();
     loop {
         if !screen.draw(&state)? {
             return Err(anyhow!("a thread ended"));

@@ -53,6 +53,27 @@ impl Process {
         pools.flat_map(|(pool, it)| it.tenants.iter().map(move |tenant| (pool, tenant)))
     }
 
+    /// Returns the most that it can be charged: its own limit, or the ledger's if that is less.
+    pub(super) fn limit(&self, ledger: &Shown) -> u64 {
+        self.stats.limit.min(ledger.limit)
+    }
+
+    /// Returns a tenant of one of its pools with the most that it can be charged as its limit: its own,
+    /// its pool's or that of the process, whichever is least.
+    pub(super) fn limited(
+        &self,
+        ledger: &Shown,
+        pool: usize,
+        tenant: &TenantReport,
+    ) -> TenantReport {
+        let mut tenant = tenant.clone();
+        let pool = self.report.as_ref().and_then(|it| it.pools.get(pool));
+        let limits = [Some(self.limit(ledger)), pool.map(|pool| pool.limit)];
+        let limits = limits.into_iter().flatten();
+        tenant.limit = limits.fold(tenant.limit, u64::min);
+        tenant
+    }
+
     /// Returns the sum of a figure of its tenants, if it answered.
     pub(super) fn sum(&self, of: impl Fn(&TenantReport) -> u64) -> Option<u64> {
         self.report.as_ref()?;

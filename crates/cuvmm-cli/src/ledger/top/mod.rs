@@ -66,7 +66,7 @@ impl Args {
             return Ok(ExitCode::SUCCESS);
         }
         if self.once || !std::io::stdout().is_terminal() {
-            print(&plain::text(&look()?))?;
+            print(&plain::text(&look()?, &self.at.shown()))?;
             return Ok(ExitCode::SUCCESS);
         }
         live::run(&self.at, Duration::from_secs(self.interval.into()))

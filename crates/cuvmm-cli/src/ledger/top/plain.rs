@@ -2,7 +2,7 @@
 
 use cuvmm::ledger::TenantReport;
 
-use super::columns::{limit, percent};
+use super::columns::percent;
 use super::detail::{exports, foreign, size, stalls};
 use super::look::{Process, Shown};
 use super::waits::waits;
@@ -22,10 +22,10 @@ const HEAD: [&str; 10] = [
     "state",
 ];
 
-/// Returns a table for each ledger.
-pub(super) fn text(ledgers: &[Shown]) -> String {
+/// Returns a table for each ledger of those at a path.
+pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
     if ledgers.is_empty() {
-        return "no process uses a ledger\n".to_owned();
+        return format!("there is no ledger in {path}\n");
     }
     let page = Page::Narrow;
     let mut text = String::new();
@@ -42,9 +42,10 @@ pub(super) fn text(ledgers: &[Shown]) -> String {
         about.for_each(|line| text += &format!("{line}\n"));
         let mut rows = page.table(&HEAD, |column| (1..=8).contains(&column));
         for process in &ledger.processes {
-            rows.add_row(process_row(process, unit));
-            for (_, tenant) in process.tenants() {
-                rows.add_row(tenant_row(tenant, unit));
+            rows.add_row(process_row(ledger, process, unit));
+            for (pool, tenant) in process.tenants() {
+                let tenant = process.limited(ledger, pool, tenant);
+                rows.add_row(tenant_row(&tenant, unit));
             }
         }
         if rows.row_count() > 0 {
@@ -71,7 +72,7 @@ pub(super) fn text(ledgers: &[Shown]) -> String {
     page.fold(&text)
 }
 
-fn process_row(process: &Process, unit: Unit) -> Vec<String> {
+fn process_row(ledger: &Shown, process: &Process, unit: Unit) -> Vec<String> {
     let stats = &process.stats;
     let figure = |bytes: u64| unit.figure(bytes as f64);
     let sum = |of: fn(&TenantReport) -> u64| match process.sum(of) {
@@ -88,7 +89,7 @@ fn process_row(process: &Process, unit: Unit) -> Vec<String> {
         figure(stats.idle),
         sum(|tenant| tenant.asleep),
         figure(stats.guarantee),
-        limit(stats.limit, unit),
+        figure(process.limit(ledger)),
         stalled,
         stats.state.to_string(),
     ]
@@ -105,7 +106,7 @@ fn tenant_row(tenant: &TenantReport, unit: Unit) -> Vec<String> {
         figure(idle),
         figure(tenant.asleep),
         figure(tenant.guarantee),
-        limit(tenant.limit, unit),
+        figure(tenant.limit),
         String::new(),
         if tenant.draining { "draining" } else { "" }.to_owned(),
     ]

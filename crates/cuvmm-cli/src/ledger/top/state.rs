@@ -73,6 +73,8 @@ pub(super) enum Row<'a> {
 pub(super) struct State {
     /// The last ledgers that could be read, or `None` before the first look.
     pub(super) ledgers: Option<Vec<Shown>>,
+    /// The path of the ledgers.
+    pub(super) folder: String,
     /// The reason why the last look failed.
     pub(super) trouble: Option<String>,
     /// The result of the last command.
@@ -94,6 +96,7 @@ impl Default for State {
     fn default() -> Self {
         Self {
             ledgers: None,
+            folder: String::new(),
             trouble: None,
             said: String::new(),
             asking: None,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -167,9 +168,19 @@ impl Control {
         }
         let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        send(&stream, &line, until).map_err(failed)?;
-        let reply = receive(&stream, LONGEST_REPLY, until).map_err(failed)?;
+        let reply = exchange(&stream, &line, until).map_err(failed)?;
         serde_json::from_slice(&reply).map_err(|error| malformed(&error.to_string()))
+    }
+}
+
+/// Sends a request and receives the answer. A process may refuse before it has read the request, and
+/// close the connection: then the request cannot be sent, and the answer says why.
+fn exchange(stream: &UnixStream, line: &[u8], until: Until) -> io::Result<Vec<u8>> {
+    let sent = send(stream, line, until);
+    match (receive(stream, LONGEST_REPLY, until), sent) {
+        (Ok(reply), Ok(())) => Ok(reply),
+        (Ok(reply), Err(_)) if !reply.is_empty() => Ok(reply),
+        (_, Err(error)) | (Err(error), Ok(())) => Err(error),
     }
 }
 
@@ -189,4 +200,30 @@ pub(super) fn address<T>(path: &Path, call: impl Fn(&Path) -> io::Result<T>) -> 
     let directory = File::open(directory)?;
     let short = format!("/proc/self/fd/{}", directory.as_raw_fd());
     call(&Path::new(&short).join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_that_came_before_the_request_was_sent() {
+        let until = || Until::after(PATIENCE);
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        other.write_all(b"it refuses\n").unwrap();
+        drop(other);
+        assert_eq!(exchange(&stream, b"x\n", until()).unwrap(), b"it refuses");
+        let (stream, other) = UnixStream::pair().unwrap();
+        drop(other);
+        let error = exchange(&stream, b"x\n", until()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        // What was sent before the connection was closed, and not read.
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        send(&stream, b"x", until()).unwrap();
+        other.write_all(b"it refuses\n").unwrap();
+        drop(other);
+        assert_eq!(exchange(&stream, b"y\n", until()).unwrap(), b"it refuses");
+    }
 }

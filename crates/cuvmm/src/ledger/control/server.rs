@@ -1,16 +1,17 @@
 //! The thread that answers requests of other programs.
 
 use std::fmt;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, listen, socket_with};
 
 use super::super::member::Member;
 use super::client::address;
@@ -18,10 +19,14 @@ use super::served::{Served, socket_path};
 use super::timed::{Until, receive, send};
 use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
 use crate::error::LedgerError;
+use crate::modes::{self, Failed};
 use crate::peer::{Users, overflow_uid, peer_of};
 
 /// How long a client has to send its request, and to receive the answer.
 const LONGEST_CLIENT: Duration = Duration::from_secs(1);
+
+/// The number of connections that may wait for the thread.
+const BACKLOG: i32 = 128;
 
 /// A function that puts a tenant, or all of them, to sleep or wakes it.
 pub(in crate::ledger) type Hook = Arc<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
@@ -91,10 +96,9 @@ pub(in crate::ledger) fn start(
     };
     // A dead process can have left one if its ledger's file had this one's number.
     let _ = fs::remove_file(&path);
-    let listener = address(&path, |path| UnixListener::bind(path)).map_err(failed("bind"))?;
     let mode = if commands.group { 0o660 } else { 0o600 };
-    fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(failed("chmod"))?;
-    listener.set_nonblocking(true).map_err(failed("ioctl"))?;
+    let listener = address(&path, |path| Ok(listen_at(path, mode))).map_err(failed("open"))?;
+    let listener = listener.map_err(|at| failed(at.call)(at.errno.into()))?;
     let (stop, stopped) = UnixStream::pair().map_err(failed("socketpair"))?;
     let serving = Serving {
         member: Arc::downgrade(member),
@@ -109,6 +113,17 @@ pub(in crate::ledger) fn start(
         LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
     })?;
     Ok(Served { stop, path })
+}
+
+/// Listens at a path, at a socket whose file has this mode.
+fn listen_at(path: &Path, mode: u32) -> Result<UnixListener, Failed> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None).map_err(Failed::of("socket"))?;
+    let address = SocketAddrUnix::new(path).map_err(Failed::of("bind"))?;
+    modes::bind(&socket, &address, path, mode)?;
+    listen(&socket, BACKLOG).map_err(Failed::of("listen"))?;
+    Ok(socket.into())
 }
 
 impl Serving {
@@ -195,10 +210,12 @@ impl Serving {
             } => change_tenant(&member, &tenant, change).map(Reply::Done),
             Request::Trim { keep } => Ok(Reply::Done(member.give_back_to(keep))),
             Request::Sleep { tenant } => {
+                check_tenant(&member, tenant.as_deref())?;
                 let done = self.commands.sleep(tenant.as_deref());
                 done.map(|()| Reply::Done(0))
             }
             Request::Wake { tenant } => {
+                check_tenant(&member, tenant.as_deref())?;
                 let done = self.commands.wake(tenant.as_deref());
                 done.map(|()| Reply::Done(0))
             }
@@ -221,8 +238,12 @@ fn change_process(member: &Member, change: Change) -> Result<u64, String> {
     changed.map_err(|error| error.to_string())
 }
 
-fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, String> {
-    let mut holders = 0u32;
+/// Refuses a tenant that no pool has. Returns the number of pools that have it.
+fn check_tenant(member: &Member, tenant: Option<&str>) -> Result<u32, String> {
+    let Some(tenant) = tenant else {
+        return Ok(0);
+    };
+    let mut holders = 0;
     let has = |report: super::PoolReport| {
         let mut tenants = report.tenants.iter();
         tenants.any(|it| !it.draining && it.name == tenant)
@@ -231,11 +252,21 @@ fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, S
         .givers()
         .each(|giver| holders += u32::from(has(giver.report())));
     match holders {
-        0 => return Err(format!("no tenant is named {tenant:?}")),
-        1 => {}
-        _ => return Err(format!("{holders} pools have a tenant named {tenant:?}")),
+        0 => Err(no_tenant(tenant)),
+        _ => Ok(holders),
     }
-    let mut outcome = Err(format!("no tenant is named {tenant:?}"));
+}
+
+fn no_tenant(tenant: &str) -> String {
+    format!("no tenant is named {tenant:?}")
+}
+
+fn change_tenant(member: &Member, tenant: &str, change: Change) -> Result<u64, String> {
+    let holders = check_tenant(member, Some(tenant))?;
+    if holders > 1 {
+        return Err(format!("{holders} pools have a tenant named {tenant:?}"));
+    }
+    let mut outcome = Err(no_tenant(tenant));
     member.givers().each(|giver| {
         if let Some(changed) = giver.change(tenant, change) {
             outcome = changed;

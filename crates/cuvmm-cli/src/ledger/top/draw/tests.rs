@@ -85,7 +85,7 @@ fn a_normal_screen_has_all_columns() {
         "foreign memory: 80.0 MiB, which leaves 1000.0 MiB of the limit",
         "process            pid state  vcharged in use cached   idle  guar.  limit stalled some% full% growth",
         "+ chat            1000 running    0.50   0.29      0   0.12   0.25   1.00       0     0     0",
-        "+ code            1001 running    0.50      ?      ?      0      0   none     2.5  12.3   4.0",
+        "+ code            1001 running    0.50      ?      ?      0      0   1.00     2.5  12.3   4.0",
         "    waits 1.3 s for 64.0 MiB: idle at chat (128.0 MiB)",
         "chat lends 64.0 MiB in 1 block to code",
     ];
@@ -102,7 +102,7 @@ fn a_normal_screen_has_all_columns() {
     assert!(shown.iter().any(|it| it == own), "{shown:#?}");
     let tenants = [
         "    tenant                         in use cached asleep  limit  guar. pending free precommitted prio",
-        "    /cache                           0.29      0      0   none      0            0            0    0",
+        "    /cache                           0.29      0      0   1.00      0            0            0    0",
     ];
     assert!(shown.windows(2).any(|it| it == tenants), "{shown:#?}");
     assert_eq!(shown[29], KEYS);
@@ -137,9 +137,11 @@ fn a_narrow_screen_has_fewer_columns() {
 fn without_a_ledger_it_says_so() {
     let shown = lines(&State::default(), 60, 10);
     assert_eq!(shown[1], "looking ...");
-    let shown = lines(&state(Vec::new()), 60, 10);
+    let mut empty = state(Vec::new());
+    empty.folder = "/run/cuvmm".to_owned();
+    let shown = lines(&empty, 60, 10);
     assert_eq!(shown[0], "0 processes in 0 ledgers, sorted by charged");
-    assert_eq!(shown[1], "no process uses a ledger");
+    assert_eq!(shown[1], "there is no ledger in /run/cuvmm");
     let mut gone = ledger("/x", Vec::new());
     gone.in_place = false;
     let shown = lines(&state(vec![gone]), 60, 10);

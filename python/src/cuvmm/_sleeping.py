@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import threading
 from collections.abc import Iterable, Iterator
 
 from . import _library

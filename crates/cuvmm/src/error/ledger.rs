@@ -51,7 +51,7 @@ pub enum LedgerError {
     Name {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason why it cannot.
         problem: &'static str,
     },
     /// The budget that all processes share leaves too little for a guarantee.

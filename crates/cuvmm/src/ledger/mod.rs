@@ -291,8 +291,9 @@ impl LedgerBuilder<'_> {
     /// it.
     ///
     /// # Errors
-    /// [`LedgerError`] when a value is out of its range; when the ledger has another limit, or too
-    /// little left for the guarantee; when the file is not a ledger of this device and version, or
+    /// [`LedgerError`] when a value is out of its range; when the name is empty, a number, or has
+    /// control characters; when the ledger has another limit, one above the memory of the device that
+    /// this process sees, or too little left for the guarantee; when the file is not a ledger of this device and version, or
     /// belongs to another user; when 128 processes use it; and when a system call fails.
     pub fn open(self) -> Result<Ledger, LedgerError> {
         let Self { device, .. } = self;

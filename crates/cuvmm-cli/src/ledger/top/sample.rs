@@ -49,7 +49,9 @@ pub(super) fn with_tenant(mut process: Process, name: &str, in_use: u64) -> Proc
     tenant.limit = u64::MAX;
     let report = process.report.as_mut().unwrap();
     if report.pools.is_empty() {
-        report.pools.push(PoolReport::default());
+        let mut pool = PoolReport::default();
+        pool.limit = 1 << 30;
+        report.pools.push(pool);
     }
     report.pools[0].tenants.push(tenant);
     process

@@ -21,7 +21,7 @@ pub(crate) enum Capture {
     MayRun,
     /// No stream captures that the filter accepted.
     None,
-    /// A stream that captured does not any more. The filter must not be called again.
+    /// No stream captures any more, and one did. The filter must not be called again.
     Over,
 }
 
@@ -69,23 +69,19 @@ impl Open {
         if self.capture == Capture::Over {
             return Capture::Over;
         }
-        self.capture = match self.accepted.is_empty() && !self.is_superseded {
-            true => Capture::MayRun,
-            false => Capture::None,
-        };
-        for (stream, has_captured) in &mut self.accepted {
-            match (is_capturing(device, *stream), *has_captured) {
-                (true, _) => {
-                    *has_captured = true;
-                    self.capture = Capture::MayRun;
-                }
-                (false, true) => {
-                    self.capture = Capture::Over;
-                    break;
-                }
-                (false, false) => {}
-            }
+        let (mut captures, mut has_captured) = (false, false);
+        for (stream, noted) in &mut self.accepted {
+            let now = is_capturing(device, *stream);
+            captures |= now;
+            *noted |= now;
+            has_captured |= *noted;
         }
+        let is_awaited = self.accepted.is_empty() && !self.is_superseded;
+        self.capture = match (captures || is_awaited, has_captured) {
+            (true, _) => Capture::MayRun,
+            (false, true) => Capture::Over,
+            (false, false) => Capture::None,
+        };
         self.capture
     }
 

@@ -158,6 +158,8 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
     state.pools.push(pool);
     let closed = state.close();
     state.look();
+    // Threads that ask meanwhile need not take the guards: they would wait for the same threads.
+    guards::want(true);
     while state.waiting > 0 {
         state = WAITED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }

@@ -11,8 +11,8 @@
 
 mod common;
 
-use std::ffi::{CStr, c_char, c_int, c_long};
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr::{null, null_mut};
 
 use common::sharing::Sharing;
 use common::tags::Tags;
@@ -292,6 +292,30 @@ over_the_stand_in! {
         torch.reset();
         assert!(cuda.physicals_and_mappings().0 > 0, "a user is left");
         graphs.release(1);
+    }
+
+    a_capture_is_over_when_none_of_its_streams_captures [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let (one, two) = (cuda.stream(), cuda.stream());
+        let begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void) =
+            torch.function("cuvmm_begin_allocate_to_pool");
+        // SAFETY: a null function accepts all streams.
+        unsafe { begin(0, [0, 1], null()) };
+        let of_the_pool = |stream| {
+            let before = torch.figure("live");
+            assert_ne!(torch.malloc(size(4 * MIB), stream), 0);
+            torch.figure("live") == before
+        };
+        for stream in [one, two] {
+            graphs.start(stream);
+            assert!(of_the_pool(stream));
+        }
+        assert_eq!(graphs.stop(one), 0);
+        assert!(of_the_pool(two));
+        assert_eq!(graphs.stop(two), 0);
+        assert!(!of_the_pool(two));
+        graphs.end(1);
     }
 
     a_pool_without_a_capture_keeps_nothing_from_waiting [] says [] {

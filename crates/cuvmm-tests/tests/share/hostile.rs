@@ -12,7 +12,7 @@ use crate::share_support::{
     AdviceRecord, DESCRIPTION, HANDLES, Head, MOST_BODY, PROMPT, Raw, SHORT, TEXT, VERDICT, Words,
     leaves_nothing_open, lend,
 };
-use cuvmm::driver::{Exported, HandleTypes, LocationKind};
+use cuvmm::driver::{Call, Exported, HandleTypes, LocationKind};
 use cuvmm::error::{
     ArgumentError, CallError, ChannelError, DescriptionError, MemoryError, ShareError,
 };
@@ -662,6 +662,8 @@ fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
         .attach("llama", &Attachment::builder(&reader.device))
         .unwrap_err();
     assert!(begun.elapsed() < PROMPT, "{error}");
+    // No work can use what was not attached, and waiting would break a capture.
+    assert_eq!(reader.device.calls().count(Call::CtxSynchronize), 0);
     drop((subscriber, peer));
     common::nothing_left(writer);
     common::nothing_left(reader);

@@ -11,10 +11,12 @@ use crate::share_support::{
     DESCRIPTION, Head, MOST_BODY, PROMPT, Raw, TEXT, VERDICT, drop_in_child, ended, fork,
     in_a_child, leaves_nothing_open, open_files,
 };
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, ChannelError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber};
-use cuvmm::{Attachment, Channel, Offer, Region, Stream};
+use cuvmm::{Attachment, Channel, CloseRefusal, Offer, Region, Stream};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 type Host = Rig<HostMemory>;
@@ -56,6 +58,30 @@ const ATTACH: &[u8] = br#"{"Attach":{"name":"llama"}}"#;
 
 fn watch(millis: u64) -> String {
     format!(r#"{{"Watch":{{"name":"llama","publisher":0,"version":0,"millis":{millis}}}}}"#)
+}
+
+#[test]
+fn a_publication_that_cannot_be_closed_is_handed_back() {
+    leaves_nothing_open(|| {
+        let (writer, reader) = (common::host(), common::host());
+        let (_folder, path, publisher) = publisher(&writer);
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let mut read = attach(&reader, &mut subscriber);
+        let failed = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        for call in [Call::CtxSynchronize, Call::MemUnmap] {
+            reader.faults.arm(Fault::all(failed).of(call));
+            let refused = read.close().unwrap_err();
+            reader.faults.disarm();
+            assert!(matches!(refused.reason, CloseRefusal::Call(_)), "{refused}");
+            read = refused.owner;
+            assert_eq!((read.name(), read.version()), ("llama", 1));
+            assert!(read.memory().held() > 0);
+        }
+        read.close().unwrap();
+        assert_eq!(reader.device.drop_failures(), 0);
+        drop((subscriber, publisher));
+        common::nothing_left(reader);
+    });
 }
 
 #[test]

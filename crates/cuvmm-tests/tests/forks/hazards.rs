@@ -2,14 +2,16 @@
 //! sleep that is canceled, during another call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use crate::common::books::{balanced, books};
-use crate::common::{D0, G, Rig, busy, pool};
+use crate::common::{D0, G, Rig, busy, model_options, pool, rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::{Backing, Machine, ModelDriver};
+use cuvmm::driver::{CUresult, Call, CudaVersion, Driver};
 use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, Stream, Tenant};
@@ -210,6 +212,106 @@ on_both! {
         shows(rig, &fork, 0, 7);
     }
 
+    fn work_that_a_pressure_hook_queues_keeps_what_it_reads_in_place(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        let theirs: Arc<Mutex<Option<Block>>> = Arc::default();
+        let (held, machine) = (Arc::clone(&theirs), Arc::clone(&rig.machine));
+        let (raw, reads) = (stream.as_raw(), vec![(fork.address(), G)]);
+        let hook = move |_: &cuvmm::pool::Pressure| {
+            drop(held.lock().unwrap().take());
+            machine.hold(D0, raw);
+            machine.queue_kernel(D0, raw, reads.clone(), vec![]).unwrap();
+        };
+        let giver = pool.tenant("b").on_pressure(hook).register().unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        *theirs.lock().unwrap() = Some(giver.allocate_on(&other, 2 * G).unwrap());
+        let refused = fork.grow_to(2 * G);
+        assert!(matches!(refused, Err(BlockError::SharedInUse { others: 1, .. })), "{refused:?}");
+        assert_eq!((fork.size(), books(rig, &pool).shared), (G, 2 * G));
+        rig.machine.release_stream(D0, stream.as_raw());
+        fork.grow_to(2 * G).unwrap();
+        shows(rig, &fork, 0, 7);
+        shows(rig, &root, 0, 7);
+    }
+
+    fn work_that_is_queued_during_an_attempt_keeps_what_it_reads_in_place(rig) {
+        // At the unmapping of another tenant's idle memory, and at the creation of memory.
+        for (call, idle) in [(Call::MemUnmap, 2), (Call::MemCreate, 0)] {
+            let pool = pool(rig, 4);
+            let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let stream = Stream::new(&rig.device).unwrap();
+            let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
+            // It ends long before the held work does.
+            let builder = builder.timeout(Duration::from_millis(20));
+            let root = builder.home_stream(&stream).allocate().unwrap();
+            root.write(0, &[7; 32]).unwrap();
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            fork.shrink_to(G).unwrap();
+            if idle > 0 {
+                let theirs = Stream::new(&rig.device).unwrap();
+                drop(allocate(&other, &theirs, "kv", idle * G));
+            }
+            let (raw, reads) = (stream.as_raw(), vec![(fork.address(), G)]);
+            let (machine, launched) = (Arc::clone(&rig.machine), Arc::new(AtomicBool::new(false)));
+            let done = Arc::clone(&launched);
+            rig.faults.watch(Some(Arc::new(move |here| {
+                if here == call && !done.swap(true, Ordering::SeqCst) {
+                    machine.hold(D0, raw);
+                    machine.queue_kernel(D0, raw, reads.clone(), vec![]).unwrap();
+                }
+            })));
+            let refused = fork.grow_to(2 * G);
+            rig.faults.watch(None);
+            assert!(launched.load(Ordering::SeqCst));
+            assert!(matches!(refused, Err(BlockError::SharedInUse { others: 1, .. })), "{refused:?}");
+            assert_eq!((fork.size(), books(rig, &pool).shared), (G, 2 * G));
+            rig.machine.release_stream(D0, stream.as_raw());
+            fork.grow_to(2 * G).unwrap();
+            shows(rig, &fork, 0, 7);
+            shows(rig, &root, 0, 7);
+            drop((root, fork));
+            pool.trim(0).unwrap();
+            balanced(rig, &pool);
+        }
+    }
+
+    fn several_blocks_of_one_stream_are_unshared_in_one_attempt(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let roots = [7, 8].map(|byte| {
+            let root = allocate(&tenant, &stream, "kv", 2 * G);
+            root.write(0, &[byte; 32]).unwrap();
+            root
+        });
+        let [mut one, mut two] = roots.each_ref().map(|root| {
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            fork.shrink_to(G).unwrap();
+            fork
+        });
+        // The copy for the first block runs until its event is queried.
+        let (raw, machine) = (stream.as_raw(), Arc::clone(&rig.machine));
+        rig.faults.watch(Some(Arc::new(move |call| match call {
+            Call::MemcpyDtoDAsync => machine.hold(D0, raw),
+            Call::EventQuery => machine.release_stream(D0, raw),
+            _ => {}
+        })));
+        tenant.try_grow_all(&mut [(&mut one, 2 * G), (&mut two, 2 * G)]).unwrap();
+        rig.faults.watch(None);
+        rig.machine.release_stream(D0, raw);
+        for (fork, byte) in [(&one, 7), (&two, 8)] {
+            assert_eq!(fork.read_only(), 0);
+            shows(rig, fork, 0, byte);
+        }
+        books(rig, &pool);
+    }
+
     fn what_is_copied_from_one_that_is_gone_stays_until_it_has_been(rig) {
         let pool = pool(rig, 16);
         let tenant = pool.tenant("a").register().unwrap();
@@ -254,4 +356,30 @@ on_both! {
         rig.machine.release_stream(D0, stream.as_raw());
         drop(other.block(G).try_allocate().unwrap());
     }
+}
+
+#[test]
+fn before_cuda_12_5_a_block_without_a_home_stream_waits_for_the_device() {
+    let rig = rig(ModelDriver::new(
+        model_options().version(CudaVersion::new(12, 4)),
+    ));
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
+    let root = builder.timeout(Duration::from_secs(60)).allocate().unwrap();
+    let mut fork = root.fork(2 * G, 2 * G).unwrap();
+    fork.shrink_to(G).unwrap();
+    let refused = fork.try_grow_to(2 * G);
+    assert!(
+        matches!(refused, Err(BlockError::SharedInUse { .. })),
+        "{refused:?}"
+    );
+    let stream = Stream::new(&rig.device).unwrap();
+    rig.machine.hold_until_awaited(D0, stream.as_raw());
+    let reads = vec![(fork.address(), G)];
+    let queued = rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]);
+    queued.unwrap();
+    fork.grow_to(2 * G).unwrap();
+    assert_eq!((fork.size(), fork.read_only()), (2 * G, 0));
+    books(&rig, &pool);
 }

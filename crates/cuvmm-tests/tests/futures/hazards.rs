@@ -12,7 +12,7 @@ use crate::common;
 use crate::common::executor::{Task, block_on};
 use crate::common::{D0, G, busy, mapped_pool, pool, until};
 use cuvmm::driver::CUresult;
-use cuvmm::{Contents, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Limit, Mapper, Pool, Stream, Tenant};
 
 /// Far longer than the mapper takes to serve a request.
 const WHILE: Duration = Duration::from_secs(60);
@@ -88,44 +88,70 @@ fn a_growth_that_waits_for_its_own_work_holds_up_none() {
     assert!(woken);
 }
 
+/// Returns a block of two granules in one extent, and a fork of it that has shrunk to one granule.
+fn cut(tenant: &Tenant, stream: &Stream) -> (Block, Block) {
+    let root = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
+    let root = root.home_stream(stream).allocate().unwrap();
+    let mut fork = root.fork(2 * G, 2 * G).unwrap();
+    fork.shrink_to(G).unwrap();
+    (root, fork)
+}
+
 #[test]
-fn a_growth_over_a_cut_waits_for_the_work_queued_before() {
-    {
-        let rig = common::model();
-        let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = mapped_pool(&rig, 64, &mapper);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let root = tenant.block(8 * G).capacity(32 * G).largest_extent(2 * G);
-        let root = root.home_stream(&stream).allocate().unwrap();
-        let mut fork = root.fork(4 * G, 6 * G).unwrap();
-        fork.shrink_to(3 * G).unwrap();
-        let raw = stream.as_raw();
-        rig.machine.hold(D0, raw);
-        let at = root.address();
-        let queue = || {
-            let queued = rig.machine.queue_kernel(D0, raw, vec![], vec![(at, 64, 1)]);
-            queued.unwrap();
-        };
-        (0..4).for_each(|_| queue());
-        let stop = AtomicBool::new(false);
-        let done = std::thread::scope(|scope| {
-            // Steady work: a few kernels are always queued behind the running one.
-            scope.spawn(|| {
-                while !stop.load(Ordering::SeqCst) {
-                    queue();
-                    rig.machine.step(D0, raw);
-                    std::thread::sleep(Duration::from_millis(3));
-                }
-            });
-            let growth = Task::waiting(fork.grow_to_async(5 * G));
-            let done = growth.is_woken(WHILE);
-            stop.store(true, Ordering::SeqCst);
-            done
-        });
-        rig.machine.release_stream(D0, raw);
-        assert!(done);
+fn a_growth_over_a_cut_waits_until_the_stream_is_idle() {
+    let rig = common::model();
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let pool = mapped_pool(&rig, 64, &mapper);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (root, mut fork) = cut(&tenant, &stream);
+    let raw = stream.as_raw();
+    rig.machine.hold(D0, raw);
+    let queue = || {
+        let writes = vec![(root.address(), 64, 1)];
+        let queued = rig.machine.queue_kernel(D0, raw, vec![], writes);
+        queued.unwrap();
+    };
+    queue();
+    let growth = Task::waiting(fork.grow_to_async(2 * G));
+    for _ in 0..4 {
+        served(&tenant);
+        // Steady work: a kernel is always queued behind the running one.
+        queue();
+        rig.machine.step(D0, raw);
     }
+    served(&tenant);
+    let pending = growth.wakings() == 0;
+    rig.machine.release_stream(D0, raw);
+    assert!(pending);
+    assert!(growth.is_woken(WHILE));
+}
+
+#[test]
+fn a_growth_over_a_cut_waits_for_work_that_was_queued_while_it_waited() {
+    let rig = common::model();
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let pool = mapped_pool(&rig, 4, &mapper);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (_root, mut fork) = cut(&tenant, &stream);
+    let other = Stream::new(&rig.device).unwrap();
+    let held = tenant.allocate_on(&other, 2 * G).unwrap();
+    let reads = vec![(fork.address(), G)];
+    let growth = Task::waiting(fork.grow_to_async(2 * G));
+    served(&tenant);
+    let raw = stream.as_raw();
+    rig.machine.hold(D0, raw);
+    let queued = rig.machine.queue_kernel(D0, raw, reads, vec![]);
+    queued.unwrap();
+    // There is memory for it now.
+    drop(held);
+    served(&tenant);
+    let pending = growth.wakings() == 0;
+    rig.machine.release_stream(D0, raw);
+    assert!(pending);
+    assert!(growth.is_woken(WHILE));
+    growth.finish().unwrap();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common;
@@ -16,7 +17,7 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
 use cuvmm::error::{ArgumentError, BlockError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
-use cuvmm::{Hardened, KvCache, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Hardened, KvCache, Limit, Mapper, Pool, Stream, Tenant};
 
 fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
@@ -279,6 +280,35 @@ on_both! {
         fill(&mut cache, root, 3, 120..121);
         assert_attends(rig, &cache, fork, &salts(&[(1, 60), (2, 1)]));
         assert_attends(rig, &cache, root, &salts(&[(1, 120), (3, 1)]));
+    }
+
+    fn an_append_unmaps_nothing_under_work_that_a_pressure_hook_queues(rig) {
+        let Scene { pool, stream, mut cache, .. } = scene(rig, 20, Layout::TokenMajor);
+        let root = cache.create(120).unwrap();
+        fill(&mut cache, root, 1, 0..120);
+        let fork = cache.fork(root, 120).unwrap();
+        cache.truncate(fork, 60).unwrap();
+        let theirs: Arc<Mutex<Option<Block>>> = Arc::default();
+        let (held, machine) = (Arc::clone(&theirs), Arc::clone(&rig.machine));
+        let (raw, reads) = (stream.as_raw(), vec![(address(&cache, fork), 60 << 17)]);
+        let hook = move |_: &cuvmm::pool::Pressure| {
+            drop(held.lock().unwrap().take());
+            machine.hold(D0, raw);
+            machine.queue_kernel(D0, raw, reads.clone(), vec![]).unwrap();
+        };
+        let giver = pool.tenant("giver").on_pressure(hook).register().unwrap();
+        pool.trim(0).unwrap();
+        let all = 20 * G - pool.stats().committed;
+        let other = Stream::new(&rig.device).unwrap();
+        *theirs.lock().unwrap() = Some(giver.allocate_on(&other, all).unwrap());
+        let refused = append_refused(cache.append(&[(fork, 1)]));
+        assert!(matches!(refused, BlockError::SharedInUse { others: 1, .. }), "{refused}");
+        assert_eq!(cache.tokens(), 180);
+        rig.machine.release_all_streams(D0);
+        cache.append(&[(fork, 1)]).unwrap();
+        fill(&mut cache, fork, 2, 60..61);
+        assert_attends(rig, &cache, fork, &salts(&[(1, 60), (2, 1)]));
+        assert_attends(rig, &cache, root, &[1; 120]);
     }
 
     fn memory_stays_until_all_who_show_it_have_passed(rig) {

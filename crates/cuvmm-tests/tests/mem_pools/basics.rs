@@ -193,6 +193,47 @@ on_both! {
         assert_eq!(figures(&pool), [1; 4]);
     }
 
+    fn a_refused_close_keeps_every_stream_that_was_named(rig) {
+        for captures in [false, true] {
+            let pool = keeping(rig, 1);
+            let [stream, one, two] = [(); 3].map(|()| Stream::new(&rig.device).unwrap());
+            let memory = pool.allocate_on(&stream, STEP).unwrap();
+            memory.record_use(&one).unwrap();
+            memory.record_use(&two).unwrap();
+            // SAFETY: the stream is alive, and the graph is destroyed.
+            let begin = || unsafe { rig.machine.capture_begin(D0, one.as_raw(), CaptureMode::RELAXED) };
+            match captures {
+                true => begin().unwrap(),
+                false => rig.faults.arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemFreeAsync)),
+            }
+            let refused = memory.close().unwrap_err();
+            rig.faults.disarm();
+            if captures {
+                // SAFETY: the capture was begun above, and the graph is destroyed at once.
+                unsafe {
+                    let graph = rig.machine.capture_end(D0, one.as_raw()).unwrap();
+                    rig.machine.graph_destroy(D0, graph).unwrap();
+                }
+            }
+            for (other, byte) in [(&one, 1), (&two, 2)] {
+                rig.machine.hold(D0, other.as_raw());
+                fill(rig, other, &refused.owner, byte);
+            }
+            refused.owner.close().unwrap();
+            // The next memory of the stream is the same, behind the work of both.
+            let next = pool.allocate_on(&stream, STEP).unwrap();
+            fill(rig, &stream, &next, 3);
+            for other in [&one, &two] {
+                assert!(!stream.is_done().unwrap(), "the free waits for both");
+                rig.machine.release_stream(D0, other.as_raw());
+            }
+            stream.synchronize().unwrap();
+            if rig.keeps_bytes() {
+                assert_eq!(first(rig, &next), 3);
+            }
+        }
+    }
+
     fn the_guard_puts_the_old_pool_back(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let default = MemPool::default_of(&rig.device).unwrap();

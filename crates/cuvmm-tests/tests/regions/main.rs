@@ -15,6 +15,7 @@ mod export;
 mod exported;
 mod grid;
 mod own;
+mod own_work;
 mod places;
 mod register;
 mod share_wire;

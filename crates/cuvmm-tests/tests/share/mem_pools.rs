@@ -243,6 +243,41 @@ fn the_takers_work_is_waited_for() {
     two.end();
 }
 
+/// A refused close forgets no stream: the next one waits for later work of all of them.
+#[test]
+fn what_the_taker_could_not_close_keeps_its_streams() {
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let importer = two.importer();
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let taken = give_one(&memory, &importer);
+    let others = [(); 2].map(|()| Stream::new(&two.taker.device).unwrap());
+    for other in &others {
+        taken.record_use(other).unwrap();
+    }
+    two.taker
+        .faults
+        .arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemFreeAsync));
+    let refused = taken.close().unwrap_err();
+    two.taker.faults.disarm();
+    let machine = &two.taker.machine;
+    for other in &others {
+        machine.hold_until_awaited(D0, other.as_raw());
+        let writes = vec![(refused.owner.address(), 64, 5)];
+        let queued = machine.queue_kernel(D0, other.as_raw(), vec![], writes);
+        queued.unwrap();
+    }
+    drop(memory);
+    refused.owner.close().unwrap();
+    for other in &others {
+        assert!(other.is_done().unwrap(), "it was waited for");
+    }
+    assert_eq!(pool.held_elsewhere(), 0);
+    drop((pool, stream, others, importer));
+    two.end();
+}
+
 /// The giver's work is complete when the memory arrives.
 #[test]
 fn the_givers_work_is_waited_for() {

@@ -219,9 +219,10 @@ impl KvCache {
     /// hooks, and waits up to the builder's [timeout](KvCacheBuilder::timeout).
     ///
     /// A sequence that was truncated within tokens that another one [shares](Self::fork) now gets
-    /// memory of its own after its last token, at the same addresses. For that, the work queued on
-    /// its streams must be complete; the call waits for it as for memory. A fork at that token
-    /// needs no such wait, because it has other addresses.
+    /// memory of its own after its last token, at the same addresses. For that, its streams must be
+    /// idle at the moment of the change; the call waits for that as for memory. If they never are,
+    /// the timeout ends as [`SharedInUse`](crate::error::BlockError::SharedInUse). A fork at that
+    /// token needs no such wait, because it has other addresses.
     ///
     /// # Errors
     /// [`KvCacheError`] names the sequence that does not exist, would be too long, or found no

@@ -159,24 +159,28 @@ impl PoolMemory {
             return Ok(());
         }
         // A captured free would be a node of the graph.
-        if self.stream.is_capturing()? {
-            return Err(CallError::InUse);
-        }
-        // Each stream that is waited for is struck off, so that trying again does not repeat it.
-        while let Some(other) = uses.others.last() {
-            if other.is_capturing()? {
+        for stream in uses.others.iter().chain([&self.stream]) {
+            if stream.is_capturing()? {
                 return Err(CallError::InUse);
             }
+        }
+        // They are kept until the memory is freed: if that is refused, another attempt comes behind
+        // the work that they have queued by then.
+        for other in &uses.others {
             run_behind(&self.stream, other)?;
-            uses.others.pop();
         }
         let (address, queue) = (self.address, self.stream.as_raw());
         device.give_back(Call::MemFreeAsync, |driver, device| {
             // SAFETY: the memory is owned here and is freed once: it is marked as freed below, and
-            // a refused call has changed nothing. The stream is behind all work that was named.
+            // a refused call frees nothing. The free comes behind the work that every recorded
+            // stream has queued by now, since the stream has just been made to wait for all of them.
             unsafe { driver.free_async(device, address, queue) }
         })?;
         uses.ownership = Ownership::Freed;
+        // A stream that has no other owner is destroyed without the lock.
+        let others = std::mem::take(&mut uses.others);
+        drop(uses);
+        drop(others);
         Ok(())
     }
 }

@@ -19,6 +19,10 @@ impl Tenant {
     /// If every block has enough precommitted memory, this makes no driver call and takes about 0.1
     /// us for each block.
     ///
+    /// Blocks that had shrunk into memory that they [share](Block::fork) get memory of their own
+    /// there under the conditions of [`Block::grow_to`]. The call waits for the copies of earlier
+    /// blocks, for at most 20 ms, before it unmaps memory of a later one.
+    ///
     /// # Errors
     /// [`BlockError`] names the block that could not grow, with the figures. Every block is then as
     /// before. Memory of another tenant that is just being zeroed stays with its block as

@@ -158,6 +158,12 @@ impl Block {
     /// given up, growth makes no driver call; otherwise it makes `cuMemCreate`, `cuMemMap` and
     /// `cuMemSetAccess` for each new extent.
     ///
+    /// A block that had shrunk into memory that it [shares](Self::fork) first gets memory of its own
+    /// there. Each attempt needs the work that was queued on the block until then to be complete. If
+    /// the block's streams are never idle, the call ends as [`BlockError::SharedInUse`], at the
+    /// latest when the timeout has passed. Work that another thread launches while the call unmaps
+    /// the shared memory must not use it.
+    ///
     /// # Errors
     /// [`BlockError`], with the figures. The block is then as before, except that a block which had
     /// shrunk into memory that it [shares](Self::fork) may have memory of its own there, with the

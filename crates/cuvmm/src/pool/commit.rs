@@ -1,13 +1,13 @@
 //! Placing memory under a slot: charge, gather, place, scrub. On failure nothing changes.
 
-use super::budget::{Amount, TenantId};
+use super::budget::{Amount, Charge, TenantId};
 use super::core::Locked;
 use super::fills::Unfinished;
 use super::slot::Slot;
 use super::state::Scrub;
 use crate::error::{BlockError, MemoryError};
 use crate::own::Stream;
-use crate::region::{Fence, LastWriter};
+use crate::region::{Fence, LastWriter, Unmapped};
 
 #[cfg(doc)]
 use crate::region::Space;
@@ -34,6 +34,15 @@ pub(crate) struct PlacedMemory {
     pub(crate) begun: u64,
     /// `true` if work is queued on the home stream that zeroes some of the memory.
     pub(crate) filled: bool,
+}
+
+/// Memory that was gathered for a slot and is mapped nowhere yet.
+#[derive(Debug)]
+#[must_use = "it is placed or put back"]
+pub(super) struct Gathered {
+    physicals: Vec<Unmapped>,
+    /// The charge for its mappings.
+    mappings: Charge,
 }
 
 impl<'a> Fit<'a> {
@@ -123,6 +132,17 @@ impl Locked<'_> {
         bytes: u64,
         claims: bool,
     ) -> Result<(), BlockError> {
+        let gathered = self.gather_to_place(slot, bytes, claims)?;
+        self.place_gathered(slot, begun, gathered)
+    }
+
+    /// Gathers bytes that were charged for, to be placed in a slot that is out.
+    pub(super) fn gather_to_place(
+        &mut self,
+        slot: &Slot,
+        bytes: u64,
+        claims: bool,
+    ) -> Result<Gathered, BlockError> {
         let id = slot.id.tenant;
         let physicals = self.gather(id, bytes, slot.class.largest, claims)?;
         let count = physicals.len() as u64;
@@ -130,16 +150,41 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Err(error);
         }
-        let charge = self.budget.charge(Some(id), Amount::mappings(count));
+        let mappings = self.budget.charge(Some(id), Amount::mappings(count));
+        Ok(Gathered {
+            physicals,
+            mappings,
+        })
+    }
+
+    /// Gives up memory that was gathered for a slot and not placed.
+    pub(super) fn put_gathered_back(&mut self, gathered: Gathered) {
+        self.budget.refund(gathered.mappings);
+        self.put_back(gathered.physicals);
+    }
+
+    /// Places gathered memory in a slot that is out.
+    pub(super) fn place_gathered(
+        &mut self,
+        slot: &mut Slot,
+        begun: u64,
+        gathered: Gathered,
+    ) -> Result<(), BlockError> {
+        let Gathered {
+            physicals,
+            mappings,
+        } = gathered;
+        let count = physicals.len() as u64;
+        let bytes = physicals.iter().map(Unmapped::size).sum();
         let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
-            charge.keep();
+            mappings.keep();
             return Ok(());
         };
-        self.budget.refund(charge);
+        self.budget.refund(mappings);
         let stuck_count = count - failed.physicals.len() as u64;
         self.set_aside(slot, failed.stuck, stuck_count);
         self.put_back(failed.physicals);
-        Err(self.not_placed(id, bytes, failed.error))
+        Err(self.not_placed(slot.id.tenant, bytes, failed.error))
     }
 
     /// Returns the error for `bytes` that could not be placed for a tenant.

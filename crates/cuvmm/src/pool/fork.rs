@@ -84,8 +84,8 @@ impl Tenant {
     /// [`Block::read_only`] returns how many bytes that is. A kernel that writes there in a fork
     /// loses the context; one that writes there in the forked block changes what the forks read. A
     /// block that shrinks into the shared prefix gets memory of its own there when it grows again.
-    /// That growth is refused while a lease, or queued work, may use the shared memory
-    /// ([`BlockError::SharedInUse`]). Blocks with shared memory go to no stream cache: when one is
+    /// That [growth](Block::grow_to) is refused while a lease, or work queued on the block by then,
+    /// may use the shared memory ([`BlockError::SharedInUse`]). Blocks with shared memory go to no stream cache: when one is
     /// dropped it is unmapped, once its work is complete.
     ///
     /// # Errors

@@ -316,7 +316,9 @@ impl Block {
     ///
     /// While no other request waits, the first poll grows the block into memory that is already
     /// behind its end. Otherwise the mapper's thread makes the driver calls of
-    /// [`try_grow_to`](Self::try_grow_to). A future that is dropped leaves the block with its size
+    /// [`try_grow_to`](Self::try_grow_to). Growth over memory that is [shared](Self::fork) is granted
+    /// only at a moment at which the work queued on the block by then is complete, and so never
+    /// while its streams are always busy. A future that is dropped leaves the block with its size
     /// and bytes; memory that was [shared](Self::fork) where the block was to grow may be its own
     /// by then. If the growth was granted and the future is dropped while the block sleeps, the
     /// block stays grown.

@@ -32,6 +32,15 @@ impl Polls {
         Ok(self.note(polled))
     }
 
+    /// Extends a slot's fence to the work that is queued on its block by now, and polls it.
+    pub(super) fn poll_work(&self, slot: &mut Slot) -> Result<Poll, CallError> {
+        slot.fence_work();
+        match self.is_capturing() {
+            true => Ok(Poll::Pending),
+            false => slot.fence.poll(),
+        }
+    }
+
     /// Returns `true` if a fence is complete, using the driver's answers of this round. A fence for
     /// which the driver fails counts as pending, so that it holds up no other.
     pub(super) fn poll_in(&mut self, fence: &mut Fence, round: &Round) -> bool {

@@ -42,8 +42,6 @@ pub(super) struct Request {
     pub(super) waker: Option<Waker>,
     /// Its place among the requests of all processes, if the pool is in a ledger.
     place: Option<InLine>,
-    /// `true` if it was attempted.
-    pub(super) begun: bool,
     /// `true` if the block that was to grow is gone and the future still lives.
     abandoned: bool,
 }
@@ -145,8 +143,6 @@ pub(super) struct Turn {
     pub(super) want: Want,
     /// `true` if it is the first turn, in which pressure hooks are called.
     pub(super) appeals: bool,
-    /// `true` if it was attempted before.
-    pub(super) begun: bool,
     pub(super) place: Option<InLine>,
 }
 
@@ -218,7 +214,6 @@ impl Queue {
             group: request.group,
             want: request.want.clone(),
             appeals: self.fresh.remove(&number),
-            begun: request.begun,
             place: request.place,
         })
     }
@@ -268,7 +263,6 @@ impl Queue {
             want,
             waker,
             place,
-            begun: false,
             abandoned: false,
         };
         self.requests.insert(number, request);

@@ -201,7 +201,7 @@ impl Core {
         let refused = |state| (state, Err::<(), _>(error.clone()));
         let asked = catch_unwind(AssertUnwindSafe(|| {
             turn.want.with_demand(|demand| {
-                let wait = Wait::turn(turn.appeals, turn.begun);
+                let wait = Wait::turn(turn.appeals);
                 self.call_hooks(refused(self.lock()), tenant, demand, wait, &refused)
                     .1
             })
@@ -215,10 +215,7 @@ impl Core {
     /// Attempts a request, and answers it if it is granted.
     fn attempt_turn(&self, turn: &Turn) -> Result<(), BlockError> {
         let (number, tenant) = (turn.number, turn.group.tenant());
-        let wait = Wait::turn(turn.appeals, turn.begun);
-        if let Some(request) = self.lock().queue.get_mut(number) {
-            request.begun = true;
-        }
+        let wait = Wait::turn(turn.appeals);
         match &turn.want {
             Want::Block(wish) => {
                 let wanted = wish.wanted();

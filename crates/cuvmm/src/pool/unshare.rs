@@ -3,22 +3,36 @@
 //! contains the byte is replaced by memory of the block's own with the same bytes before it, or
 //! made writable if no other slot maps it any more.
 //!
-//! Addresses stay, so work that may use them must be complete first. The copy is made from another
-//! block that maps the extent, behind the work queued on the home stream.
+//! Addresses stay, so the work that may use them must be complete when the extent is unmapped. Each
+//! attempt proves that anew: memory is found and the slot to copy from is out, and then the fence is
+//! extended to the work queued by now and polled, and the lock is not released before the extent is
+//! unmapped. If the fence is incomplete, everything goes back. The copy is made from another block
+//! that maps the extent, behind the work queued on the home stream.
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
-use super::budget::TenantId;
+use super::budget::{Charge, TenantId};
+use super::commit::Gathered;
 use super::core::{Core, Locked};
 use super::fills::Unfinished;
 use super::ids::{BlockPlace, SlotId};
 use super::slot::Slot;
 use super::state::State;
 use super::wait::{Attempt, Wait};
-use crate::error::{BlockError, CallError};
+use crate::deferred::is_in_hook;
+use crate::device::Device;
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::ledger::Purpose;
 use crate::own::Access;
-use crate::region::{Extent, Fence, LastWriter, TakenOut};
+use crate::region::{Extent, Fence, LastWriter, Poll, TakenOut};
+
+/// How long an attempt waits for its own copies at most: several times as long as a copy of the
+/// largest extent takes.
+const COPY_WAIT: Duration = Duration::from_millis(20);
+
+/// How often it polls them.
+const COPY_PAUSE: Duration = Duration::from_micros(20);
 
 /// A block's slot, and the offset from which on its memory must be its own.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +58,22 @@ impl Refused {
     }
 }
 
-/// The progress of one call.
-#[derive(Debug, Default)]
-struct Progress {
-    /// `true` if the fences cover the work that was queued when the call began.
-    fenced: Cell<bool>,
-    /// The index of the block that was refused.
-    refused: Cell<usize>,
+/// Memory that was gathered for a slot to have instead of shared memory.
+#[must_use = "it is placed or put back"]
+struct Own {
+    bytes: u64,
+    charge: Charge,
+    gathered: Gathered,
+}
+
+/// The outcome for one block.
+enum Made {
+    /// The memory is the block's own.
+    Own,
+    /// The memory is the block's own, and a copy to it is queued on the home stream.
+    Copied,
+    /// Other operations have all slots that could be copied from.
+    NotYet,
 }
 
 impl Core {
@@ -89,62 +112,86 @@ impl Core {
         steps: &[Step],
         wait: Wait,
     ) -> Result<(), Refused> {
-        let progress = Progress {
-            // The work that counts is what was queued when a future's request was first attempted.
-            fenced: Cell::new(matches!(wait, Wait::Turn { begun: true, .. })),
-            refused: Cell::default(),
-        };
         let slots = steps.iter().map(|step| (step.slot, 0));
         let state = self.await_slots(self.lock(), slots);
         let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
         Self::unlock(state);
+        let waits = wait.waits() && !is_in_hook();
+        let refused = Cell::new(0);
         let made = self.request(tenant, bytes, wait, |state| {
-            self.attempt_to_unshare(state, steps, &progress)
+            self.attempt_to_unshare(state, steps, waits, &refused)
         });
-        let index = progress.refused.get();
+        let index = refused.get();
         made.map_err(|cause| Refused { index, cause })
     }
 
+    /// Attempts to unshare memory. Sets `refused` to the index of the block that was refused.
     fn attempt_to_unshare<'a>(
         &'a self,
         mut state: Locked<'a>,
         steps: &[Step],
-        progress: &Progress,
+        waits: bool,
+        refused: &Cell<usize>,
     ) -> Attempt<'a, ()> {
         // A slot that is the last to map its memory by now needs nothing.
         state.part_all();
         // The mapper may be placing memory behind the memory that has to go.
         state = self.await_slots(state, steps.iter().map(|step| (step.slot, u64::MAX)));
-        if !progress.fenced.replace(true) {
-            steps.iter().for_each(|step| state.fence(step));
-        }
+        // If one of them is in use now, nothing is begun.
         let mut steps_and_indices = steps.iter().enumerate();
         let mut outcome = steps_and_indices.try_for_each(|(index, step)| {
-            progress.refused.set(index);
-            state.check_unused(step)
+            refused.set(index);
+            state.check_unused(step, waits)
         });
+        let mut copies = Fence::complete();
         for (index, step) in steps.iter().enumerate() {
             if outcome.is_err() {
                 break;
             }
-            progress.refused.set(index);
-            loop {
-                // The lock was released for an earlier block, whose copy may read this block's
-                // memory.
-                state = self.await_slot(state, step.slot);
-                let made = state.check_unused(step);
-                match made.and_then(|()| state.unshare_slot(step)) {
-                    // Other operations have all slots that could be copied from.
-                    Ok(false) => state = state.wait(&self.settled, None),
-                    made => {
-                        outcome = made.map(drop);
-                        break;
-                    }
-                }
-            }
+            refused.set(index);
+            (state, outcome) = self.unshare_one(state, step, waits, &mut copies);
         }
         (state, outcome)
     }
+
+    /// Unshares memory of one block. `copies` covers the copies that the attempt has queued.
+    fn unshare_one<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        step: &Step,
+        waits: bool,
+        copies: &mut Fence,
+    ) -> Attempt<'a, ()> {
+        if !copies.is_complete()
+            && let Err(error) = state.unlocked(|| await_copies(copies))
+        {
+            return (state, Err(error.into()));
+        }
+        loop {
+            // The lock was released since the slots were waited for.
+            state = self.await_slot(state, step.slot);
+            match state.unshare_slot(step, waits) {
+                Ok(Made::NotYet) => state = state.wait(&self.settled, None),
+                Ok(Made::Copied) => {
+                    let home = state.slot(step.slot).and_then(Slot::home).cloned();
+                    copies.merge(Fence::streams(home.into_iter().collect()));
+                    return (state, Ok(()));
+                }
+                Ok(Made::Own) => return (state, Ok(())),
+                Err(error) => return (state, Err(error)),
+            }
+        }
+    }
+}
+
+/// Waits a short time for copies for earlier blocks, which count as work on the streams of the next
+/// block. They began on idle streams, so they end soon.
+fn await_copies(copies: &mut Fence) -> Result<(), CallError> {
+    let begun = Instant::now();
+    while copies.poll()? != Poll::Complete && begun.elapsed() < COPY_WAIT {
+        std::thread::sleep(COPY_PAUSE);
+    }
+    Ok(())
 }
 
 impl State {
@@ -175,59 +222,79 @@ impl State {
         replaced.unwrap_or(0)
     }
 
-    /// Extends a block's fence to the work queued by now, which must be complete before other
-    /// memory is put under the block.
-    fn fence(&mut self, step: &Step) {
-        let slot = self.slot_mut(step.slot);
-        if let Some(slot) = slot.filter(|slot| slot.bound() > step.from) {
-            slot.fence_work();
+    /// Checks that the work queued on a block by now is complete, and that no lease keeps the memory
+    /// in place. With `waits`, work that only a synchronization proves complete passes: it is waited
+    /// for later.
+    fn check_unused(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
+        let Some((slot, polls)) = self.slot_and_polls(step.slot) else {
+            return Ok(());
+        };
+        if slot.bound() <= step.from {
+            return Ok(());
+        }
+        let seen = polls.poll_work(slot)?;
+        let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
+        match self.slot(step.slot) {
+            Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
+            _ => Ok(()),
         }
     }
 
-    /// Checks that the fence is complete, and that no lease keeps the memory in place.
-    fn check_unused(&mut self, step: &Step) -> Result<(), BlockError> {
-        let slot = self.slot_and_polls(step.slot);
-        let Some((slot, polls)) = slot.filter(|(slot, _)| slot.bound() > step.from) else {
-            return Ok(());
-        };
-        if polls.poll(&mut slot.fence)? && slot.leases == 0 {
-            return Ok(());
-        }
-        let bytes = slot.bound() - step.from;
+    /// Returns the error for memory from an offset on that cannot be unshared yet.
+    fn shared_in_use(&self, slot: &Slot, from: u64) -> BlockError {
+        let bytes = slot.bound() - from;
         if self.is_capturing() {
-            return Err(self.captured(step.slot.tenant, bytes));
+            return self.captured(slot.id.tenant, bytes);
         }
-        let slot = self.slot(step.slot);
-        Err(BlockError::SharedInUse {
-            offset: step.from,
+        BlockError::SharedInUse {
+            offset: from,
             bytes,
-            others: slot.map_or(0, |slot| self.count_others(slot, step.from)),
-        })
+            others: self.count_others(slot, from),
+        }
     }
 }
 
 impl Locked<'_> {
-    /// Unshares memory of a slot that is in its place. Returns `false` if other operations have all
-    /// slots that it could be copied from.
-    fn unshare_slot(&mut self, step: &Step) -> Result<bool, BlockError> {
+    /// Unshares memory of a slot that is in its place.
+    fn unshare_slot(&mut self, step: &Step, waits: bool) -> Result<Made, BlockError> {
         self.check_usable(step.slot.tenant)?;
-        let made = self.with_slot_out(step.slot, |state, slot| state.own_from(slot, step.from));
-        made.unwrap_or(Ok(true))
+        let made = self.with_slot_out(step.slot, |state, slot| {
+            state.own_from(slot, step.from, waits)
+        });
+        made.unwrap_or(Ok(Made::Own))
     }
 
-    /// Unshares memory of a slot that is out and whose fence is complete. Returns `false` if other
-    /// operations have all slots that it could be copied from.
-    fn own_from(&mut self, slot: &mut Slot, from: u64) -> Result<bool, BlockError> {
+    /// Checks that the work queued on the block of a slot, which is out, is complete by now. The
+    /// lock must not be released before the extent is unmapped.
+    fn prove_unused(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<(), BlockError> {
+        let mut seen = self.polls.poll_work(slot)?;
+        if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
+            let core = self.core();
+            match self.unlocked(|| core.users().try_for_each(Device::settle)) {
+                Ok(()) => seen = slot.fence.poll()?,
+                Err(error) if self.device.usable().is_err() => return Err(error.into()),
+                // For instance, another library captures.
+                Err(error) => tracing::debug!(%error, "the device could not be waited for"),
+            }
+        }
+        match seen == Poll::Complete && slot.leases == 0 {
+            true => Ok(()),
+            false => Err(self.shared_in_use(slot, from)),
+        }
+    }
+
+    /// Unshares memory of a slot that is out.
+    fn own_from(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<Made, BlockError> {
         if slot.bound() <= from {
-            return Ok(true);
+            return Ok(Made::Own);
         }
         if !slot.is_unused() {
-            return Err(CallError::InUse.into());
+            self.prove_unused(slot, from, waits)?;
         }
         self.take_unused(slot)?;
         // The extent that contains the byte is left.
         let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
-            return Ok(true);
+            return Ok(Made::Own);
         };
         if slot.shared <= from {
             return self.open(slot, extent);
@@ -238,26 +305,73 @@ impl Locked<'_> {
         if self.captures(slot.home())? {
             return Err(self.captured(id, bytes));
         }
-        self.reclaim_for(id, bytes, Purpose::Growth)?;
-        let others = self.others_of(slot, extent);
-        if others.is_empty() {
-            // The slot is the last to map the extent.
-            if let Some(tenancy) = self.tenants.get_mut(&id) {
-                tenancy.share_table.settle(slot);
-            }
-            self.renew(slot);
-            return self.open(slot, extent);
+        if slot.stuck_at(extent.offset, bytes) {
+            let range = extent.offset..to;
+            return Err(MemoryError::Quarantined { range, bytes }.into());
         }
+        self.reclaim_for(id, bytes, Purpose::Growth)?;
+        if self.others_of(slot, extent).is_empty() {
+            return self.keep_alone(slot, extent);
+        }
+        let charge = self.charge_for(slot.id, bytes);
+        let own = match self.gather_to_place(slot, bytes, true) {
+            Ok(gathered) => Own {
+                bytes,
+                charge,
+                gathered,
+            },
+            Err(error) => {
+                self.refund_for(slot.id, bytes, charge);
+                return Err(error);
+            }
+        };
+        self.exchange_with(slot, (extent, from), own, waits)
+    }
+
+    /// Replaces a shared extent of a slot by gathered memory, with bytes of another slot that maps
+    /// the extent.
+    fn exchange_with(
+        &mut self,
+        slot: &mut Slot,
+        (extent, from): (Extent, u64),
+        own: Own,
+        waits: bool,
+    ) -> Result<Made, BlockError> {
+        let others = self.others_of(slot, extent);
         let Some(mut source) = others.iter().find_map(|&other| self.take_out(other)) else {
-            return match others.iter().any(|&other| self.is_out(other)) {
-                true => Ok(false),
+            let are_out = others.iter().any(|&other| self.is_out(other));
+            self.put_own_back(slot, own);
+            return match are_out {
+                true => Ok(Made::NotYet),
+                false if others.is_empty() => self.keep_alone(slot, extent),
                 // Lost to a panic.
                 false => Err(CallError::InUse.into()),
             };
         };
-        let owned = self.exchange_for_own(slot, (extent, to), &mut source);
+        let owned = match self.prove_unused(slot, from, waits) {
+            Ok(()) => self.exchange_for_own(slot, extent, own, &mut source),
+            Err(error) => {
+                self.put_own_back(slot, own);
+                Err(error)
+            }
+        };
         self.put_slot(source);
-        owned.map(|()| true)
+        owned.map(|()| Made::Copied)
+    }
+
+    /// Gives up memory that was gathered for a slot and is not needed.
+    fn put_own_back(&mut self, slot: &Slot, own: Own) {
+        self.put_gathered_back(own.gathered);
+        self.refund_for(slot.id, own.bytes, own.charge);
+    }
+
+    /// Makes an extent writable that no other slot maps any more.
+    fn keep_alone(&mut self, slot: &mut Slot, extent: Extent) -> Result<Made, BlockError> {
+        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
+            tenancy.share_table.settle(slot);
+        }
+        self.renew(slot);
+        self.open(slot, extent)
     }
 
     /// Returns the other slots that map an extent that a slot maps.
@@ -271,17 +385,24 @@ impl Locked<'_> {
         others.map(|index| SlotId { tenant, index }).collect()
     }
 
-    /// Replaces a shared extent of a slot by memory of its own with the same bytes before `to`.
+    /// Replaces a shared extent of a slot, whose fence is complete, by memory of its own with the
+    /// same bytes.
     fn exchange_for_own(
         &mut self,
         slot: &mut Slot,
-        (extent, to): (Extent, u64),
+        extent: Extent,
+        own: Own,
         source: &mut Slot,
     ) -> Result<(), BlockError> {
-        let (offset, mut old) = (extent.offset, TakenOut::default());
-        self.unlocked(|| slot.completed()?.take_out([offset], &mut old))?;
+        let (offset, to) = (extent.offset, extent.offset + own.bytes);
+        let mut old = TakenOut::default();
+        let taken = self.unlocked(|| slot.completed()?.take_out([offset], &mut old));
+        if let Err(error) = taken {
+            self.put_own_back(slot, own);
+            return Err(error.into());
+        }
         let shared = std::mem::replace(&mut slot.shared, offset);
-        let copied = self.copy_to_own(slot, (offset, to.saturating_sub(offset)), source);
+        let copied = self.copy_to_own(slot, offset, own, source);
         let outcome = match copied {
             Ok(()) => Ok(()),
             Err(Unfinished { error, running }) if !running.is_complete() => {
@@ -327,22 +448,30 @@ impl Locked<'_> {
     }
 
     /// Makes an extent that only this slot maps writable.
-    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<bool, BlockError> {
+    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<Made, BlockError> {
         let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
         opened?;
         slot.lent = slot.lent.min(extent.offset);
-        Ok(true)
+        Ok(Made::Own)
     }
 
     /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
     fn copy_to_own(
         &mut self,
         slot: &mut Slot,
-        (offset, bytes): (u64, u64),
+        offset: u64,
+        own: Own,
         source: &mut Slot,
     ) -> Result<(), Unfinished> {
+        let bytes = own.bytes;
         // The copy overwrites all of it: there is nothing to scrub.
-        self.commit(slot, offset, bytes, true)?;
+        match self.place_gathered(slot, offset, own.gathered) {
+            Ok(()) => own.charge.keep(),
+            Err(error) => {
+                self.refund_for(slot.id, bytes, own.charge);
+                return Err(error.into());
+            }
+        }
         // Another tenant may have written to the memory before, and if the copy fails this tenant
         // may have too.
         let several = LastWriter::SEVERAL;

@@ -31,8 +31,8 @@ pub(crate) enum Wait {
     /// It calls pressure hooks, and waits until this time.
     Until(Instant),
     /// It is a future's request, which waits in the queue. It calls hooks in its first turn
-    /// (`appeals`). `begun` is `true` if it was attempted before.
-    Turn { appeals: bool, begun: bool },
+    /// (`appeals`).
+    Turn { appeals: bool },
 }
 
 /// Returns the time `wait` from now, limited to a century.
@@ -57,12 +57,12 @@ impl Wait {
     }
 
     /// Makes the `Wait` of a future's request.
-    pub(super) const fn turn(appeals: bool, begun: bool) -> Self {
-        Self::Turn { appeals, begun }
+    pub(super) const fn turn(appeals: bool) -> Self {
+        Self::Turn { appeals }
     }
 
     const fn calls_hooks(self) -> bool {
-        !matches!(self, Self::Never | Self::Turn { appeals: false, .. })
+        !matches!(self, Self::Never | Self::Turn { appeals: false })
     }
 
     pub(super) const fn waits(self) -> bool {

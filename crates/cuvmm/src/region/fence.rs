@@ -334,6 +334,33 @@ impl Fence {
         *self = Self::of(left);
     }
 
+    /// Limits the number of points. With more than [`MOST_STREAMS`] of them, releases the streams whose
+    /// points are complete. If still more are left, the fence covers all work that is queued on their
+    /// devices by now instead.
+    pub(crate) fn limit(&mut self) {
+        if self.points().len() <= MOST_STREAMS {
+            return;
+        }
+        // A poll of all work of a device would break a capture.
+        let left = |point: &&Point| match point.line {
+            Line::Stream(_) => !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete)),
+            Line::Device(_) => true,
+        };
+        let left: Vec<Point> = self.points().iter().filter(left).cloned().collect();
+        if left.len() <= MOST_STREAMS {
+            *self = Self::of(left);
+            return;
+        }
+        let mut devices: Vec<Device> = Vec::new();
+        for point in &left {
+            let device = point.line.device();
+            if !devices.contains(device) {
+                devices.push(device.clone());
+            }
+        }
+        *self = Self::devices(devices);
+    }
+
     /// Waits until the fence is complete: for its streams one by one (`cuStreamSynchronize`), and
     /// for its devices, or the device of a stream for which the driver refuses
     /// (`cuCtxSynchronize`).
@@ -629,6 +656,33 @@ mod tests {
         fence.prune();
         assert_eq!(fence.points().len(), 1);
         assert!(fence.precedes(&other));
+    }
+
+    #[test]
+    fn a_fence_of_too_many_streams_lets_complete_ones_go_or_covers_their_devices() {
+        let rig = rig();
+        let busy: Vec<Stream> = (0..MOST_STREAMS).map(|_| rig.busy_stream()).collect();
+        let idle = stream(&rig);
+        let mut fence = Fence::streams(busy.clone());
+        fence.limit();
+        assert_eq!(fence.points().len(), MOST_STREAMS);
+        fence.merge(Fence::stream(idle));
+        fence.limit();
+        assert_eq!(fence.points().len(), MOST_STREAMS, "the idle one has gone");
+        let last = rig.busy_stream();
+        fence.merge(Fence::stream(last.clone()));
+        fence.limit();
+        assert!(matches!(
+            fence.points(),
+            [Point {
+                line: Line::Device(_),
+                ..
+            }]
+        ));
+        busy.iter().for_each(|stream| rig.finish(stream));
+        assert!(!is_complete(&mut fence));
+        rig.finish(&last);
+        assert!(is_complete(&mut fence));
     }
 
     #[test]

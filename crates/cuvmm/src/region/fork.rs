@@ -20,16 +20,16 @@ impl Region {
     /// Maps every extent again (`cuMemMap`, `cuMemSetAccess`) and makes this region's extents
     /// read-only (`cuMemSetAccess`); copies no bytes. Devices that have access to this region have
     /// the same access to the fork. Never waits: `streams` names the streams that may still write
-    /// to this region.
+    /// to this region, besides the region's own [fills](Self::fill) and [copies](Self::copy_from).
     ///
     /// # Errors
-    /// [`MemoryError`] while work of those streams is running or queued or part of the region is
+    /// [`MemoryError`] while that work is running or queued or part of the region is
     /// [registered](Self::register), when the region maps memory twice or has
     /// [exported](Self::export) some, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, MemoryError> {
         self.check_unaliased()?;
         self.all_unregistered()?;
-        let mut fence = self.fence_of(streams)?;
+        let mut fence = self.fence_after(streams)?;
         let extents: Vec<Extent> = self
             .space
             .extents()
@@ -78,26 +78,27 @@ impl Region {
         Ok(fork)
     }
 
-    /// Waits for the work that may use extents: `streams`, which read the committed parts, and the
+    /// Waits for the work that may use extents: the work that reads the committed parts, and the
     /// fences of the withdrawn parts.
     fn wait_for(
         &mut self,
         extents: &[(u64, Unmapped)],
-        streams: &[Stream],
+        mut readers: Fence,
     ) -> Result<Unused, CallError> {
         for (offset, _) in extents {
             if let Some(withdrawn) = self.withdrawn.get_mut(offset) {
                 withdrawn.wait()?;
             }
         }
-        Fence::streams(streams.to_vec()).wait()
+        readers.wait()
     }
 
     /// Makes a committed range writable: copies extents that another owner has too, and lifts the
     /// cap of those that only this region has. An extent that the range cuts is included whole.
     /// Returns the bytes copied.
     ///
-    /// Waits for `streams`, which may be reading the range, and copies on `stream`. Makes
+    /// Waits for `streams`, which may be reading the range, and for the region's own
+    /// [copies](Self::copy_from), and copies on `stream`. Makes
     /// `cuMemCreate`, a copy, and two unmappings and mappings for each copied extent. Copies all or
     /// nothing. The host's processors have no access to the copies before
     /// [`host_pointer`](Self::host_pointer) gives it.
@@ -114,7 +115,7 @@ impl Region {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
         self.check_stream(stream)?;
-        self.fence_of(streams)?;
+        let readers = self.fence_after(streams)?;
         self.check_committed(&range)?;
         let copied = |extent: &Extent| {
             self.space.most_at(extent.offset) != Access::ReadWrite
@@ -143,7 +144,7 @@ impl Region {
         }
         let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
         if bytes > 0 {
-            let proof = self.wait_for(&new, streams)?;
+            let proof = self.wait_for(&new, readers)?;
             self.replace(new, stream, proof)?;
         }
         Ok(bytes)

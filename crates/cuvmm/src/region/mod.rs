@@ -34,6 +34,7 @@ mod host_extents;
 mod layout;
 mod mapped;
 mod mapper;
+mod noted;
 mod place;
 mod register;
 mod registration;
@@ -196,7 +197,12 @@ impl Region {
     /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
-        self.space.write(stream, offset, bytes)
+        let written = self.space.write(stream, offset, bytes);
+        // A copy that could not be waited for may still run.
+        if written.is_err() {
+            self.note_work(stream, &written);
+        }
+        written
     }
 
     /// Reads committed bytes behind the work queued on `stream`.
@@ -205,11 +211,15 @@ impl Region {
     /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
-        self.space.read(stream, offset, bytes)
+        let read = self.space.read(stream, offset, bytes);
+        if read.is_err() {
+            self.note_work(stream, &read);
+        }
+        read
     }
 
     /// Queues filling committed bytes with one byte on a stream (`cuMemsetD8Async`), and returns at
-    /// once. To decommit them, name that stream, or withdraw after all work.
+    /// once. Memory that is withdrawn later waits for the fill, whichever streams are named.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
@@ -219,12 +229,14 @@ impl Region {
         if size == 0 {
             return Ok(());
         }
-        self.space.fill(stream, offset, byte, size)
+        let filled = self.space.fill(stream, offset, byte, size);
+        self.note_work(stream, &filled);
+        filled
     }
 
     /// Queues a copy of committed bytes to another offset of the region on a stream
-    /// (`cuMemcpyDtoDAsync`), and returns at once. To decommit either range, name that stream, or
-    /// withdraw after all work.
+    /// (`cuMemcpyDtoDAsync`), and returns at once. Memory that is withdrawn later waits for the copy,
+    /// whichever streams are named.
     ///
     /// # Errors
     /// [`MemoryError`] when either range is not committed, the ranges overlap, or the stream
@@ -250,7 +262,7 @@ impl Region {
     /// Queues a copy of committed bytes from another region that the stream's device has access to,
     /// and returns at once. Makes one `cuMemcpyDtoDAsync` for each run of memory that is at one
     /// place on both sides, since the driver is four times slower where one copy spans several
-    /// devices.
+    /// devices. Memory that either region withdraws later waits for the copy.
     ///
     /// # Errors
     /// Those of [`Self::copy_within`].
@@ -267,8 +279,12 @@ impl Region {
         if size == 0 {
             return Ok(());
         }
-        self.space
-            .copy_within(stream, to, &source.space, offset, size)
+        let copied = self
+            .space
+            .copy_within(stream, to, &source.space, offset, size);
+        source.note_work(stream, &copied);
+        self.note_work(stream, &copied);
+        copied
     }
 
     /// Returns the committed parts of a range, in order.

@@ -13,6 +13,7 @@ use rangemap::RangeMap;
 
 use super::Region;
 use super::fence::Unused;
+use super::noted::Noted;
 use super::place::Placed;
 use super::registration::{Registration, RegistrationOwner};
 use crate::device::Device;
@@ -29,6 +30,7 @@ pub(super) struct Register {
     /// The records that a forked child uses, since another thread of the parent may have held the
     /// lock.
     after_fork: Mutex<Books>,
+    noted: Noted,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +54,13 @@ impl Register {
             device: device.clone(),
             books: Mutex::default(),
             after_fork: Mutex::default(),
+            noted: Noted::none(),
         })
+    }
+
+    /// The work that uses the region's memory besides that of the streams that its owner names.
+    pub(super) const fn noted(&self) -> &Noted {
+        &self.noted
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -197,13 +205,13 @@ impl RegistrationOwner for Kept {
     }
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        // A region's owner names the streams when it withdraws memory. The extents of a dropped
-        // region wait for all work.
-        if stream.device().same_driver(&self.register.device) {
-            Ok(())
-        } else {
-            Err(CallError::WrongDriver)
+        let Register { device, noted, .. } = &*self.register;
+        if !stream.device().same_driver(device) {
+            return Err(CallError::WrongDriver);
         }
+        device.own_process()?;
+        noted.record(stream);
+        Ok(())
     }
 
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {

@@ -115,11 +115,15 @@ impl Registration {
         self.shared.marks.iter().any(ExportMark::is_set)
     }
 
-    /// Notes that a stream uses the memory, for a block that is freed before that work is complete.
-    /// It is not needed for a region, whose owner names streams when it withdraws memory.
+    /// Notes that work of a stream uses the memory. The block, region or container waits for the
+    /// work of that stream too before it gives memory up, also after the registration has ended.
+    ///
+    /// A region keeps at most 64 recorded streams that have other owners. With more, it waits for
+    /// all work of their devices.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] when the stream belongs to another driver.
+    /// [`CallError::WrongDriver`] when the stream belongs to another driver, and [`CallError`] in a
+    /// forked child.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.shared.keeper.record_use(stream)
     }

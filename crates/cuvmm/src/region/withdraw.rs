@@ -46,8 +46,13 @@ impl Region {
         self.withdraw(range, &fence)
     }
 
-    /// Withdraws a range after the work of the streams that used it. With no stream named, the
-    /// range counts as unused.
+    /// Withdraws a range after the work of the streams that used it. The region's own
+    /// [fills](Self::fill) and [copies](Self::copy_from) and the streams recorded through a
+    /// [`Registration`](super::Registration::record_use) need not be named. With no stream named,
+    /// the range counts as unused otherwise.
+    ///
+    /// If fills and copies on more than 64 streams are incomplete, all work of their devices is
+    /// waited for, as after [`decommit`](Self::decommit).
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
@@ -56,7 +61,7 @@ impl Region {
         range: Range<u64>,
         streams: &[Stream],
     ) -> Result<(), MemoryError> {
-        let fence = self.fence_of(streams)?;
+        let fence = self.fence_after(streams)?;
         self.withdraw(range, &fence)
     }
 
@@ -150,14 +155,14 @@ impl Region {
         Ok(())
     }
 
-    /// Withdraws all committed memory after the work of some streams, because its owner is being
-    /// dropped. If other devices have access nothing is withdrawn: their streams are not named, and
+    /// Withdraws all committed memory after the work of some streams and the work that the region
+    /// has noted, because its owner is being dropped. If other devices have access nothing is withdrawn: their streams are not named, and
     /// dropping the region waits for all work of all devices.
     pub(crate) fn end_after(&mut self, streams: &[Stream]) {
         if self.space.users().nth(1).is_some() {
             return;
         }
-        let Ok(fence) = self.fence_of(streams) else {
+        let Ok(fence) = self.fence_after(streams) else {
             return;
         };
         let all = 0..self.size();

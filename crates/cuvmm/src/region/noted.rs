@@ -1,0 +1,93 @@
+//! Work that may use a region's memory and whose streams the region's owner need not name: the fills
+//! and copies that the region has queued, and the work of streams that were recorded through its
+//! registrations. Memory is withdrawn behind it as well.
+//!
+//! The lock here is a leaf, and no user code runs under it.
+
+use std::sync::PoisonError;
+
+use super::Region;
+use super::fence::{Fence, Uses};
+use crate::deferred::Section;
+use crate::error::{ArgumentError, MemoryError};
+use crate::own::Stream;
+use crate::sync::{Mutex, MutexGuard};
+
+#[derive(Debug)]
+pub(super) struct Noted(Mutex<Work>);
+
+#[derive(Debug)]
+struct Work {
+    /// Covers the fills and copies, each up to the point at which it was queued.
+    queued: Fence,
+    /// The streams on which more work may be queued at any time.
+    recorded: Uses,
+}
+
+impl Noted {
+    pub(super) const fn none() -> Self {
+        Self(Mutex::new(Work {
+            queued: Fence::complete(),
+            recorded: Uses::none(),
+        }))
+    }
+
+    /// Notes the work that is queued on a stream by now.
+    fn queued_on(&self, stream: &Stream) {
+        // The keep-alive of a stream is dropped without the lock.
+        let _section = Section::enter();
+        self.work().queue(Fence::stream(stream.clone()));
+    }
+
+    /// Notes that work of a stream uses the memory, now and later.
+    pub(super) fn record(&self, stream: &Stream) {
+        let _section = Section::enter();
+        let mut work = self.work();
+        let ended = work.recorded.add(stream);
+        work.queue(ended);
+    }
+
+    /// A fence over all of it.
+    fn fence(&self) -> Fence {
+        let work = self.work();
+        let mut fence = work.recorded.end();
+        fence.merge(work.queued.clone());
+        fence
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work {
+    fn queue(&mut self, fence: Fence) {
+        self.queued.merge(fence);
+        self.queued.limit();
+    }
+}
+
+impl Region {
+    /// Notes a fill or copy on a stream, unless it was refused before any of it was queued.
+    pub(super) fn note_work(&self, stream: &Stream, outcome: &Result<(), MemoryError>) {
+        let is_queued = match outcome {
+            Ok(()) => true,
+            // The driver may have refused the second part of it.
+            Err(error) => error.call().is_some(),
+        };
+        // A lock that another thread held when the process was forked is never released.
+        if is_queued && !self.device().is_forked() {
+            self.register.noted().queued_on(stream);
+        }
+    }
+
+    /// A fence over the work of these streams, and over the work that the region has noted. Refuses
+    /// a stream of a device without access.
+    pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
+        let mut fence = self.fence_of(streams)?;
+        if !self.device().is_forked() {
+            fence.merge(self.register.noted().fence());
+        }
+        Ok(fence)
+    }
+}

@@ -7,4 +7,5 @@ mod common;
 mod basics;
 mod faults;
 mod hazards;
+mod leaked;
 mod sleep;

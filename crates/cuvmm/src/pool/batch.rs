@@ -96,9 +96,12 @@ impl Tenant {
     }
 }
 
-fn steps(blocks: &[(&mut Block, u64)]) -> Vec<Step> {
-    let step = |(block, size): &(&mut Block, u64)| (*block.place(), *size);
-    blocks.iter().map(step).collect()
+fn steps(blocks: &mut [(&mut Block, u64)]) -> Vec<Step> {
+    let step = |(block, size): &mut (&mut Block, u64)| {
+        block.withdraw_growth();
+        (*block.place(), *size)
+    };
+    blocks.iter_mut().map(step).collect()
 }
 
 fn note(blocks: &mut [(&mut Block, u64)]) {

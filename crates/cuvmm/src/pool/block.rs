@@ -63,6 +63,10 @@ pub struct Block {
     /// owed in it: the next block of its shape can then take it over as it is.
     plain: AtomicBool,
     wait: Option<Duration>,
+    /// The number of the request of a growth future and the size that it asks for, until the future
+    /// has ended. A future borrows the block, so whatever else uses the block finds a request only
+    /// if its future was leaked.
+    growth: Option<(u64, u64)>,
 }
 
 impl Block {
@@ -73,6 +77,7 @@ impl Block {
             held: ManuallyDrop::new(held),
             plain: AtomicBool::new(plain),
             wait,
+            growth: None,
         }
     }
 
@@ -87,6 +92,31 @@ impl Block {
     /// Returns how long the block may wait for memory.
     pub(super) const fn patience(&self) -> Option<Duration> {
         self.wait
+    }
+
+    /// Notes the request of a growth future that waits, or that there is none.
+    pub(super) const fn awaits_growth(&mut self, request: Option<(u64, u64)>) {
+        self.growth = request;
+    }
+
+    /// Withdraws the request of a growth future that was dropped or leaked, and gives back what it
+    /// was granted.
+    #[inline]
+    pub(super) fn withdraw_growth(&mut self) {
+        if let Some((number, size)) = self.growth.take() {
+            self.undo_growth(number, size);
+        }
+    }
+
+    #[cold]
+    fn undo_growth(&mut self, number: u64, size: u64) {
+        let core = self.core();
+        if let Some(Ok(_)) = core.withdraw_request(number)
+            && let Err(error) = core.shrink(&[(*self.place(), self.size())])
+        {
+            log!(debug, %error, "a block keeps the growth of a dropped future");
+            self.has_size(size);
+        }
     }
 
     /// Notes the size that the pool has grown or shrunk the block to.
@@ -169,6 +199,7 @@ impl Block {
     /// shrunk into memory that it [shares](Self::fork) may have memory of its own there, with the
     /// same bytes.
     pub fn grow_to(&mut self, size: u64) -> Result<(), BlockError> {
+        self.withdraw_growth();
         self.core()
             .grow(self.place(), size, || Wait::of(self.wait))?;
         self.held.size = size;
@@ -182,6 +213,7 @@ impl Block {
     /// # Errors
     /// As [`Self::grow_to`].
     pub fn try_grow_to(&mut self, size: u64) -> Result<(), BlockError> {
+        self.withdraw_growth();
         self.core().grow(self.place(), size, || Wait::Never)?;
         self.held.size = size;
         Ok(())
@@ -195,6 +227,7 @@ impl Block {
     /// # Errors
     /// [`BlockError`] when `size` is zero or more than the block's size.
     pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {
+        self.withdraw_growth();
         self.core().shrink(&[(*self.place(), size)])?;
         self.held.size = size;
         Ok(())
@@ -382,6 +415,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        self.withdraw_growth();
         // SAFETY: `held` is taken here and nowhere else, and not used after.
         let held = unsafe { ManuallyDrop::take(&mut self.held) };
         let core = &held.owner.core;

@@ -62,7 +62,6 @@ impl State {
     pub(super) fn free_at(&mut self, id: SlotId, now: u64) {
         let slept = self.with_slot(id, |state, slot| {
             if let Some(block) = slot.remove_range() {
-                state.queue.abandon_growth(id);
                 state.overwrite(slot, block.home.as_ref(), 0);
             }
             slot.touched = now;
@@ -218,7 +217,7 @@ impl State {
                 slot.fence.merge(Fence::stream(home.clone()));
                 slot.space.blank(from);
             }
-            Err(error) => tracing::debug!(%error, "freed memory was not overwritten"),
+            Err(error) => log!(debug, %error, "freed memory was not overwritten"),
         }
         // If the block grows over the memory again, its writer is marked again.
         if let Some(block) = &mut slot.block {

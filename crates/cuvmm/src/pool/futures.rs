@@ -27,8 +27,9 @@
 //! hook.
 //!
 //! **Dropping.** Dropping a future withdraws its request, and memory that was granted and not taken
-//! goes back to the pool. A leaked future (`mem::forget`) is granted and its memory never freed, as
-//! with a leaked block. A future prevents its pool from being closed; it does not prevent its
+//! goes back to the pool. A leaked future (`mem::forget`) of a new block is granted and its memory
+//! never freed, as with a leaked block. A leaked future of a block's growth is dropped when the block
+//! next grows, shrinks or is dropped. A future prevents its pool from being closed; it does not prevent its
 //! tenant from being unregistered.
 //!
 //! ```
@@ -113,12 +114,18 @@ impl Request {
         polled
     }
 
-    /// Withdraws the request. Returns its answer if there is one that the future has not seen.
-    fn withdraw(&mut self, core: &Core) -> Option<Answer> {
-        match std::mem::replace(self, Self::Ended) {
-            Self::Queued(number) => core.withdraw_request(number),
+    /// Returns the number of the request while it is in the queue or its answer was not taken.
+    const fn queued(self) -> Option<u64> {
+        match self {
+            Self::Queued(number) => Some(number),
             Self::New | Self::Ended => None,
         }
+    }
+
+    /// Withdraws the request. Returns its answer if there is one that the future has not seen.
+    fn withdraw(&mut self, core: &Core) -> Option<Answer> {
+        let ended = std::mem::replace(self, Self::Ended);
+        core.withdraw_request(ended.queued()?)
     }
 }
 
@@ -184,6 +191,9 @@ impl Future for GrowFuture<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        if matches!(this.request, Request::New) {
+            this.block.withdraw_growth();
+        }
         let core = Arc::clone(this.block.core());
         let (place, size) = (*this.block.place(), this.size);
         let polled = match this.request {
@@ -200,19 +210,17 @@ impl Future for GrowFuture<'_> {
                 this.request.poll(&core, place.slot.tenant, context, want)
             }
         };
+        let queued = this.request.queued();
+        this.block
+            .awaits_growth(queued.map(|number| (number, size)));
         polled.map_ok(|_| this.block.has_size(size))
     }
 }
 
 impl Drop for GrowFuture<'_> {
     fn drop(&mut self) {
-        let core = Arc::clone(self.block.core());
-        if let Some(Ok(_)) = self.request.withdraw(&core) {
-            let before = (*self.block.place(), self.block.size());
-            if let Err(error) = core.shrink(&[before]) {
-                tracing::debug!(%error, "a block keeps the growth of a dropped future");
-                self.block.has_size(self.size);
-            }
+        if self.request.queued().is_some() {
+            self.block.withdraw_growth();
         }
     }
 }

@@ -292,17 +292,17 @@ impl Core {
         steps: &[Step],
         wait: Wait,
     ) -> Result<(), Refused> {
-        self.grow_claimed(tenant, steps, wait, |_| true)
+        self.grow_requested(tenant, steps, wait, None)
     }
 
-    /// Grows blocks that do not all have the memory for it. If `claims` returns `false` at the end,
-    /// the growth is undone.
-    pub(super) fn grow_claimed(
+    /// Grows blocks that do not all have the memory for it, and answers the request of the future
+    /// that this is done for, if it is given. A request that was withdrawn grows nothing.
+    pub(super) fn grow_requested(
         &self,
         tenant: TenantId,
         steps: &[Step],
         wait: Wait,
-        claims: impl Fn(&mut Locked<'_>) -> bool,
+        request: Option<u64>,
     ) -> Result<(), Refused> {
         let forked = |cause: CallError| Refused {
             index: 0,
@@ -312,7 +312,7 @@ impl Core {
         self.unshare_cuts(tenant, steps, wait)?;
         let failed = Cell::new(0);
         let grown = self.request(tenant, Demand::Growth(steps), wait, |state| {
-            self.attempt_to_grow(state, steps, &failed, &claims)
+            self.attempt_to_grow(state, steps, &failed, request)
         });
         let index = failed.get();
         grown.map_err(|cause| Refused { index, cause })
@@ -325,10 +325,15 @@ impl Core {
         mut state: Locked<'a>,
         steps: &[Step],
         failed: &Cell<usize>,
-        claims: &impl Fn(&mut Locked<'_>) -> bool,
+        request: Option<u64>,
     ) -> Attempt<'a, ()> {
         state.purge_some();
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
+        // The block may be gone since, and another one in its slot. A request is for one block, so
+        // the lock is not released before its slot is taken.
+        if request.is_some_and(|number| !state.queue.has(number)) {
+            return (state, Err(gone()));
+        }
         let mut changes = Vec::with_capacity(steps.len());
         let mut lacking = Vec::new();
         for (index, step) in steps.iter().enumerate() {
@@ -351,7 +356,7 @@ impl Core {
                 }
             }
         }
-        if outcome.is_ok() && !claims(&mut state) {
+        if outcome.is_ok() && request.is_some_and(|number| !state.answer(number, Ok(None))) {
             outcome = Err(gone());
         }
         state = self.conclude(state, changes, outcome.is_ok());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cuvmm_driver::StreamHandle;
 
 use super::budget::TenantId;
-use super::ids::{BlockPlace, SlotId};
+use super::ids::BlockPlace;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::ledger::{InLine, Lacking};
@@ -42,8 +42,6 @@ pub(super) struct Request {
     pub(super) waker: Option<Waker>,
     /// Its place among the requests of all processes, if the pool is in a ledger.
     place: Option<InLine>,
-    /// `true` if the block that was to grow is gone and the future still lives.
-    abandoned: bool,
 }
 
 /// Requests that are alike: while the first of them is not served, none is.
@@ -153,8 +151,6 @@ pub(super) struct Queue {
     groups: BTreeMap<Group, BTreeSet<u64>>,
     /// Requests that have had no turn yet.
     fresh: BTreeSet<u64>,
-    /// Requests to grow, by the block's slot.
-    growing: BTreeMap<SlotId, u64>,
     /// Requests to be notified.
     listeners: BTreeSet<u64>,
     /// Answers that no future has taken yet.
@@ -176,21 +172,10 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Returns `true` if a request still waits, and its block still exists.
+    /// Returns `true` if a request still waits. Its block, if it is to grow one, then exists, since
+    /// the block withdraws the request before it is freed.
     pub(super) fn has(&self, number: u64) -> bool {
-        let request = self.requests.get(&number);
-        request.is_some_and(|request| !request.abandoned)
-    }
-
-    /// Marks the request to grow a block that is gone. Its slot may be used by another block next.
-    #[inline]
-    pub(super) fn abandon_growth(&mut self, slot: SlotId) {
-        if !self.growing.is_empty()
-            && let Some(number) = self.growing.remove(&slot)
-            && let Some(request) = self.requests.get_mut(&number)
-        {
-            request.abandoned = true;
-        }
+        self.requests.contains_key(&number)
     }
 
     /// Returns the first request of each group, and the requests that have had no turn yet: their
@@ -255,15 +240,11 @@ impl Queue {
             self.groups.entry(group).or_default().insert(number);
             self.fresh.insert(number);
         }
-        if let Want::Growth(place, ..) = want {
-            self.growing.insert(place.slot, number);
-        }
         let request = Request {
             group,
             want,
             waker,
             place,
-            abandoned: false,
         };
         self.requests.insert(number, request);
         number
@@ -290,11 +271,6 @@ impl Queue {
 
     pub(super) fn take(&mut self, number: u64) -> Option<Request> {
         let request = self.requests.remove(&number)?;
-        if let Want::Growth(place, ..) = request.want
-            && self.growing.get(&place.slot) == Some(&number)
-        {
-            self.growing.remove(&place.slot);
-        }
         self.listeners.remove(&number);
         self.fresh.remove(&number);
         if let Some(numbers) = self.groups.get_mut(&request.group) {

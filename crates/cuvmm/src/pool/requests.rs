@@ -19,9 +19,8 @@ use crate::region::Urgency;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
-    /// Answers a request; returns `false` if its future is gone, or the block that was to grow.
+    /// Answers a request; returns `false` if it was withdrawn.
     pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
-        let wanted = self.queue.has(number);
         let Some(request) = self.queue.take(number) else {
             return false;
         };
@@ -30,7 +29,7 @@ impl Locked<'_> {
         if let Some(waker) = request.waker {
             defer(move || call_hook(|| wake(waker)));
         }
-        wanted
+        true
     }
 }
 

@@ -144,7 +144,10 @@ impl Core {
             Ok(Ok(())) => Served::Granted,
             Ok(Err(error)) => self.requeue_or_refuse(turn, error),
             Err(_) => {
-                tracing::error!("a pressure hook that was called for a future panicked");
+                log!(
+                    error,
+                    "a pressure hook that was called for a future panicked"
+                );
                 Served::Waits
             }
         }
@@ -155,8 +158,6 @@ impl Core {
         let tenant = turn.group.tenant();
         let mut state = self.lock();
         if !state.queue.has(turn.number) {
-            // Also answers a request whose block is gone.
-            state.answer(turn.number, Err(error));
             return Served::Ended;
         }
         turn.want.with_demand(|demand| {
@@ -207,7 +208,10 @@ impl Core {
             })
         }));
         if asked.is_err() {
-            tracing::error!("a pressure hook that was called for a future panicked");
+            log!(
+                error,
+                "a pressure hook that was called for a future panicked"
+            );
         }
         Served::Waits
     }
@@ -232,10 +236,7 @@ impl Core {
             }
             Want::Growth(place, size, _) => {
                 let steps = [(*place, *size)];
-                let claim = |state: &mut Locked<'_>| {
-                    state.queue.has(number) && state.answer(number, Ok(None))
-                };
-                let grown = self.grow_claimed(tenant, &steps, wait, claim);
+                let grown = self.grow_requested(tenant, &steps, wait, Some(number));
                 grown.map_err(|refused| refused.cause)
             }
             Want::Notification(..) => Ok(()),

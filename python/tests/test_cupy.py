@@ -66,9 +66,8 @@ class CuPy(unittest.TestCase):
             import gc, weakref
             import cupy, cuvmm, cuvmm.cupy
             cuvmm.cupy.install(limit="64MiB")
-            made, freed, unused = (cupy.cuda.Stream(0) for _ in range(3))
+            made, freed, unused = (cupy.cuda.Stream() for _ in range(3))
             kept = [weakref.ref(one) for one in (made, freed, unused)]
-            made.ptr, freed.ptr = 0, 1  # both names of the default stream
             cupy.cuda.stream = made
             array = cupy.empty(5 << 20)
             cupy.cuda.stream = freed
@@ -78,6 +77,72 @@ class CuPy(unittest.TestCase):
             del made, freed, unused
             gc.collect()
             assert [one() is not None for one in kept] == [True, True, False]
+            """,
+            fakes=True,
+        )
+
+    def test_streams_that_come_and_go(self):
+        run(
+            """
+            import gc, weakref
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="200MiB")
+            cupy.cuda.stream = cupy.cuda.Stream()
+            first = cupy.empty(4 << 20)
+            seen, most = [weakref.ref(cupy.cuda.stream)], 0
+            for _ in range(1000):
+                cupy.cuda.stream = cupy.cuda.Stream()
+                seen.append(weakref.ref(cupy.cuda.stream))
+                array = cupy.empty(4 << 20)
+                del array
+                most = max(most, cuvmm.stats().held)
+            alive = sum(one() is not None for one in seen)
+            assert alive <= 66, alive
+            assert seen[0]() is not None, "an array that lives was made on it"
+            assert most <= 140 << 20, most
+            del first
+            """,
+            fakes=True,
+        )
+
+    def test_an_array_of_another_device_than_the_current_one(self):
+        run(
+            """
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="64MiB")
+            for device in (0, 1):
+                cupy.cuda.current_device = device
+                stream = cupy.cuda.Stream()
+                if device == 0:
+                    cupy.cuda.stream = stream
+                else:
+                    cupy.cuda.streams[device] = stream
+            array = cupy.empty(40 << 20)
+            cupy.cuda.current_device = 0
+            del array
+            assert cuvmm.stats(1).live == 0
+            cupy.cuda.current_device = 1
+            assert cupy.empty(60 << 20).ptr
+            """,
+            fakes=True,
+        )
+
+    def test_a_stream_that_ends(self):
+        run(
+            """
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="64MiB")
+            own = cupy.cuda.Stream()
+            cupy.cuda.stream = cupy.cuda.Stream(own.ptr)
+            array = cupy.empty(20 << 20)
+            cupy.cuda.stream = cupy.cuda.Stream(0)
+            cuvmm.end_stream(own)
+            del own
+            for _ in range(5000):
+                other = cupy.empty(30 << 20)
+                del other
+            del array
+            assert cupy.empty(60 << 20).ptr
             """,
             fakes=True,
         )

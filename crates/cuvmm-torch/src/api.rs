@@ -409,17 +409,39 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
 /// a graph is captured.
 ///
 /// # Safety
-/// `stream` is such a stream, and stays one as long as this library knows memory that was used on it.
+/// `stream` is such a stream, and stays one until [`cuvmm_stream_end`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
     status(|| {
         if fork::is_child() {
             return Err(Error::Forked);
         }
-        let stream = heaps::of(device)?.stream(crate::handle(stream))?;
+        let of = heaps::of(device)?;
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
-        Ok(stream.synchronize()?)
+        of.with_stream(crate::handle(stream), |stream| Ok(stream.synchronize()?))
     })
+}
+
+/// Says that a stream is about to be destroyed (`cuStreamDestroy`). With `wait` other than 0 waits for its
+/// work. Memory that was used on it stays usable, and the next stream with its handle is another one.
+///
+/// Returns 0 if it has ended here, 1 without `wait` if its work is not complete, and a negative number if it
+/// captures or its work has failed. Nothing has changed then.
+///
+/// # Safety
+/// `stream` is a stream. From now on the functions of this library get it no more, except the one that frees
+/// memory that was allocated for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c_int {
+    let mut is_busy = false;
+    let status = status(|| {
+        is_busy = !heaps::end_stream(crate::handle(stream), wait != 0)?;
+        Ok(())
+    });
+    match is_busy {
+        true => 1,
+        false => status,
+    }
 }
 
 /// Writes a text if there is one. Returns the bytes needed, or 0.

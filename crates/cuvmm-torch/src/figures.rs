@@ -34,10 +34,14 @@ impl Figure {
     }
 
     const fn rise(&mut self, by: u64) {
-        self.current += by;
+        self.set(self.current + by);
         self.allocated += by;
-        if self.current > self.peak {
-            self.peak = self.current;
+    }
+
+    const fn set(&mut self, current: u64) {
+        self.current = current;
+        if current > self.peak {
+            self.peak = current;
         }
     }
 
@@ -68,18 +72,6 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    const fn rise(&mut self, size: u64, rounded: u64) {
-        self.count.rise(1);
-        self.bytes.rise(rounded);
-        self.requested.rise(size);
-    }
-
-    const fn fall(&mut self, size: u64, rounded: u64) {
-        self.count.fall(1);
-        self.bytes.fall(rounded);
-        self.requested.fall(size);
-    }
-
     fn each(&mut self, change: fn(&mut Figure)) {
         for figure in [&mut self.count, &mut self.bytes, &mut self.requested] {
             change(figure);
@@ -99,33 +91,64 @@ pub(crate) struct Figures {
     pub(crate) ooms: u64,
     /// Allocations that waited for all work of the device.
     pub(crate) syncs: u64,
+    /// The bytes of allocations that sleep, rounded up. No other figure has them.
+    pub(crate) sleeping: u64,
     /// The most bytes that were held, where that was looked at: see [`Self::look`].
     peak_held: u64,
 }
 
 impl Figures {
     /// Counts an allocation.
-    pub(crate) const fn made(&mut self, size: u64) {
-        let rounded = size.next_multiple_of(ALIGNMENT);
-        self.all.rise(size, rounded);
-        self.class(size).rise(size, rounded);
+    pub(crate) fn made(&mut self, size: u64) {
+        self.change(size, Figure::rise);
     }
 
     /// Counts the end of an allocation.
-    pub(crate) const fn ended(&mut self, size: u64) {
+    pub(crate) fn ended(&mut self, size: u64) {
+        self.change(size, Figure::fall);
+    }
+
+    /// Counts an allocation as asleep: it has no memory, and is not freed.
+    pub(crate) fn slept(&mut self, size: u64) {
+        self.sleeping += size.next_multiple_of(ALIGNMENT);
+        self.change(size, |figure, by| {
+            figure.current = figure.current.saturating_sub(by);
+        });
+    }
+
+    /// Counts an allocation that was asleep as awake.
+    pub(crate) fn woke(&mut self, size: u64) {
+        self.sleeping -= size.next_multiple_of(ALIGNMENT);
+        self.change(size, |figure, by| figure.set(figure.current + by));
+    }
+
+    /// Counts the end of an allocation that is asleep.
+    pub(crate) fn ended_asleep(&mut self, size: u64) {
+        self.sleeping -= size.next_multiple_of(ALIGNMENT);
+        self.change(size, |figure, by| figure.freed += by);
+    }
+
+    fn change(&mut self, size: u64, change: impl Fn(&mut Figure, u64)) {
         let rounded = size.next_multiple_of(ALIGNMENT);
-        self.all.fall(size, rounded);
-        self.class(size).fall(size, rounded);
+        let class = match size <= SMALL {
+            true => &mut self.small,
+            false => &mut self.large,
+        };
+        for class in [&mut self.all, class] {
+            change(&mut class.count, 1);
+            change(&mut class.bytes, rounded);
+            change(&mut class.requested, size);
+        }
     }
 
     /// Notes the bytes that are held, and returns the most that were held when they were noted.
     ///
     /// What is held falls only where memory goes back, so it is noted before that, and whenever it
     /// is asked for.
-    pub(crate) const fn look(&mut self, held: u64) -> u64 {
-        if held > self.peak_held {
-            self.peak_held = held;
-        }
+    pub(crate) fn look(&mut self, held: u64) -> u64 {
+        // What was allocated was held, if nothing has looked since.
+        let least = held.max(self.all.bytes.peak);
+        self.peak_held = self.peak_held.max(least);
         self.peak_held
     }
 
@@ -145,14 +168,6 @@ impl Figures {
         self.retries = 0;
         self.ooms = 0;
         self.syncs = 0;
-    }
-
-    const fn class(&mut self, size: u64) -> &mut Class {
-        if size <= SMALL {
-            &mut self.small
-        } else {
-            &mut self.large
-        }
     }
 }
 
@@ -179,12 +194,32 @@ mod tests {
             (figures.large.count.current, figures.large.count.peak),
             (0, 1)
         );
-        assert_eq!((figures.look(70), figures.look(5)), (70, 70));
-        figures.reset_peaks(5);
+        let (most, more) = (1024 + (3 << 20), 4 << 20);
+        let looks = [figures.look(70), figures.look(more), figures.look(5)];
+        assert_eq!(looks, [most, more, more]);
+        figures.reset_peaks(5000);
         assert_eq!(figures.all.bytes.peak, 1024);
-        assert_eq!(figures.look(0), 5);
+        assert_eq!(figures.look(0), 5000);
         figures.reset_accumulated();
         assert_eq!(figures.all.bytes.freed, 0);
         assert_eq!(figures.all.bytes.current, 1024);
+    }
+
+    #[test]
+    fn what_sleeps_is_neither_allocated_nor_freed() {
+        let mut figures = Figures::default();
+        figures.made(1000);
+        figures.made(3 << 20);
+        figures.slept(1000);
+        figures.slept(3 << 20);
+        let (all, asleep) = (figures.all.bytes, 1024 + (3 << 20));
+        assert_eq!((all.current, all.freed, figures.sleeping), (0, 0, asleep));
+        figures.woke(1000);
+        assert_eq!((figures.small.count.current, figures.large.count.current), (1, 0));
+        figures.ended_asleep(3 << 20);
+        figures.ended(1000);
+        let all = figures.all.bytes;
+        assert_eq!((all.current, all.peak, all.freed), (0, asleep, all.allocated));
+        assert_eq!(figures.sleeping, 0);
     }
 }

@@ -227,6 +227,18 @@ pub(crate) fn collect() {
     put_off.into_iter().for_each(|act| act(&leave));
 }
 
+/// Returns the heaps of all pools of a device, also of those that were released and have not ended.
+pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
+    let state = lock();
+    let device = of.device.ordinal().0;
+    let pools = state.pools.iter().filter(|pool| pool.device == device);
+    let open = pools.filter_map(|pool| pool.heap.as_ref());
+    let released = state.released.iter();
+    let released = released.filter(|(owner, _)| std::ptr::eq(*owner, of));
+    let all = open.chain(released.map(|(_, heap)| heap));
+    all.cloned().collect()
+}
+
 /// Returns the heap of a pool, which is built now if there is none.
 pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
     let of = heaps::of(device)?;

@@ -4,7 +4,7 @@
 //! to ask the driver for their contexts.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use cuvmm::driver::{
     CUresult, DeviceAddress, Driver as _, HandleTypes, Location, Ordinal, StreamHandle,
 };
 use cuvmm::heap::HeapBuilder;
-use cuvmm::pool::Growth;
+use cuvmm::pool::{Growth, PoolStats};
 use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
 use crate::edge::message;
@@ -52,16 +52,24 @@ struct Common {
     configuration: Option<Configuration>,
 }
 
+/// How many streams have ended. What a thread or an allocation has noted of a handle holds as long as this
+/// stays as it is.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+/// The number of streams that are kept before those are dropped that nothing uses.
+const KEPT: usize = 64;
+
 thread_local! {
     /// The stream of this thread's last operation.
-    static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-#[derive(Clone, Copy)]
 struct Last {
     of: &'static DeviceHeap,
     handle: u64,
-    stream: &'static Stream,
+    stream: Stream,
+    /// How many streams had ended.
+    ended: u64,
 }
 
 /// The limit of a device, which its heap shares with what is published.
@@ -89,9 +97,8 @@ pub(crate) struct DeviceHeap {
     /// The pool of memory that other processes may attach, and its tenant. Memory is made for that or
     /// not, so it is not the heap's pool. It is made for the first publication.
     published: OnceLock<(Pool, Tenant)>,
-    /// Streams by their handles, which are kept for ever. One that is used for two allocations has one
-    /// table of events.
-    streams: RwLock<HashMap<u64, &'static Stream>>,
+    /// Streams by their handles. One that is used for two allocations has one table of events.
+    streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
     /// Allocations that failed since the heap was made.
     pub(crate) failed: AtomicU64,
@@ -170,10 +177,53 @@ pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
     Ok(found.map_err(CallError::from)?.0)
 }
 
+/// Returns how many streams have ended.
+#[inline]
+pub(crate) fn ended() -> u64 {
+    ENDED.load(Ordering::Acquire)
+}
+
+/// Says that a stream ends. Waits for its work if `waits`; else returns `false` if that is not complete, and
+/// nothing has changed.
+///
+/// # Errors
+/// It captures, or its work has failed.
+pub(crate) fn end_stream(handle: u64, waits: bool) -> Result<bool, Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    for (_, of) in all() {
+        let Some(stream) = of.known_stream(handle) else {
+            continue;
+        };
+        let ends = match waits {
+            true => stream.end().map(|()| true),
+            false => stream.try_end(),
+        };
+        if !ends? {
+            return Ok(false);
+        }
+        let mut streams = of.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let ended = streams.remove(&handle);
+        drop(streams);
+        drop(ended);
+        ENDED.fetch_add(1, Ordering::AcqRel);
+        of.heap.refresh();
+    }
+    Ok(true)
+}
+
 /// Counts an allocation that failed.
 pub(crate) fn note_failure(device: i32) {
     if let Some(heap) = known(device) {
         heap.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Last {
+    /// Returns `true` if this is the stream of a handle for a device's heap.
+    fn is(&self, of: &DeviceHeap, handle: u64) -> bool {
+        self.handle == handle && ptr::eq(self.of, of) && self.ended == ended()
     }
 }
 
@@ -333,42 +383,80 @@ impl DeviceHeap {
         Ok(())
     }
 
-    /// Returns the stream of a handle. That of a default stream is the stream of the heap's device.
+    /// Calls a function with the stream of a handle. That of a default stream is the stream of the heap's
+    /// device.
     ///
     /// # Errors
     /// The per-thread default stream: another thread could not wait for its work. A stream of another
     /// context than those of the heap's device and its peers, whose work the heap cannot wait for.
     #[inline]
-    pub(crate) fn stream(&'static self, handle: u64) -> Result<&'static Stream, Error> {
-        if let Some(last) = LAST.get()
-            && last.handle == handle
-            && ptr::eq(last.of, self)
-        {
-            return Ok(last.stream);
+    pub(crate) fn with_stream<T>(
+        &'static self,
+        handle: u64,
+        act: impl FnOnce(&Stream) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut act = Some(act);
+        let acted = LAST.try_with(|last| {
+            let last = last.try_borrow().ok()?;
+            let last = last.as_ref().filter(|last| last.is(self, handle))?;
+            Some(act.take()?(&last.stream))
+        });
+        match (acted.ok().flatten(), act) {
+            (None, Some(act)) => act(&self.other_stream(handle)?),
+            (acted, _) => acted.unwrap_or(Err(Error::OtherContext(self.device.ordinal().0))),
         }
-        let stream = self.other_stream(handle)?;
-        LAST.set(Some(Last {
+    }
+
+    /// Returns the stream of a handle, and notes it as the thread's last.
+    fn other_stream(&'static self, handle: u64) -> Result<Stream, Error> {
+        let ended = ended();
+        let stream = match self.known_stream(handle) {
+            Some(stream) => stream,
+            None => self.new_stream(handle)?,
+        };
+        let last = Last {
             of: self,
             handle,
-            stream,
-        }));
+            stream: stream.clone(),
+            ended,
+        };
+        // A thread that ends notes nothing, and neither does one that is using the last.
+        let before = LAST.try_with(|place| Some(place.try_borrow_mut().ok()?.replace(last)));
+        drop(before);
         Ok(stream)
     }
 
-    fn other_stream(&self, handle: u64) -> Result<&'static Stream, Error> {
+    fn known_stream(&self, handle: u64) -> Option<Stream> {
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = streams.get(&handle) {
-            return Ok(stream);
-        }
-        drop(streams);
+        streams.get(&handle).cloned()
+    }
+
+    /// Returns `true` if a stream with this handle was used and has not ended.
+    pub(crate) fn knows(&self, handle: u64) -> bool {
+        self.known_stream(handle).is_some()
+    }
+
+    fn new_stream(&self, handle: u64) -> Result<Stream, Error> {
         let device = self.device_of(handle);
         let device = device.ok_or_else(|| Error::OtherContext(self.device.ordinal().0))?;
         // SAFETY: the caller of the library's functions vouches that the stream is one and stays
         // one. The driver has said that it belongs to the device's context.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) }?;
+        let is_full = |len: usize| len >= KEPT && len.is_multiple_of(KEPT);
+        if is_full(self.streams.read().unwrap_or_else(PoisonError::into_inner).len()) {
+            // Without the lock, as all that asks the driver.
+            self.heap.refresh();
+        }
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        let place = streams.entry(handle);
-        Ok(place.or_insert_with(|| Box::leak(Box::new(stream))))
+        let mut unused = HashMap::new();
+        if is_full(streams.len()) {
+            let all = std::mem::take(&mut *streams);
+            (unused, *streams) = all.into_iter().partition(|(_, stream)| stream.is_last());
+        }
+        let stream = streams.entry(handle).or_insert(stream).clone();
+        drop(streams);
+        drop(unused);
+        Ok(stream)
     }
 
     /// Returns the device in whose context a stream is: the heap's own or one with access to its
@@ -407,7 +495,11 @@ impl Settings {
 
 /// Returns the bytes that a pool has from the driver.
 pub(crate) fn held(pool: &Pool) -> u64 {
-    let stats = pool.stats();
+    held_of(&pool.stats())
+}
+
+/// Returns the bytes from the driver of a pool with these figures.
+pub(crate) const fn held_of(stats: &PoolStats) -> u64 {
     stats.committed + stats.free + stats.quarantined
 }
 

@@ -75,8 +75,7 @@ enum Outcome {
 /// child of a process that has used this library, prints one line on standard error and returns null.
 ///
 /// # Safety
-/// `stream` is a stream of the device's primary context, and stays one as long as this library
-/// knows memory that was used on it.
+/// `stream` is a stream of the device's primary context, and stays one until [`cuvmm_stream_end`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuvmm_malloc(
     size: isize,

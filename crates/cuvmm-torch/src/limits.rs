@@ -54,7 +54,13 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     let headroom = of.tenant().headroom()?.taking_back;
     let stats = of.pool.stats();
     let idle = stats.free + stats.precommitted + stats.cached + stats.pending_free;
-    let creatable = of.device.memory_info()?.free;
+    let is_set = lock(of).set.is_some();
+    // By default the pool leaves memory free for libraries.
+    let kept = match is_set {
+        true => 0,
+        false => of.device.total_memory().saturating_sub(stats.limit),
+    };
+    let creatable = of.device.memory_info()?.free.saturating_sub(kept);
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 

@@ -34,6 +34,8 @@ struct Live {
     heap: &'static DeviceHeap,
     /// The handle of the stream that it was made for.
     home: u64,
+    /// How many streams had ended then.
+    ended: u64,
     /// The pool of graphs that it was made for.
     pool: Option<PoolId>,
     /// `true` if a use could not be recorded: the memory is never reused.
@@ -68,16 +70,17 @@ pub(crate) fn allocate(
     };
     let heap = heaps::of(device)?;
     let home = one_name(stream);
-    let stream = heap.stream(home)?;
-    let allocation = match pool {
-        None => from_heap(heap, &heap.heap, size, stream)?,
-        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)?,
-    };
+    let ended = heaps::ended();
+    let allocation = heap.with_stream(home, |stream| match pool {
+        None => from_heap(heap, &heap.heap, size, stream),
+        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream),
+    })?;
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {
         allocation,
         heap,
         home,
+        ended,
         pool,
         is_kept: false,
     };
@@ -231,11 +234,14 @@ impl Live {
     #[inline]
     fn record(&mut self, stream: u64) -> Result<(), Error> {
         let stream = one_name(stream);
-        if stream == self.home {
+        // A stream that has ended is not known, and all its work is complete.
+        let is_home = || self.ended == heaps::ended() || !self.heap.knows(stream);
+        if stream == self.home && is_home() {
             return Ok(());
         }
-        let other = self.heap.stream(stream);
-        let recorded = other.and_then(|other| Ok(self.allocation.record_use(other)?));
+        let allocation = &self.allocation;
+        let record = |other: &Stream| Ok(allocation.record_use(other)?);
+        let recorded = self.heap.with_stream(stream, record);
         self.is_kept |= recorded.is_err();
         recorded
     }

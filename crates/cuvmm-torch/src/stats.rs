@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
 use cuvmm::driver::Call;
+use cuvmm::Heap;
 use cuvmm::heap::HeapStats;
+use cuvmm::pool::PoolStats;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::error::size;
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
-use crate::{fork, heaps, live, tags};
+use crate::tags::TagFigures;
+use crate::{fork, graphs, heaps, live, tags};
 
 /// The figures. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
@@ -19,12 +22,63 @@ struct All<'a> {
     version: u32,
     device: i32,
     name: &'a str,
+    /// The name of the tenant that the heap and the pools of graphs are charged to.
+    tenant: &'a str,
     limit: u64,
     /// Allocations that failed since the heap was made.
     failed: u64,
     /// Memory of publications, in bytes.
     published: u64,
+    /// Memory of allocations that sleep, in bytes. They have it again when they are awake.
+    sleeping: u64,
+    /// Host memory that is kept for contents, in bytes.
+    host: u64,
+    /// All allocations: of the heap, under tags, and of graphs.
+    total: Total,
+    /// The heap alone.
     heap: HeapStats,
+    /// The memory under tags.
+    pools: Vec<TagFigures>,
+    /// The memory of graphs.
+    graphs: Graphs,
+}
+
+/// The figures of all allocations that are awake. Sizes in bytes.
+#[derive(Debug, Serialize)]
+struct Total {
+    allocations: u64,
+    /// As requested.
+    live: u64,
+    peak_live: u64,
+    /// What the driver gave.
+    held: u64,
+    peak_held: u64,
+    free: u64,
+    pending_free: u64,
+    /// Mappings that were ever made.
+    mapped: u64,
+    stitches: u64,
+}
+
+/// The figures of pools of graphs. Sizes in bytes.
+#[derive(Debug, Serialize)]
+struct Graphs {
+    pools: usize,
+    live: u64,
+    held: u64,
+    free: u64,
+}
+
+impl Graphs {
+    fn of(heaps: &[HeapStats]) -> Self {
+        let sum = |of: fn(&HeapStats) -> u64| heaps.iter().map(of).sum();
+        Self {
+            pools: heaps.len(),
+            live: sum(|heap| heap.live),
+            held: sum(|heap| heap.held),
+            free: sum(|heap| heap.free),
+        }
+    }
 }
 
 /// Returns a device that has a heap, in a process that can use it.
@@ -38,29 +92,65 @@ fn usable(device: i32) -> Option<&'static DeviceHeap> {
 /// Returns the figures of a device that has a heap.
 pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
-    let figures = All {
+    let graphs = graph_heaps(known);
+    let pools = tags::figures(known);
+    let (figures, heap, pool) = together(known);
+    let heaps = || std::iter::once(&heap).chain(&graphs);
+    let free = heaps().map(|it| it.free).sum::<u64>();
+    let free = free + pool.free + pool.precommitted + pool.cached + pool.pending_free;
+    let pending = heaps().map(|it| it.pending_free).sum::<u64>() + pool.pending_free;
+    let (held, live) = (heaps::held_of(&pool), figures.all.requested.current);
+    let all = All {
         version: 1,
         device,
         name: known.device.name(),
-        limit: known.pool.stats().limit,
+        tenant: known.tenant().name(),
+        limit: pool.limit,
         failed: known.failed.load(Ordering::Relaxed),
         published: known.published().map_or(0, heaps::held),
-        heap: known.heap.stats(),
+        sleeping: figures.sleeping,
+        host: pools.iter().map(TagFigures::host).sum(),
+        total: Total {
+            allocations: figures.all.count.current,
+            live,
+            peak_live: figures.all.requested.peak,
+            held,
+            peak_held: known.figures().look(held),
+            free: free.min(held.saturating_sub(live)),
+            pending_free: pending,
+            mapped: pool.calls.count(Call::MemMap),
+            stitches: heaps().map(|it| it.stitches).sum(),
+        },
+        heap,
+        pools,
+        graphs: Graphs::of(&graphs),
     };
-    serde_json::to_vec(&figures).ok()
+    serde_json::to_vec(&all).ok()
+}
+
+fn graph_heaps(of: &DeviceHeap) -> Vec<HeapStats> {
+    graphs::heaps(of).iter().map(Heap::stats).collect()
+}
+
+/// Returns a device's figures at one moment: no allocation begins or ends meanwhile, so no more is
+/// allocated than held.
+fn together(of: &DeviceHeap) -> (Figures, HeapStats, PoolStats) {
+    let mut figures = of.figures();
+    let (heap, pool) = (of.heap.stats(), of.pool.stats());
+    figures.look(heaps::held_of(&pool));
+    (*figures, heap, pool)
 }
 
 /// A figure that is not kept apart for small and large allocations: all of it counts as large.
-fn together(figure: Figure) -> serde_json::Value {
+fn as_large(figure: Figure) -> serde_json::Value {
     json!({ "all": figure, "small_pool": Figure::default(), "large_pool": figure })
 }
 
 /// Returns the figures under PyTorch's names.
 pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
-    let (heap, pool) = (known.heap.stats(), known.pool.stats());
-    let held = pool.committed + pool.free + pool.quarantined;
-    let mut figures = known.figures();
+    let (mut figures, heap, pool) = together(known);
+    let held = heaps::held_of(&pool);
     let peak = figures.look(held);
     let Figures {
         all,
@@ -70,8 +160,7 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         ooms,
         syncs,
         ..
-    } = *figures;
-    drop(figures);
+    } = figures;
     let (created, released) = (
         pool.calls.count(Call::MemCreate),
         pool.calls.count(Call::MemRelease),
@@ -92,15 +181,15 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
         },
         "active": count,
         "active_bytes": bytes,
-        "reserved_bytes": together(reserved),
-        "segment": together(Figure {
+        "reserved_bytes": as_large(reserved),
+        "segment": as_large(Figure {
             current: heap.extents,
             peak: heap.extents,
             allocated: created,
             freed: released,
         }),
-        "inactive_split": together(Figure::default()),
-        "inactive_split_bytes": together(Figure::of(pool.stranded, 0)),
+        "inactive_split": as_large(Figure::default()),
+        "inactive_split_bytes": as_large(Figure::of(pool.stranded, 0)),
         "num_alloc_retries": retries,
         "num_ooms": ooms,
         "num_device_alloc": created + pool.calls.count(Call::MemMap),
@@ -129,13 +218,19 @@ pub(crate) fn reset_accumulated(device: i32) {
 /// Returns all live allocations of a device, and what it holds.
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
-    let mut entries = live::entries(known);
-    entries.extend(tags::entries(known));
-    let snapshot = json!({
-        "version": 1,
-        "device": device,
-        "held": known.held(),
-        "allocations": entries,
+    let snapshot = tags::with_entries(known, |tagged, figures| {
+        let mut awake = live::entries(known);
+        awake.extend(tagged.awake);
+        // After the allocations: what they have cannot go meanwhile.
+        let held = known.held();
+        figures.look(held);
+        json!({
+            "version": 1,
+            "device": device,
+            "held": held,
+            "allocations": awake,
+            "sleeping": tagged.asleep,
+        })
     });
     serde_json::to_vec(&snapshot).ok()
 }
@@ -143,7 +238,7 @@ pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
 /// Returns the figures as a table.
 pub(crate) fn table(device: i32) -> Option<String> {
     let known = usable(device)?;
-    let (heap, pool, figures) = (known.heap.stats(), known.pool.stats(), *known.figures());
+    let (figures, heap, pool) = together(known);
     let mut text = String::new();
     let name = known.device.name();
     let (bytes, count) = (figures.all.bytes, figures.all.count);
@@ -181,6 +276,25 @@ pub(crate) fn table(device: i32) -> Option<String> {
         known.failed.load(Ordering::Relaxed),
         figures.ooms
     );
+    let host: u64 = tags::figures(known).iter().map(TagFigures::host).sum();
+    if figures.sleeping > 0 || host > 0 {
+        let _ = writeln!(
+            text,
+            "asleep     {}, and {} of host memory kept for contents",
+            size(figures.sleeping),
+            size(host)
+        );
+    }
+    let graphs = Graphs::of(&graph_heaps(known));
+    if graphs.pools > 0 {
+        let _ = writeln!(
+            text,
+            "graphs     {} live of {} held in {} pools",
+            size(graphs.live),
+            size(graphs.held),
+            graphs.pools
+        );
+    }
     if let Some(published) = known.published().map(heaps::held).filter(|&it| it > 0) {
         let _ = writeln!(
             text,

@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use cuvmm::sleep::PreparedSleep;
 use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
+use serde::Serialize;
 
 use crate::blocks::{Blocks, block_for};
 use crate::error::Error;
+use crate::figures::Figures;
 use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
 use crate::{fork, graphs};
@@ -153,8 +155,7 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         return Err(Error::Asleep(name));
     }
     if let Some(address) = state.blocks.get_or_insert_default().share(index, size) {
-        drop(state);
-        heaps::of(device)?.figures().made(size);
+        state.tags[index].count_made(size);
         return Ok(address);
     }
     drop(state);
@@ -166,10 +167,11 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
             None => tenant.allocate(bytes),
         })?,
     };
-    of.figures().made(size);
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
-    Ok(blocks.add(index, size, block))
+    let address = blocks.add(index, size, block);
+    state.tags[index].count_made(size);
+    Ok(address)
 }
 
 /// Returns the index of a tag, its tenant and what keeps it from moving. The tag is made if there is
@@ -210,24 +212,115 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     let mut state = lock();
     let removed = state.blocks.get_or_insert_default().remove(address);
     let removed = removed.ok_or(Error::NotAllocated)?;
-    let of = state.tags[removed.tag].of;
+    let is_last = removed.block.is_some() && state.sizes(removed.tag).next().is_none();
+    let tag = &mut state.tags[removed.tag];
+    // Before the memory goes, so that no more is counted than is held.
+    match tag.is_asleep {
+        true => tag.of.figures().ended_asleep(removed.size),
+        false => tag.of.figures().ended(removed.size),
+    }
+    let store = tag.store.take_if(|_| is_last);
     drop(state);
     // Without the lock.
-    drop(removed.block);
-    of.figures().ended(removed.size);
+    drop((removed.block, store));
     Ok(())
 }
 
-/// Returns all allocations under tags of a device, by address.
-pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
+/// The allocations under the tags of a device, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    pub(crate) awake: Vec<Entry>,
+    pub(crate) asleep: Vec<Entry>,
+}
+
+/// Calls a function with all allocations under tags of a device. Meanwhile none of them ends or falls
+/// asleep, and neither does one of the device's heaps end.
+pub(crate) fn with_entries<T>(
+    of: &DeviceHeap,
+    look: impl FnOnce(Entries, &mut Figures) -> T,
+) -> T {
     let state = lock();
-    let all = state.blocks.iter().flat_map(Blocks::allocations);
-    let ours = all.filter(|&(.., tag)| std::ptr::eq(state.tags[tag].of, of));
-    let mut entries: Vec<Entry> = ours
-        .map(|(address, size, _)| Entry::block(address, size))
-        .collect();
-    entries.sort_unstable_by_key(|entry| entry.address);
-    entries
+    let mut entries = Entries::default();
+    for (address, size, tag) in state.blocks.iter().flat_map(Blocks::allocations) {
+        let tag = &state.tags[tag];
+        if std::ptr::eq(tag.of, of) {
+            let list = match tag.is_asleep {
+                true => &mut entries.asleep,
+                false => &mut entries.awake,
+            };
+            list.push(Entry::block(address, size));
+        }
+    }
+    for list in [&mut entries.awake, &mut entries.asleep] {
+        list.sort_unstable_by_key(|entry| entry.address);
+    }
+    look(entries, &mut of.figures())
+}
+
+/// A tag's figures.
+#[derive(Debug, Serialize)]
+pub(crate) struct TagFigures {
+    name: String,
+    /// The bytes of its blocks.
+    bytes: u64,
+    asleep: bool,
+    /// The bytes of host memory that are kept for its contents.
+    host: u64,
+}
+
+impl TagFigures {
+    pub(crate) const fn host(&self) -> u64 {
+        self.host
+    }
+}
+
+/// Returns the figures of the tags of a device, in the order of their first allocations.
+pub(crate) fn figures(of: &DeviceHeap) -> Vec<TagFigures> {
+    let state = lock();
+    let tags = state.tags.iter().enumerate();
+    let ours = tags.filter(|(_, tag)| std::ptr::eq(tag.of, of));
+    let figures = ours.map(|(index, tag)| TagFigures {
+        name: tag.name.clone(),
+        bytes: state.sizes(index).sum(),
+        asleep: tag.is_asleep,
+        host: tag.store.as_ref().map_or(0, HostStore::capacity),
+    });
+    figures.collect()
+}
+
+impl Tag {
+    /// Counts an allocation, which may have begun before the tag fell asleep.
+    fn count_made(&self, size: u64) {
+        let mut figures = self.of.figures();
+        figures.made(size);
+        if self.is_asleep {
+            figures.slept(size);
+        }
+    }
+}
+
+impl State {
+    /// Returns the bytes of the blocks of a tag.
+    fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
+        self.blocks.iter().flat_map(move |all| all.sizes(tag))
+    }
+
+    /// Makes a tag count as asleep or awake, with its allocations.
+    fn set_asleep(&mut self, index: usize, is_asleep: bool) {
+        let tag = &mut self.tags[index];
+        if tag.is_asleep == is_asleep {
+            return;
+        }
+        tag.is_asleep = is_asleep;
+        let mut figures = tag.of.figures();
+        let all = self.blocks.iter().flat_map(Blocks::allocations);
+        for (_, size, _) in all.filter(|&(.., of)| of == index) {
+            match is_asleep {
+                true => figures.slept(size),
+                false => figures.woke(size),
+            }
+        }
+    }
 }
 
 /// Returns the names of tags that are asleep on a device.
@@ -397,9 +490,8 @@ impl<'a> Moving<'a> {
     fn begin(chosen: &'a [usize]) -> Self {
         let mut state = lock();
         let still = chosen.iter().map(|&index| {
-            let tag = &mut state.tags[index];
-            tag.is_asleep = true;
-            Arc::clone(&tag.still)
+            state.set_asleep(index, true);
+            Arc::clone(&state.tags[index].still)
         });
         let still: Vec<_> = still.collect();
         drop(state);
@@ -414,7 +506,7 @@ impl<'a> Moving<'a> {
     fn end(self, is_asleep: impl Fn(usize) -> bool) {
         let mut state = lock();
         for (at, &index) in self.chosen.iter().enumerate() {
-            state.tags[index].is_asleep = is_asleep(at);
+            state.set_asleep(index, is_asleep(at));
         }
     }
 }
@@ -422,7 +514,7 @@ impl<'a> Moving<'a> {
 /// Returns host memory for the contents of a tag, in pinned memory if that can be had.
 fn store(index: usize) -> Result<HostStore, Error> {
     let mut state = lock();
-    let sizes = state.blocks.get_or_insert_default().sizes(index);
+    let sizes = state.sizes(index);
     let bytes = sizes.map(|size| size.next_multiple_of(PART));
     let bytes = bytes.sum::<u64>().max(PART);
     let tag = &mut state.tags[index];
@@ -431,9 +523,10 @@ fn store(index: usize) -> Result<HostStore, Error> {
         return Ok(store);
     }
     // The old one is too small, and may be what leaves too little memory.
-    tag.store = None;
+    let old = tag.store.take();
     let device = tag.of.device.clone();
     drop(state);
+    drop(old);
     let builder = HostStore::builder(&device);
     let store = builder.pinned(bytes).build();
     let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;

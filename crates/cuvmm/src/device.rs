@@ -8,16 +8,14 @@ mod kept_pools;
 mod synchronise;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use cuvmm_driver::{
-    Call, CaptureMode, DeviceAttribute, Driver, DriverError, GranularityKind, Location, MemoryInfo,
-    Ordinal, PhysicalProps,
-};
+use cuvmm_driver::{Call, CaptureMode, DeviceAttribute, Driver, DriverError, GranularityKind, Location, MemoryInfo, Ordinal, PhysicalProps, StreamHandle};
 
 use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
@@ -85,6 +83,8 @@ struct Shared {
     /// Held while a memory pool is found to be current and another one is set, so that no thread
     /// replaces what another one has set.
     setting_pool: Mutex<()>,
+    /// How often a stream with a handle has ended. The driver uses handles again.
+    ended_streams: Mutex<BTreeMap<StreamHandle, u64>>,
 }
 
 impl Device {
@@ -136,6 +136,7 @@ impl Device {
                 secret: Default::default(),
                 imports: OnceLock::new(),
                 setting_pool: Mutex::default(),
+                ended_streams: Mutex::default(),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -203,6 +204,21 @@ impl Device {
     /// Returns a handle that does not own the device.
     pub(crate) fn downgrade(&self) -> WeakDevice {
         WeakDevice(Arc::downgrade(&self.shared), Arc::downgrade(&self.calls))
+    }
+
+    /// Returns how often a stream with this handle has ended.
+    pub(crate) fn generation(&self, handle: StreamHandle) -> u64 {
+        self.ended_streams().get(&handle).copied().unwrap_or(0)
+    }
+
+    /// Notes that the stream with this handle has ended: the next one is another stream.
+    pub(crate) fn note_ended(&self, handle: StreamHandle) {
+        *self.ended_streams().entry(handle).or_default() += 1;
+    }
+
+    fn ended_streams(&self) -> MutexGuard<'_, BTreeMap<StreamHandle, u64>> {
+        let ended = self.shared.ended_streams.lock();
+        ended.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns free and total memory by the driver's count (`cuMemGetInfo`).

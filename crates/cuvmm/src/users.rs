@@ -6,8 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use cuvmm_driver::StreamHandle;
-
 use crate::error::CallError;
 use crate::own::Stream;
 use crate::region::Region;
@@ -21,8 +19,8 @@ const KEPT: usize = 16;
 pub(crate) struct Users {
     home: Stream,
     others: Vec<Stream>,
-    /// The handles of `others`. Handles of live streams of one device differ.
-    known: BTreeSet<StreamHandle>,
+    /// The keys of `others`.
+    known: BTreeSet<u64>,
     /// The number of other streams that are kept before the driver is queried for completed ones
     /// again.
     most: usize,
@@ -50,7 +48,7 @@ impl Users {
         if !stream.device().is_same(self.home.device()) {
             return false;
         }
-        if *stream == self.home || self.known.contains(&stream.as_raw()) {
+        if *stream == self.home || self.known.contains(&stream.key()) {
             return true;
         }
         if self.others.len() >= self.most {
@@ -59,7 +57,7 @@ impl Users {
             // record.
             self.most = KEPT.max(2 * self.others.len());
         }
-        self.known.insert(stream.as_raw());
+        self.known.insert(stream.key());
         self.others.push(stream.clone());
         true
     }
@@ -75,7 +73,7 @@ impl Users {
             let gone = stream.is_abandoned()
                 && matches!(stream.device().relaxed(|| done(stream)), Ok(Ok(true)));
             if gone {
-                known.remove(&stream.as_raw());
+                known.remove(&stream.key());
             }
             !gone
         });

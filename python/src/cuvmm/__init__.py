@@ -21,6 +21,7 @@ from ._publishing import Publication, publish
 from ._settings import configure
 from ._sleeping import asleep, sleep, wake
 from ._stats import Stats, empty_cache, stats
+from ._streams import end_stream
 
 __all__ = [
     "Attached",
@@ -36,6 +37,7 @@ __all__ = [
     "configure",
     "empty",
     "empty_cache",
+    "end_stream",
     "from_dlpack",
     "library_path",
     "publish",

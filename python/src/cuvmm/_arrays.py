@@ -116,8 +116,8 @@ class DeviceArray:
     Libraries take it without a copy by DLPack (`torch.from_dlpack(array)`,
     `cupy.from_dlpack(array)`) or by the CUDA array interface (`cupy.asarray(array)`). The memory
     lives as long as the array or a tensor over it. It is freed behind the work of the streams that
-    were named to `__dlpack__` or `record_stream`. Such a stream must not be destroyed before the
-    process ends. PyTorch's own never are; keep a `cupy.cuda.Stream` that takes an array.
+    were named to `__dlpack__` or `record_stream`. Before such a stream is destroyed, call
+    `cuvmm.end_stream`. PyTorch's own never are; keep a `cupy.cuda.Stream` that takes an array until then.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class DeviceArray:
     def record_stream(self, stream: Any) -> None:
         """Records that work of a stream uses the memory, so that it is freed behind that work.
 
-        stream: a stream of PyTorch or CuPy, or a stream's handle. The stream must not be destroyed
-            before the process ends: the heap asks it for its progress.
+        stream: a stream of PyTorch or CuPy, or a stream's handle. Call `cuvmm.end_stream` before it is
+            destroyed: the heap asks it for its progress.
         """
         self._memory.record(stream_of(stream))
 

@@ -11,7 +11,7 @@ from ._arrays import device_of
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What the library has on a device. All sizes are in bytes.
+    """What the library has on a device: its heap, pools and graphs. All sizes are in bytes.
 
     `print(cuvmm.stats())` prints a table.
     """
@@ -39,7 +39,11 @@ class Stats:
     failed: int = 0
     #: What `cuvmm.publish` has published, beside `held`.
     published: int = 0
-    #: All that the library reports, with further figures.
+    #: Allocations of pools that sleep, which are in none of the figures above.
+    sleeping: int = 0
+    #: Host memory that is kept for the contents of pools.
+    host: int = 0
+    #: All that the library reports, with further figures: "pools" and "graphs" have theirs.
     all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, hash=False)
     table: str = dataclasses.field(default="", repr=False, compare=False)
 
@@ -47,7 +51,7 @@ class Stats:
         return self.table or f"device {self.device}: nothing was allocated yet"
 
 
-_HEAP = (
+_TOTAL = (
     "allocations",
     "live",
     "peak_live",
@@ -72,16 +76,18 @@ def stats(device: Any = 0) -> Stats:
     figures = library.figures("stats", device)
     if not figures:
         return Stats(device)
-    heap = figures.get("heap", {})
+    total = figures.get("total", {})
     return Stats(
         device=device,
         name=figures.get("name", ""),
         limit=figures.get("limit", 0),
         failed=figures.get("failed", 0),
         published=figures.get("published", 0),
+        sleeping=figures.get("sleeping", 0),
+        host=figures.get("host", 0),
         all=figures,
         table=library.text("table", device),
-        **{name: heap.get(name, 0) for name in _HEAP},
+        **{name: total.get(name, 0) for name in _TOTAL},
     )
 
 

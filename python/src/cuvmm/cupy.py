@@ -16,8 +16,55 @@ from typing import Any
 from . import _library
 from ._errors import OutOfMemoryError
 from ._settings import configure
+from ._streams import kept
 
 _installed: Any = None
+
+
+class _Streams:
+    """Streams that arrays were used on.
+
+    The heap asks a stream for its progress after the last array was freed on it, and the driver crashes if
+    the stream is gone by then. So a stream stays alive while arrays that were made on it live, and until the
+    heap has let it go: more than a few that no array is left of are ended, once their work is complete.
+    """
+
+    #: The most streams that are kept without an array.
+    KEPT = 64
+
+    def __init__(self, library: _library.Library) -> None:
+        self._library = library
+        # Arrays by their addresses, with the handles of their streams, and the other way round. No lock is
+        # taken: the garbage collector may free an array in the middle of each function here.
+        self._homes: dict[int, int] = {}
+        self._arrays: dict[int, set[int]] = {}
+
+    def made(self, address: int, stream: Any) -> None:
+        """Notes an array that was made on a stream."""
+        self._homes[address] = stream.ptr
+        self._keep(stream).add(address)
+
+    def freed(self, address: int, stream: Any) -> None:
+        """Notes an array that is freed while a stream is current."""
+        self._keep(stream)
+        home = self._homes.pop(address, None)
+        self._arrays.get(home, set()).discard(address)
+
+    def _keep(self, stream: Any) -> set[int]:
+        """Keeps a stream, and returns the addresses of its arrays."""
+        if kept.get(stream.ptr) is None:
+            kept[stream.ptr] = stream
+            self._let_go(stream.ptr)
+        return self._arrays.setdefault(stream.ptr, set())
+
+    def _let_go(self, newest: int) -> None:
+        """Ends streams that no array is left of, the oldest first."""
+        idle = [it for it in list(kept) if not self._arrays.get(it) and it != newest]
+        for handle in idle[: max(0, len(idle) - self.KEPT)]:
+            # 1 is for one whose work is not complete.
+            if self._library.stream_end(handle, 0) == 0:
+                kept.pop(handle, None)
+                self._arrays.pop(handle, None)
 
 
 def install(
@@ -33,8 +80,9 @@ def install(
     The settings are those of `cuvmm.configure`. If PyTorch already uses the heap
     (`cuvmm.torch.install`), call this without settings: both share it, under one limit.
 
-    Streams on which arrays were made or freed stay alive until the process ends. A stream of another
-    library (`cupy.cuda.ExternalStream`) must not be destroyed before that.
+    Streams on which arrays were made or freed stay alive while such an array lives, and the last 64 of them
+    longer. Before a stream of another library (`cupy.cuda.ExternalStream`) is destroyed, call
+    `cuvmm.end_stream`.
 
     A failed allocation raises `cupy.cuda.memory.OutOfMemoryError`. Arrays that exist keep their
     memory from CuPy's own pool.
@@ -51,29 +99,28 @@ def install(
     library = _library.get()
     configure(limit, preset, tenant, ledger, ledger_limit, peers)
 
-    # The heap asks a stream for its progress after the last array was freed on it, and the driver
-    # crashes if the stream is gone by then. So streams that arrays were used on stay alive.
-    streams: dict[int, Any] = {}
-
-    def current() -> int:
-        stream = cupy.cuda.get_current_stream()
-        return streams.setdefault(stream.ptr, stream).ptr
+    streams = _Streams(library)
 
     def malloc(size: int, device: int) -> int:
-        address = library.try_malloc(size, device, current())
-        if not address and size > 0:
+        stream = cupy.cuda.get_current_stream(device)
+        address = library.try_malloc(size, device, stream.ptr)
+        if address:
+            streams.made(address, stream)
+        elif size > 0:
             failed = library.failure(f"cannot allocate {size} bytes on device {device}")
             if not isinstance(failed, OutOfMemoryError):
                 raise failed
             figures = library.figures("stats", device)
             raise cupy.cuda.memory.OutOfMemoryError(
-                size, figures.get("heap", {}).get("held", 0), figures.get("limit", 0)
+                size, figures.get("total", {}).get("held", 0), figures.get("limit", 0)
             )
         return address or 0
 
     def free(address: int, device: int) -> None:
         # The stream that is current now may be another one than the array was made on.
-        library.free(address, 0, device, current())
+        stream = cupy.cuda.get_current_stream(device)
+        streams.freed(address, stream)
+        library.free(address, 0, device, stream.ptr)
 
     allocator = cupy.cuda.PythonFunctionAllocator(malloc, free)
     cupy.cuda.set_allocator(allocator.malloc)

@@ -260,6 +260,22 @@ impl Events {
         events
     }
 
+    /// Notes that the stream of the events has ended: all its work is complete, and none will come. The
+    /// driver is not asked again.
+    pub(crate) fn end(&self, device: &Device) {
+        self.completed(Stamp::MAX);
+        let Inner {
+            outstanding, spare, ..
+        } = std::mem::take(&mut *self.lock());
+        let outstanding = outstanding.into_iter().map(|(_, event)| event);
+        destroy(device, outstanding.chain(spare));
+    }
+
+    /// Returns `true` if the stream of the events has ended.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.done.load(Ordering::Acquire) == Stamp::MAX
+    }
+
     /// Destroys all events, before the stream that they were recorded on is destroyed.
     pub(crate) fn destroy(&mut self, device: &Device) {
         destroy(device, self.take_all());

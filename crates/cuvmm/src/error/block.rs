@@ -60,7 +60,7 @@ pub enum BlockError {
     },
     /// The driver has no more memory although the pool's limit would allow it: another process or
     /// library uses it.
-    #[error("the driver is out of memory below the pool's limit: {cause}; {}", shortage.summary())]
+    #[error("the device is out of memory below the pool's limit: {cause}; {}", shortage.summary())]
     DriverOutOfMemory {
         /// The driver's answer.
         #[source]
@@ -126,6 +126,18 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Returns the error without bytes that were charged to the tenant for the request itself, and were
+    /// given back.
+    pub(crate) fn without_charge(mut self, bytes: u64) -> Self {
+        if let Self::OutOfMemory(shortage)
+        | Self::Capturing(shortage)
+        | Self::DriverOutOfMemory { shortage, .. } = &mut self
+        {
+            shortage.tenant_held = shortage.tenant_held.saturating_sub(bytes);
+        }
+        self
+    }
+
     /// Returns `true` if waiting or freeing memory can help.
     #[must_use]
     pub fn is_shortage(&self) -> bool {

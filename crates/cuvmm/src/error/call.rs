@@ -2,6 +2,8 @@
 
 use cuvmm_driver::DriverError;
 
+use crate::display::Bytes;
+
 /// A driver call that failed or was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -32,6 +34,14 @@ pub enum CallError {
     /// started on it.
     #[error("the device's context is lost since {0}: memory can only be freed")]
     ContextLost(DriverError),
+    /// The driver has the memory free, and the pool's limit [leaves it free](crate::Limit::LeaveFree).
+    #[error("of the {} that the driver has free, {} stay free", Bytes(*free), Bytes(*kept))]
+    LeftFree {
+        /// The bytes that the driver has free.
+        free: u64,
+        /// The bytes that are to stay free.
+        kept: u64,
+    },
 }
 
 impl CallError {
@@ -40,7 +50,11 @@ impl CallError {
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(error) | Self::ContextLost(error) => Some(error),
-            Self::Forked { .. } | Self::WrongDriver | Self::InUse | Self::PerThreadStream => None,
+            Self::Forked { .. }
+            | Self::WrongDriver
+            | Self::InUse
+            | Self::PerThreadStream
+            | Self::LeftFree { .. } => None,
         }
     }
 }

@@ -114,10 +114,15 @@ out_of_memory! {
 }
 
 impl CallError {
-    /// Returns `true` if the driver reported that it has no more bytes, mappings or addresses.
+    /// Returns `true` if the driver reported that it has no more bytes, mappings or addresses, or has none
+    /// that need not stay free.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Driver(error) if error.is_out_of_memory())
+        match self {
+            Self::Driver(error) => error.is_out_of_memory(),
+            Self::LeftFree { .. } => true,
+            _ => false,
+        }
     }
 
     /// Returns this error, for symmetry with other errors.

@@ -13,8 +13,6 @@
 
 use std::sync::PoisonError;
 
-use cuvmm_driver::StreamHandle;
-
 use super::tag::StreamId;
 use crate::own::{Stream, StreamKeys};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +32,7 @@ pub(super) struct Place {
     pub(super) rounded: u64,
     /// Its stream.
     pub(super) home: StreamId,
-    pub(super) handle: StreamHandle,
+    pub(super) stream: u64,
     /// `true` if it lies in a chunk.
     pub(super) small: bool,
 }
@@ -95,10 +93,10 @@ impl StreamCache {
         alignment: u64,
         small: bool,
     ) -> Option<Place> {
-        let handle = stream.as_raw();
+        let key = stream.key();
         let mut both = self.lock();
         let place = of(&mut both, small).take(size, |place| {
-            place.handle == handle && place.at & (alignment - 1) == 0
+            place.stream == key && place.at & (alignment - 1) == 0
         })?;
         self.set_bytes(self.bytes() - size);
         Some(place)

@@ -460,7 +460,7 @@ impl Heap {
             size,
             rounded,
             home,
-            handle: stream.as_raw(),
+            stream: stream.key(),
             small,
         };
         if let Some(guarded) = &core.guarded {
@@ -554,6 +554,19 @@ impl Heap {
         drop(polling);
         core.release_mappings((tenant, *holder), usize::MAX);
         tenant.take_from(*holder, u64::MAX)
+    }
+
+    /// Asks for the progress of the work that free memory waits for (`cuEventQuery`), unless a
+    /// [capture guard](crate::pool::CaptureGuard) lives, and lets go of the streams whose work is complete
+    /// and which no allocation uses. Does nothing in a forked child.
+    pub fn refresh(&self) {
+        let Shared { core, tenant, .. } = &*self.lanes.shared;
+        if core.guarded.is_some() || core.device.is_forked() {
+            return;
+        }
+        // The pool's lock is never taken under the heap's.
+        let polling = tenant.polling();
+        core.lock_drained().refresh(polling.is_some());
     }
 
     /// Returns the current figures. Makes no driver call. In a forked child they are zero.

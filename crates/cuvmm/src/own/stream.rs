@@ -40,6 +40,8 @@ pub struct Stream {
 struct Shared {
     device: Device,
     handle: StreamHandle,
+    /// How often a stream with this handle has ended before.
+    generation: u64,
     owner: Owner,
     /// The events recorded behind its work.
     events: Events,
@@ -110,10 +112,62 @@ impl Stream {
             shared: Arc::new(Shared {
                 device: device.clone(),
                 handle,
+                generation: device.generation(handle),
                 owner,
                 events: Events::default(),
             }),
         }
+    }
+
+    /// Says that another library is about to destroy the stream: waits for its work
+    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was used on it
+    /// stays usable, and the next stream with its handle is not equal to it.
+    ///
+    /// Clones end too; streams that were wrapped apart do not. Does nothing for the legacy default stream,
+    /// which never ends.
+    ///
+    /// # Errors
+    /// [`CallError::InUse`] while it captures. [`CallError`] when its work fails.
+    pub fn end(&self) -> Result<(), CallError> {
+        if self.is_capturing()? {
+            return Err(CallError::InUse);
+        }
+        self.synchronize()?;
+        self.note_ended();
+        Ok(())
+    }
+
+    /// Ends the stream as [`end`](Self::end) does if its work is complete, and returns `false` otherwise.
+    ///
+    /// # Errors
+    /// [`CallError`] when its work has failed.
+    pub fn try_end(&self) -> Result<bool, CallError> {
+        let ends = !self.is_capturing()? && self.is_done()?;
+        if ends {
+            self.note_ended();
+        }
+        Ok(ends)
+    }
+
+    fn note_ended(&self) {
+        let Shared { device, handle, events, .. } = &*self.shared;
+        if *handle != StreamHandle::NULL && !events.have_ended() {
+            events.end(device);
+            device.note_ended(*handle);
+        }
+    }
+
+    /// Returns `true` if neither a clone of this stream nor memory that was used on it is left.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
+
+    /// Returns a number that no other stream of the device has, also after streams have ended.
+    #[inline]
+    pub(crate) fn key(&self) -> u64 {
+        // Addresses have at most 48 bits.
+        self.shared.handle.0 ^ (self.shared.generation << 48)
     }
 
     /// Returns the driver's handle, which stays owned by this stream.
@@ -150,6 +204,9 @@ impl Stream {
     /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), CallError> {
+        if self.shared.events.have_ended() {
+            return Ok(());
+        }
         let handle = self.shared.handle;
         let device = &self.shared.device;
         let begun = device.tick();
@@ -167,6 +224,9 @@ impl Stream {
     /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool, CallError> {
+        if self.shared.events.have_ended() {
+            return Ok(true);
+        }
         let handle = self.shared.handle;
         // SAFETY: the handle is alive.
         self.shared
@@ -198,13 +258,16 @@ impl Stream {
     /// [`CallError`] when the driver refuses.
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool, CallError> {
+        if self.shared.events.have_ended() {
+            return Ok(false);
+        }
         self.shared.device.is_capturing(self.shared.handle)
     }
 }
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        self.shared.handle == other.shared.handle && self.shared.device == other.shared.device
+        self.key() == other.key() && self.shared.device == other.shared.device
     }
 }
 

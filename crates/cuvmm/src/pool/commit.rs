@@ -106,7 +106,7 @@ impl Locked<'_> {
             Ok(()) => charge.keep(),
             Err(_) => self.refund_for(slot.id, bytes, charge),
         }
-        placed
+        placed.map_err(|error| error.without_charge(bytes))
     }
 
     /// Refuses to place memory where something is mapped: a mapping that could not be unmapped, or

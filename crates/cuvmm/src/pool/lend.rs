@@ -227,7 +227,7 @@ impl Locked<'_> {
             held.bytes -= bytes;
         }
         self.budget.refund(charge);
-        obtained
+        obtained.map_err(|error| error.without_charge(bytes))
     }
 
     fn lend_extents(

@@ -180,7 +180,7 @@ impl Core {
     /// still obtain and what operations are about to create. Called without the pool's lock.
     pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
         let _one_by_one = self.creating();
-        self.free_beyond(policy.leave_free).map(drop)
+        self.free_beyond(policy.leave_free, 0).map(drop)
     }
 
     /// Makes sure that `size` bytes may be created. Asks the driver what is free, if the limit requires
@@ -198,11 +198,7 @@ impl Core {
         let creating = self.creating();
         if !room.has(size) {
             room.give_up();
-            let found = self.free_beyond(policy.leave_free)?;
-            if found < size {
-                return Err(out_of_memory());
-            }
-            room.take(found, size);
+            room.take(self.free_beyond(policy.leave_free, size)?, size);
         }
         Ok(Some(creating))
     }
@@ -215,13 +211,14 @@ impl Core {
     }
 
     /// Returns the bytes that the driver has free beyond `leave_free`, beyond what memory pools of the
-    /// driver may still obtain, and beyond what operations are about to create; an error if there is
-    /// less.
-    fn free_beyond(&self, leave_free: u64) -> Result<u64, CallError> {
+    /// driver may still obtain, and beyond what operations are about to create; an error if there are
+    /// fewer than `least`.
+    fn free_beyond(&self, leave_free: u64, least: u64) -> Result<u64, CallError> {
         let (free, promised) = self.free_and_promised()?;
         let kept = leave_free.saturating_add(promised);
         let kept = kept.saturating_add(self.claimed.load(Ordering::SeqCst));
-        free.checked_sub(kept).ok_or_else(out_of_memory)
+        let beyond = free.checked_sub(kept).filter(|&beyond| beyond >= least);
+        beyond.ok_or(CallError::LeftFree { free, kept })
     }
 
     /// Creates memory with the pool's properties, unless that would leave less free than the limit
@@ -253,10 +250,4 @@ impl Core {
         }
         created
     }
-}
-
-/// Returns the error for a creation that would leave less free than the limit requires.
-fn out_of_memory() -> CallError {
-    use cuvmm_driver::{CUresult, Call, DriverError};
-    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
 }

@@ -1,0 +1,134 @@
+//! Streams that come and go, over the stand-in for libcuda.
+//!
+//! `unsafe` is used to call the library's functions.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+
+use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+
+fn size(bytes: usize) -> isize {
+    isize::try_from(bytes).unwrap()
+}
+
+/// Calls `cuvmm_stream_end`.
+fn end(torch: &Torch, stream: Handle, wait: bool) -> c_int {
+    let end: unsafe extern "C" fn(*mut c_void, c_int) -> c_int = torch.function("cuvmm_stream_end");
+    // SAFETY: the tests use the stream no more.
+    unsafe { end(stream, c_int::from(wait)) }
+}
+
+fn destroy(cuda: &Cuda, stream: Handle) {
+    let destroy: unsafe extern "C" fn(Handle) -> c_int = cuda.function("cuStreamDestroy_v2");
+    // SAFETY: the tests use the stream no more.
+    assert_eq!(unsafe { destroy(stream) }, 0);
+}
+
+over_the_stand_in! {
+    other_memory_stays_usable_after_a_stream_was_destroyed ["CUVMM_TORCH_LIMIT" = "64MiB"] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let (freed, live) = (torch.malloc(size(20 * MIB), stream), torch.malloc(size(20 * MIB), stream));
+        cuda.fill(freed, 1, 20 * MIB, stream);
+        torch.free(freed, stream);
+        assert_eq!(end(&torch, stream, true), 0);
+        destroy(&cuda, stream);
+        for number in 0..5000 {
+            let bytes = size((number % 40 + 1) * MIB);
+            let address = torch.malloc(bytes, other);
+            assert_ne!(address, 0, "{number}: {}", torch.last_error());
+            torch.free(address, other);
+        }
+        // PyTorch frees memory with the stream that it was allocated for.
+        torch.free(live, stream);
+        let all = torch.malloc(size(60 * MIB), other);
+        assert_ne!(all, 0, "{}", torch.last_error());
+        torch.free(all, other);
+    }
+
+    a_stream_that_is_busy_ends_only_if_it_is_waited_for [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let address = torch.malloc(size(8 * MIB), stream);
+        cuda.hold(stream, true);
+        cuda.fill(address, 1, 8 * MIB, stream);
+        assert_eq!(end(&torch, stream, false), 1);
+        cuda.hold(stream, false);
+        assert_eq!(end(&torch, stream, true), 0);
+        // It is not known any more, and no stream that is unknown is asked for.
+        assert_eq!(end(&torch, stream, true), 0);
+        torch.free(address, stream);
+        cuda.capture(stream, || {
+            let captured = torch.malloc(size(MIB), stream);
+            assert_eq!(end(&torch, stream, true), -1);
+            assert_eq!(end(&torch, stream, false), 1);
+            torch.free(captured, stream);
+        });
+    }
+
+    /// The handle is used again: the new stream's work is not the old one's, and the other way round.
+    a_handle_that_is_used_again_is_another_stream [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let (first, second) = (torch.malloc(size(8 * MIB), stream), torch.malloc(size(8 * MIB), stream));
+        torch.free(first, stream);
+        assert_eq!(end(&torch, stream, true), 0);
+        // As if the driver had given the next stream the same handle.
+        let next = torch.malloc(size(8 * MIB), stream);
+        cuda.hold(stream, true);
+        for address in [second, next] {
+            cuda.fill(address, 1, 8 * MIB, stream);
+            torch.free(address, stream);
+        }
+        let made: Vec<usize> = (0..4).map(|_| torch.malloc(size(8 * MIB), other)).collect();
+        assert!(!made.contains(&next) && !made.contains(&second), "{made:?}: {second}, {next}");
+        cuda.hold(stream, false);
+        cuda.synchronize(stream);
+        for address in made {
+            torch.free(address, other);
+        }
+    }
+
+    streams_that_come_and_go_keep_nothing [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let mut most = 0;
+        for _ in 0..2000 {
+            let stream = cuda.stream();
+            let address = torch.malloc(size(4 * MIB), stream);
+            assert_ne!(address, 0, "{}", torch.last_error());
+            torch.free(address, stream);
+            most = most.max(torch.number("cuvmm_stats", "total.held"));
+            assert_eq!(end(&torch, stream, false), 0);
+            destroy(&cuda, stream);
+        }
+        assert!(most <= 16 << 20, "{most}");
+    }
+
+    streams_that_nothing_uses_are_dropped [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let streams: Vec<Handle> = (0..300).map(|_| cuda.stream()).collect();
+        let live: unsafe extern "C" fn(*mut [u64; 8]) -> c_int = cuda.function("fakecuda_live");
+        let mut events = 0;
+        for &stream in &streams {
+            let address = torch.malloc(size(2 * MIB), stream);
+            torch.free(address, stream);
+            let mut counts = [0_u64; 8];
+            // SAFETY: the counts are written to a local array of the right size.
+            assert_eq!(unsafe { live(&mut counts) }, 0);
+            events = events.max(counts[5]);
+        }
+        assert!(events <= 160, "{events} events");
+        // One that was dropped is found again.
+        let address = torch.malloc(size(2 * MIB), streams[0]);
+        assert_ne!(address, 0);
+        torch.free(address, streams[0]);
+    }
+}

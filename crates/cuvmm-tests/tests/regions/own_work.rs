@@ -2,7 +2,6 @@
 //! work of streams that were recorded through a registration.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::common;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
 use cuvmm::driver::Driver;

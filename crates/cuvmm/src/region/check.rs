@@ -89,4 +89,14 @@ impl Region {
             false => Err(ArgumentError::STREAM),
         }
     }
+    /// A fence over the work of these streams, and over the work that the region has noted. Refuses
+    /// a stream of a device without access.
+    pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
+        let mut fence = self.fence_of(streams)?;
+        // A lock that another thread held when the process was forked is never released.
+        if !self.device().is_forked() {
+            fence.merge(self.register.noted().fence());
+        }
+        Ok(fence)
+    }
 }

@@ -287,6 +287,19 @@ impl Region {
         copied
     }
 
+    /// Notes a fill or copy on a stream, unless it was refused before any of it was queued.
+    fn note_work(&self, stream: &Stream, outcome: &Result<(), MemoryError>) {
+        let is_queued = match outcome {
+            Ok(()) => true,
+            // The driver may have refused the second part of it.
+            Err(error) => error.call().is_some(),
+        };
+        // A lock that another thread held when the process was forked is never released.
+        if is_queued && !self.device().is_forked() {
+            self.register.noted().queued_on(stream);
+        }
+    }
+
     /// Returns the committed parts of a range, in order.
     pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         self.committed.parts(range)

@@ -6,10 +6,8 @@
 
 use std::sync::PoisonError;
 
-use super::Region;
 use super::fence::{Fence, Uses};
 use crate::deferred::Section;
-use crate::error::{ArgumentError, MemoryError};
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -33,7 +31,7 @@ impl Noted {
     }
 
     /// Notes the work that is queued on a stream by now.
-    fn queued_on(&self, stream: &Stream) {
+    pub(super) fn queued_on(&self, stream: &Stream) {
         // The keep-alive of a stream is dropped without the lock.
         let _section = Section::enter();
         self.work().queue(Fence::stream(stream.clone()));
@@ -48,7 +46,7 @@ impl Noted {
     }
 
     /// A fence over all of it.
-    fn fence(&self) -> Fence {
+    pub(super) fn fence(&self) -> Fence {
         let work = self.work();
         let mut fence = work.recorded.end();
         fence.merge(work.queued.clone());
@@ -64,30 +62,5 @@ impl Work {
     fn queue(&mut self, fence: Fence) {
         self.queued.merge(fence);
         self.queued.limit();
-    }
-}
-
-impl Region {
-    /// Notes a fill or copy on a stream, unless it was refused before any of it was queued.
-    pub(super) fn note_work(&self, stream: &Stream, outcome: &Result<(), MemoryError>) {
-        let is_queued = match outcome {
-            Ok(()) => true,
-            // The driver may have refused the second part of it.
-            Err(error) => error.call().is_some(),
-        };
-        // A lock that another thread held when the process was forked is never released.
-        if is_queued && !self.device().is_forked() {
-            self.register.noted().queued_on(stream);
-        }
-    }
-
-    /// A fence over the work of these streams, and over the work that the region has noted. Refuses
-    /// a stream of a device without access.
-    pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
-        let mut fence = self.fence_of(streams)?;
-        if !self.device().is_forked() {
-            fence.merge(self.register.noted().fence());
-        }
-        Ok(fence)
     }
 }

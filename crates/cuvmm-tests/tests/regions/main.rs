@@ -9,12 +9,14 @@ mod share_support;
 
 mod aliases;
 mod basics;
+mod captures;
 mod channels;
 mod container_faults;
 mod export;
 mod exported;
 mod grid;
 mod own;
+mod peers;
 mod places;
 mod register;
 mod share_wire;

@@ -176,14 +176,49 @@ impl Stream {
             })
     }
 
-    /// Waits until all work queued so far is complete, in relaxed capture mode. Tries twice, so
-    /// that one refusal by the driver does not leave work in an unknown state.
+    /// Waits until all work queued so far is complete, unless the stream captures: the wait would
+    /// break that capture. The one way in which this library waits for a stream that was named.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
-        let wait = || self.device().relaxed(|| self.synchronize())?;
-        wait().or_else(|error| {
-            tracing::warn!(%error, "a stream is waited for again");
-            wait()
+        self.twice(|| {
+            self.check_uncaptured()?;
+            self.synchronize()
         })
+    }
+
+    /// Waits until all work queued so far is complete, and breaks a capture that runs on the stream.
+    pub(crate) fn settle_unasked(&self) -> Result<(), CallError> {
+        self.twice(|| self.synchronize())
+    }
+
+    /// Waits in relaxed capture mode. Tries twice, so that one refusal by the driver does not leave
+    /// work in an unknown state.
+    fn twice(&self, wait: impl Fn() -> Result<(), CallError>) -> Result<(), CallError> {
+        let wait = || self.device().relaxed(&wait)?;
+        wait().or_else(|error| match error.is_of_capture() {
+            true => Err(error),
+            false => {
+                tracing::warn!(%error, "a stream is waited for again");
+                wait()
+            }
+        })
+    }
+
+    /// Refuses an operation that would wait for the stream while it captures.
+    pub(crate) fn check_uncaptured(&self) -> Result<(), CallError> {
+        match self.is_capturing()? {
+            true => Err(CallError::Capturing),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses an operation that waits for all work of devices while a capture is known: a capture
+    /// guard of one of them lives, or one of these streams captures.
+    pub(crate) fn check_none_captured<'a>(
+        devices: impl IntoIterator<Item = &'a Device>,
+        streams: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<(), CallError> {
+        devices.into_iter().try_for_each(Device::check_unguarded)?;
+        streams.into_iter().try_for_each(Self::check_uncaptured)
     }
 
     /// The events recorded behind its work.

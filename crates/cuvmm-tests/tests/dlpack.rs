@@ -754,7 +754,8 @@ fn an_export_that_fails_hands_the_owner_back() {
             );
             calls = n;
         }
-        assert!(calls > 0);
+        // A stream is waited for twice if the driver fails once.
+        assert_eq!(calls > 0, homeless);
     }
     drop((tenant, stream));
     pool.close().unwrap();
@@ -921,10 +922,11 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
     // A stream that cannot be synchronized keeps the tensor, unless no work is left on it.
     let imported = take();
     rig.faults
-        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
     let kept = imported.close().unwrap_err();
     assert!(matches!(kept.reason, CloseRefusal::Call(_)));
     assert_eq!(Arc::strong_count(&theirs), 2);
+    rig.faults.disarm();
     let foreign_stream = Stream::new(&common::model().device).unwrap();
     let kept = kept.owner.give_back(&foreign_stream).unwrap_err();
     assert!(matches!(
@@ -935,7 +937,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
     assert_eq!(Arc::strong_count(&theirs), 1);
     let imported = take();
     rig.faults
-        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
     drop(imported);
     assert_eq!(
         (Arc::strong_count(&theirs), rig.device.drop_failures()),

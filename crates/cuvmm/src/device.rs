@@ -3,6 +3,7 @@
 //! [`Device::call`] and [`Device::give_back`] count and time calls, refuse them in a forked child,
 //! and remember a lost context. They neither retry nor check arguments, which is up to the caller.
 
+mod captures;
 mod events;
 mod kept_pools;
 mod synchronise;
@@ -25,6 +26,7 @@ use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
 
+use self::captures::Captures;
 use self::kept_pools::KeptPools;
 
 pub(crate) use self::kept_pools::KeptPool;
@@ -74,6 +76,8 @@ struct Shared {
     clock: AtomicU64,
     /// The events recorded behind all work of the context.
     events: Events,
+    /// The captures on the context that are known.
+    captures: Captures,
     /// Memory pools of the driver that may not be destroyed.
     kept_pools: KeptPools,
     /// Names objects to other processes.
@@ -132,6 +136,7 @@ impl Device {
                 leaked: AtomicU64::new(0),
                 clock: AtomicU64::new(0),
                 events: Events::default(),
+                captures: Captures::default(),
                 kept_pools: KeptPools::default(),
                 secret: Default::default(),
                 imports: OnceLock::new(),
@@ -430,8 +435,9 @@ impl Device {
         })
     }
 
-    /// Runs `ask` with this thread in relaxed capture mode, so that its queries do not break a
-    /// capture that another library is making.
+    /// Runs `ask` with this thread in relaxed capture mode, so that its queries of events and of
+    /// streams that take no part in a capture do not break one that another library is making.
+    /// Calls that concern the whole context break the captures there in this mode too.
     pub(crate) fn relaxed<T>(&self, ask: impl FnOnce() -> T) -> Result<T, CallError> {
         let exchange = |mode: CaptureMode| {
             self.give_back(Call::ThreadExchangeStreamCaptureMode, |driver, _| {

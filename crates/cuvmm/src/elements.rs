@@ -142,20 +142,42 @@ impl<T: Pod> Elements<T> {
             .write(self.home(), Self::offset(first)?, bytes)?)
     }
 
+    /// Records that work of a stream uses the elements.
+    pub(crate) fn record_use(&mut self, stream: &Stream) -> Result<(), ArgumentError> {
+        let mut users = self.region.users();
+        if !users.any(|device| device.is_same(stream.device())) {
+            return Err(ArgumentError::STREAM);
+        }
+        self.users.record(stream);
+        Ok(())
+    }
+
+    /// The streams whose work may use the elements, the home stream first. `None` if that is all
+    /// work of the devices that have access: some work was not recorded, or no stream of one of
+    /// these devices was.
+    pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
+        let named = |device: &Device| self.users.iter().any(|it| it.device().is_same(device));
+        let all = !self.users.are_anywhere() && self.region.users().all(named);
+        all.then(|| self.users.all())
+    }
+
     /// Withdraws committed bytes, whole granules, behind all work that may use them.
     pub(crate) fn withdraw(&mut self, bytes: Range<u64>) -> Result<(), ContainerError> {
-        if self.users.are_anywhere() {
-            self.region.decommit(bytes)?;
-        } else {
-            self.region.decommit_after(bytes, &self.users.all())?;
+        match self.streams() {
+            Some(streams) => self.region.decommit_after(bytes, &streams)?,
+            None => self.region.decommit(bytes)?,
         }
         Ok(())
     }
 }
 
 impl<T: Pod> Drop for Elements<T> {
+    /// Withdraws all memory behind the work that may use it. Where its streams are not known, the
+    /// region waits for all work of the devices that have access.
     fn drop(&mut self) {
-        self.users.end(&mut self.region);
+        if let Some(streams) = self.streams() {
+            self.region.end_after(&streams);
+        }
     }
 }
 
@@ -207,20 +229,19 @@ macro_rules! is_container {
                 self.$($elements).+.region.held()
             }
 
-            /// Notes that work on another stream uses the elements. Memory that the container gives
-            /// up waits for the work of all recorded streams, and so does dropping it.
+            /// Notes that work on another stream uses the elements. The stream may be one of any
+            /// device that has access. Memory that the container gives up waits for the work of all
+            /// recorded streams, and for all work of a device that has access and of which no stream
+            /// was recorded.
             ///
             /// # Errors
             /// [`WrongDevice`](crate::error::ArgumentError::WrongDevice) when the stream belongs to
-            /// another device.
+            /// a device without access.
             pub fn record_use(
                 &mut self,
                 stream: &crate::own::Stream,
             ) -> Result<(), crate::error::ContainerError> {
-                match self.$($elements).+.users.record(stream) {
-                    true => Ok(()),
-                    false => Err(crate::error::ArgumentError::STREAM.into()),
-                }
+                Ok(self.$($elements).+.record_use(stream)?)
             }
         }
 

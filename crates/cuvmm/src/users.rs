@@ -6,21 +6,22 @@
 
 use std::collections::BTreeSet;
 
+use cuvmm_driver::{Ordinal, StreamHandle};
+
 use crate::error::CallError;
 use crate::own::Stream;
-use crate::region::Region;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The number of streams that are kept before the driver is queried for completed ones.
 const KEPT: usize = 16;
 
-/// A container's streams, all of one device.
+/// A container's streams, of the devices that have access to its memory.
 #[derive(Debug)]
 pub(crate) struct Users {
     home: Stream,
     others: Vec<Stream>,
-    /// The keys of `others`.
-    known: BTreeSet<u64>,
+    /// The identities of `others`.
+    known: BTreeSet<(Ordinal, StreamHandle, u64)>,
     /// The number of other streams that are kept before the driver is queried for completed ones
     /// again.
     most: usize,
@@ -43,13 +44,10 @@ impl Users {
         &self.home
     }
 
-    /// Records a stream; returns `false`, and records nothing, if it belongs to another device.
-    pub(crate) fn record(&mut self, stream: &Stream) -> bool {
-        if !stream.device().is_same(self.home.device()) {
-            return false;
-        }
-        if *stream == self.home || self.known.contains(&stream.key()) {
-            return true;
+    /// Records a stream of a device that has access.
+    pub(crate) fn record(&mut self, stream: &Stream) {
+        if *stream == self.home || self.known.contains(&stream.identity()) {
+            return;
         }
         if self.others.len() >= self.most {
             self.forget_abandoned();
@@ -57,9 +55,8 @@ impl Users {
             // record.
             self.most = KEPT.max(2 * self.others.len());
         }
-        self.known.insert(stream.key());
+        self.known.insert(stream.identity());
         self.others.push(stream.clone());
-        true
     }
 
     /// Drops streams on which no more work can be queued and whose work is complete.
@@ -73,7 +70,7 @@ impl Users {
             let gone = stream.is_abandoned()
                 && matches!(stream.device().relaxed(|| done(stream)), Ok(Ok(true)));
             if gone {
-                known.remove(&stream.key());
+                known.remove(&stream.identity());
             }
             !gone
         });
@@ -99,20 +96,8 @@ impl Users {
         self.iter().cloned().collect()
     }
 
-    /// Withdraws all of a region behind the work of the users, because their container is being
-    /// dropped. If work may be on streams that were not recorded, the region waits for all work
-    /// when it is dropped.
-    pub(crate) fn end(&self, region: &mut Region) {
-        if !self.are_anywhere() {
-            region.end_after(&self.all());
-        }
-    }
-
     /// Waits for the work queued on the recorded streams (`cuStreamSynchronize`).
     pub(crate) fn wait(&self) -> Result<(), CallError> {
-        self.home.device().relaxed(|| {
-            self.home.synchronize()?;
-            self.others.iter().try_for_each(Stream::synchronize)
-        })?
+        self.iter().try_for_each(Stream::settle)
     }
 }

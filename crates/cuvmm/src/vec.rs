@@ -258,17 +258,22 @@ impl<T: Pod> DeviceVec<T> {
 
     /// Notes that work outside this library's streams uses the elements too, such as that of
     /// another library which was given the address. From then on, memory that the vector gives up
-    /// waits for all work of the device.
+    /// waits for all work of the devices that have access.
     pub fn record_use_anywhere(&self) {
         self.elements.users.record_anywhere();
     }
 
     /// Returns the streams whose work may use the elements, the home stream first; `None` if all
-    /// work of the device may.
+    /// work of the devices that have access may.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        let users = &self.elements.users;
-        (!users.are_anywhere()).then(|| users.all())
+        self.elements.streams()
+    }
+
+    /// The devices that have access.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
+        self.elements.region.users()
     }
 
     /// Reads the element at an index.
@@ -338,13 +343,16 @@ impl<T: Pod> DeviceVec<T> {
         bytes_of::<T>(self.len()).unwrap_or_default()
     }
 
-    /// Checks that no registration may write to the vector.
+    /// Checks that no registration may write to the vector, and that no capture is known that
+    /// waiting for its devices would break.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
+        Stream::check_none_captured([], self.elements.users.iter())?;
         self.elements.region.may_be_sealed()
     }
 
     /// Waits for the work that writes to the vector, and makes it read-only.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
+        self.may_be_sealed()?;
         self.elements.region.seal()
     }
 

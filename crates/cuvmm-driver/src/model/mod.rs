@@ -46,7 +46,8 @@
 //!
 //! Codes that a program may act on are neither replaced nor used as replacements: lack of memory
 //! (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has shut down (`DEINITIALIZED`),
-//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`), and `NOT_SUPPORTED` by
+//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`; `INVALID_VALUE` by `cuEventQuery` and
+//! `cuStreamWaitEvent` for an event of a capture that is over), and `NOT_SUPPORTED` by
 //! `cuCtxRecordEvent`. "Not ready" is not an error here, and a missing symbol has no code.
 //!
 //! [`RandomFailures`] makes calls fail at random, in any manner.

@@ -12,6 +12,8 @@
 //! - `NOT_READY`: not done yet. The trait returns it as `false`, never as an error.
 //! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the driver cannot do that, and the program has to use
 //!   another way. A missing symbol means the same, and has no code.
+//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event was recorded in a capture
+//!   that is over.
 //!
 //! All other codes mean that the call was refused and changed nothing. Which of them is returned
 //! differs between drivers, and a program must not depend on it.
@@ -40,6 +42,9 @@ fn tells_a_state(call: Call, code: CUresult) -> bool {
     match code {
         CUresult::CUDA_ERROR_DEINITIALIZED | CUresult::CUDA_ERROR_NOT_READY => true,
         CUresult::CUDA_ERROR_NOT_SUPPORTED => call == Call::CtxRecordEvent,
+        CUresult::CUDA_ERROR_INVALID_VALUE => {
+            matches!(call, Call::EventQuery | Call::StreamWaitEvent)
+        }
         _ => CAPTURES.contains(&code) || DriverError::new(call, code).is_sticky(),
     }
 }

@@ -5,6 +5,7 @@
 use crate::common;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, ContainerError};
@@ -181,7 +182,7 @@ on_both! {
             grid.commit_brick([0, 1]).unwrap();
             grid.write_brick([0, 0], &filled(&grid, 7)).unwrap();
             grid.decommit_brick([0, 0]).unwrap();
-            rig.faults.arm(common::nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[call]));
+            rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(call));
             let failed = grid.commit_brick([0, 0]);
             rig.faults.disarm();
             assert!(failed.is_err() && !grid.is_committed([0, 0]));

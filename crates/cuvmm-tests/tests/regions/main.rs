@@ -9,6 +9,7 @@ mod share_support;
 
 mod aliases;
 mod basics;
+mod captures;
 mod channels;
 mod container_faults;
 mod export;
@@ -16,6 +17,7 @@ mod exported;
 mod grid;
 mod own;
 mod own_work;
+mod peers;
 mod places;
 mod register;
 mod share_wire;

@@ -193,7 +193,7 @@ fn publishing() {
         };
         let listed = |world: &(Shop, Option<Region>)| world.0.publisher.list();
         let calls = sweep(world, publish, listed, true);
-        assert_eq!(calls, EXTENTS + 1 + EXTENTS, "handles, the wait, access");
+        assert_eq!(calls, EXTENTS + 3 + EXTENTS, "handles, the wait, access");
     });
 }
 

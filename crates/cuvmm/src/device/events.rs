@@ -6,6 +6,16 @@
 //! two outstanding events, however many fences name it. The older one is polled first; the younger
 //! one is recorded anew when a later fence needs it.
 //!
+//! A stream may begin to capture at any time. An event that was recorded in a running capture breaks
+//! it when it is queried, and draws a stream that waits for it into it. So each stream is asked
+//! before an event is recorded and once more afterwards. If it captures then, the event counts as
+//! captured and is spare: it is not used before it was recorded anew. If a capture began and ended
+//! between both questions, the driver refuses to answer about the event, which breaks nothing, and
+//! the event is spare too. So captures need not be told apart.
+//!
+//! What cannot be excluded without a [capture guard](crate::pool::CaptureGuard): a stream that begins
+//! to capture between the question and a query of the stream itself loses that capture.
+//!
 //! The lock in this module is a leaf: no other lock is taken under it, and no user code runs under
 //! it.
 //!
@@ -72,7 +82,7 @@ struct Inner {
 /// The outcome of recording an event.
 enum Recorded {
     Yes,
-    /// A stream captures, so no event can be recorded now.
+    /// A stream captures, so no event marks the work now.
     Capturing,
     /// The driver cannot record events behind all work of a context.
     Lacking,
@@ -160,9 +170,16 @@ impl Events {
             }
             let asked = device.tick();
             // With an event outstanding the stream is known to be busy.
-            if inner.outstanding.is_empty() && is_idle(device, stream)? {
-                self.completed(asked);
-                return Ok(Progress::Complete);
+            if inner.outstanding.is_empty() {
+                match is_idle(device, stream) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        self.completed(asked);
+                        return Ok(Progress::Complete);
+                    }
+                    Err(error) if error.is_of_capture() => return Ok(Progress::Pending),
+                    Err(error) => return Err(error),
+                }
             }
         }
         match inner.record(device, work)? {
@@ -191,29 +208,31 @@ impl Events {
         }
     }
 
-    /// Polls outstanding events, the older first, and notes those that are complete.
+    /// Polls outstanding events, the older first, and notes those that are complete. An event about
+    /// which the driver does not answer is spare: it may have been captured.
     fn collect(&self, inner: &mut Inner, device: &Device) -> Result<(), CallError> {
         while let Some(&(at, event)) = inner.outstanding.first() {
             // SAFETY: the event is owned here and alive.
             let complete = device.call(Call::EventQuery, |driver, device| unsafe {
                 driver.event_query(device, event)
             });
-            match complete {
-                Ok(true) => self.completed(at),
-                Ok(false) => break,
-                // The stream began to capture just before the event was recorded, so the event does
-                // not cover the work before.
-                Err(error) if is_captured(&error) => {}
-                Err(error) => return Err(error),
+            if complete == Ok(false) {
+                break;
             }
             inner.outstanding.remove(0);
             inner.spare.push(event);
+            match complete {
+                Ok(_) => self.completed(at),
+                Err(error) if is_void(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
 
     /// Makes later work of a stream, which may be another device's, wait for the work before `stamp`
-    /// (`cuStreamWaitEvent`). Returns `false` if no event can be recorded behind that work now.
+    /// (`cuStreamWaitEvent`). Returns `false` if no event can be recorded behind that work now, or
+    /// the waiting stream captures by now.
     pub(crate) fn make_wait(
         &self,
         device: &Device,
@@ -244,10 +263,21 @@ impl Events {
             return Ok(false);
         };
         // SAFETY: the event is owned here and alive, and the caller's stream is alive.
-        waiter.call(Call::StreamWaitEvent, |driver, waiter| unsafe {
+        let queued = waiter.call(Call::StreamWaitEvent, |driver, waiter| unsafe {
             driver.stream_wait_event(waiter, waiting, event)
-        })?;
-        Ok(true)
+        });
+        match queued {
+            // In a capture the wait would order the work of the graph alone.
+            Ok(()) => Ok(!waiter.is_capturing(waiting)?),
+            Err(error) => {
+                inner.outstanding.retain(|&(_, other)| other != event);
+                inner.spare.push(event);
+                match is_void(&error) {
+                    true => Ok(false),
+                    false => Err(error),
+                }
+            }
+        }
     }
 
     /// Removes all events, for their owner to destroy.
@@ -308,26 +338,18 @@ impl Inner {
     /// recorded anew: it then covers more. The older one is never recorded anew, so no fence waits
     /// forever.
     fn record(&mut self, device: &Device, work: Work) -> Result<Recorded, CallError> {
-        if self.outstanding.len() < OUTSTANDING {
-            let event = match self.spare.pop() {
-                Some(event) => event,
-                None => device.call(Call::EventCreate, |driver, device| {
-                    driver.event_create(device, EventFlags::DISABLE_TIMING)
-                })?,
-            };
-            let (recorded, at) = record_behind(device, work, event);
-            match recorded {
-                Ok(Recorded::Yes) => self.outstanding.push((at, event)),
-                _ => self.spare.push(event),
-            }
-            return recorded;
-        }
-        let Some((stamp, event)) = self.outstanding.last_mut() else {
-            return Ok(Recorded::Capturing);
+        let again = (self.outstanding.len() >= OUTSTANDING).then(|| self.outstanding.pop());
+        let event = match again.flatten().map(|(_, event)| event).or(self.spare.pop()) {
+            Some(event) => event,
+            None => device.call(Call::EventCreate, |driver, device| {
+                driver.event_create(device, EventFlags::DISABLE_TIMING)
+            })?,
         };
-        let (recorded, at) = record_behind(device, work, *event);
-        if let Ok(Recorded::Yes) = recorded {
-            *stamp = at;
+        let at = device.tick();
+        let recorded = record_behind(device, work, event);
+        match recorded {
+            Ok(Recorded::Yes) => self.outstanding.push((at, event)),
+            _ => self.spare.push(event),
         }
         recorded
     }
@@ -347,30 +369,26 @@ fn destroy(device: &Device, events: impl IntoIterator<Item = EventHandle>) {
     }
 }
 
-/// Records an event behind work; returns the outcome and the stamp taken before recording.
-fn record_behind(
-    device: &Device,
-    work: Work,
-    event: EventHandle,
-) -> (Result<Recorded, CallError>, Stamp) {
-    let at = device.tick();
+/// Records an event behind work, and asks a stream afterwards whether the event was captured.
+fn record_behind(device: &Device, work: Work, event: EventHandle) -> Result<Recorded, CallError> {
     let recorded = match work {
-        // SAFETY: the event is owned here and alive, and the caller's stream is alive.
-        Work::Stream(stream) => device.call(Call::EventRecord, |driver, device| unsafe {
-            driver.event_record(device, event, stream)
+        Work::Stream(stream) => device.record_uncaptured(event, stream).map(|it| match it {
+            true => Recorded::Yes,
+            false => Recorded::Capturing,
         }),
-        // SAFETY: the event is owned here and alive.
-        Work::Context => device.call(Call::CtxRecordEvent, |driver, device| unsafe {
-            driver.context_record_event(device, event)
+        Work::Context => device.beside_captures(|| {
+            // SAFETY: the event is owned here and alive.
+            device.call(Call::CtxRecordEvent, |driver, device| unsafe {
+                driver.context_record_event(device, event)
+            })?;
+            Ok(Recorded::Yes)
         }),
     };
-    let recorded = match (recorded, work) {
-        (Ok(()), _) => Ok(Recorded::Yes),
-        (Err(error), Work::Context) if lacks_context_events(&error) => Ok(Recorded::Lacking),
-        (Err(error), _) if refused_by_capture(&error) => Ok(Recorded::Capturing),
-        (Err(error), _) => Err(error),
-    };
-    (recorded, at)
+    match recorded {
+        Err(error) if lacks_context_events(&error) => Ok(Recorded::Lacking),
+        Err(error) if error.is_of_capture() => Ok(Recorded::Capturing),
+        recorded => recorded,
+    }
 }
 
 impl Device {
@@ -383,7 +401,26 @@ impl Device {
         match status {
             Ok(status) => Ok(status != CaptureStatus::NONE),
             // The legacy stream takes part in the capture of a blocking stream.
-            Err(error) if refused_by_capture(&error) => Ok(true),
+            Err(error) if error.is_of_capture() => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Records an event behind the work of a stream, both alive. Returns `false` if the stream
+    /// captures by then: the event may belong to a graph and may not be used before it was recorded
+    /// anew.
+    pub(crate) fn record_uncaptured(
+        &self,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<bool, CallError> {
+        // SAFETY: the caller's event and stream are alive.
+        let recorded = self.call(Call::EventRecord, |driver, device| unsafe {
+            driver.event_record(device, event, stream)
+        });
+        match recorded {
+            Ok(()) => Ok(!self.is_capturing(stream)?),
+            Err(error) if error.is_of_capture() => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -396,22 +433,11 @@ fn is_idle(device: &Device, stream: StreamHandle) -> Result<bool, CallError> {
     })
 }
 
-/// Returns `true` if a capture somewhere in the context refused a call.
-fn refused_by_capture(error: &CallError) -> bool {
+/// Returns `true` if the driver does not answer about an event that is alive because it was recorded
+/// in a capture: one that runs (which is not asked about knowingly), or one that is over.
+fn is_void(error: &CallError) -> bool {
     let code = error.driver().and_then(|error| error.code());
-    matches!(
-        code,
-        Some(
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-                | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        )
-    )
-}
-
-/// Returns `true` if an event belongs to a graph that was being captured when it was recorded.
-fn is_captured(error: &CallError) -> bool {
-    let code = error.driver().and_then(|error| error.code());
-    code == Some(CUresult::CUDA_ERROR_CAPTURED_EVENT)
+    error.is_of_capture() || code == Some(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 fn lacks_context_events(error: &CallError) -> bool {

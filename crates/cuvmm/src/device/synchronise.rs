@@ -14,7 +14,7 @@ impl Device {
     ///
     /// # Errors
     /// [`CallError`] when the driver reports that the context is lost, and while a stream of the
-    /// context captures, in any mode and for any library.
+    /// context captures, in any mode and for any library. The call then breaks these captures.
     pub fn synchronize(&self) -> Result<(), CallError> {
         let begun = self.tick();
         self.call(Call::CtxSynchronize, |driver, device| {
@@ -25,10 +25,20 @@ impl Device {
         Ok(())
     }
 
-    /// Waits until all work of the device is complete, in relaxed capture mode: a capture that
-    /// another library is making is not broken, and the wait is refused.
+    /// Waits until all work of the device is complete. Refused while a
+    /// [capture guard](crate::pool::CaptureGuard) lives. Without a guard, a capture on the context
+    /// is not known here: the driver refuses the wait, and the capture is broken. In relaxed capture
+    /// mode at least captures on other contexts go on.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
-        self.relaxed(|| self.synchronize())?
+        self.beside_captures(|| self.relaxed(|| self.synchronize())?)
+    }
+
+    /// Waits until all work of several devices is complete: the way to wait for memory that all of
+    /// them have access to and that goes on to be used.
+    pub(crate) fn settle_all<'a>(
+        devices: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<(), CallError> {
+        devices.into_iter().try_for_each(Self::settle)
     }
 
     /// Waits until no work of the device can access memory any more, so that it can be unmapped:

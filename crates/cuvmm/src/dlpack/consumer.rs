@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cuvmm_driver::StreamHandle;
 
 use super::memory::Held;
+use crate::device::Device;
 use crate::error::{ArgumentError, CallError, TensorError};
 use crate::own::Stream;
 use crate::region::Fence;
@@ -18,12 +19,15 @@ use crate::region::Fence;
 #[non_exhaustive]
 pub enum Consumer {
     /// Any user, including the host's processors: exporting waits until the work queued on the
-    /// memory's streams is complete (`cuStreamSynchronize`, or `cuCtxSynchronize` if it has no
-    /// stream).
+    /// memory's streams is complete (`cuStreamSynchronize`, or `cuCtxSynchronize` for each device
+    /// that has access if it has no streams). Refused while one of the streams captures.
     #[doc(alias = "Anybody")]
     Synchronized,
     /// Work on this stream, which events order after the work queued on the memory's streams,
-    /// without waiting. For host memory, exporting waits.
+    /// without waiting. For host memory, exporting waits. If the memory has no streams, all work of
+    /// each device that has access is marked (`cuCtxRecordEvent`). That breaks every capture on its
+    /// context, as waiting for the device does, and is refused while a
+    /// [capture guard](crate::pool::CaptureGuard) for the device lives.
     Stream(Stream),
     /// Work on the per-thread default stream of the exporting thread, ordered like work on any
     /// other stream.
@@ -84,10 +88,6 @@ impl Consumer {
             Self::Stream(_) | Self::PerThread | Self::Synchronized => None,
         };
         let streams = memory.streams();
-        // Marking all work of a device, or waiting for it, would break a capture.
-        if streams.is_none() && memory.is_capturing() {
-            return Err(TensorError::NoOrder);
-        }
         match stream {
             None => wait(memory, streams),
             Some(stream) if !stream.device().same_driver(memory.device()) => {
@@ -96,7 +96,7 @@ impl Consumer {
             Some(stream) => {
                 let mut fence = match streams {
                     Some(streams) => Fence::streams(streams),
-                    None => Fence::device(memory.device().clone()),
+                    None => Fence::devices(memory.users()),
                 };
                 let ordered = fence.order_before(stream)?;
                 ordered.then_some(()).ok_or(TensorError::NoOrder)
@@ -107,16 +107,12 @@ impl Consumer {
 
 /// Waits until the work that is queued on the memory is complete.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
-    let Some(streams) = streams else {
-        return Ok(memory.device().settle()?);
+    let waited = match streams {
+        Some(streams) => streams.iter().try_for_each(Stream::settle),
+        None => Device::settle_all(&memory.users()),
     };
-    memory.device().relaxed(|| {
-        for stream in &streams {
-            if stream.is_capturing()? {
-                return Err(TensorError::NoOrder);
-            }
-            stream.synchronize()?;
-        }
-        Ok(())
-    })?
+    waited.map_err(|error| match error {
+        CallError::Capturing => TensorError::NoOrder,
+        error => error.into(),
+    })
 }

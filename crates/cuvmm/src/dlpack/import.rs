@@ -170,8 +170,11 @@ impl Imported {
     /// # Errors
     /// [`ArgumentError::WrongDevice`] if the stream belongs to another device.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), TensorError> {
-        let noted = self.users.record(stream);
-        Ok(noted.then_some(()).ok_or(ArgumentError::STREAM)?)
+        if !stream.device().is_same(self.device()) {
+            return Err(ArgumentError::STREAM.into());
+        }
+        self.users.record(stream);
+        Ok(())
     }
 
     /// Copies bytes of a contiguous tensor to the host, after the work queued on the home stream

@@ -41,18 +41,16 @@ pub trait Held {
     /// Returns all extents in order.
     fn extents(&self) -> Vec<Extent>;
 
+    /// Returns the devices that have access to the memory.
+    fn users(&self) -> Vec<Device>;
+
     /// Returns the streams whose work may use the memory, or `None` if that is all work of the
-    /// device.
+    /// devices that have access.
     fn streams(&self) -> Option<Vec<Stream>>;
 
     /// Checks that a range within its size has memory and permits the access. Returns what keeps it
     /// in place in addition to the owner.
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError>;
-
-    /// Returns `true` if a capture forbids marking all work of the device now.
-    fn is_capturing(&self) -> bool {
-        false
-    }
 
     /// Records that unknown streams have used the memory.
     fn record_use_anywhere(&self);
@@ -76,6 +74,10 @@ impl Held for Block {
         self.extents()
     }
 
+    fn users(&self) -> Vec<Device> {
+        self.users()
+    }
+
     fn streams(&self) -> Option<Vec<Stream>> {
         self.streams()
     }
@@ -83,10 +85,6 @@ impl Held for Block {
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         // Without a lease, a compaction could move the block while no work of this library uses it.
         Ok(Some(self.admit(Use::Lend(access), range)?))
-    }
-
-    fn is_capturing(&self) -> bool {
-        self.is_capturing()
     }
 
     fn record_use_anywhere(&self) {
@@ -111,16 +109,16 @@ impl Held for Lease {
         self.extents()
     }
 
+    fn users(&self) -> Vec<Device> {
+        self.users()
+    }
+
     fn streams(&self) -> Option<Vec<Stream>> {
         self.streams()
     }
 
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         Ok(Some(self.admit(Use::Lend(access), range)?))
-    }
-
-    fn is_capturing(&self) -> bool {
-        self.is_capturing()
     }
 
     fn record_use_anywhere(&self) {
@@ -143,6 +141,10 @@ impl<T: Pod> Held for DeviceVec<T> {
 
     fn extents(&self) -> Vec<Extent> {
         self.extents()
+    }
+
+    fn users(&self) -> Vec<Device> {
+        self.users().cloned().collect()
     }
 
     fn streams(&self) -> Option<Vec<Stream>> {
@@ -174,6 +176,10 @@ impl Held for Region {
 
     fn extents(&self) -> Vec<Extent> {
         self.extents()
+    }
+
+    fn users(&self) -> Vec<Device> {
+        self.users().cloned().collect()
     }
 
     fn streams(&self) -> Option<Vec<Stream>> {
@@ -212,16 +218,16 @@ impl<M: Held + Sync> Held for Arc<M> {
         (**self).extents()
     }
 
+    fn users(&self) -> Vec<Device> {
+        (**self).users()
+    }
+
     fn streams(&self) -> Option<Vec<Stream>> {
         (**self).streams()
     }
 
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         (**self).admit(range, access)
-    }
-
-    fn is_capturing(&self) -> bool {
-        (**self).is_capturing()
     }
 
     fn record_use_anywhere(&self) {

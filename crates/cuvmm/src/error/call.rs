@@ -1,8 +1,20 @@
 //! Errors of driver calls.
 
-use cuvmm_driver::DriverError;
+use cuvmm_driver::{CUresult, DriverError};
 
 use crate::display::Bytes;
+
+/// The codes of calls that a capture prevents.
+const CAPTURES: [CUresult; 8] = [
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    CUresult::CUDA_ERROR_CAPTURED_EVENT,
+];
 
 /// A driver call that failed or was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +35,10 @@ pub enum CallError {
     /// Work that may use the memory is not known to be complete, so the memory cannot be unmapped.
     #[error("work that may use the memory is not known to be complete: wait for it first")]
     InUse,
+    /// A stream that the call concerns captures, or a capture guard lives. The call was not made,
+    /// since it would break the capture.
+    #[error("a capture is running, which the call would break: end the capture first")]
+    Capturing,
     /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names a
     /// different stream on each thread.
     #[error(
@@ -53,8 +69,16 @@ impl CallError {
             Self::Forked { .. }
             | Self::WrongDriver
             | Self::InUse
+            | Self::Capturing
             | Self::PerThreadStream
             | Self::LeftFree { .. } => None,
         }
+    }
+
+    /// Returns `true` if a capture prevents the call: the library did not make it, or the driver
+    /// refused it.
+    pub(crate) fn is_of_capture(&self) -> bool {
+        let code = self.driver().and_then(|error| error.code());
+        matches!(self, Self::Capturing) || code.is_some_and(|code| CAPTURES.contains(&code))
     }
 }

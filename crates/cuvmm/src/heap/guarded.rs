@@ -135,7 +135,7 @@ fn allocate_block(tenant: &Tenant, size: u64, stream: &Stream) -> Result<Block, 
             if stream.is_capturing()? || tenant.is_capturing() {
                 return Err(error);
             }
-            stream.device().relaxed(|| stream.synchronize())??;
+            stream.settle()?;
             allocate()
         }
         outcome => outcome,

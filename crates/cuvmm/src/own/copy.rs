@@ -15,7 +15,7 @@ use cuvmm_driver::{Call, DeviceAddress};
 
 use super::stream::Stream;
 use crate::device::Device;
-use crate::error::{ArgumentError, MemoryError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
 
 #[derive(Debug)]
@@ -93,6 +93,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b [u8])>,
     ) -> Result<(), CopyFailed> {
+        Self::uncaptured(stream)?;
         let handle = stream.as_raw();
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
@@ -115,6 +116,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b mut [u8])>,
     ) -> Result<(), CopyFailed> {
+        Self::uncaptured(stream)?;
         let handle = stream.as_raw();
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
@@ -129,16 +131,34 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
+    /// Refuses copies on a stream that captures: each replay of the graph would use the host's bytes.
+    fn uncaptured(stream: &Stream) -> Result<(), CopyFailed> {
+        stream.check_uncaptured().map_err(|error| CopyFailed {
+            error: match error {
+                CallError::Capturing => MemoryError::Capturing,
+                error => error.into(),
+            },
+            ended: true,
+        })
+    }
+
     /// Waits for all queued copies, also after a copy that could not be queued. If the driver
     /// refuses to wait for the stream, all work of the device is waited for.
+    ///
+    /// The stream is waited for without being asked: a capture that it began meanwhile may have
+    /// taken in the copies and has to break. Other captures go on.
     fn waited_for(
         &self,
         stream: &Stream,
         queued: Result<(), MemoryError>,
     ) -> Result<(), CopyFailed> {
         let mut ended = true;
-        let waited = stream.settle().map_err(|cause| {
-            if let Err(error) = self.device.drain() {
+        let waited = stream.settle_unasked().map_err(|cause| {
+            let drained = match cause.is_of_capture() {
+                true => Err(cause),
+                false => self.device.drain(),
+            };
+            if let Err(error) = drained {
                 log!(error, %error, "a copy could not be waited for");
                 ended = false;
             }

@@ -57,6 +57,13 @@ impl Event {
             })
     }
 
+    /// Records the event behind the work of a stream of its device. Returns `false` if the stream
+    /// captures by then: the event may not be asked about, or waited for, before it was recorded
+    /// anew.
+    pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
+        self.device.record_uncaptured(self.handle, stream.as_raw())
+    }
+
     /// Records the event on the context: it covers, from now on, all work queued so far on all
     /// streams of the device's context (`cuCtxRecordEvent`, CUDA 12.5).
     ///
@@ -104,6 +111,18 @@ impl Event {
 }
 
 impl Stream {
+    /// Makes later work of this stream run behind the work that another one has queued
+    /// (`cuEventRecord` and `cuStreamWaitEvent`). The caller has asked whether they capture; refused
+    /// if one of them does by now, without drawing this stream into the other's capture.
+    pub(crate) fn run_behind(&self, other: &Self) -> Result<(), CallError> {
+        let event = Event::new(other.device())?;
+        if !event.record_uncaptured(other)? {
+            return Err(CallError::Capturing);
+        }
+        self.wait(&event)?;
+        self.check_uncaptured()
+    }
+
     /// Makes later work of this stream wait for the work that the event covers
     /// (`cuStreamWaitEvent`).
     ///

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{Call, DeviceAddress};
 
+use super::Stream;
 use super::copy::Span;
-use super::{Event, Stream};
 use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -187,7 +187,9 @@ impl PoolMemory {
 
 /// Makes later work of a stream wait for the work that another one has queued.
 fn run_behind(stream: &Stream, other: &Stream) -> Result<(), CallError> {
-    let event = Event::new(other.device())?;
-    event.record(other)?;
-    stream.wait(&event)
+    let ordered = stream.run_behind(other);
+    ordered.map_err(|error| match error.is_of_capture() {
+        true => CallError::InUse,
+        false => error,
+    })
 }

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use cuvmm_driver::{Call, StreamFlags, StreamHandle};
+use cuvmm_driver::{Call, Ordinal, StreamFlags, StreamHandle};
 
 use crate::deferred::defer;
 use crate::device::{Device, Events};
@@ -163,7 +163,15 @@ impl Stream {
         Arc::strong_count(&self.shared) == 1
     }
 
-    /// Returns a number that no other stream of the device has, also after streams have ended.
+    /// Returns the device, the handle, and how often a stream with this handle has ended before: no other
+    /// stream has these.
+    pub(crate) fn identity(&self) -> (Ordinal, StreamHandle, u64) {
+        let Shared { device, handle, generation, .. } = &*self.shared;
+        (device.ordinal(), *handle, *generation)
+    }
+
+    /// Returns a number that no other live stream of the device has. A stream that ended may have it once
+    /// its handle was used 65,536 times: its work is complete.
     #[inline]
     pub(crate) fn key(&self) -> u64 {
         // Addresses have at most 48 bits.
@@ -236,14 +244,49 @@ impl Stream {
             })
     }
 
-    /// Waits until all work queued so far is complete, in relaxed capture mode. Tries twice, so
-    /// that one refusal by the driver does not leave work in an unknown state.
+    /// Waits until all work queued so far is complete, unless the stream captures: the wait would
+    /// break that capture. The one way in which this library waits for a stream that was named.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
-        let wait = || self.device().relaxed(|| self.synchronize())?;
-        wait().or_else(|error| {
-            log!(warn, %error, "a stream is waited for again");
-            wait()
+        self.twice(|| {
+            self.check_uncaptured()?;
+            self.synchronize()
         })
+    }
+
+    /// Waits until all work queued so far is complete, and breaks a capture that runs on the stream.
+    pub(crate) fn settle_unasked(&self) -> Result<(), CallError> {
+        self.twice(|| self.synchronize())
+    }
+
+    /// Waits in relaxed capture mode. Tries twice, so that one refusal by the driver does not leave
+    /// work in an unknown state.
+    fn twice(&self, wait: impl Fn() -> Result<(), CallError>) -> Result<(), CallError> {
+        let wait = || self.device().relaxed(&wait)?;
+        wait().or_else(|error| match error.is_of_capture() {
+            true => Err(error),
+            false => {
+                log!(warn, %error, "a stream is waited for again");
+                wait()
+            }
+        })
+    }
+
+    /// Refuses an operation that would wait for the stream while it captures.
+    pub(crate) fn check_uncaptured(&self) -> Result<(), CallError> {
+        match self.is_capturing()? {
+            true => Err(CallError::Capturing),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses an operation that waits for all work of devices while a capture is known: a capture
+    /// guard of one of them lives, or one of these streams captures.
+    pub(crate) fn check_none_captured<'a>(
+        devices: impl IntoIterator<Item = &'a Device>,
+        streams: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<(), CallError> {
+        devices.into_iter().try_for_each(Device::check_unguarded)?;
+        streams.into_iter().try_for_each(Self::check_uncaptured)
     }
 
     /// The events recorded behind its work.
@@ -267,7 +310,8 @@ impl Stream {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key() && self.shared.device == other.shared.device
+        let (a, b) = (&*self.shared, &*other.shared);
+        a.handle == b.handle && a.generation == b.generation && a.device == b.device
     }
 }
 

@@ -254,7 +254,7 @@ impl Block {
     }
 
     /// Returns the streams whose work may use the block, the home stream first. Returns `None` if
-    /// any work of the device may use it.
+    /// any work of the devices that have access may use it.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core()
@@ -356,10 +356,10 @@ impl Block {
         self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
     }
 
-    /// Returns `true` while a capture guard of the pool lives.
+    /// Returns the devices that have access to the block's memory.
     #[cfg(feature = "dlpack")]
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.core().is_capturing()
+    pub(crate) fn users(&self) -> Vec<Device> {
+        self.core().users().cloned().collect()
     }
 
     fn span(&self) -> Span<'_> {

@@ -7,7 +7,9 @@ use super::core::Core;
 use crate::deferred::{Section, Unlocked};
 
 /// A guard that keeps the pool from breaking graph captures. While it lives, no thread of the pool
-/// queries, synchronizes or records on the context, since each of these can break a capture.
+/// queries, synchronizes or records on the context, since each of these can break a capture. Nor
+/// does any other part of the library wait for all work of the pool's device, or mark it: what
+/// needs that is refused or stays pending free.
 ///
 /// Cached memory of the home stream and new memory can still be allocated. An allocation that would
 /// need a fence or a scrub is refused with the figures of memory pending free,
@@ -15,7 +17,12 @@ use crate::deferred::{Section, Unlocked};
 /// that wait are refused.
 ///
 /// Without a guard the pool still leaves the captures of other libraries alone, as long as no block
-/// without a home stream is pending free: marking all work of a context breaks every capture on it.
+/// without a home stream is pending free or published: marking all work of a context, or waiting for
+/// it, breaks every capture on it.
+///
+/// A region that is dropped while a guard lives stays mapped, and counts in
+/// [`Device::leaked`](crate::Device::leaked), as far as it would have waited for all work of the
+/// device.
 ///
 /// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
 pub struct CaptureGuard {
@@ -33,6 +40,7 @@ impl CaptureGuard {
             state = state.wait(&core.settled, None);
         }
         drop(state);
+        core.device.begin_guard();
         Self { core }
     }
 }
@@ -40,6 +48,7 @@ impl CaptureGuard {
 impl Drop for CaptureGuard {
     fn drop(&mut self) {
         if !self.core.device.is_forked() {
+            self.core.device.end_guard();
             let mut state = self.core.lock();
             state.polls.guards = state.polls.guards.saturating_sub(1);
             drop(state);

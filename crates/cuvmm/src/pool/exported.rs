@@ -24,8 +24,9 @@ use super::gate::Use;
 use super::ids::BlockPlace;
 use super::lease::Lease;
 use super::state::State;
-use crate::error::{MemoryError, ShareError};
-use crate::own::{Physical, one_type};
+use crate::device::Device;
+use crate::error::{CallError, MemoryError, ShareError};
+use crate::own::{Physical, Stream, one_type};
 use crate::region::Extent;
 
 /// Handles of the memory under a block for other processes to import, and a [`Lease`] that keeps
@@ -177,18 +178,27 @@ impl Block {
         Ok(Parts { list, lease })
     }
 
-    /// Checks that only the block itself may write to its memory.
+    /// Checks that only the block itself may write to its memory, and that no capture is known that
+    /// waiting for its devices would break.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         let state = self.core().lock_with(self.place().slot);
-        Ok(state.check_unlent(self.place(), 0)?)
+        state.check_unlent(self.place(), 0)?;
+        drop(state);
+        Ok(self.check_none_captured()?)
     }
 
-    /// Waits for work that writes to the block, and makes its extents read-only for every device.
+    fn check_none_captured(&self) -> Result<(), CallError> {
+        let streams = self.streams().unwrap_or_default();
+        Stream::check_none_captured(self.core().users(), &streams)
+    }
+
+    /// Waits for the devices that have access to the block, and makes its extents read-only for every device.
     /// This is permanent: the extents were exported and serve no other block. The offer of the
     /// block's [parts](Self::parts) holds the only lease.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         let core = self.core();
-        core.device.settle()?;
+        self.check_none_captured()?;
+        Device::settle_all(core.users())?;
         core.lock_with(self.place().slot).seal(self.place())
     }
 }

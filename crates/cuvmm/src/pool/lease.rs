@@ -126,7 +126,7 @@ impl Lease {
     }
 
     /// Returns the streams whose work may use the memory, the block's home stream first. Returns
-    /// `None` if any work of the device may use it, or the block has been freed.
+    /// `None` if any work of the devices that have access may use it, or the block has been freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core
@@ -134,10 +134,10 @@ impl Lease {
             .streams(self.place.slot)
     }
 
-    /// Returns `true` while a capture guard of the pool lives.
+    /// Returns the devices that have access to the memory.
     #[cfg(feature = "dlpack")]
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.core.is_capturing()
+    pub(crate) fn users(&self) -> Vec<Device> {
+        self.core.users().cloned().collect()
     }
 
     /// Returns every extent that the lease keeps in place, in order.

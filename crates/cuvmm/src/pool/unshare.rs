@@ -274,7 +274,7 @@ impl Locked<'_> {
                 Ok(()) => seen = slot.fence.poll()?,
                 Err(error) if self.device.usable().is_err() => return Err(error.into()),
                 // For instance, another library captures.
-                Err(error) => tracing::debug!(%error, "the device could not be waited for"),
+                Err(error) => log!(debug, %error, "the device could not be waited for"),
             }
         }
         match seen == Poll::Complete && slot.leases == 0 {

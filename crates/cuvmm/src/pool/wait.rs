@@ -276,7 +276,7 @@ impl Core {
         let Some(polling) = self.polling() else {
             return Ok((self.lock(), false));
         };
-        let waited = self.users().try_for_each(Device::settle);
+        let waited = Device::settle_all(self.users());
         drop(polling);
         state = self.lock();
         match waited {

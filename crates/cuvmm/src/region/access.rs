@@ -10,7 +10,7 @@ use super::layout::reachable;
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError, ShareError};
-use crate::own::{Access, AccessGrant, Place};
+use crate::own::{Access, AccessGrant, Place, Stream};
 
 impl Space {
     /// Grants a device access to all present and future extents: all or none.
@@ -135,9 +135,16 @@ impl Region {
         Ok(())
     }
 
-    /// Checks that no registration may write to the region.
+    /// The devices that have access, the region's own first.
+    pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
+        self.space.users()
+    }
+
+    /// Checks that no registration may write to the region, and that no capture is known that
+    /// waiting for its devices would break.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
-        Ok(self.all_unregistered()?)
+        self.all_unregistered()?;
+        Ok(Stream::check_none_captured(self.users(), [])?)
     }
 
     /// Waits for the devices that have access, and makes all committed memory read-only
@@ -145,15 +152,19 @@ impl Region {
     /// registered.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         self.may_be_sealed()?;
-        self.space.users().try_for_each(Device::synchronize)?;
+        Device::settle_all(self.users())?;
         Ok(self.space.cap_all(Access::Read)?)
     }
 
     /// Revokes another device's access if all its work is complete (`cuMemSetAccess` for each
     /// extent). Never waits.
     ///
+    /// Marks all work of the device (`cuCtxRecordEvent`), which breaks every graph capture on its
+    /// context.
+    ///
     /// # Errors
-    /// [`MemoryError`] while work of the device is running or queued or part of the region is
+    /// [`MemoryError`] while work of the device is running or queued, a
+    /// [capture guard](crate::pool::CaptureGuard) for it lives or part of the region is
     /// [registered](Self::register), or when the driver refuses; the device keeps its access.
     pub fn revoke(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
@@ -165,14 +176,14 @@ impl Region {
     }
 
     /// Waits for another device (`cuCtxSynchronize`) and revokes its access (`cuMemSetAccess` for
-    /// each extent).
+    /// each extent). The wait breaks every graph capture on the device's context.
     ///
     /// # Errors
     /// Those of [`Self::revoke`], except that running work is waited for.
     pub fn revoke_blocking(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
         self.all_unregistered()?;
-        device.synchronize()?;
+        device.settle()?;
         self.revoke_from(device)
     }
 

@@ -363,11 +363,10 @@ impl Fence {
 
     /// Waits until the fence is complete: for its streams one by one (`cuStreamSynchronize`), and
     /// for its devices, or the device of a stream for which the driver refuses
-    /// (`cuCtxSynchronize`).
+    /// (`cuCtxSynchronize`). A stream that captures is not waited for, and nothing else instead.
     ///
     /// # Errors
-    /// The first error of the driver; the fence stays incomplete. A capture makes the driver refuse
-    /// to wait for the capturing stream, and for its device.
+    /// The first error of the driver, or [`CallError::Capturing`]; the fence stays incomplete.
     pub(crate) fn wait(&mut self) -> Result<Unused, CallError> {
         self.points().iter().try_for_each(Point::wait)?;
         *self = Self::complete();
@@ -451,8 +450,13 @@ impl Point {
         let device = stream.device();
         // All work of the device includes that of the stream. The stream's handle may be dead
         // because another library has reset the context.
-        let waited = stream.settle();
-        waited.or_else(|error| device.drain().map_err(|_| error))
+        stream
+            .settle()
+            .or_else(|error| match error.is_of_capture() {
+                // To wait for the context would break every capture on it.
+                true => Err(error),
+                false => device.drain().map_err(|_| error),
+            })
     }
 
     fn make_wait(&self, waiting: &Stream) -> Result<bool, CallError> {

@@ -258,10 +258,14 @@ impl Exchange<'_, '_> {
     /// Records an event behind the queued work. Without one, the stream is waited for.
     fn mark(&self) -> Option<Event> {
         let event = Event::new(self.stream.device());
-        let event = event.and_then(|event| event.record(self.stream).map(|()| event));
-        event
+        let marked = event.and_then(|event| {
+            let uncaptured = event.record_uncaptured(self.stream)?;
+            Ok(uncaptured.then_some(event))
+        });
+        marked
             .inspect_err(|error| log!(debug, %error, "a copy is waited for without an event"))
             .ok()
+            .flatten()
     }
 
     /// Waits for the work queued before an event, or for all work of the stream.

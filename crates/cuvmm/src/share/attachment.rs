@@ -486,7 +486,7 @@ impl Attachment {
     /// nothing.
     pub(super) fn discard(mut self) {
         if let Err(error) = self.space.never_used(0).retry_all() {
-            tracing::error!(%error, "memory that was refused stays mapped");
+            log!(error, %error, "memory that was refused stays mapped");
         }
     }
 

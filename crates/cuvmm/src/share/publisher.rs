@@ -94,10 +94,13 @@ impl Publisher {
     /// one are woken.
     ///
     /// This waits for the devices that have access (`cuCtxSynchronize`), so that all writes are
-    /// complete, and lowers their access to reading (`cuMemSetAccess` for each extent).
+    /// complete, and lowers their access to reading (`cuMemSetAccess` for each extent). The wait
+    /// breaks every graph capture on the context of these devices.
     ///
     /// # Errors
-    /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. While
+    /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. It is
+    /// refused while a capture is known: a [capture guard](crate::pool::CaptureGuard) for one of
+    /// the devices lives, or a stream that uses the block or vector captures. While
     /// leases, registrations, tensors or slices of the memory live, the reason is
     /// [`MemoryError::Leased`](crate::error::MemoryError::Leased) or
     /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): their holders may still

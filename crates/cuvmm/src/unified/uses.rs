@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use cuvmm_driver::{CUresult, Call, DriverError};
-
 use crate::device::Device;
 use crate::error::{CallError, ContainerError, MemoryError};
 use crate::own::{Event, Stream};
@@ -75,6 +73,16 @@ impl Books {
             Kind::Write => std::mem::take(&mut self.readers),
         };
         gone.extend(self.writer.take());
+        gone
+    }
+
+    /// Forgets the marks that have an event. Returns them as `forget` does.
+    fn forget_event(&mut self, event: &Arc<Event>) -> Vec<Mark> {
+        let with_it = |mark: &Mark| Arc::ptr_eq(&mark.event, event);
+        let readers = std::mem::take(&mut self.readers);
+        let (mut gone, left): (Vec<_>, _) = readers.into_iter().partition(with_it);
+        self.readers = left;
+        gone.extend(self.writer.take_if(|mark| with_it(mark)));
         gone
     }
 
@@ -169,10 +177,10 @@ impl Uses {
     fn settle(&self, kind: Kind) -> Result<(), ContainerError> {
         let open = self.lock().open_against(kind);
         for (number, stream) in open {
-            if stream.is_capturing()? {
-                return Err(MemoryError::Capturing.into());
-            }
-            stream.device().relaxed(|| stream.synchronize())??;
+            stream.settle().map_err(|error| match error {
+                CallError::Capturing => MemoryError::Capturing,
+                error => error.into(),
+            })?;
             self.lock().open.remove(&number);
         }
         Ok(())
@@ -200,15 +208,7 @@ impl Uses {
             (open, books.marks_against(Kind::Write))
         };
         for (number, stream) in open {
-            over(stream.device(), || {
-                if stream.is_capturing()? {
-                    // Work queued before the capture cannot be waited for. The driver would return
-                    // this error, and break the capture.
-                    let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-                    return Err(DriverError::new(Call::StreamSynchronize, code).into());
-                }
-                stream.device().relaxed(|| stream.synchronize())?
-            })?;
+            over(stream.device(), || stream.settle())?;
             self.lock().open.remove(&number);
         }
         for mark in marks {
@@ -256,14 +256,19 @@ impl Use<'_> {
         self.passed = true;
     }
 
-    /// Marks the end. Does nothing if the stream captures by now: the event would become part of a
+    /// Marks the end. Returns `false` if the stream captures by now: the event would become part of a
     /// graph.
     fn mark(&self) -> Result<bool, CallError> {
         if self.mark.stream.is_capturing()? {
             return Ok(false);
         }
-        self.mark.event.record(&self.mark.stream)?;
-        Ok(true)
+        let marked = self.mark.event.record_uncaptured(&self.mark.stream);
+        if marked != Ok(true) {
+            // An earlier mark of the stream may have been lost with it. The open use stands for both.
+            let gone = self.uses.lock().forget_event(&self.mark.event);
+            drop(gone);
+        }
+        marked
     }
 }
 

@@ -378,7 +378,8 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
 }
 
 /// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
-/// their addresses again, with the contents if these were kept. Refused while a graph is captured.
+/// their addresses again, with the contents if these were kept. Refused while a graph is captured, also
+/// if the capture begins while memory is waited for.
 ///
 /// After an error nothing has changed, whichever tag it was: a tag that is awake or unknown, too little
 /// memory (-3), a refusal of the driver.

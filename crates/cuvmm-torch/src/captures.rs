@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Weak};
 
 use cuvmm::driver::{CaptureStatus, StreamHandle};
 
@@ -17,20 +17,28 @@ use crate::heaps;
 /// The state of the capture for which a pool was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
-    /// A stream captures that the filter accepted, or the capture may be about to begin.
+    /// A stream captures that did so when the filter accepted it, or the capture may be about to begin.
     MayRun,
-    /// No stream captures that the filter accepted.
+    /// No stream has captured when the filter accepted it.
     None,
-    /// No stream captures any more, and one did. The filter must not be called again.
+    /// No stream captures any more, and one did when it was accepted. The filter must not be called
+    /// again.
     Over,
+}
+
+thread_local! {
+    /// Ends with the thread.
+    static THREAD: Arc<()> = Arc::default();
 }
 
 /// A pool that a thread has opened.
 pub(crate) struct Open {
     filter: Filter,
-    thread: ThreadId,
-    /// The streams that the filter accepted, and whether they have captured.
-    accepted: Vec<(StreamHandle, bool)>,
+    thread: Weak<()>,
+    has_accepted: bool,
+    /// The streams that captured when the filter accepted them. Others are not asked about: they may be
+    /// destroyed, and a capture with a pool of its own may run on them later.
+    captured: Vec<StreamHandle>,
     /// `true` once the thread has opened another pool: a capture of this one is not awaited any more.
     is_superseded: bool,
     /// The answer of the last look.
@@ -42,8 +50,9 @@ impl Open {
     pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
-            thread: thread::current().id(),
-            accepted: Vec::new(),
+            thread: THREAD.try_with(Arc::downgrade).unwrap_or_default(),
+            has_accepted: false,
+            captured: Vec::new(),
             is_superseded: false,
             capture: Capture::MayRun,
         }
@@ -51,7 +60,8 @@ impl Open {
 
     /// Returns `true` if the calling thread has opened it.
     pub(crate) fn is_mine(&self) -> bool {
-        self.thread == thread::current().id()
+        let is_it = |thread: &Arc<()>| self.thread.as_ptr() == Arc::as_ptr(thread);
+        THREAD.try_with(is_it).unwrap_or(false)
     }
 
     /// Notes that its thread has opened another pool.
@@ -69,33 +79,31 @@ impl Open {
         if self.capture == Capture::Over {
             return Capture::Over;
         }
-        let (mut captures, mut has_captured) = (false, false);
-        for (stream, noted) in &mut self.accepted {
-            let now = is_capturing(device, *stream);
-            captures |= now;
-            *noted |= now;
-            has_captured |= *noted;
-        }
-        let is_awaited = self.accepted.is_empty() && !self.is_superseded;
-        self.capture = match (captures || is_awaited, has_captured) {
-            (true, _) => Capture::MayRun,
-            (false, true) => Capture::Over,
-            (false, false) => Capture::None,
+        let mut captured = self.captured.iter();
+        let captures = captured.any(|&stream| is_capturing(device, stream));
+        // A thread that has ended begins no capture.
+        let may_begin = !self.is_superseded && self.thread.strong_count() > 0;
+        let is_awaited = !self.has_accepted && may_begin;
+        self.capture = match captures || is_awaited {
+            true => Capture::MayRun,
+            false if self.captured.is_empty() => Capture::None,
+            false => Capture::Over,
         };
         self.capture
     }
 
-    /// Returns `true` if the filter accepts a stream, which is then noted. The filter may throw, and
-    /// nothing is lost if it does. It is not called once the capture is over.
+    /// Returns `true` if the filter accepts a stream, which is noted if it captures. The filter may throw,
+    /// and nothing is lost if it does. It is not called once the capture is over.
     pub(crate) fn accepts(&mut self, device: i32, stream: *mut c_void) -> bool {
         if self.look(device) == Capture::Over || !self.filter.accepts(stream) {
             return false;
         }
+        self.has_accepted = true;
         let stream = StreamHandle(stream.addr() as u64);
-        if !self.accepted.iter().any(|&(known, _)| known == stream) {
-            self.accepted.push((stream, false));
-            self.look(device);
+        if !self.captured.contains(&stream) && is_capturing(device, stream) {
+            self.captured.push(stream);
         }
+        self.look(device);
         true
     }
 }

@@ -76,7 +76,12 @@ pub(crate) fn waiting() -> Option<Waiting> {
     let may_run = state.may_capture();
     state.waiting += usize::from(!may_run);
     settle(state);
-    (!may_run).then(|| Waiting(()))
+    if may_run {
+        return None;
+    }
+    // Another thread may still be dropping the guards, under which pools refuse to wait.
+    guards::apply();
+    Some(Waiting(()))
 }
 
 impl Drop for Waiting {
@@ -263,10 +268,12 @@ impl GraphPool {
         open.any(|open| open.capture() != Capture::Over)
     }
 
-    /// Removes what the calling thread has opened last, or else what was opened last.
+    /// Removes what the calling thread has opened, or else what is over, or else what was opened last.
     fn end(&mut self) -> Option<Open> {
-        let mine = self.open.iter().rposition(Open::is_mine);
-        let at = mine.or(self.open.len().checked_sub(1))?;
+        let last = |is: fn(&Open) -> bool| self.open.iter().rposition(is);
+        let at = last(Open::is_mine)
+            .or_else(|| last(|open| open.capture() == Capture::Over))
+            .or_else(|| self.open.len().checked_sub(1))?;
         Some(self.open.remove(at))
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn want(wanted: bool) -> bool {
 }
 
 /// Takes the guards of all pools, or drops them, as was said last. Waits for operations of the pools
-/// that began without a guard.
+/// that began without a guard, and for threads that do the same.
 pub(crate) fn apply() {
     let mut state = lock();
     if WANTED.load(Ordering::SeqCst) {
@@ -50,7 +50,5 @@ pub(crate) fn apply() {
         state.guards.extend(taken);
         return;
     }
-    let guards = std::mem::take(&mut state.guards);
-    drop(state);
-    drop(guards);
+    state.guards.clear();
 }

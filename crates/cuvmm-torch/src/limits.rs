@@ -85,12 +85,12 @@ impl Drop for Promise<'_> {
 /// What is in use leaves too little. The limit of the heap's pool is as before then.
 pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Error> {
     of.trim()?;
+    let promise = Promise { of };
     let mut shared = lock(of);
     let granule = of.device.granularity();
     let wanted = bytes.div_ceil(granule).saturating_mul(granule);
     let published = of.published().map_or(0, heaps::held);
     shared.promised = published.saturating_add(wanted);
-    let promise = Promise { of };
     let outcome = apply(of, &shared);
     let (limit, promised) = (shared.set, shared.promised);
     drop(shared);

@@ -212,9 +212,10 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
 
 /// Gives the memory of versions that have ended back, when a graph is no longer captured.
 fn end_later(leave: &Waiting) {
-    // A thread that holds the lock does the same before it unlocks.
-    if let Ok(Some(publishers)) = PUBLISHERS.try_lock().as_deref() {
-        end(publishers, leave);
+    // Not waited for: the thread that holds the lock may wait long for memory.
+    match PUBLISHERS.try_lock().as_deref() {
+        Ok(publishers) => publishers.iter().for_each(|it| end(it, leave)),
+        Err(_) => graphs::put_off(end_later),
     }
 }
 

@@ -419,7 +419,8 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
         return Err(Error::Forked);
     }
     let names = names(json)?;
-    let _leave = graphs::waiting().ok_or(Error::Capturing)?;
+    // Not kept while memory is waited for: the guards of the pools end that when a capture begins.
+    drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), true)?;
     let moving = Moving::begin(&chosen);

@@ -329,8 +329,9 @@ over_the_stand_in! {
         cuda.fill(source, 3, 4 * MIB, stream);
         assert_eq!(sharing.publish(&sharing.request("model", source, 4 * MIB)), Ok(1));
         let number = sharing.attach("model", Some(&sharing.path())).unwrap();
-        // A capture on the stream is one nevertheless.
+        // A capture that allocates is one nevertheless.
         graphs.start(stream);
+        assert_ne!(torch.malloc(4096, stream), 0);
         let refused = sharing.detach(number).unwrap_err();
         assert!(refused.1.contains("a graph is captured"), "{}", refused.1);
         assert_eq!(graphs.stop(stream), 0);
@@ -451,6 +452,118 @@ over_the_stand_in! {
             }
             cuda.hold(std::ptr::with_exposed_provenance_mut(held), false);
             captured.join().unwrap();
+        });
+    }
+
+    a_pool_that_is_open_around_a_capture_stays_open [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        let allocate = |stream| {
+            assert_ne!(torch.malloc(4096, stream), 0);
+            assert_eq!(torch.figure("live"), 0, "it is of a pool");
+        };
+        graphs.begin(1, stream);
+        allocate(stream);
+        // The stream captures for the inner pool, whose filter accepts it. What runs is asked meanwhile.
+        graphs.capture(2, stream, || {
+            allocate(stream);
+            torch.reset();
+        });
+        allocate(stream);
+        torch.reset();
+        allocate(stream);
+        graphs.end(1);
+        for id in [1, 2] {
+            graphs.release(id);
+        }
+    }
+
+    a_pool_of_a_thread_that_has_ended_keeps_nothing_from_waiting [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (graphs, sharing) = (Graphs::of(&torch, &cuda), Sharing::of(torch));
+        let (source, handle) = (torch.malloc(size(4 * MIB), null_mut()), cuda.stream().expose_provenance());
+        // Its capture failed before anything was allocated for it.
+        elsewhere(cuda, 0, move || graphs.begin(1, std::ptr::with_exposed_provenance_mut(handle)));
+        assert_eq!(sharing.publish(&sharing.request("model", source, 4 * MIB)), Ok(1));
+    }
+
+    the_end_of_a_failed_capture_leaves_another_one_open [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let (first, second) = (cuda.stream(), cuda.stream());
+        let handle = first.expose_provenance();
+        elsewhere(cuda, 0, move || {
+            let stream = std::ptr::with_exposed_provenance_mut(handle);
+            graphs.fail(1, stream, || assert_ne!(torch.malloc(4096, stream), 0));
+        });
+        graphs.capture(1, second, || {
+            // By a thread that has opened no pool.
+            elsewhere(cuda, 0, move || graphs.end(1));
+            assert_ne!(torch.malloc(4096, second), 0);
+            assert_eq!(torch.figure("live"), 0, "it is of the pool");
+        });
+    }
+
+    a_capture_does_not_wait_for_memory_that_a_tag_wakes_to [] says [] {
+        let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        let tagged = tags.allocate("a", 100);
+        cuda.fill(tagged, 9, 100 * MIB, null_mut());
+        tags.sleep(r#"["a"]"#, true).unwrap();
+        let others = torch.malloc(size(200 * MIB), null_mut());
+        assert_ne!(others, 0);
+        std::thread::scope(|scope| {
+            let woken = scope.spawn(|| {
+                cuda.enter(0);
+                tags.wake("null")
+            });
+            for _ in 0..100_000 {
+                std::thread::yield_now();
+            }
+            graphs.capture(1, stream, || {
+                let text = woken.join().unwrap().unwrap_err();
+                assert!(text.contains("captur"), "{text}");
+            });
+        });
+        torch.free(others, null_mut());
+        tags.wake("null").unwrap();
+        assert_eq!(tags.asleep(), "[]");
+    }
+}
+
+/// A driver that is asked about a destroyed stream ends the process, as that of an H100 does.
+mod a_stream_that_does_not_capture_may_be_destroyed {
+    use super::*;
+
+    #[test]
+    fn over_the_stand_in() {
+        let folder = tempfile::tempdir().unwrap();
+        if !common::refusing_in(folder.path()) {
+            return;
+        }
+        let case = "a_stream_that_does_not_capture_may_be_destroyed::in_a_process_of_its_own";
+        let path = folder.path().to_str().unwrap();
+        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
+        assert!(lines.is_empty(), "{lines:#?}");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+    fn in_a_process_of_its_own() {
+        common::case(|| {
+            let (torch, cuda) = (Torch::load(), Cuda::load());
+            let graphs = Graphs::of(&torch, &cuda);
+            let (stream, other) = (cuda.stream(), cuda.stream());
+            let destroy: unsafe extern "C" fn(Handle) -> c_int =
+                cuda.function("cuStreamDestroy_v2");
+            graphs.begin(1, stream);
+            assert_ne!(torch.malloc(4096, stream), 0);
+            // SAFETY: the stream is alive, and the memory is not freed.
+            assert_eq!(unsafe { destroy(stream) }, 0);
+            graphs.capture(2, other, || assert_ne!(torch.malloc(4096, other), 0));
+            graphs.end(1);
         });
     }
 }

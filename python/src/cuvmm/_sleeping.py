@@ -73,7 +73,8 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
     tags: the name of a pool (its tag), several, or None for all that are asleep.
 
-    Waits for memory for at most 60 s for each tag. Refused while a graph is captured.
+    Waits for memory for at most 60 s for each tag. Refused while a graph is captured, also if
+    the capture begins meanwhile.
 
     >>> cuvmm.wake(["weights", "cache"])  # doctest: +SKIP
 

@@ -1,11 +1,12 @@
-// A library in the place of libcuda that refuses one call or holds it up, and hands all others to the
-// library that it is linked with.
+// A library in the place of libcuda that refuses one call or holds it up, ends the process when it is asked
+// about a stream that was destroyed last, and hands all others to the library that it is linked with.
 
 #include <dlfcn.h>
 
 #include <sched.h>
 
 #include <atomic>
+#include <cstdlib>
 
 namespace {
 
@@ -15,6 +16,8 @@ std::atomic<long> unmaps{-1}, maps{-1};
 // Whether the next creation of memory is held up: no, when it comes, now.
 enum { FREE, NEXT, HELD };
 std::atomic<int> creation{FREE};
+
+std::atomic<void *> destroyed{nullptr};
 
 bool refuses(std::atomic<long> &left) {
   return left.load() >= 0 && left.fetch_sub(1) == 0;
@@ -67,5 +70,18 @@ int cuMemMap(unsigned long long address, unsigned long size, unsigned long offse
   using F = int (*)(unsigned long long, unsigned long, unsigned long, unsigned long long,
                     unsigned long long);
   return refuses(maps) ? 999 : next<F>("cuMemMap")(address, size, offset, handle, flags);
+}
+
+int cuStreamDestroy_v2(void *stream) {
+  using F = int (*)(void *);
+  destroyed = stream;
+  return next<F>("cuStreamDestroy_v2")(stream);
+}
+
+int cuStreamIsCapturing(void *stream, int *status) {
+  using F = int (*)(void *, int *);
+  if (stream != nullptr && stream == destroyed)
+    abort();
+  return next<F>("cuStreamIsCapturing")(stream, status);
 }
 }

@@ -135,11 +135,9 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     edge::keep(error);
     let bytes = u64::try_from(size);
     let exception = if error.is_out_of_memory() {
-        let tried = error::as_pytorch(bytes.unwrap_or_default());
+        let begins = stats::out_of_memory(device, bytes.unwrap_or_default());
         let table = stats::table(device).unwrap_or_default();
-        Exception::out_of_memory(&format!(
-            "CUDA out of memory. Tried to allocate {tried}. GPU {device}: {error}\n{table}"
-        ))
+        Exception::out_of_memory(&format!("{begins} cuvmm: {error}\n{table}"))
     } else {
         None
     };

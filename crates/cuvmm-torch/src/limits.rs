@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::fork;
 use crate::heaps::{self, DeviceHeap};
 
-/// Sets the limit of a device to a fraction of its memory, at least a granule.
+/// Sets the limit of a device to a fraction of its memory. The pool may hold at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -17,10 +17,10 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
         return Err(Error::Fraction(fraction));
     }
     let of = heaps::of(device)?;
-    let (total, granule) = (of.device.total_memory(), of.device.granularity());
+    let total = of.device.total_memory();
     let bytes = (total as f64 * fraction) as u64;
     let mut limit = of.limit.lock().unwrap_or_else(PoisonError::into_inner);
-    let bytes = bytes.clamp(granule, total);
+    let bytes = bytes.min(total);
     of.pool.set_limit(Limit::Bytes(left(of, bytes)))?;
     *limit = Some(bytes);
     Ok(())
@@ -47,7 +47,11 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     let headroom = of.tenant().headroom()?.taking_back;
     let stats = of.pool.stats();
     let idle = stats.free + stats.precommitted + stats.cached + stats.pending_free;
-    let is_set = of.limit.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    let is_set = of
+        .limit
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .is_some();
     // By default the pool leaves memory free for libraries.
     let kept = match is_set {
         true => 0,

@@ -235,10 +235,7 @@ pub(crate) struct Entries {
 
 /// Calls a function with all allocations under tags of a device. Meanwhile none of them ends or falls
 /// asleep, and neither does one of the device's heaps end.
-pub(crate) fn with_entries<T>(
-    of: &DeviceHeap,
-    look: impl FnOnce(Entries, &mut Figures) -> T,
-) -> T {
+pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut Figures) -> T) -> T {
     let state = lock();
     let mut entries = Entries::default();
     for (address, size, tag) in state.blocks.iter().flat_map(Blocks::allocations) {

@@ -11,7 +11,7 @@
 //! texts with C, `fork` detects forked children, `exit` stops threads before the driver goes,
 //! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
 //! calls its functions, `heaps` makes heaps and knows their streams, `graphs` has the heaps of
-//! graphs, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
+//! graphs, `limits` has each device's limit, `entered` has the tags of threads, `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
 //! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `sharing`, `api` and
 //! this file have the functions of C.
@@ -25,6 +25,7 @@ mod blocks;
 mod capsules;
 mod cxx;
 mod edge;
+mod entered;
 mod error;
 mod exit;
 mod figures;
@@ -95,7 +96,7 @@ fn panicked() -> Outcome {
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
-    let outcome = match pool.is_none() && tags::is_entered() {
+    let outcome = match pool.is_none() && entered::is_entered() {
         true => tags::allocate(size, device),
         false => live::allocate(size, device, handle(stream), pool),
     };

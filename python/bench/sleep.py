@@ -18,6 +18,9 @@ with smaller models.
     cuvmm-installed  the same under cuvmm.torch.install
     tms-preload      torch_memory_saver as it is by default, with its library in LD_PRELOAD
     tms-torch        torch_memory_saver with hook_mode "torch"
+    tms-preload-kept, tms-torch-kept
+                     the same with TMS_RETAIN_CPU_BACKUP=1: the host memory of contents is kept for the next
+                     sleep, as cuvmm keeps it
 """
 
 from __future__ import annotations
@@ -38,7 +41,16 @@ import time
 import zipfile
 
 KINDS = ("kept", "discarded")
-ALL = ("cuvmm", "cuvmm-installed", "tms-preload", "tms-torch")
+#: Of the libraries that keep their host memory.
+KEPT = "-kept"
+ALL = (
+    "cuvmm",
+    "cuvmm-installed",
+    "tms-preload",
+    "tms-torch",
+    "tms-preload" + KEPT,
+    "tms-torch" + KEPT,
+)
 MIB, GIB = 1 << 20, 1 << 30
 #: What `--quick` sets.
 QUICK = {"gib": 2.0, "turns": 5, "seconds": 90.0}
@@ -71,7 +83,7 @@ class Peer:
     def __init__(self, name: str) -> None:
         from torch_memory_saver import torch_memory_saver
 
-        if name == "tms-torch":
+        if name.removesuffix(KEPT) == "tms-torch":
             torch_memory_saver.hook_mode = "torch"
         self.saver = torch_memory_saver
 
@@ -214,10 +226,13 @@ class Process:
 def start(name: str, options: argparse.Namespace, folder: str | None, until: float) -> Process:
     """Starts the process of a library. Returns it when its models are there."""
     environment = dict(os.environ)
+    environment.pop("TMS_RETAIN_CPU_BACKUP", None)
+    if name.endswith(KEPT):
+        environment["TMS_RETAIN_CPU_BACKUP"] = "1"
     if name.startswith("tms-"):
         paths = [folder or "", environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    if name == "tms-preload":
+    if name.removesuffix(KEPT) == "tms-preload":
         environment.update(preloading(folder or ""))
     command = [sys.executable, os.path.abspath(__file__), "--work", name]
     command += ["--gib", str(options.gib), "--tensor-mib", str(options.tensor_mib)]

@@ -491,7 +491,7 @@ class Pools(unittest.TestCase):
             assert cuvmm.asleep() == {"a"}
             cuvmm.wake("a")
             """
-        after = "tensor = torch.empty(4 << 20); assert cuvmm.stats().live == 28 << 20"
+        after = "tensor = torch.empty(4 << 20); assert cuvmm.stats().live == (28 << 20) + 512"
         case(code.replace("BEGIN", "cuvmm.torch.install()").replace("AFTER", after))
         case(code.replace("BEGIN", "").replace("AFTER", ""))
 
@@ -555,6 +555,104 @@ class Pools(unittest.TestCase):
             thread.join()
             owners = {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
             assert owners == {"a": 4 << 20}, owners
+            """
+        )
+
+    def test_sleep_says_what_it_gave_up_and_what_is_held(self):
+        case(
+            """
+            import threading
+            torch.cuda.init()
+            torch._C.native_pools = lambda device: sum(
+                it["bytes"] for it in cuvmm.stats(device).all["pools"])
+            with cuvmm.torch.pool("weights"):
+                kept = [torch.empty(8 << 20)]
+                # What another thread makes is not in the pool.
+                torch._C.native_reserve(32 << 20)
+            with cuvmm.torch.pool("cache"):
+                kept.append(torch.empty(4 << 20))
+            with cuvmm.torch.pool("other"):
+                kept.append(torch.empty(6 << 20))
+            slept = cuvmm.sleep("other")
+            assert slept.given == {"other": 6 << 20}, slept
+            array = cuvmm.empty(2 << 20)
+            slept = cuvmm.sleep("weights")
+            assert slept.given == {"weights": 8 << 20}, slept
+            held = slept.held
+            assert held == {"cache": 4 << 20, "PyTorch": 32 << 20, "torch": held["torch"]}, held
+            assert held["torch"] >= 2 << 20
+            """
+        )
+        case(
+            """
+            cuvmm.torch.install(tenant="mine")
+            with cuvmm.torch.pool("weights"):
+                kept = [torch.empty(8 << 20)]
+            kept.append(torch.empty(32 << 20))
+            slept = cuvmm.sleep(keep=False)
+            assert slept.given == {"weights": 8 << 20}, slept
+            assert list(slept.held) == ["mine"] and slept.held["mine"] >= 32 << 20, slept
+            """
+        )
+
+    def test_wake_gives_back_the_free_memory_of_pytorch_s_own_allocator(self):
+        case(
+            """
+            cuvmm.configure(limit="250MiB")
+            with cuvmm.torch.pool("weights"):
+                tensor = torch.empty(160 << 20)
+            cuvmm.sleep("weights", keep=False)
+            torch._C.native_reserve(8 << 20)
+            cuvmm.wake("weights")
+            assert torch._C.native_cache, "enough was free"
+            cuvmm.sleep("weights", keep=False)
+            torch._C.native_reserve(120 << 20)
+            torch.cuda.capturing = True
+            refused(cuvmm.OutOfMemoryError, lambda: cuvmm.wake("weights"), "memory")
+            assert len(torch._C.native_cache) == 2, "a graph is captured"
+            torch.cuda.capturing = False
+            cuvmm.wake("weights")
+            assert not torch._C.native_cache
+            assert not cuvmm.asleep()
+            """
+        )
+
+    def test_a_pool_is_not_entered_while_a_graph_is_captured(self):
+        code = """
+            BEGIN
+            torch.cuda.init()
+            torch.cuda.capturing = True
+            refused(cuvmm.Error, lambda: cuvmm.torch.pool("a").__enter__(), "captured", "'a'")
+            torch.cuda.capturing = False
+            with cuvmm.torch.pool("a"):
+                tensor = torch.empty(4 << 20)
+            """
+        for begin in ("", "cuvmm.torch.install()"):
+            case(code.replace("BEGIN", begin))
+
+    def test_the_workspace_of_cublas_is_in_no_pool(self):
+        case(
+            """
+            import ctypes
+            libcuda = ctypes.CDLL("libcuda.so.1")
+            libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+            cuvmm.torch.install()
+            with cuvmm.torch.pool("a"):
+                tensor = torch.empty(4 << 20)
+                torch.cuda.current_blas_handle()
+                with cuvmm.torch.pool("b"):
+                    torch.cuda.current_blas_handle()
+            cuvmm.sleep()
+            (workspace,) = torch.cuda.workspaces.values()
+            buffer = ctypes.create_string_buffer(512)
+            assert libcuda.cuMemcpyDtoH_v2(buffer, workspace.address, 512) == 0
+            """
+        )
+        case(
+            """
+            with cuvmm.torch.pool("a"):
+                torch.cuda.current_blas_handle()
+            assert torch.cuda.workspaces == {(0, 0): None}, "of PyTorch's own allocator"
             """
         )
 

@@ -15,7 +15,7 @@ use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
-use crate::{fork, heaps, limits, live, stats, tags};
+use crate::{entered, fork, heaps, limits, live, stats, tags};
 
 /// The function that throws if a pool is open already.
 const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let name = unsafe { edge::read(name) }?.ok_or(Error::NotText)?;
-        tags::enter(name);
+        entered::enter(name);
         Ok(())
     })
 }
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -
             return Err(Error::Null);
         }
         // SAFETY: the caller passes an address that is valid for writing.
-        unsafe { token.write(tags::enter(name)) };
+        unsafe { token.write(entered::enter(name)) };
         Ok(())
     })
 }
@@ -304,13 +304,13 @@ pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -
 /// innermost tag of those that have not ended. Does nothing for a token that has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_end(token: u64) {
-    guard((), || tags::end(token));
+    guard((), || entered::end(token));
 }
 
 /// Ends the tag that the calling thread has entered last. Does nothing if it has none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_leave() {
-    guard((), tags::leave);
+    guard((), entered::leave);
 }
 
 /// Allocates a block of the tenant that is named after the calling thread's tag, for

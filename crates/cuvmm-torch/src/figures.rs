@@ -215,11 +215,17 @@ mod tests {
         let (all, asleep) = (figures.all.bytes, 1024 + (3 << 20));
         assert_eq!((all.current, all.freed, figures.sleeping), (0, 0, asleep));
         figures.woke(1000);
-        assert_eq!((figures.small.count.current, figures.large.count.current), (1, 0));
+        assert_eq!(
+            (figures.small.count.current, figures.large.count.current),
+            (1, 0)
+        );
         figures.ended_asleep(3 << 20);
         figures.ended(1000);
         let all = figures.all.bytes;
-        assert_eq!((all.current, all.peak, all.freed), (0, asleep, all.allocated));
+        assert_eq!(
+            (all.current, all.peak, all.freed),
+            (0, asleep, all.allocated)
+        );
         assert_eq!(figures.sleeping, 0);
     }
 }

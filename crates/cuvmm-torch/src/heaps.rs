@@ -443,7 +443,12 @@ impl DeviceHeap {
         // one. The driver has said that it belongs to the device's context.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) }?;
         let is_full = |len: usize| len >= KEPT && len.is_multiple_of(KEPT);
-        if is_full(self.streams.read().unwrap_or_else(PoisonError::into_inner).len()) {
+        if is_full(
+            self.streams
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .len(),
+        ) {
             // Without the lock, as all that asks the driver.
             self.heap.refresh();
         }

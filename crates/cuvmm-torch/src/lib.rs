@@ -12,7 +12,8 @@
 //! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
 //! calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and knows
 //! their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives
-//! leave to wait for devices, `limits` has each device's limit, `live` finds allocations by address, `blocks` and `tags`
+//! leave to wait for devices, `limits` has each device's limit, `entered` has the tags of threads,
+//! `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
 //! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `sharing`, `api` and
 //! this file have the functions of C.
@@ -27,6 +28,7 @@ mod capsules;
 mod captures;
 mod cxx;
 mod edge;
+mod entered;
 mod error;
 mod exit;
 mod figures;
@@ -101,7 +103,7 @@ fn panicked() -> Outcome {
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
-    let outcome = match pool.is_none() && tags::is_entered() {
+    let outcome = match pool.is_none() && entered::is_entered() {
         true => tags::allocate(size, device),
         false => live::allocate(size, device, handle(stream), pool),
     };
@@ -141,12 +143,9 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
     edge::keep(error);
     let bytes = u64::try_from(size);
     let exception = if error.is_out_of_memory() {
-        let tried = error::as_pytorch(bytes.unwrap_or_default());
+        let begins = stats::out_of_memory(device, bytes.unwrap_or_default());
         let table = stats::table(device).unwrap_or_default();
-        let text = format!(
-            "CUDA out of memory. Tried to allocate {tried}. GPU {device}: {error}\n{table}"
-        );
-        Exception::out_of_memory(MALLOC, &text)
+        Exception::out_of_memory(MALLOC, &format!("{begins} cuvmm: {error}\n{table}"))
     } else {
         None
     };

@@ -12,7 +12,7 @@ fn lock(of: &DeviceHeap) -> MutexGuard<'_, SharedLimit> {
     of.limit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the limit of a device to a fraction of its memory, at least a granule.
+/// Sets the limit of a device to a fraction of its memory. The pool may hold at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -21,10 +21,10 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
         return Err(Error::Fraction(fraction));
     }
     let of = heaps::of(device)?;
-    let (total, granule) = (of.device.total_memory(), of.device.granularity());
+    let total = of.device.total_memory();
     let bytes = (total as f64 * fraction) as u64;
     let mut limit = lock(of);
-    let before = limit.set.replace(bytes.clamp(granule, total));
+    let before = limit.set.replace(bytes.min(total));
     let outcome = apply(of, &limit);
     if outcome.is_err() {
         limit.set = before;

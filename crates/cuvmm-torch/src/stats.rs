@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
-use cuvmm::driver::Call;
 use cuvmm::Heap;
+use cuvmm::driver::Call;
 use cuvmm::heap::HeapStats;
 use cuvmm::pool::PoolStats;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::error::size;
+use crate::error::{as_pytorch, size};
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
 use crate::tags::TagFigures;
@@ -233,6 +233,32 @@ pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
         })
     });
     serde_json::to_vec(&snapshot).ok()
+}
+
+/// Returns how PyTorch begins its message for an allocation that found too little memory: programs read it.
+pub(crate) fn out_of_memory(device: i32, tried: u64) -> String {
+    /// PyTorch asks for less.
+    const EXABYTE: u64 = 1 << 60;
+    let begins = "CUDA out of memory. Tried to allocate";
+    if tried >= EXABYTE {
+        return format!("{begins} more than 1EB memory.");
+    }
+    let tried = as_pytorch(tried);
+    let Some(known) = usable(device) else {
+        return format!("{begins} {tried}.");
+    };
+    let (figures, _, pool) = together(known);
+    let free = known.device.memory_info().map_or(0, |info| info.free);
+    let (allocated, held) = (figures.all.bytes.current, heaps::held_of(&pool));
+    format!(
+        "{begins} {tried}. GPU {device} has a total capacity of {} of which {} is free. {} allowed; Of the \
+         allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated.",
+        as_pytorch(known.device.total_memory()),
+        as_pytorch(free),
+        as_pytorch(pool.limit),
+        as_pytorch(allocated),
+        as_pytorch(held.saturating_sub(allocated)),
+    )
 }
 
 /// Returns the figures as a table.

@@ -6,9 +6,7 @@
 //! stream: what is freed is reused, and what sleeps is unmapped, only when all work of the device is
 //! complete.
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -17,6 +15,7 @@ use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
 use serde::Serialize;
 
 use crate::blocks::{Blocks, block_for};
+use crate::entered;
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::heaps::{self, DeviceHeap};
@@ -31,25 +30,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// The parts of a store of contents in bytes.
 const PART: u64 = 2 << 20;
-
-thread_local! {
-    /// The tags that this thread has entered, the innermost last.
-    static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
-    /// Their number, which is read at each allocation.
-    static DEPTH: Cell<usize> = const { Cell::new(0) };
-}
-
-/// A tag that a thread has entered.
-struct Entered {
-    token: u64,
-    name: String,
-}
-
-/// The tokens of all tags that threads have entered. Any thread may end one.
-static OPEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-
-/// The next token.
-static TOKEN: AtomicU64 = AtomicU64::new(1);
 
 /// A tag on one device.
 struct Tag {
@@ -84,58 +64,6 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open() -> MutexGuard<'static, BTreeSet<u64>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Makes a tag this thread's. Returns a token, by which [`end`] ends it.
-pub(crate) fn enter(name: &str) -> u64 {
-    let token = TOKEN.fetch_add(1, Ordering::Relaxed);
-    open().insert(token);
-    entered(|entered| {
-        let name = name.to_owned();
-        entered.push(Entered { token, name });
-    });
-    token
-}
-
-/// Ends what a thread has entered, which need not be the innermost, nor of this thread. Does nothing if it
-/// has ended.
-pub(crate) fn end(token: u64) {
-    open().remove(&token);
-    entered(|_| {});
-}
-
-/// Ends the tag that this thread has entered last.
-pub(crate) fn leave() {
-    entered(|entered| {
-        if let Some(last) = entered.pop() {
-            open().remove(&last.token);
-        }
-    });
-}
-
-/// Calls a function with the tags that this thread has entered and none has ended. Returns `None` for a
-/// thread that is ending.
-fn entered<T>(act: impl FnOnce(&mut Vec<Entered>) -> T) -> Option<T> {
-    let acted = ENTERED.try_with(|all| {
-        let mut all = all.borrow_mut();
-        let open = open();
-        all.retain(|it| open.contains(&it.token));
-        drop(open);
-        let result = act(&mut all);
-        DEPTH.set(all.len());
-        result
-    });
-    acted.ok()
-}
-
-/// Returns `true` if this thread has entered a tag that has not ended.
-#[inline]
-pub(crate) fn is_entered() -> bool {
-    DEPTH.get() > 0 && entered(|all| !all.is_empty()).unwrap_or(false)
-}
-
 /// Allocates a block under this thread's tag. Returns its address; 0 for a size of 0.
 pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     if fork::is_child() {
@@ -146,8 +74,7 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         Ok(size) => size,
         Err(_) => return Err(Error::NegativeSize),
     };
-    let name = entered(|all| all.last().map(|it| it.name.clone()));
-    let name = name.flatten().unwrap_or_else(|| NO_TAG.to_owned());
+    let name = entered::innermost().unwrap_or_else(|| NO_TAG.to_owned());
     let (index, tenant, still) = tag(device, &name)?;
     let _still = still.read().unwrap_or_else(PoisonError::into_inner);
     let mut state = lock();
@@ -235,10 +162,7 @@ pub(crate) struct Entries {
 
 /// Calls a function with all allocations under tags of a device. Meanwhile none of them ends or falls
 /// asleep, and neither does one of the device's heaps end.
-pub(crate) fn with_entries<T>(
-    of: &DeviceHeap,
-    look: impl FnOnce(Entries, &mut Figures) -> T,
-) -> T {
+pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut Figures) -> T) -> T {
     let state = lock();
     let mut entries = Entries::default();
     for (address, size, tag) in state.blocks.iter().flat_map(Blocks::allocations) {

@@ -63,7 +63,7 @@ over_the_stand_in! {
         for round in 1..=3 {
             let (code, _, text) = attempt(allocate, &torch, 60 * MIB, stream);
             assert_eq!(code, 1, "{text}");
-            let begins = "CUDA out of memory. Tried to allocate 60.00 MiB. GPU 0: out of memory";
+            let begins = "CUDA out of memory. Tried to allocate 60.00 MiB. GPU 0 has a total capacity of 256.00 MiB of which";
             assert!(text.starts_with(begins), "{text}");
             for part in ["allocated  60.0 MiB in 1 allocations", "raised from cuvmm_malloc at cuvmm:0"] {
                 assert!(text.contains(part), "{text}\nlacks: {part}");
@@ -102,7 +102,7 @@ over_the_stand_in! {
         };
         let (code, _, text) = attempt(allocate, &torch, 200 * MIB, stream);
         assert_eq!(code, 2, "{text}");
-        let begins = "CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0: out of memory";
+        let begins = "CUDA out of memory. Tried to allocate 200.00 MiB. GPU 0 has a total capacity of 256.00 MiB of which";
         assert!(text.starts_with(begins), "{text}");
         assert_eq!(attempt(allocate, &torch, 90 * MIB, stream).0, 0);
     }

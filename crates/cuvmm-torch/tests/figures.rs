@@ -174,9 +174,10 @@ over_the_stand_in! {
         let error = torch.last_error();
         assert!(error.contains("that the driver has free"), "{error}");
         assert!(!error.contains("cuMemGetInfo"), "{error}");
-        assert!(error.contains("tenant holds 2.00 MiB of"), "{error}");
-        let had = torch.malloc(isize::try_from(free).unwrap(), stream);
-        assert_ne!(had, 0);
+        assert!(error.contains("tenant holds 2 MiB of"), "{error}");
+        // All but what memory in whole granules may cost.
+        let had = torch.malloc(isize::try_from(free - (2 << 20)).unwrap(), stream);
+        assert_ne!(had, 0, "{free}: {}", torch.last_error());
         torch.free(had, stream);
         torch.free(first, stream);
     }

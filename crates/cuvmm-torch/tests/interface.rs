@@ -115,7 +115,8 @@ over_the_stand_in! {
         assert_ne!(torch.malloc(512, cuda.stream()), 0);
         assert_eq!(torch.figure("limit"), 32 << 20);
         assert!(torch.text("cuvmm_table").contains("learner"), "{}", torch.text("cuvmm_table"));
-        assert_eq!(configure(&torch, "{}"), -1);
+        assert_eq!(configure(&torch, "{}"), 0, "nothing is named");
+        assert_eq!(configure(&torch, r#"{"tenant": "other"}"#), -1);
         assert!(torch.last_error().contains("settings come first"), "{}", torch.last_error());
     }
 
@@ -126,7 +127,7 @@ over_the_stand_in! {
         assert_eq!(configure(&torch, r#"{"limit": 1099511627776}"#), 0);
         assert_eq!(torch.malloc(512, Cuda::load().stream()), 0);
         // A heap was not made: the settings can be changed.
-        assert_eq!(configure(&torch, "{}"), 0);
+        assert_eq!(configure(&torch, r#"{"limit": 33554432}"#), 0);
         assert_ne!(torch.malloc(512, Cuda::load().stream()), 0);
     }
 

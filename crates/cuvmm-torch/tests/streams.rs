@@ -74,8 +74,8 @@ over_the_stand_in! {
         });
     }
 
-    /// The handle is used again: the new stream's work is not the old one's, and the other way round.
-    a_handle_that_is_used_again_is_another_stream [] says [] {
+    // The new stream's work is not the old one's, and the other way round.
+    a_handle_that_is_used_again_is_another_stream ["CUVMM_TORCH_STREAM_WAITS" = "off"] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let (stream, other) = (cuda.stream(), cuda.stream());
         let (first, second) = (torch.malloc(size(8 * MIB), stream), torch.malloc(size(8 * MIB), stream));
@@ -94,6 +94,27 @@ over_the_stand_in! {
         cuda.synchronize(stream);
         for address in made {
             torch.free(address, other);
+        }
+    }
+
+    // As PyTorch's own allocator does: `test_record_stream` of its tests.
+    recorded_memory_is_used_again_once_its_work_is_complete [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (side, main) = (cuda.stream(), cuda.stream());
+        for bytes in [512, 20 * MIB] {
+            let first = torch.malloc(size(bytes), side);
+            torch.record(first, main);
+            cuda.hold(main, true);
+            cuda.fill(first, 1, bytes, main);
+            torch.free(first, side);
+            let second = torch.malloc(size(bytes), side);
+            assert_ne!(second, first, "used again too soon");
+            cuda.hold(main, false);
+            cuda.synchronize(main);
+            let third = torch.malloc(size(bytes), side);
+            assert_eq!(third, first, "not used again");
+            torch.free(second, side);
+            torch.free(third, side);
         }
     }
 

@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use cuvmm_driver::{Call, CaptureMode, DeviceAttribute, Driver, DriverError, GranularityKind, Location, MemoryInfo, Ordinal, PhysicalProps, StreamHandle};
+use cuvmm_driver::{
+    Call, CaptureMode, DeviceAttribute, Driver, DriverError, GranularityKind, Location, MemoryInfo,
+    Ordinal, PhysicalProps, StreamHandle,
+};
 
 use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};

@@ -19,7 +19,7 @@ from ._errors import Error, NotPublishedError, OutOfMemoryError
 from ._library import path as library_path
 from ._publishing import Publication, publish
 from ._settings import configure
-from ._sleeping import asleep, sleep, wake
+from ._sleeping import Slept, asleep, sleep, wake
 from ._stats import Stats, empty_cache, stats
 from ._streams import end_stream
 
@@ -31,6 +31,7 @@ __all__ = [
     "NotPublishedError",
     "OutOfMemoryError",
     "Publication",
+    "Slept",
     "Stats",
     "asleep",
     "attach",

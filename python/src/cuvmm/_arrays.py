@@ -16,7 +16,7 @@ from ._sizes import text_of
 
 
 #: The devices that the library can have a heap on.
-_DEVICES = 64
+DEVICES = 64
 #: The value of an argument that the caller did not name.
 _UNNAMED: Any = object()
 
@@ -86,8 +86,8 @@ def device_of(device: Any) -> int:
         found = operator.index(getattr(device, "id", device))
     except TypeError:
         raise TypeError(f"{device!r} is not a device such as 0 or 'cuda:0'") from None
-    if not 0 <= found < _DEVICES:
-        raise ValueError(f"devices are numbered from 0 to {_DEVICES - 1}, and {device!r} is none")
+    if not 0 <= found < DEVICES:
+        raise ValueError(f"devices are numbered from 0 to {DEVICES - 1}, and {device!r} is none")
     return found
 
 

@@ -138,6 +138,12 @@ class Library:
         if code < 0:
             raise _CLASSES.get(code, Error)(self.reason())
 
+    def headroom(self, device: int) -> tuple[int, int]:
+        """Returns what this process could still allocate on a device, and its limit there."""
+        free, total = ctypes.c_uint64(), ctypes.c_uint64()
+        self.check(self.mem_get_info(device, ctypes.byref(free), ctypes.byref(total)))
+        return free.value, total.value
+
     def number(self, name: str, *arguments: Any) -> int:
         """Returns the number that a function writes, or raises the library's last error."""
         result = ctypes.c_uint64()

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from . import _library
+from ._arrays import DEVICES
 from ._errors import Error
+
+#: The name in `Slept.held` of what PyTorch's own allocator holds outside of pools.
+_PYTORCH = "PyTorch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slept:
+    """What `sleep` gave up, and what this process still holds. Sizes in bytes."""
+
+    #: The memory of the pools that were put to sleep, by name.
+    given: dict[str, int]
+    #: The memory that stays: of pools that are awake, of the heap under its tenant's name, and of PyTorch's own
+    #: allocator as "PyTorch".
+    held: dict[str, int]
+
+
+def check(name: str) -> None:
+    """Raises if a pool of that name cannot be entered."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a pool is text, not {name!r}")
+    if not name or "\0" in name:
+        raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
+    if name in asleep():
+        raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
 
 
 @contextlib.contextmanager
@@ -16,12 +44,7 @@ def tag(name: str) -> Iterator[None]:
 
     `cuvmm.torch.pool` enters it.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a pool is text, not {name!r}")
-    if not name or "\0" in name:
-        raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
-    if name in asleep():
-        raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
+    check(name)
     library = _library.get()
     token = library.number("tag_begin", name.encode())
     try:
@@ -45,7 +68,48 @@ def _names(tags: str | Iterable[str] | None) -> bytes:
     return json.dumps(names).encode()
 
 
-def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
+def _torch() -> Any:
+    """Returns PyTorch if it has started CUDA."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _native_torch() -> Any:
+    """Returns PyTorch if it has started CUDA with its own allocator."""
+    ours = sys.modules.get("cuvmm.torch")
+    return None if ours is not None and ours.is_installed() else _torch()
+
+
+def _figures() -> dict[int, dict[str, Any]]:
+    """Returns the figures of all devices that have some."""
+    library = _library.get()
+    found = {device: library.figures("stats", device) for device in range(DEVICES)}
+    return {device: figures for device, figures in found.items() if figures}
+
+
+def _sum(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Adds sizes up by name, and leaves out what is 0."""
+    sums: dict[str, int] = {}
+    for name, size in parts:
+        sums[name] = sums.get(name, 0) + size
+    return {name: size for name, size in sums.items() if size > 0}
+
+
+def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
+    parts = []
+    torch = _native_torch()
+    for device, found in figures.items():
+        pools = found["pools"]
+        parts += [(it["name"], it["bytes"]) for it in pools if not it["asleep"]]
+        parts.append((found["tenant"], found["heap"]["held"] + found["graphs"]["held"]))
+        if torch is not None:
+            # PyTorch's figures have the memory of pools too, awake or asleep.
+            own = torch.cuda.memory_reserved(device) - sum(it["bytes"] for it in pools)
+            parts.append((_PYTORCH, own))
+    return _sum(parts)
+
+
+def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
     """Gives up the device memory of pools, which keep their addresses.
 
     tags: the name of a pool (its tag), several, or None for all that are awake.
@@ -54,9 +118,13 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
     Waits for the work that PyTorch has queued, and is refused while a graph is captured.
 
+    Returns what was given up, and what this process still holds, by name: tensors that another thread made
+    are in no pool that only this thread has entered.
+
     >>> with cuvmm.torch.pool("weights"):  # doctest: +SKIP
     ...     model = Model().cuda()
-    >>> cuvmm.sleep("weights")  # doctest: +SKIP
+    >>> cuvmm.sleep("weights").given  # doctest: +SKIP
+    {'weights': 2147483648}
     >>> cuvmm.wake("weights")  # doctest: +SKIP
 
     Raises `cuvmm.Error` if a tag is unknown or asleep, work does not end, there is too little host
@@ -65,7 +133,12 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> None:
     """
     names = _names(tags)
     library = _library.get()
+    before = asleep()
     library.check(library.sleep(names, int(keep)))
+    figures = _figures()
+    pools = [it for found in figures.values() for it in found["pools"]]
+    given = [(it["name"], it["bytes"]) for it in pools if it["asleep"]]
+    return Slept(_sum(it for it in given if it[0] not in before), _held(figures))
 
 
 def wake(tags: str | Iterable[str] | None = None) -> None:
@@ -73,8 +146,9 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
 
     tags: the name of a pool (its tag), several, or None for all that are asleep.
 
-    Waits for memory for at most 60 s for each tag. Refused while a graph is captured, also if
-    the capture begins meanwhile.
+    If too little memory is free and PyTorch uses its own allocator, that gives its free memory back first
+    (`torch.cuda.empty_cache`), unless the current stream captures a graph. Waits for memory for at most 60 s
+    for each tag. Refused while a graph is captured, also if the capture begins meanwhile.
 
     >>> cuvmm.wake(["weights", "cache"])  # doctest: +SKIP
 
@@ -83,7 +157,21 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
     """
     names = _names(tags)
     library = _library.get()
+    _give_back(json.loads(names))
     library.check(library.wake(names))
+
+
+def _give_back(names: list[str] | None) -> None:
+    """Makes PyTorch's own allocator give its free memory back if pools that wake need it."""
+    torch = _native_torch()
+    if torch is None or torch.cuda.is_current_stream_capturing():
+        return
+    for device, found in _figures().items():
+        pools = [it for it in found["pools"] if it["asleep"]]
+        needed = sum(it["bytes"] for it in pools if names is None or it["name"] in names)
+        if needed and _library.get().headroom(device)[0] < needed:
+            torch.cuda.empty_cache()
+            return
 
 
 def asleep() -> frozenset[str]:

@@ -99,12 +99,26 @@ pub(super) struct State {
     pub(super) space: Option<Space>,
     /// Streams beside their home stream that allocations are used on.
     pub(super) uses: HashMap<u64, Vec<StreamId>>,
+    /// The last allocations that were freed after other streams than their own had used them. Their memory is
+    /// found again by a request like theirs.
+    recorded: VecDeque<Recorded>,
     /// Mappings that are not searched, to be unmapped once nothing uses them.
     pub(super) retired: VecDeque<(ExtentId, u64)>,
     pub(super) counts: Counts,
     /// The number of locked sections so far.
     #[cfg(debug_assertions)]
     sections: u64,
+}
+
+/// The most freed allocations that are kept in mind because several streams have used them.
+const RECORDED: usize = 64;
+
+/// An allocation that was freed, and that several streams have used.
+struct Recorded {
+    home: StreamId,
+    /// The size as allocated.
+    size: u64,
+    work: Tag,
 }
 
 /// The lock on a heap. User code that is dropped under it runs after its end.
@@ -156,6 +170,7 @@ impl State {
             physicals: Vec::new(),
             space,
             uses: HashMap::new(),
+            recorded: VecDeque::new(),
             retired: VecDeque::new(),
             counts: Counts::default(),
             #[cfg(debug_assertions)]
@@ -180,6 +195,20 @@ impl State {
         let age = |id| self.large.extent(id).map_or(0, |extent| extent.freed_at);
         idle.sort_by_key(|&(id, _)| age(id));
         idle
+    }
+
+    /// Returns `true` if an allocation of this size on the stream was freed a short time ago that other
+    /// streams have used too.
+    pub(super) fn has_recorded(&self, home: StreamId, size: u64) -> bool {
+        let mut recorded = self.recorded.iter();
+        recorded.any(|freed| freed.home == home && freed.size == size)
+    }
+
+    /// Removes what is complete from all tags, and forgets those allocations whose work is.
+    pub(super) fn refresh_recorded(&mut self, polls: bool) {
+        self.refresh(polls);
+        let streams = &self.streams;
+        self.recorded.retain(|freed| !streams.are_done(&freed.work));
     }
 
     /// Returns `true` if a device has access to the heap's memory.
@@ -212,6 +241,14 @@ impl State {
             let other: Tag = self.streams.now(id);
             work.merge(&other);
             self.streams.count(id, false);
+        }
+        if work.points().len() > 1 {
+            self.recorded.truncate(RECORDED - 1);
+            self.recorded.push_front(Recorded {
+                home: place.home,
+                size: place.rounded,
+                work: work.clone(),
+            });
         }
         self.streams.count(place.home, false);
         self.counts.end(place.size);

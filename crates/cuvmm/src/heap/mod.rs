@@ -473,6 +473,14 @@ impl Heap {
         }
         let id = state.streams.id(stream);
         state.streams.count(id, true);
+        if state.has_recorded(id, rounded) && !stream.is_capturing().unwrap_or(true) {
+            drop(state);
+            // The pool's lock is never taken under the heap's.
+            let polling = shared.tenant.polling();
+            core.lock().refresh_recorded(polling.is_some());
+            drop(polling);
+            state = core.lock();
+        }
         let request = Request {
             size: rounded,
             alignment,

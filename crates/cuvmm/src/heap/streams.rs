@@ -90,6 +90,11 @@ impl Streams {
         done || device.events().is_complete(point.stamp) || device.lost().is_some()
     }
 
+    /// Returns `true` if the work that a tag names is known to be complete.
+    pub(super) fn are_done(&self, tag: &Tag) -> bool {
+        tag.points().iter().all(|&point| self.is_done(point))
+    }
+
     /// Returns `true` if more than one stream has work that memory waits for.
     pub(super) fn are_several(&self) -> bool {
         self.entries.iter().flatten().nth(1).is_some()

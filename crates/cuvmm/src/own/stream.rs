@@ -150,7 +150,12 @@ impl Stream {
     }
 
     fn note_ended(&self) {
-        let Shared { device, handle, events, .. } = &*self.shared;
+        let Shared {
+            device,
+            handle,
+            events,
+            ..
+        } = &*self.shared;
         if *handle != StreamHandle::NULL && !events.have_ended() {
             events.end(device);
             device.note_ended(*handle);

@@ -6,7 +6,6 @@ up when they are called, so replacing them here reaches everything in `torch.cud
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -63,13 +62,6 @@ def nested(figures: dict[str, Any]) -> dict[str, Any]:
     return stats
 
 
-def headroom(library: Library, device: int) -> tuple[int, int]:
-    """Returns what this process could still allocate on a device, and its limit there."""
-    free, total = ctypes.c_uint64(), ctypes.c_uint64()
-    library.check(library.mem_get_info(device, ctypes.byref(free), ctypes.byref(total)))
-    return free.value, total.value
-
-
 def report(library: Library) -> None:
     """Makes PyTorch report the library's figures."""
 
@@ -81,9 +73,6 @@ def report(library: Library) -> None:
         figures = [library.figures("snapshot", device) for device in range(count)]
         wanted = tuple(pool[:2]) if pool is not None else (0, 0)
         return _snapshot.make(figures, None if wanted == (0, 0) else wanted)
-
-    def memory_info(device: int) -> tuple[int, int]:
-        return headroom(library, device)
 
     def accelerator_is_ready() -> bool:
         return torch.cuda.is_initialized()
@@ -104,7 +93,7 @@ def report(library: Library) -> None:
         ("_accelerator_getDeviceStats", memory_stats),
         ("_accelerator_resetPeakStats", library.reset_peak_stats),
         ("_accelerator_resetAccumulatedStats", library.reset_accumulated_stats),
-        ("_accelerator_getMemoryInfo", memory_info),
+        ("_accelerator_getMemoryInfo", library.headroom),
     ):
         replace(torch._C, name, function)
 
@@ -112,7 +101,7 @@ def report(library: Library) -> None:
         torch.cuda.init()
         if device is None:
             device = torch.cuda.current_device()
-        return memory_info(torch.cuda._utils._get_device_index(device, optional=True))
+        return library.headroom(torch.cuda._utils._get_device_index(device, optional=True))
 
     replace(torch.cuda.memory, "mem_get_info", mem_get_info)
     torch.cuda.memory.mem_get_info.__doc__ = _MEM_GET_INFO

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from .. import _library
-from .._sleeping import tag
+from .._errors import Error
+from .._sleeping import check, tag
 from . import _install
 
 # Pools that no block of code uses now, by name and device. PyTorch lets one block at a time use a pool, so a
@@ -27,6 +28,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.entered: list[_Entered] = []
+        # The blocks that it is in, with and without `install`.
+        self.blocks: set[object] = set()
 
 
 _thread = _Thread()
@@ -88,20 +91,47 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
 
     Do not capture a graph inside: a capture has a pool of its own, and this one would replace it.
 
+    What libraries keep is made before it is entered where that can be known: cuBLAS' workspace of the
+    current stream of `device`. The first product of matrices on another stream or device inside puts its
+    workspace into the pool, and so do other things that outlive the block. Do these once before.
+
     >>> with cuvmm.torch.pool("weights"):  # doctest: +SKIP
     ...     model = Model().cuda()
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if the pool's memory is asleep, and ValueError for an empty name.
+    Raises `cuvmm.Error` if the pool's memory is asleep or the current stream captures a graph, and
+    ValueError for an empty name.
     """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise Error(
+            f"the pool {name!r} cannot be entered while a graph is captured, whose memory does not sleep:"
+            " enter it before the capture, and leave it"
+        )
+    check(name)
+    ordinal = torch.cuda._utils._get_device_index(device, optional=True)
+    blocks, block = _thread.blocks, object()
+    if not blocks:
+        _make_workspace(ordinal)
     with tag(name):
-        if _install.is_installed():
-            yield
-        else:
-            torch.cuda.init()
-            ordinal = torch.cuda._utils._get_device_index(device, optional=True)
-            with _use(name, ordinal):
+        blocks.add(block)
+        try:
+            if _install.is_installed():
                 yield
+            else:
+                with _use(name, ordinal):
+                    yield
+        finally:
+            blocks.discard(block)
+
+
+def _make_workspace(device: int) -> None:
+    """Makes cuBLAS' workspace for the current stream of a device.
+
+    PyTorch makes it for the first product of matrices on a stream, and keeps it. Made inside of a pool it
+    would sleep with the pool, and products outside of it would use memory that is not mapped.
+    """
+    with torch.cuda.device(device):
+        torch.cuda.current_blas_handle()
 
 
 @contextlib.contextmanager

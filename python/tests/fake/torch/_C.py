@@ -64,7 +64,30 @@ def _cuda_changeCurrentAllocator(allocator):
     current = allocator
 
 
+#: Free memory that PyTorch's own allocator keeps on device 0, and tensors outside of pools.
+native_cache, native_used = [], 0
+#: The function that says how much memory pools have of PyTorch's own allocator.
+native_pools = None
+
+
+def native_reserve(size):
+    """Makes PyTorch's own allocator keep free memory."""
+    address = ctypes.c_uint64()
+    assert ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    native_cache.append((address.value, size))
+
+
+def native_reserved(device):
+    own = native_used + sum(size for _, size in native_cache) if device == 0 else 0
+    return own + (native_pools(device) if native_pools else 0)
+
+
 def _cuda_emptyCache():
+    if current is None:
+        while native_cache:
+            address, _ = native_cache.pop()
+            assert ctypes.CDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(address)) == 0
+        return
     ctypes.CFUNCTYPE(None)(current.hooks["set_reset_fn"])()
 
 

@@ -39,7 +39,12 @@ def current_device():
 
 
 def synchronize(device=None):
-    assert ctypes.CDLL("libcuda.so.1").cuCtxSynchronize() == 0
+    libcuda, context, before = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+    assert libcuda.cuCtxGetCurrent(ctypes.byref(before)) == 0
+    assert libcuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device or 0) == 0
+    assert libcuda.cuCtxSetCurrent(context) == 0
+    assert libcuda.cuCtxSynchronize() == 0
+    assert libcuda.cuCtxSetCurrent(before) == 0
 
 
 def is_current_stream_capturing():
@@ -59,6 +64,25 @@ def device(ordinal):
         _device = before
 
 
+def is_current_stream_capturing():
+    return capturing
+
+
+def current_blas_handle():
+    """Makes the workspace of the current stream, which is kept as PyTorch does."""
+    init()
+    key = (_device, stream)
+    if key not in workspaces:
+        native = not memory.entered and _C.current is None
+        workspaces[key] = None if native else Tensor(512)
+    return 1
+
+
+#: True while the current stream captures.
+capturing = False
+workspaces = {}
+
+
 class Tensor:
     """Bytes on the device, from the current allocator or from the pool that is entered."""
 
@@ -74,7 +98,12 @@ class Tensor:
 
 memory_stats = memory.memory_stats
 max_memory_allocated = memory.max_memory_allocated
-memory_reserved = memory.memory_reserved
+def memory_reserved(device=0):
+    if _C.current is None:
+        return _C.native_reserved(device)
+    return memory.memory_reserved(device)
+
+
 memory_snapshot = memory.memory_snapshot
 mem_get_info = memory.mem_get_info
 reset_peak_memory_stats = memory.reset_peak_memory_stats

@@ -563,6 +563,35 @@ fn silence_and_closing_at_each_step_of_a_taking() {
     });
 }
 
+#[test]
+fn a_peer_that_does_not_hear_that_all_was_mapped() {
+    leaves_nothing_open(|| {
+        let (giver, taker) = (common::model(), common::model());
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(PROMPT);
+        let told = AdviceRecord::of(giver.device.uuid(), G, 1);
+        let memory = handle(&giver.device, G);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+                assert_eq!(peer.hear().expect("an answer").0, VERDICT);
+                rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Read).unwrap();
+                assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+            });
+            closed(
+                &channel
+                    .recv(&Attachment::builder(&taker.device))
+                    .unwrap_err(),
+            );
+        });
+        // No work can use what was not attached, and waiting would break a capture.
+        assert_eq!(taker.device.calls().count(Call::CtxSynchronize), 0);
+        drop((channel, peer, memory));
+        common::nothing_left(giver);
+        common::nothing_left(taker);
+    });
+}
+
 /// Returns the error of a giver of forty granules for what a peer sends, and what that peer
 /// received by then.
 fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {

@@ -122,8 +122,15 @@ impl Channel {
             let message = self.receive(&kinds, MOST_HANDLES * FABRIC, deadline)?;
             let added = arriving.add(&handles_of(given_up(message)?)?);
             if added.is_err() || arriving.is_complete() {
-                let attached = added.and_then(|()| arriving.map());
-                return self.answer(attached, deadline);
+                let attached = match added.and_then(|()| arriving.map()) {
+                    Ok(attached) => attached,
+                    Err(error) => return self.answer(Err(error), deadline),
+                };
+                if let Err(error) = self.send_verdict(None, deadline) {
+                    attached.discard();
+                    return Err(error.into());
+                }
+                return Ok(attached);
             }
             self.send_verdict(None, deadline)?;
         }

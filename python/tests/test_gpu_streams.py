@@ -19,7 +19,8 @@ class RecordedMemory(GpuTest):
     def test_recorded_memory_is_used_again_at_its_address(self):
         """As `test_record_stream` of PyTorch's own tests expects."""
         side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-        for size in (4, 20 * MIB):
+        result = torch.zeros(4, device="cuda")
+        for size in (16, 64 << 10):
             with torch.cuda.stream(side):
                 first = torch.empty(size, dtype=torch.uint8, device="cuda")
             address = first.data_ptr()
@@ -35,6 +36,7 @@ class RecordedMemory(GpuTest):
             with torch.cuda.stream(side):
                 third = torch.empty(size, dtype=torch.uint8, device="cuda")
             self.assertEqual(third.data_ptr(), address, "not used again")
+        self.assertEqual(float(result.sum()), 0.0)
 
     def test_the_fraction_of_the_memory(self):
         """As `test_get_per_process_memory_fraction` of PyTorch's own tests expects."""

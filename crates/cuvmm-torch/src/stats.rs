@@ -47,10 +47,10 @@ struct All<'a> {
 #[derive(Debug, Serialize)]
 struct Total {
     allocations: u64,
-    /// As requested.
+    /// Their sizes as requested.
     live: u64,
     peak_live: u64,
-    /// What the driver gave.
+    /// Memory that the driver gave.
     held: u64,
     peak_held: u64,
     free: u64,

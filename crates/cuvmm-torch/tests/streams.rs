@@ -101,7 +101,9 @@ over_the_stand_in! {
     recorded_memory_is_used_again_once_its_work_is_complete [] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let (side, main) = (cuda.stream(), cuda.stream());
-        for bytes in [512, 20 * MIB] {
+        // Memory beside which nothing lives may be used again at once, behind the work of both.
+        let beside = torch.malloc(512, main);
+        for bytes in [512, 64 << 10] {
             let first = torch.malloc(size(bytes), side);
             torch.record(first, main);
             cuda.hold(main, true);
@@ -116,6 +118,7 @@ over_the_stand_in! {
             torch.free(second, side);
             torch.free(third, side);
         }
+        torch.free(beside, main);
     }
 
     streams_that_come_and_go_keep_nothing [] says [] {

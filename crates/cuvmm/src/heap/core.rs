@@ -204,11 +204,17 @@ impl State {
         recorded.any(|freed| freed.home == home && freed.size == size)
     }
 
-    /// Removes what is complete from all tags, and forgets those allocations whose work is.
-    pub(super) fn refresh_recorded(&mut self, polls: bool) {
-        self.refresh(polls);
+    /// Asks for the progress of the work of such allocations. If all work of one is complete, removes what is
+    /// complete from all tags. Memory of which one stream is done and another is not stays apart.
+    pub(super) fn refresh_recorded(&mut self, home: StreamId, size: u64) {
         let streams = &self.streams;
-        self.recorded.retain(|freed| !streams.are_done(&freed.work));
+        let before = self.recorded.len();
+        self.recorded.retain(|freed| {
+            freed.home != home || freed.size != size || !streams.is_complete(&freed.work)
+        });
+        if self.recorded.len() < before {
+            self.refresh(false);
+        }
     }
 
     /// Returns `true` if a device has access to the heap's memory.

@@ -477,7 +477,9 @@ impl Heap {
             drop(state);
             // The pool's lock is never taken under the heap's.
             let polling = shared.tenant.polling();
-            core.lock().refresh_recorded(polling.is_some());
+            if polling.is_some() {
+                core.lock().refresh_recorded(id, rounded);
+            }
             drop(polling);
             state = core.lock();
         }

@@ -90,9 +90,19 @@ impl Streams {
         done || device.events().is_complete(point.stamp) || device.lost().is_some()
     }
 
-    /// Returns `true` if the work that a tag names is known to be complete.
-    pub(super) fn are_done(&self, tag: &Tag) -> bool {
-        tag.points().iter().all(|&point| self.is_done(point))
+    /// Asks whether the work that a tag names is complete. A stream for which the driver fails counts as
+    /// pending.
+    pub(super) fn is_complete(&self, tag: &Tag) -> bool {
+        let mut entries = tag.points().iter().filter_map(|it| self.entry(it.stream));
+        let Some(first) = entries.next() else {
+            return true;
+        };
+        let round = Round::begin(first.stream.device());
+        let mut fence = self.fence(tag);
+        if let Err(error) = fence.poll_in(&round) {
+            tracing::debug!(%error, "a stream could not be polled: it counts as pending");
+        }
+        fence.is_complete()
     }
 
     /// Returns `true` if more than one stream has work that memory waits for.

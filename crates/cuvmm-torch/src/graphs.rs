@@ -34,7 +34,7 @@ struct GraphPool {
 struct State {
     pools: Vec<GraphPool>,
     /// Heaps of pools without users. They end when the work of the device has been waited for, since
-    /// a graph may be running.
+    /// a graph may be running. With allocations that outlive their pool they are ordinary heaps then.
     released: Vec<(&'static DeviceHeap, Heap)>,
 }
 
@@ -159,10 +159,11 @@ pub(crate) fn collect() {
     if released.is_empty() {
         return;
     }
-    let kept = released
+    let (ended, kept): (Vec<_>, Vec<_>) = released
         .into_iter()
-        .filter(|(of, _)| of.device.lost().is_none() && of.synchronize().is_err());
-    let kept: Vec<_> = kept.collect();
+        .partition(|(of, _)| of.device.lost().is_some() || of.synchronize().is_ok());
+    // Allocations may outlive them.
+    ended.iter().for_each(|(_, heap)| heap.end_graphs());
     lock().released.extend(kept);
 }
 

@@ -71,7 +71,8 @@ pub(crate) fn allocate(
     let stream = heap.stream(home)?;
     let allocation = match pool {
         None => from_heap(heap, &heap.heap, size, stream)?,
-        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)?,
+        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)
+            .map_err(|error| error.in_pool(pool.0, pool.1))?,
     };
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {

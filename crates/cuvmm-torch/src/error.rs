@@ -73,6 +73,12 @@ pub(crate) enum Error {
     Memory(#[from] MemoryError),
     #[error("there is no memory pool ({0}, {1})")]
     NoSuchPool(u64, u64),
+    #[error("the memory pool ({first}, {second}): {cause}")]
+    InPool {
+        first: u64,
+        second: u64,
+        cause: BlockError,
+    },
     #[error("a null address was passed where a result is to be written")]
     Null,
     #[error(
@@ -132,6 +138,18 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// Names the pool of graphs whose heap has no addresses left.
+    pub(crate) fn in_pool(self, first: u64, second: u64) -> Self {
+        match self {
+            Self::Block(cause @ BlockError::HeapOutOfAddresses { .. }) => Self::InPool {
+                first,
+                second,
+                cause,
+            },
+            other => other,
+        }
+    }
+
     /// Makes an error of sharing that names the path of the socket.
     pub(crate) fn at(path: &Path, cause: impl Into<ShareError>) -> Self {
         let cause = cause.into();
@@ -147,10 +165,7 @@ impl Error {
     /// Returns `true` if memory was short.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
-            // A request for which there are no addresses is for more than the memory that there is.
-            Self::Block(error) => {
-                is_short(error) || matches!(error, BlockError::OutOfAddresses { .. })
-            }
+            Self::Block(cause) | Self::InPool { cause, .. } => cause.is_out_of_memory(),
             Self::Pool(error) => error.is_out_of_memory(),
             Self::Call(error) => error.is_out_of_memory(),
             Self::Memory(error) => error.is_out_of_memory(),
@@ -175,12 +190,6 @@ impl Error {
             _ => false,
         }
     }
-}
-
-/// Returns `true` if memory was short, also if only because a graph is captured: what would be free must
-/// not be asked for meanwhile.
-pub(crate) fn is_short(error: &BlockError) -> bool {
-    error.is_out_of_memory() || matches!(error, BlockError::Capturing(_))
 }
 
 /// Returns `true` if there is no process at the other end, or none any more.
@@ -208,7 +217,27 @@ pub(crate) fn as_pytorch(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::as_pytorch;
+    use cuvmm::BlockError;
+
+    use super::{Error, as_pytorch};
+
+    #[test]
+    fn addresses_that_are_short_are_those_of_a_pool() {
+        let cause = BlockError::HeapOutOfAddresses {
+            tenant: "torch".to_owned(),
+            wanted: 3 << 20,
+            held: 1 << 30,
+            limit: 1 << 30,
+            cause: None,
+        };
+        let error = Error::from(cause).in_pool(0, 7);
+        let text = error.to_string();
+        assert!(
+            text.starts_with("the memory pool (0, 7): out of addresses: "),
+            "{text}"
+        );
+        assert!(error.is_out_of_memory());
+    }
 
     #[test]
     fn sizes_have_two_digits() {

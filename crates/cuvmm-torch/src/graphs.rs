@@ -40,7 +40,7 @@ struct GraphPool {
 struct State {
     pools: Vec<GraphPool>,
     /// Heaps of pools without users. They end when the work of the device has been waited for, since
-    /// a graph may be running.
+    /// a graph may be running. With allocations that outlive their pool they are ordinary heaps then.
     released: Vec<(&'static DeviceHeap, Heap)>,
     /// Functions that [`collect`] calls once.
     put_off: Vec<fn(&Waiting)>,
@@ -224,10 +224,11 @@ pub(crate) fn collect() {
     let released = std::mem::take(&mut state.released);
     let put_off = std::mem::take(&mut state.put_off);
     drop(state);
-    let kept = released
+    let (ended, kept): (Vec<_>, Vec<_>) = released
         .into_iter()
-        .filter(|(of, _)| of.device.lost().is_none() && of.synchronize().is_err());
-    let kept: Vec<_> = kept.collect();
+        .partition(|(of, _)| of.device.lost().is_some() || of.synchronize().is_ok());
+    // Allocations may outlive them.
+    ended.iter().for_each(|(_, heap)| heap.end_graphs());
     lock().released.extend(kept);
     put_off.into_iter().for_each(|act| act(&leave));
 }

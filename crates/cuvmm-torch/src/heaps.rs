@@ -24,10 +24,6 @@ use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
 use crate::{exit, fork, guards};
 
-/// The addresses of a graph's heap, for each byte that its pool may hold. They are fewer than those
-/// of a heap by default, since a program may have very many.
-const GRAPH_ADDRESSES: u64 = 8;
-
 /// The tenant of memory that other processes may attach.
 const PUBLISHED: &str = "published";
 
@@ -301,10 +297,8 @@ impl DeviceHeap {
 
     /// Builds a heap for the captures of one pool of graphs.
     pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
-        let limit = self.pool.stats().limit;
         let builder = self.settings.apply(Heap::builder(&self.tenant));
-        let addresses = limit.saturating_mul(GRAPH_ADDRESSES).max(1 << 30);
-        Ok(builder.for_graphs(true).addresses(addresses).build()?)
+        Ok(builder.for_graphs(true).build()?)
     }
 
     /// Returns the tenant of memory that other processes may attach. Its pool is made now if there is

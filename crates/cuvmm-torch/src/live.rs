@@ -9,7 +9,7 @@ use cuvmm::driver::StreamHandle;
 use cuvmm::{Allocation, BlockError, Heap, Stream};
 use serde::Serialize;
 
-use crate::error::{Error, is_short};
+use crate::error::Error;
 use crate::fork;
 use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
@@ -73,7 +73,8 @@ pub(crate) fn allocate(
     let ended = heaps::ended();
     let allocation = heap.with_stream(home, |stream| match pool {
         None => from_heap(heap, &heap.heap, size, stream),
-        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream),
+        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)
+            .map_err(|error| error.in_pool(pool.0, pool.1)),
     })?;
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {
@@ -122,7 +123,7 @@ pub(crate) fn again<T>(
     error: BlockError,
     mut allocate: impl FnMut(Option<Duration>) -> Result<T, BlockError>,
 ) -> Result<T, Error> {
-    if !is_short(&error) {
+    if !error.is_out_of_memory() {
         return Err(error.into());
     }
     of.figures().retries += 1;

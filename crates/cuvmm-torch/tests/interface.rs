@@ -53,6 +53,37 @@ fn access(torch: &Torch, address: usize, device: c_int) -> c_int {
     unsafe { ask(std::ptr::without_provenance(address), device) }
 }
 
+/// The functions for pools of graphs.
+struct Pools {
+    begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void),
+    end: unsafe extern "C" fn(c_int, [u64; 2]),
+    release: unsafe extern "C" fn(c_int, [u64; 2]),
+}
+
+impl Pools {
+    fn of(torch: &Torch) -> Self {
+        Self {
+            begin: torch.function("cuvmm_begin_allocate_to_pool"),
+            end: torch.function("cuvmm_end_allocate_to_pool"),
+            release: torch.function("cuvmm_release_pool"),
+        }
+    }
+
+    /// Calls `body` while a pool is open for all streams.
+    fn open(&self, device: c_int, id: [u64; 2], body: impl FnOnce()) {
+        // SAFETY: a null function accepts all streams.
+        unsafe { (self.begin)(device, id, null()) };
+        body();
+        // SAFETY: it may be called at any time.
+        unsafe { (self.end)(device, id) };
+    }
+
+    fn release(&self, device: c_int, id: [u64; 2]) {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.release)(device, id) };
+    }
+}
+
 over_the_stand_in! {
     peers [] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
@@ -298,6 +329,69 @@ over_the_stand_in! {
             release(0, [1, 0]);
             torch.reset();
             assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+        }
+    }
+
+    a_tensor_that_outlives_its_pool_keeps_its_extent_only [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let pools = Pools::of(&torch);
+        let ask: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int =
+            cuda.function("cuMemGetInfo_v2");
+        let used = || {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: the results are written to locals.
+            assert_eq!(unsafe { ask(&mut free, &mut total) }, 0);
+            total - free
+        };
+        let mut kept = 0;
+        let graph = cuda.capture(stream, || {
+            pools.open(0, [0, 3], || {
+                let parts = [(); 5].map(|()| torch.malloc(size(10 * MIB), stream));
+                parts.iter().for_each(|&part| torch.free(part, stream));
+                kept = torch.malloc(512, stream);
+                cuda.fill(kept, 7, 512, stream);
+            });
+        });
+        cuda.launch(graph, stream);
+        cuda.synchronize(stream);
+        torch.reset();
+        assert!(used() >= 50 * MIB, "the graph may be launched again: {}", used());
+        pools.release(0, [0, 3]);
+        torch.reset();
+        assert!(used() <= 16 * MIB, "{} are held", used());
+        assert_eq!(cuda.physicals_and_mappings(), (1, 1));
+        cuda.expect(kept, 7, 512);
+        torch.free(kept, stream);
+        cuda.synchronize(stream);
+        torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+    }
+
+    a_hundred_and_twenty_pools ["FAKECUDA_CAPACITY" = "151397597184"] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (stream, pools) = (cuda.stream(), Pools::of(&torch));
+        for pool in 0..120 {
+            pools.open(0, [0, 1 + pool], || {
+                assert_ne!(torch.malloc(size(3 * MIB), stream), 0, "{pool}: {}", torch.last_error());
+            });
+        }
+    }
+
+    twenty_pools_on_each_of_eight_devices [
+        "FAKECUDA_CAPACITY" = "151397597184", "FAKECUDA_DEVICES" = "8"
+    ] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let pools = Pools::of(&torch);
+        for device in 0..8 {
+            cuda.enter(device);
+            let stream = cuda.stream();
+            for pool in 0..20 {
+                pools.open(device, [0, 1 + pool], || {
+                    let address = torch.malloc_on(device, size(3 * MIB), stream);
+                    assert_ne!(address, 0, "{device}, {pool}: {}", torch.last_error());
+                });
+            }
         }
     }
 

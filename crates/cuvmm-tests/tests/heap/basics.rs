@@ -469,9 +469,11 @@ on_both! {
         assert_eq!((pool.stats().tenants.len(), pool.stats().addresses), (0, 0));
     }
 
-    fn a_tenant_that_is_unregistered_while_its_heap_gets_addresses_gets_no_heap(rig) {
+    fn a_tenant_that_is_unregistered_while_its_heap_gets_addresses_gets_no_memory(rig) {
         let pool = pool(rig, 8);
         let a = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&a).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
         let ends = Mutex::new(Some(a.clone()));
         rig.faults.watch(Some(Arc::new(move |call| {
             if call == Call::MemAddressReserve
@@ -480,9 +482,11 @@ on_both! {
                 tenant.unregister();
             }
         })));
-        let refused = Heap::builder(&a).build().err().unwrap();
+        let refused = heap.allocate(G, 1, &stream).unwrap_err();
         rig.faults.watch(None);
         assert!(matches!(refused, BlockError::Unregistered { .. }), "{refused}");
+        assert_eq!(pool.stats().addresses, 0);
+        drop(heap);
         assert_eq!((pool.stats().tenants.len(), pool.stats().addresses), (0, 0));
         drop(a);
         pool.close().unwrap();
@@ -624,6 +628,33 @@ on_both! {
         drop(b.try_allocate(8 * G).unwrap());
         drop((a, b));
         pool.close().unwrap();
+    }
+
+    fn a_heap_whose_graphs_have_ended_gives_up_what_is_free(rig) {
+        let pool = pool(rig, 32);
+        let a = pool.tenant("a").register().unwrap();
+        let heap = Heap::builder(&a).for_graphs(true).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut kept = None;
+        let graph = capture(rig, &stream, || {
+            let parts: Vec<_> = (0..5).map(|_| heap.allocate(3 * G, 1, &stream).unwrap()).collect();
+            drop(parts);
+            // Of memory in several places.
+            drop(heap.allocate(10 * G, 1, &stream).unwrap());
+            kept = Some(heap.allocate(512, 1, &stream).unwrap());
+        });
+        launch_and_destroy(rig, &stream, graph);
+        let held = heap.stats().held;
+        assert_eq!((heap.trim().unwrap(), a.stats().in_use), (0, held));
+        heap.end_graphs();
+        drop(heap);
+        pool.trim(0).unwrap();
+        let stats = a.stats();
+        assert!(stats.committed <= 4 * G, "{} of {held} stay", stats.committed);
+        assert_eq!(stats.in_use, 512);
+        drop(kept);
+        pool.trim(0).unwrap();
+        assert_eq!((a.stats().committed, pool.stats().addresses), (0, 0));
     }
 
     fn the_peak_is_never_below_what_is_live(rig) {

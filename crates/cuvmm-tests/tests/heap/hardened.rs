@@ -176,7 +176,7 @@ on_both! {
         drop(heap.allocate(4 * G, 1, &home).unwrap());
     }
 
-    fn a_heap_for_graphs_keeps_its_memory_until_it_ends(rig) {
+    fn a_heap_for_graphs_keeps_its_memory_until_these_end(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let graphs = Heap::builder(&tenant).for_graphs(true).build().unwrap();
@@ -214,8 +214,12 @@ on_both! {
         // SAFETY: the graph was not destroyed before.
         #[allow(unsafe_code)]
         unsafe { machine.graph_exec_destroy(D0, graph) }.unwrap();
-        drop(graphs);
-        assert_eq!((copy(rig, first.0), tenant.stats().in_use), (None, 0));
+        let live = graphs.allocate(G, 1, &stream).unwrap();
+        graphs.end_graphs();
+        assert_eq!((copy(rig, first.0), tenant.stats().in_use), (None, G));
+        assert_eq!((graphs.stats().held, graphs.stats().live), (G, G));
+        drop(live);
+        assert_eq!((graphs.stats().held, tenant.stats().in_use), (0, 0));
     }
 
     fn a_capture_waits_for_nothing(rig) {

@@ -47,7 +47,7 @@ pub enum BlockError {
     },
     /// The pool's limit of addresses is reached.
     #[error(
-        "out of addresses: {} needed, {} of at most {} reserved",
+        "out of addresses: {} needed, {} of at most {} reserved by the pool",
         Bytes(*.wanted), Bytes(*.held), Bytes(*.limit)
     )]
     OutOfAddresses {
@@ -57,6 +57,25 @@ pub enum BlockError {
         held: u64,
         /// The limit.
         limit: u64,
+    },
+    /// A heap needs more addresses than it may have, or than the pool or the driver has.
+    #[error(
+        "out of addresses: the heap of {tenant:?} needs {} side by side, {} of at most {} reserved{}",
+        Bytes(*.wanted), Bytes(*.held), Bytes(*.limit),
+        .cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"))
+    )]
+    HeapOutOfAddresses {
+        /// The tenant of the heap.
+        tenant: String,
+        /// Bytes of addresses needed side by side.
+        wanted: u64,
+        /// Bytes of addresses that the heap has.
+        held: u64,
+        /// The most bytes of addresses that the heap may have.
+        limit: u64,
+        /// The reason, unless it is that limit.
+        #[source]
+        cause: Option<Box<Self>>,
     },
     /// The driver has no more memory although the pool's limit would allow it: another process or
     /// library uses it.

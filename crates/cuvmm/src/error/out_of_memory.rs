@@ -64,6 +64,7 @@ out_of_memory! {
     BlockError if Self::OutOfMemory(_)
         | Self::OutOfMappings { .. }
         | Self::OutOfAddresses { .. }
+        | Self::HeapOutOfAddresses { .. }
         | Self::Capturing(_),
         with Self::OutOfMemory(shortage)
         | Self::DriverOutOfMemory { shortage, .. }

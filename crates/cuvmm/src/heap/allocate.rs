@@ -2,13 +2,12 @@
 //! places, or from new memory.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use super::build::Build;
 use super::cache::StreamCache;
-use super::core::{Core, Locked, State};
+use super::core::{Core, Locked, PINNED, State};
 use super::extents::work_of;
-use super::stitch::{Levels, Planner, Wanted};
+use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError};
 use crate::own::Stream;
@@ -19,6 +18,10 @@ const SMALL: (u64, u64) = (1 << 20, 4096);
 
 /// The most mappings that are not searched and that an allocation unmaps.
 const TIDIED: usize = 16;
+
+/// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number of
+/// addresses for each byte.
+const KEPT_ADDRESSES: u64 = 16;
 
 /// A request, rounded.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +62,8 @@ enum Step {
     /// It was served. The work is what other streams have to wait for.
     Done(u64, Tag),
     Build(Build),
+    /// This number of bytes of addresses side by side is needed.
+    Addresses(u64),
     /// Nothing is left to be tried.
     Refused,
 }
@@ -197,13 +202,33 @@ impl Core {
         if let Some(found) = self.lock().fit(request) {
             return Ok(found);
         }
+        let mut reserved = false;
+        let served = self.serve_in_steps(owner, request, &mut reserved);
+        if reserved && served.is_err() {
+            owner.0.return_addresses(owner.1);
+        }
+        served
+    }
+
+    fn serve_in_steps(
+        &self,
+        owner: Owner<'_>,
+        request: Request<'_>,
+        reserved: &mut bool,
+    ) -> Result<(u64, Tag), BlockError> {
         let mut refusal = None;
+        let mut short = None;
         let mut tidied = false;
         loop {
-            let step = self.step(owner.0, request, refusal.is_none())?;
+            let step = self.step(owner.0, request, refusal.is_none(), short.is_none())?;
             let build = match step {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
+                Step::Addresses(bytes) => {
+                    short = self.reserve(owner, bytes).err();
+                    *reserved |= short.is_none();
+                    continue;
+                }
                 Step::Refused if !tidied => {
                     // Addresses may be short.
                     tidied = true;
@@ -213,9 +238,9 @@ impl Core {
                 Step::Refused => {
                     let other = || match request.captures || owner.0.is_capturing() {
                         true => owner.0.capturing(request.size),
-                        false => owner.0.short_of_addresses(request.size),
+                        false => owner.0.short_of_memory(request.size),
                     };
-                    return Err(refusal.unwrap_or_else(other));
+                    return Err(refusal.or(short).unwrap_or_else(other));
                 }
             };
             let grows = build.grows();
@@ -240,7 +265,15 @@ impl Core {
     /// Finds memory for a request that no usable run fits, the cheapest first: runs whose work has
     /// just completed; a plan without much new memory; runs and plans behind the work of other
     /// streams; new memory.
-    fn step(&self, tenant: &Tenant, request: Request<'_>, grows: bool) -> Result<Step, BlockError> {
+    ///
+    /// With `reserves`, asks for more addresses where they are too few for the best of these.
+    fn step(
+        &self,
+        tenant: &Tenant,
+        request: Request<'_>,
+        grows: bool,
+        reserves: bool,
+    ) -> Result<Step, BlockError> {
         // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
         let may = Growth {
@@ -255,30 +288,49 @@ impl Core {
         if let Some((at, work)) = state.fit(request) {
             return Ok(Step::Done(at, work));
         }
+        if self.has(PINNED)
+            && let Some((at, work)) = state.fit_retired(request)
+        {
+            return Ok(Step::Done(at, work));
+        }
         let margin = self.device.granule().bytes();
+        let begin = |state: &mut State, plan: Option<Plan>| match state.begin(plan?, margin) {
+            Ok(build) => Some(Step::Build(build)),
+            Err(bytes) => reserves.then_some(Step::Addresses(bytes)),
+        };
         let plan = self.planner(&mut state, request, may, true).cheap();
-        if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
-            return Ok(Step::Build(build));
+        if let Some(step) = begin(&mut state, plan) {
+            return Ok(step);
         }
         if several && self.waits {
             if let Some((at, work)) = self.fit_behind(&mut state, request)? {
                 return Ok(Step::Done(at, work));
             }
             let plan = self.planner(&mut state, request, may, false).stitch();
-            if let Some(build) = plan.and_then(|plan| state.begin(plan, margin)) {
-                match self.order(&mut state, &build.work(), request.id) {
-                    Ok(true) => return Ok(Step::Build(build)),
-                    Ok(false) => state.abandon(build, &[]),
-                    Err(error) => {
-                        state.abandon(build, &[]);
-                        return Err(error.into());
+            match begin(&mut state, plan) {
+                Some(Step::Build(build)) => {
+                    match self.order(&mut state, &build.work(), request.id) {
+                        Ok(true) => return Ok(Step::Build(build)),
+                        outcome => {
+                            state.abandon(build, &[]);
+                            outcome?;
+                        }
                     }
                 }
+                Some(step) => return Ok(step),
+                None => {}
             }
         }
         let plan = self.planner(&mut state, request, may, true).dear();
-        let build = plan.and_then(|plan| state.begin(plan, margin));
-        Ok(build.map_or(Step::Refused, Step::Build))
+        Ok(begin(&mut state, plan).unwrap_or(Step::Refused))
+    }
+
+    /// Reserves addresses of which at least `least` bytes are side by side.
+    fn reserve(&self, (tenant, holder): Owner<'_>, least: u64) -> Result<(), BlockError> {
+        let space = tenant.reserve(holder, least, self.addresses)?;
+        let space = space.open_to(self.guests.iter().cloned());
+        self.lock().add_space(space);
+        Ok(())
     }
 
     /// Takes a run that other streams' work may still use, and makes the stream wait for it.
@@ -317,6 +369,8 @@ impl Core {
             mean: state.counts.mean_large(),
             limit: may.limit,
             grows: may.grows,
+            spares_mappings: self.has(PINNED)
+                && state.gaps.used() / KEPT_ADDRESSES >= state.large.held(),
         };
         let wanted = Wanted {
             size: request.size,
@@ -345,12 +399,12 @@ impl Core {
     /// Sees to it that a few mappings are unmapped if very many are retired: by the mapper, or here
     /// if there is none or it is far behind.
     fn tidy_some(&self, owner: Owner<'_>) {
-        if self.pinned.load(Ordering::SeqCst) {
+        if self.has(PINNED) {
             return;
         }
         let (retired, most) = {
             let state = self.lock();
-            (state.retired.len(), state.most_retired())
+            (state.retired.len(), state.most_retired(self.addresses))
         };
         if retired <= most || (retired <= 2 * most && owner.0.tidy_later(owner.1)) {
             return;
@@ -438,6 +492,14 @@ impl State {
     fn fit(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
         let run = self.find(request)?;
         Some(self.allocate_in(&run, request))
+    }
+
+    /// Allocates from the shortest free range that fits and that the stream can use without waiting,
+    /// through whatever mappings.
+    fn fit_retired(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
+        let (size, alignment, id) = (request.size, request.alignment, request.id);
+        let at = self.large.find_anywhere(size, alignment, id)?;
+        Some((at, self.large.allocate(at, size)))
     }
 
     /// Finds the shortest large run that fits and that the stream can use without waiting.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuvmm_driver::DeviceAddress;
 
 use super::cache::{Place, StreamCache};
-use super::core::Core;
+use super::core::{Core, PINNED, REPORTS};
 use crate::error::CallError;
 use crate::own::{Stream, StreamKeys};
 use crate::pool::{HolderId, Tenant};
@@ -19,10 +19,27 @@ pub(super) struct Shared {
     pub(super) holder: HolderId,
 }
 
+impl Shared {
+    /// Lets the pool have what is free.
+    pub(super) fn end_graphs(&self) {
+        let core = &self.core;
+        if core.device.is_forked() {
+            return;
+        }
+        match &core.guarded {
+            Some(guarded) => guarded.end_graphs(),
+            None => {
+                core.set(PINNED, false);
+                self.tenant.note_freed(core.has(REPORTS));
+            }
+        }
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.core.device.is_forked() {
-            self.core.pinned.store(false, Ordering::SeqCst);
+            self.core.set(PINNED, false);
             self.tenant.detach(self.holder);
         }
     }
@@ -97,7 +114,7 @@ impl Allocation {
     /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
-        DeviceAddress(self.core().base.0 + self.place.at)
+        DeviceAddress(self.place.at)
     }
 
     /// Returns the size in bytes, as requested.
@@ -119,7 +136,7 @@ impl Allocation {
             return guarded.record_use(self.place.at, stream);
         }
         let mut state = core.lock();
-        if !state.is_open_to(stream.device()) {
+        if !state.is_open_to(self.place.at, stream.device()) {
             return Err(CallError::WrongDriver);
         }
         let id = state.streams.id(stream);
@@ -145,7 +162,7 @@ impl Allocation {
         state.drain(core.caches.at(self.lane.index), self.place.small);
         state.end(self.place);
         drop(state);
-        let reports = core.reports.load(Ordering::SeqCst);
+        let reports = core.has(REPORTS);
         if reports || tenant.is_awaited() {
             tenant.note_freed(reports);
         }
@@ -159,7 +176,7 @@ impl Drop for Allocation {
             return;
         }
         let is_shared = self.is_shared.load(Ordering::Relaxed);
-        let refuses = || core.reports.load(Ordering::SeqCst) || tenant.is_awaited();
+        let refuses = || core.has_flags() || tenant.is_awaited();
         let cache = core.caches.at(self.lane.index);
         if is_shared || cache.put(self.place, refuses).is_err() {
             self.free();

@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use super::core::{Core, State, unmap};
+use super::core::{Core, PINNED, State, unmap};
 use super::extents::{ExtentId, Taken, work_of};
 use super::stitch::{Head, Plan};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::{Physical, Stream};
 use crate::pool::{Given, HolderId, Lending, Tenant};
-use crate::region::{LastWriter, PlaceFailure, Placed, Space, Unmapped};
+use crate::region::{LastWriter, Placed, Unmapped};
 
 /// The most mappings of an extent that are searched.
 const SEARCHED: usize = 2;
@@ -90,8 +90,9 @@ impl Drop for Begun<'_> {
 }
 
 impl State {
-    /// Takes the bytes and addresses of a plan. Returns `None` if there are too few addresses.
-    pub(super) fn begin(&mut self, plan: Plan, margin: u64) -> Option<Build> {
+    /// Takes the bytes and addresses of a plan. If there are too few addresses, returns how many bytes
+    /// of them side by side are needed.
+    pub(super) fn begin(&mut self, plan: Plan, margin: u64) -> Result<Build, u64> {
         let new_size = plan.grown();
         let Plan {
             head,
@@ -112,10 +113,11 @@ impl State {
         let from = match head {
             Head::Run { at, size } => {
                 let from = at + size;
-                self.gaps.take_at(from, total).then_some(from)?
+                self.gaps.take_at(from, total).then_some(from)
             }
-            _ => self.gaps.take(total, margin)?,
+            _ => self.gaps.take(total, margin),
         };
+        let from = from.ok_or_else(|| total.saturating_add(2 * margin))?;
         let (at, run) = match head {
             Head::Run { at, size } => (at, Some((at, size, self.large.take_run(at, size)))),
             Head::Suffix { .. } => {
@@ -140,7 +142,7 @@ impl State {
         };
         build.named = build.work().points().iter().map(|it| it.stream).collect();
         self.keep_streams(&build.named, true);
-        Some(build)
+        Ok(build)
     }
 
     fn keep_streams(&mut self, named: &[StreamId], more: bool) {
@@ -168,30 +170,35 @@ impl State {
         }
     }
 
-    /// Stops searching the oldest mappings of an extent that gets another one.
-    fn retire(&mut self, id: ExtentId) {
+    /// Adds another mapping of an extent, in which an allocation lies, and stops searching the oldest
+    /// ones. In a heap that `keeps` all mappings the new one is not searched: requests that come again
+    /// then find the same memory free, and the window that was made for them.
+    fn add_alias(&mut self, id: ExtentId, at: u64, keeps: bool) {
+        self.large.add_mapping(id, at, 1);
         let extent = self.large.extent(id);
         let mappings = extent.iter().flat_map(|extent| &extent.mappings);
         let searched = mappings.filter(|mapping| mapping.searched);
         let searched: Vec<u64> = searched.map(|mapping| mapping.at).collect();
-        let many = (searched.len() + 1).saturating_sub(SEARCHED);
-        for &at in searched.iter().take(many) {
+        let many = searched.len().saturating_sub(SEARCHED);
+        let retired = match keeps {
+            true => &[at],
+            false => searched.get(..many).unwrap_or_default(),
+        };
+        for &at in retired {
             self.large.stop_searching(id, at);
             self.retired.push_back((id, at));
         }
     }
 
-    /// Adds mapped pieces that are side by side. Of the new extents the first `in_use` bytes are in use,
-    /// and the rest is free behind some work.
-    fn add_pieces(&mut self, pieces: Vec<Piece>, from: u64, mut in_use: u64, rest: &Tag) {
-        let mut at = from;
+    /// Adds the mapped pieces of a build, which are side by side. Of the new extents the first bytes are
+    /// in use, and the rest is free behind some work.
+    fn add_pieces(&mut self, pieces: Vec<Piece>, build: &Build, rest: &Tag, keeps: bool) {
+        let mut in_use = build.new_used;
+        let mut at = build.from;
         for piece in pieces {
             let size = piece.size;
             match piece.id {
-                Some(id) => {
-                    self.retire(id);
-                    self.large.add_mapping(id, at, 1);
-                }
+                Some(id) => self.add_alias(id, at, keeps),
                 None => {
                     let used = in_use.min(size);
                     in_use -= used;
@@ -277,8 +284,8 @@ impl Core {
 
     /// Maps extents side by side, all of them or none. On failure returns the ranges that are stuck.
     fn map(&self, from: u64, pieces: &[Piece]) -> Result<Vec<Placed>, NotMapped> {
-        let target = self.lock().space.as_ref().map(Space::target);
-        let Some(target) = target else {
+        let part = self.lock().spaces.part(from);
+        let Some(part) = part else {
             return Err((CallError::InUse.into(), Vec::new()));
         };
         let mut placed: Vec<(u64, Placed)> = Vec::with_capacity(pieces.len());
@@ -289,22 +296,21 @@ impl Core {
                 last_writer: piece.last_writer,
                 fresh: false,
             };
-            match target.place(at, unmapped) {
+            match part.place(at, unmapped) {
                 Ok(one) => placed.push((at, one)),
-                Err(PlaceFailure { error, stuck, .. }) => {
+                Err(failed) => {
+                    let error = failed.error.clone();
                     let mut left = Vec::new();
                     for (at, one) in placed {
                         if let Err((one, error)) = unmap(one) {
                             log!(error, %error, "a roll-back could not unmap: quarantined");
                             left.push((at, one.size()));
-                            self.lock().keep_stuck(at, one);
+                            self.lock().spaces.keep_stuck(at, one);
                         }
                     }
-                    if !stuck.is_empty() {
+                    if !failed.stuck.is_empty() {
                         left.push((at, piece.size));
-                        if let Some(space) = &mut self.lock().space {
-                            space.keep_stuck(stuck);
-                        }
+                        self.lock().spaces.keep_failed(at, failed);
                     }
                     return Err((error, left));
                 }
@@ -328,18 +334,16 @@ impl Core {
             .as_ref()
             .map_or(Ok(()), |_| may_scrub(tenant, stream, &build));
         let mut state = self.lock();
-        if let Some(space) = &mut state.space {
-            placed.into_iter().for_each(|one| space.adopt(one));
-            // One fill, so that a failure leaves none running.
-            let fill = |range: &Range<u64>| {
-                let size = range.end - range.start;
-                space.fill(stream, range.start, 0, size)
-            };
-            let filled = || Ok(stale.as_ref().map_or(Ok(()), fill)?);
-            if let Err(error) = scrubbed.and_then(|()| filled()) {
-                drop(state);
-                return Err(self.unscrubbed((tenant, holder), build, pieces, error));
-            }
+        placed.into_iter().for_each(|one| state.spaces.adopt(one));
+        // One fill, so that a failure leaves none running.
+        let fill = |range: &Range<u64>| {
+            let size = range.end - range.start;
+            state.spaces.zero(stream, range.start, size)
+        };
+        let filled = || Ok(stale.as_ref().map_or(Ok(()), fill)?);
+        if let Err(error) = scrubbed.and_then(|()| filled()) {
+            drop(state);
+            return Err(self.unscrubbed((tenant, holder), build, pieces, error));
         }
         let mut tag = match stale {
             Some(_) => state.streams.now(id),
@@ -347,7 +351,8 @@ impl Core {
         };
         let stitched = build.run.is_some() || pieces.iter().any(|piece| piece.id.is_some());
         let count = pieces.len() as u64;
-        state.add_pieces(pieces, build.from, build.new_used, &tag);
+        let keeps = self.has(PINNED);
+        state.add_pieces(pieces, &build, &tag, keeps);
         state.keep_streams(&build.named, false);
         let held = state.large.held();
         let counts = &mut state.counts;
@@ -388,11 +393,11 @@ impl Core {
         let mut stuck = Vec::new();
         let mut at = build.from;
         for piece in &pieces {
-            let placed = self.lock().remove_placed(at);
+            let placed = self.lock().spaces.remove(at);
             if let Some(Err((placed, error))) = placed.map(unmap) {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
                 stuck.push(at..at + piece.size);
-                self.lock().keep_stuck(at, placed);
+                self.lock().spaces.keep_stuck(at, placed);
             }
             at += piece.size;
         }

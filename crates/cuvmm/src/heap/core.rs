@@ -7,9 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use cuvmm_driver::DeviceAddress;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::cache::{Place, StreamCache, StreamCaches};
 use super::chunks::Chunks;
@@ -17,13 +15,14 @@ use super::counts::Counts;
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
 use super::guarded::Guarded;
+use super::spaces::Spaces;
 use super::stitch::Policy;
 use super::streams::Streams;
 use super::tag::{StreamId, Tag, Tagged};
 use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::CallError;
-use crate::own::Physical;
+use crate::own::{AccessGrant, Physical};
 use crate::region::{Fence, LastWriter, Placed, Space, Unmapped};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -40,6 +39,12 @@ const MANY_BYTES: u64 = 1 << 20;
 const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
+
+/// A flag of a heap: memory that becomes free has to be reported to the pool.
+pub(super) const REPORTS: u8 = 1;
+
+/// A flag of a heap: graphs may use all memory that it has.
+pub(super) const PINNED: u8 = 2;
 
 /// The largest chunk for small allocations in bytes, unless a granule is larger.
 const LARGEST_CHUNK: u64 = 32 << 20;
@@ -65,19 +70,18 @@ pub(super) struct Core {
     pub(super) waits: bool,
     /// The number that the pool knows the tenant by as a writer.
     pub(super) writer: u64,
-    /// The bytes of addresses that the heap has.
+    /// The most bytes of addresses that the heap reserves.
     pub(super) addresses: u64,
-    /// The first address.
-    pub(super) base: DeviceAddress,
+    /// The devices that have access to the heap's memory, beside those that the pool is open to.
+    pub(super) guests: Vec<AccessGrant>,
     /// Allocations just freed.
     pub(super) caches: StreamCaches,
     state: Mutex<State>,
-    /// Set while memory that becomes free has to be reported to the pool.
-    pub(super) reports: AtomicBool,
+    /// [`REPORTS`] and [`PINNED`]. With any of them freed allocations go to no stream cache. A graph's heap
+    /// has none, so that requests that come again find the same memory free.
+    flags: AtomicU8,
     /// Set when the tenant was unregistered.
     pub(super) closed: AtomicBool,
-    /// Set while graphs may use all memory that the heap has.
-    pub(super) pinned: AtomicBool,
     /// The allocations of a heap over a hardened pool, which has no space and no extents.
     pub(super) guarded: Option<Guarded>,
 }
@@ -95,8 +99,8 @@ pub(super) struct State {
     pub(super) streams: Streams,
     /// The physicals of the extents in `large`.
     pub(super) physicals: Vec<Option<Physical>>,
-    /// The mappings. `None` after the end of the heap.
-    pub(super) space: Option<Space>,
+    /// The mappings. Empty after the end of the heap.
+    pub(super) spaces: Spaces,
     /// Streams beside their home stream that allocations are used on.
     pub(super) uses: HashMap<u64, Vec<StreamId>>,
     /// The last allocations that were freed after other streams than their own had used them. Their memory is
@@ -156,19 +160,17 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
-    /// Makes the state of a heap over an empty space, or over none.
-    pub(super) fn new(space: Option<Space>, granule: u64) -> Self {
-        let mut gaps = Gaps::default();
-        gaps.give(0, space.as_ref().map_or(0, Space::size));
+    /// Makes the state of a heap without memory and addresses.
+    pub(super) fn new(granule: u64) -> Self {
         Self {
             large: Extents::default(),
             small: Chunks::default(),
             kept_chunk: None,
             granule,
-            gaps,
+            gaps: Gaps::default(),
             streams: Streams::default(),
             physicals: Vec::new(),
-            space,
+            spaces: Spaces::default(),
             uses: HashMap::new(),
             recorded: VecDeque::new(),
             retired: VecDeque::new(),
@@ -217,23 +219,22 @@ impl State {
         }
     }
 
-    /// Returns `true` if a device has access to the heap's memory.
-    pub(super) fn is_open_to(&self, device: &Device) -> bool {
-        let mut users = self.space.iter().flat_map(Space::users);
+    /// Returns `true` if a device has access to the memory of an allocation.
+    pub(super) fn is_open_to(&self, at: u64, device: &Device) -> bool {
+        let mut users = self.spaces.at(at).into_iter().flat_map(Space::users);
         users.any(|user| user.is_same(device))
     }
 
-    /// Takes a mapping out of the space, to be unmapped without the lock.
-    pub(super) fn remove_placed(&mut self, at: u64) -> Option<Placed> {
-        self.space.as_mut()?.remove(at)
+    /// Adds addresses.
+    pub(super) fn add_space(&mut self, space: Space) {
+        self.gaps.add_part(space.address().0, space.size());
+        self.spaces.add(space);
     }
 
-    /// Keeps a mapping that could not be unmapped. Its addresses are not used again.
-    pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {
-        if let Some(space) = &mut self.space {
-            space.adopt(placed);
-            space.quarantine(at);
-        }
+    /// Takes out the reservations in which nothing is mapped, and nothing about to be.
+    pub(super) fn take_free_spaces(&mut self) -> Vec<Space> {
+        let free = self.gaps.take_free_parts().into_iter();
+        free.filter_map(|start| self.spaces.take(start)).collect()
     }
 
     /// Frees an allocation behind the work that its streams have queued.
@@ -327,11 +328,10 @@ impl State {
     }
 
     /// Returns the number of mappings that are not searched and are worth keeping: half of them if
-    /// less than a quarter of the addresses is left.
-    pub(super) fn most_retired(&self) -> usize {
+    /// less than a quarter is left of the addresses that the heap may reserve.
+    pub(super) fn most_retired(&self, addresses: u64) -> usize {
         let most = RETIRED + RETIRED_EACH * self.large.extents().count();
-        let addresses = self.space.as_ref().map_or(0, Space::size);
-        match self.gaps.bytes() < addresses / 4 {
+        match addresses.saturating_sub(self.gaps.used()) < addresses / 4 {
             true => most.min(self.retired.len().div_ceil(2)),
             false => most,
         }
@@ -361,7 +361,7 @@ impl State {
                 continue;
             }
             self.large.remove_mapping(id, at);
-            if let Some(placed) = self.remove_placed(at) {
+            if let Some(placed) = self.spaces.remove(at) {
                 self.large.leave(id, true);
                 taken.push((id, at, placed));
             }
@@ -371,25 +371,30 @@ impl State {
 }
 
 impl Core {
-    pub(super) fn new(device: Device, options: Options, writer: u64, space: Space) -> Self {
+    /// Makes the core of a heap that reserves at most `addresses` bytes of addresses.
+    pub(super) fn new(
+        device: Device,
+        options: Options,
+        writer: u64,
+        (addresses, guests): (u64, Vec<AccessGrant>),
+    ) -> Self {
         let granule = device.granularity();
         Self {
             device,
             policy: options.policy,
             waits: options.waits,
             writer,
-            addresses: space.size(),
-            base: space.address(),
+            addresses,
+            guests,
             caches: StreamCaches::new(),
-            state: Mutex::new(State::new(Some(space), granule)),
-            reports: AtomicBool::new(false),
+            state: Mutex::new(State::new(granule)),
+            flags: AtomicU8::new(if options.for_graphs { PINNED } else { 0 }),
             closed: AtomicBool::new(false),
-            pinned: AtomicBool::new(options.for_graphs),
             guarded: None,
         }
     }
 
-    /// Makes the core of a heap whose allocations are blocks. The offset of each is its address.
+    /// Makes the core of a heap whose allocations are blocks.
     pub(super) fn over_blocks(device: Device, options: Options) -> Self {
         let granule = device.granularity();
         Self {
@@ -398,15 +403,33 @@ impl Core {
             waits: options.waits,
             writer: LastWriter::SEVERAL,
             addresses: u64::MAX,
-            base: DeviceAddress(0),
+            guests: Vec::new(),
             caches: StreamCaches::new(),
-            state: Mutex::new(State::new(None, granule)),
+            state: Mutex::new(State::new(granule)),
             // So that no allocation goes to a stream cache.
-            reports: AtomicBool::new(true),
+            flags: AtomicU8::new(REPORTS),
             closed: AtomicBool::new(false),
-            pinned: AtomicBool::new(false),
             guarded: Some(Guarded::new(options.for_graphs)),
         }
+    }
+
+    /// Returns `true` if a flag is set.
+    #[inline]
+    pub(super) fn has(&self, flag: u8) -> bool {
+        self.flags.load(Ordering::SeqCst) & flag != 0
+    }
+
+    /// Returns `true` if any flag is set.
+    #[inline]
+    pub(super) fn has_flags(&self) -> bool {
+        self.flags.load(Ordering::SeqCst) != 0
+    }
+
+    pub(super) fn set(&self, flag: u8, yes: bool) {
+        match yes {
+            true => self.flags.fetch_or(flag, Ordering::SeqCst),
+            false => self.flags.fetch_and(!flag, Ordering::SeqCst),
+        };
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
@@ -431,7 +454,7 @@ impl Core {
     /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
     /// Unmaps none of a heap for graphs: a graph may use each of them.
     pub(super) fn unmap_retired(&self, most: usize) -> u64 {
-        if self.pinned.load(Ordering::SeqCst) {
+        if self.has(PINNED) {
             return 0;
         }
         let taken = self.lock().take_retired(most);
@@ -449,7 +472,7 @@ impl Core {
                 }
                 Err((placed, error)) => {
                     log!(error, %error, "a mapping could not be unmapped: quarantined");
-                    state.keep_stuck(at, placed);
+                    state.spaces.keep_stuck(at, placed);
                 }
             }
         }

@@ -2,18 +2,41 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranges of addresses that are free, none of them adjacent to another.
+/// Ranges of addresses that are free. Each lies in one part, which is what was reserved in one call,
+/// and none is adjacent to another of its part.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
+    /// The first address and the end of each part.
+    parts: BTreeMap<u64, u64>,
     by_start: BTreeMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
     bytes: u64,
 }
 
 impl Gaps {
-    /// Returns the bytes of all gaps.
-    pub(super) const fn bytes(&self) -> u64 {
-        self.bytes
+    /// Returns the bytes of all parts that are not free.
+    pub(super) fn used(&self) -> u64 {
+        let parts = self.parts.iter().map(|(start, end)| end - start);
+        parts.sum::<u64>() - self.bytes
+    }
+
+    /// Adds a part, which is free.
+    pub(super) fn add_part(&mut self, start: u64, size: u64) {
+        self.parts.insert(start, start + size);
+        self.insert(start, size);
+    }
+
+    /// Removes the parts that are wholly free. Returns the first address of each.
+    pub(super) fn take_free_parts(&mut self) -> Vec<u64> {
+        let parts = self.parts.iter();
+        let free = parts.filter(|&(start, end)| self.by_start.get(start) == Some(&(end - start)));
+        let free: Vec<u64> = free.map(|(&start, _)| start).collect();
+        for &start in &free {
+            if let Some(end) = self.parts.remove(&start) {
+                self.remove(start, end - start);
+            }
+        }
+        free
     }
 
     /// Takes `size` bytes, with `margin` unused bytes on either side, from the smallest gap that
@@ -56,11 +79,14 @@ impl Gaps {
         let (mut from, mut to) = (start, start + size);
         if let Some((&first, &length)) = self.by_start.range(..start).next_back()
             && first + length == start
+            && !self.parts.contains_key(&start)
         {
             self.remove(first, length);
             from = first;
         }
-        if let Some(&length) = self.by_start.get(&to) {
+        if let Some(&length) = self.by_start.get(&to)
+            && !self.parts.contains_key(&to)
+        {
             self.remove(to, length);
             to += length;
         }
@@ -89,7 +115,7 @@ mod tests {
     #[test]
     fn the_smallest_gap_that_suffices_is_used_and_what_is_freed_joins_its_neighbors() {
         let mut gaps = Gaps::default();
-        gaps.give(0, 100);
+        gaps.add_part(0, 100);
         let taken = [10, 10, 10].map(|size| gaps.take(size, 0));
         assert_eq!(taken, [Some(0), Some(10), Some(20)]);
         gaps.give(10, 10);
@@ -103,15 +129,40 @@ mod tests {
         gaps.give(5, 10);
         gaps.give(20, 16);
         let taken = [101, 100, 1].map(|size| gaps.take(size, 0));
-        assert_eq!((taken, gaps.bytes()), ([None, Some(0), None], 0));
+        assert_eq!((taken, gaps.bytes), ([None, Some(0), None], 0));
     }
 
     #[test]
     fn a_margin_stays_unused_on_either_side() {
         let mut gaps = Gaps::default();
-        gaps.give(0, 20);
+        gaps.add_part(0, 20);
         assert_eq!((gaps.take(17, 2), gaps.take(16, 2)), (None, Some(2)));
         assert!(gaps.has(0, 2) && gaps.has(18, 2) && !gaps.has(0, 3));
         assert_eq!(gaps.largest(9).count(), 2);
+    }
+
+    #[test]
+    fn no_gap_crosses_two_parts_and_those_that_are_free_can_be_taken() {
+        let mut gaps = Gaps::default();
+        for start in [10, 0, 20] {
+            gaps.add_part(start, 10);
+        }
+        assert_eq!((gaps.bytes, gaps.take(11, 0)), (30, None));
+        for start in [0, 10, 20] {
+            assert!(gaps.take_at(start, 10));
+            assert!(gaps.take_free_parts().len() < 3);
+        }
+        gaps.give(5, 5);
+        gaps.give(20, 10);
+        gaps.give(10, 10);
+        assert_eq!((gaps.has(5, 6), gaps.bytes), (false, 25));
+        assert_eq!(gaps.take_free_parts(), [10, 20]);
+        assert_eq!((gaps.used(), gaps.bytes), (5, 5));
+        gaps.give(0, 5);
+        assert_eq!(gaps.take_free_parts(), [0]);
+        assert_eq!(
+            (gaps.used(), gaps.bytes, gaps.largest(1).count()),
+            (0, 0, 0)
+        );
     }
 }

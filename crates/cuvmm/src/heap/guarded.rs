@@ -16,16 +16,14 @@ use crate::sync::{Mutex, MutexGuard};
 /// The blocks of a heap.
 pub(super) struct Guarded {
     live: Mutex<Live>,
-    /// `true` if all blocks are kept until the heap ends, for graphs.
-    keeps: bool,
 }
 
 #[derive(Default)]
 struct Live {
     /// The blocks of live allocations by the addresses of these.
     blocks: HashMap<u64, Arc<Block>>,
-    /// Blocks of freed allocations.
-    kept: Vec<Arc<Block>>,
+    /// Blocks of freed allocations. `None` if none is kept.
+    kept: Option<Vec<Arc<Block>>>,
     counts: BlockCounts,
 }
 
@@ -46,10 +44,14 @@ pub(super) struct BlockCounts {
 }
 
 impl Guarded {
+    /// With `keeps`, all blocks are kept until graphs end, or the heap.
     pub(super) fn new(keeps: bool) -> Self {
+        let live = Live {
+            kept: keeps.then(Vec::new),
+            ..Live::default()
+        };
         Self {
-            live: Mutex::default(),
-            keeps,
+            live: Mutex::new(live),
         }
     }
 
@@ -95,11 +97,21 @@ impl Guarded {
         };
         live.counts.live -= size;
         live.counts.allocations -= 1;
-        if self.keeps {
-            live.kept.push(block);
+        if let Some(kept) = &mut live.kept {
+            kept.push(block);
             return;
         }
         drop(live);
+        self.end(block);
+    }
+
+    /// Frees the blocks that were kept, and keeps none from now on.
+    pub(super) fn end_graphs(&self) {
+        let kept = self.lock().kept.take();
+        kept.into_iter().flatten().for_each(|block| self.end(block));
+    }
+
+    fn end(&self, block: Arc<Block>) {
         let (bytes, extents) = (block.size(), block.extents().len() as u64);
         drop(block);
         let counts = &mut self.lock().counts;

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::core::{Core, unmap};
+use super::core::{Core, PINNED, REPORTS, unmap};
 use super::extents::ExtentId;
 use super::tag::{Tag, Tagged};
 use crate::error::CallError;
@@ -18,7 +18,7 @@ impl Holder for Core {
         let (large, small) = (&state.large, &state.small);
         let free = large.free() + small.free_bytes();
         let used = large.held() - free;
-        if self.pinned.load(Ordering::SeqCst) {
+        if self.has(PINNED) {
             return HolderFigures {
                 held: large.held(),
                 in_use: large.held(),
@@ -40,14 +40,14 @@ impl Holder for Core {
     fn reclaimable(&self, polls: bool) -> Vec<u64> {
         let mut state = self.lock_drained();
         state.refresh(polls);
-        if self.pinned.load(Ordering::SeqCst) {
+        if self.has(PINNED) {
             return Vec::new();
         }
         state.idle().into_iter().map(|(_, size)| size).collect()
     }
 
     fn give(&self, wanted: u64) -> Given {
-        if self.pinned.load(Ordering::SeqCst) {
+        if self.has(PINNED) {
             return Given::default();
         }
         let chosen: Vec<ExtentId> = {
@@ -84,7 +84,7 @@ impl Holder for Core {
     fn tidy(&self) -> Given {
         let many = {
             let state = self.lock();
-            let kept = state.most_retired() / 2;
+            let kept = state.most_retired(self.addresses) / 2;
             state.retired.len().saturating_sub(kept)
         };
         Given {
@@ -110,15 +110,19 @@ impl Holder for Core {
     }
 
     fn report_freed(&self, yes: bool) {
-        self.reports.store(yes, Ordering::SeqCst);
+        self.set(REPORTS, yes);
     }
 
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    fn take_space(&self) -> Option<Space> {
-        self.lock().space.take()
+    fn take_free_spaces(&self) -> Vec<Space> {
+        self.lock().take_free_spaces()
+    }
+
+    fn take_spaces(&self) -> Vec<Space> {
+        self.lock().spaces.take_all()
     }
 }
 
@@ -133,7 +137,7 @@ impl Core {
         };
         let mut count = 0;
         for at in mappings {
-            let Some(placed) = self.lock().remove_placed(at) else {
+            let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
             let size = placed.size();
@@ -146,9 +150,7 @@ impl Core {
                     state.gaps.give(at, size);
                 }
                 Err((placed, error)) => {
-                    if let Some(space) = &mut state.space {
-                        space.adopt(placed);
-                    }
+                    state.spaces.adopt(placed);
                     state.large.settle(id, true);
                     return (count, Err(error));
                 }

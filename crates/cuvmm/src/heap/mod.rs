@@ -36,8 +36,8 @@
 //! to be zeroed that another tenant wrote to.
 //!
 //! A graph that uses an allocation needs its memory as long as the graph is launched. A heap
-//! [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped: allocations that
-//! are made and dropped within the capture serve the graph until then. Allocate from such a heap only
+//! [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
+//! allocation, or until [its graphs end](Heap::end_graphs): allocations that are made and dropped within the capture serve the graph until then. Allocate from such a heap only
 //! in captures. Two graphs whose captures shared a heap may use the same memory: launch one after the
 //! other. In another heap, memory that is dropped while a stream captures is reused by work outside
 //! of the graph, and memory that is allocated may still be used by earlier work of the stream: keep
@@ -123,6 +123,7 @@ mod holder;
 mod lengths;
 mod ranges;
 mod sorted;
+mod spaces;
 mod stats;
 mod stitch;
 mod streams;
@@ -231,17 +232,21 @@ impl HeapBuilder<'_> {
     }
 
     /// Sets whether the heap is for allocations in graph captures; `false` by default. Such a heap
-    /// keeps all memory that it ever had until it ends, so that its graphs can be launched until
-    /// then, whether the allocations of the capture are alive or not. All of it counts as in use, and
-    /// no address that was mapped is free again before. See
-    /// [Graph captures](self#graph-captures).
+    /// keeps all memory that it ever had until it ends, or until [its graphs end](Heap::end_graphs), so
+    /// that these can be launched until then, whether the allocations of the capture are alive or not.
+    /// All of it counts as in use, and nothing is unmapped before. Captures with the same requests get
+    /// the same addresses. Where others would map memory once more very often, the heap takes new memory
+    /// instead. See [Graph captures](self#graph-captures).
     pub const fn for_graphs(mut self, yes: bool) -> Self {
         self.for_graphs = yes;
         self
     }
 
-    /// Sets how many bytes of addresses the heap reserves. By default 32 times what the tenant may
-    /// hold, at least 1 GiB, at most a quarter of the pool's address limit.
+    /// Sets how many bytes of addresses the heap reserves at most. By default 32 times what the tenant
+    /// may hold, at least 1 GiB, at most a quarter of the pool's address limit. They are reserved in
+    /// parts as they are needed (`cuMemAddressReserve`): the first has a 32nd of them, if that is at
+    /// least 1 GiB, and each further one as many as all before it. Parts are smaller if the pool or the
+    /// platform has few addresses left.
     pub const fn addresses(mut self, bytes: u64) -> Self {
         self.addresses = Some(bytes);
         self
@@ -258,11 +263,10 @@ impl HeapBuilder<'_> {
         self
     }
 
-    /// Builds the heap (`cuMemAddressReserve`). Takes no memory yet, and in a
-    /// [hardened pool](self#hardened-pools) no addresses.
+    /// Builds the heap. Takes neither memory nor addresses yet.
     ///
     /// # Errors
-    /// [`BlockError`] when the tenant is unregistered, or addresses are short; when a device that is to
+    /// [`BlockError`] when the tenant is unregistered; when a device that is to
     /// be given access belongs to another driver, is the heap's own, was named before or cannot access
     /// the memory; and when another device is to be given access to memory of a
     /// [hardened pool](self#hardened-pools).
@@ -307,17 +311,11 @@ impl HeapBuilder<'_> {
             let core = Arc::new(Core::over_blocks(device.clone(), options));
             return Ok(Heap::new(core, tenant, HolderId::NONE));
         }
-        let mut made = None;
-        let holder = tenant.attach(addresses, |space, writer| {
-            let core = Core::new(device.clone(), options, writer, space.open_to(guests));
-            let core = Arc::new(core);
-            made = Some(Arc::clone(&core));
-            core as Arc<dyn Holder>
-        })?;
-        match made {
-            Some(core) => Ok(Heap::new(core, tenant, holder)),
-            None => Err(CallError::InUse.into()),
-        }
+        let writer = tenant.writer();
+        let core = Core::new(device.clone(), options, writer, (addresses, guests));
+        let core = Arc::new(core);
+        let holder = tenant.attach(Arc::clone(&core) as Arc<dyn Holder>)?;
+        Ok(Heap::new(core, tenant, holder))
     }
 }
 
@@ -435,8 +433,8 @@ impl Heap {
     /// last request that needed other memory, with [`Preset::Fast`] since the last such request of more
     /// than 1 MiB. Another request that a free run fits makes no driver call either, unless the run has to
     /// be waited for or its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
-    /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`) and may create
-    /// memory (`cuMemCreate`).
+    /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`), and may create
+    /// memory (`cuMemCreate`) and reserve addresses (`cuMemAddressReserve`).
     ///
     /// # Errors
     /// [`BlockError`]. Live allocations and charges are as before. Memory that nothing used may
@@ -544,7 +542,8 @@ impl Heap {
     }
 
     /// Gives all extents that are wholly free and whose work is complete to the pool
-    /// (`cuMemUnmap`), and unmaps addresses that are not needed. Returns the bytes given: none in a
+    /// (`cuMemUnmap`), unmaps addresses that are not needed, and gives the parts of the addresses back in
+    /// which nothing is mapped (`cuMemAddressFree`). Returns the bytes of memory given: none in a
     /// [hardened pool](self#hardened-pools), where the heap keeps none. Never waits for the GPU; waits
     /// for the [mapper](crate::Mapper) while that unmaps addresses of this heap.
     ///
@@ -577,6 +576,14 @@ impl Heap {
         // The pool's lock is never taken under the heap's.
         let polling = tenant.polling();
         core.lock_drained().refresh(polling.is_some());
+    }
+
+    /// Ends the use of the heap's memory by graphs: a heap [for graphs](HeapBuilder::for_graphs) is as any
+    /// other from then on, also for allocations that are still alive. What is free of it can be
+    /// reclaimed and [trimmed](Self::trim). Call it when no graph that uses the memory will be launched
+    /// any more, and the work of those that were launched is complete.
+    pub fn end_graphs(&self) {
+        self.lanes.shared.end_graphs();
     }
 
     /// Returns the current figures. Makes no driver call. In a forked child they are zero.

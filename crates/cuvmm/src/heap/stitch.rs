@@ -85,6 +85,8 @@ pub(super) struct Levels {
     pub(super) limit: u64,
     /// `false` if the pool has refused more memory.
     pub(super) grows: bool,
+    /// `true` if new memory is better than another mapping of memory that is there.
+    pub(super) spares_mappings: bool,
 }
 
 /// The beginning of a planned allocation.
@@ -186,7 +188,7 @@ impl Planner<'_> {
     /// Returns a plan with new memory if the heap holds little.
     fn within_bound(&self) -> Option<Plan> {
         let growth = self.growth();
-        growth.filter(|growth| self.levels.held + growth.grown() <= self.bound())
+        growth.filter(|growth| self.levels.held.saturating_add(growth.grown()) <= self.bound())
     }
 
     /// Returns a plan that only uses free memory.
@@ -201,6 +203,9 @@ impl Planner<'_> {
 
     /// Returns how many bytes may be held before memory is stitched.
     fn bound(&self) -> u64 {
+        if self.levels.spares_mappings {
+            return u64::MAX;
+        }
         let peak = self.levels.peak;
         peak.saturating_add(peak / 1024 * self.policy.slack)
     }

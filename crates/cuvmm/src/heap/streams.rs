@@ -100,7 +100,7 @@ impl Streams {
         let round = Round::begin(first.stream.device());
         let mut fence = self.fence(tag);
         if let Err(error) = fence.poll_in(&round) {
-            tracing::debug!(%error, "a stream could not be polled: it counts as pending");
+            log!(debug, %error, "a stream could not be polled: it counts as pending");
         }
         fence.is_complete()
     }

@@ -11,7 +11,6 @@ use crate::deferred::{Section, Unlocked};
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::pool::{Given, Holder, HolderFigures};
-use crate::region::Space;
 use crate::size::Granularity;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -215,9 +214,5 @@ impl Holder for Core {
 
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-    }
-
-    fn take_space(&self) -> Option<Space> {
-        None
     }
 }

@@ -175,7 +175,7 @@ impl TenantMemPoolBuilder<'_> {
         let stand_in = generations.create(device, step.bytes())?;
         drop(leave);
         let core = Arc::new(Core::new(device, step, generations));
-        let holder = tenant.attach_driver_memory(Arc::clone(&core) as Arc<dyn Holder>)?;
+        let holder = tenant.attach(Arc::clone(&core) as Arc<dyn Holder>)?;
         // From here on dropping it gives back what was charged.
         let shared = Shared {
             tenant: tenant.clone(),

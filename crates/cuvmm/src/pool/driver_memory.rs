@@ -4,28 +4,14 @@
 //! hold it, and ends the charge when they cannot hold it any more. Their [figures](super::driver_figures)
 //! are read from the driver.
 
-use std::sync::Arc;
-
 use super::budget::TenantId;
 use super::core::Locked;
-use super::holder::{Holder, HolderId};
+use super::holder::HolderId;
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{BlockError, MemoryError};
 
 impl Tenant {
-    /// Attaches a holder without addresses and without memory.
-    pub(crate) fn attach_driver_memory(
-        &self,
-        holder: Arc<dyn Holder>,
-    ) -> Result<HolderId, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
-        core.device.own_process()?;
-        let mut state = core.lock();
-        state.check_usable(tenant)?;
-        Ok(state.add_holder(tenant, holder, 0))
-    }
-
     /// Charges what memory pools of the driver may hold in addition, in whole granules. Memory is
     /// reclaimed, hooks are called, and other tenants are waited for, as for a block. On failure
     /// nothing has changed, except that memory that nothing uses may have been reclaimed.

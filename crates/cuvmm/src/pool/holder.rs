@@ -136,8 +136,16 @@ pub(crate) trait Holder: Send + Sync {
     /// Refuses all further requests: the tenant is unregistered.
     fn close(&self);
 
-    /// Takes out the space, at the end of the holder. Nothing is mapped in it, except what is stuck.
-    fn take_space(&self) -> Option<Space>;
+    /// Takes out the spaces that the holder does not use: nothing is mapped in them. Called under the
+    /// pool's lock.
+    fn take_free_spaces(&self) -> Vec<Space> {
+        Vec::new()
+    }
+
+    /// Takes out all spaces, at the end of the holder. Nothing is mapped in them, except what is stuck.
+    fn take_spaces(&self) -> Vec<Space> {
+        Vec::new()
+    }
 }
 
 /// A holder, and what its tenant is charged for it.
@@ -157,14 +165,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) const fn new(id: HolderId, holder: Arc<dyn Holder>, addresses: u64) -> Self {
+    pub(crate) const fn new(id: HolderId, holder: Arc<dyn Holder>) -> Self {
         Self {
             id,
             holder,
             bytes: 0,
             obtained: 0,
             mappings: 0,
-            addresses,
+            addresses: 0,
             ended: false,
             tidied: false,
         }

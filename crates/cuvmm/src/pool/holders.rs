@@ -28,19 +28,30 @@ impl State {
         Some(Arc::clone(&self.held(tenant, id)?.holder))
     }
 
-    /// Adds a holder, with the addresses that its tenant was charged for it.
-    pub(super) fn add_holder(
-        &mut self,
-        tenant: TenantId,
-        holder: Arc<dyn Holder>,
-        addresses: u64,
-    ) -> HolderId {
+    /// Adds a holder.
+    pub(super) fn add_holder(&mut self, tenant: TenantId, holder: Arc<dyn Holder>) -> HolderId {
         let id = HolderId(self.tick());
         if let Some(tenancy) = self.tenants.get_mut(&tenant) {
-            tenancy.holders.push(Held::new(id, holder, addresses));
+            tenancy.holders.push(Held::new(id, holder));
         }
         self.update_bypass(tenant);
         id
+    }
+
+    /// Counts addresses that a holder gets, or does not have any more.
+    pub(super) fn count_addresses(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        bytes: u64,
+        more: bool,
+    ) {
+        if let Some(held) = self.held_mut(tenant, id) {
+            held.addresses = match more {
+                true => held.addresses + bytes,
+                false => held.addresses - bytes,
+            };
+        }
     }
 
     /// Returns `true` if mappings of a holder are being unmapped by the mapper.
@@ -226,7 +237,22 @@ impl Locked<'_> {
             // Polls.
             held.holder.reclaimable(!self.is_capturing());
         }
-        self.take_from_holder(tenant, id, u64::MAX)
+        let taken = self.take_from_holder(tenant, id, u64::MAX);
+        self.return_addresses(tenant, id);
+        taken
+    }
+
+    /// Gives addresses back that a holder does not use (`cuMemAddressFree`). Releases the lock.
+    pub(super) fn return_addresses(&mut self, tenant: TenantId, id: HolderId) {
+        let Some(holder) = self.holder(tenant, id) else {
+            return;
+        };
+        for space in holder.take_free_spaces() {
+            let bytes = space.addresses();
+            self.count_addresses(tenant, id, bytes, false);
+            self.budget.disown_addresses(tenant, bytes);
+            self.give_space_back(space);
+        }
     }
 
     /// Waits for the work on all memory of a tenant's holders and takes it, at the end of the pool.
@@ -268,7 +294,7 @@ impl Locked<'_> {
         let stuck = Amount::mappings(held.mappings);
         self.budget.give_up(tenant, stuck);
         self.budget.quarantine(0, held.mappings);
-        if let Some(space) = held.holder.take_space() {
+        for space in held.holder.take_spaces() {
             self.give_space_back(space);
         }
         self.unlocked(move || drop(held));
@@ -355,8 +381,8 @@ mod tests {
 
         fn close(&self) {}
 
-        fn take_space(&self) -> Option<Space> {
-            self.space.lock().unwrap().take()
+        fn take_spaces(&self) -> Vec<Space> {
+            self.space.lock().unwrap().take().into_iter().collect()
         }
     }
 
@@ -364,11 +390,9 @@ mod tests {
         /// Makes a holder of `tenant` with one mapping that has to be unmapped.
         fn of(tenant: &Tenant) -> (Arc<Self>, HolderId) {
             let this = Arc::new(Self::default());
-            let attached = tenant.attach(4 * G, |space, _| {
-                *this.space.lock().unwrap() = Some(space);
-                Arc::clone(&this) as Arc<dyn Holder>
-            });
-            let holder = attached.unwrap();
+            let holder = tenant.attach(Arc::clone(&this) as _).unwrap();
+            let space = tenant.reserve(holder, 4 * G, 4 * G).unwrap();
+            *this.space.lock().unwrap() = Some(space);
             let lent = tenant.lend(Lending {
                 holder,
                 sizes: &[],
@@ -456,7 +480,7 @@ mod tests {
             asks: AtomicBool::new(true),
             ..Tidied::default()
         });
-        let holder = tenant.attach_driver_memory(Arc::clone(&fake) as _).unwrap();
+        let holder = tenant.attach(Arc::clone(&fake) as _).unwrap();
         // The driver's pool is not created yet.
         let charged = tenant.charge_driver_memory(holder, 6 * G, Wait::Never);
         charged.unwrap();
@@ -495,7 +519,7 @@ mod tests {
             asks: AtomicBool::new(true),
             ..Tidied::default()
         });
-        let holder = tenant.attach_driver_memory(Arc::clone(&fake) as _).unwrap();
+        let holder = tenant.attach(Arc::clone(&fake) as _).unwrap();
         // Some of the device's memory, and all of it, which is foreign until it is counted.
         for (bytes, more) in [(2 * G, 2 * G), (total, total - 2 * G)] {
             rig.machine.set_used_elsewhere(Ordinal(0), bytes);

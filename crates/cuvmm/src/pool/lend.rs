@@ -15,6 +15,14 @@ use crate::error::{BlockError, CallError, MemoryError};
 use crate::ledger::Purpose;
 use crate::region::{Space, Unmapped, Urgency};
 
+/// The part of a holder's addresses that it gets first, and the least that it gets if the pool has them.
+const FIRST_PART: u64 = 32;
+
+const LEAST_PART: u64 = 1 << 30;
+
+/// The part of the addresses left in the pool that a holder gets at most, so that others find some.
+const SHARE: u64 = 16;
+
 /// The memory that a holder asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lending<'a> {
@@ -26,28 +34,38 @@ pub(crate) struct Lending<'a> {
 }
 
 impl Tenant {
-    /// Attaches a holder, which gets `addresses` bytes of addresses (`cuMemAddressReserve`).
-    pub(crate) fn attach(
-        &self,
-        addresses: u64,
-        make: impl FnOnce(Space, u64) -> Arc<dyn Holder>,
-    ) -> Result<HolderId, BlockError> {
+    /// Attaches a holder without addresses and without memory.
+    pub(crate) fn attach(&self, holder: Arc<dyn Holder>) -> Result<HolderId, BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         let mut state = core.lock();
         state.check_usable(tenant)?;
-        debug_assert!(state.hardening.is_none(), "a holder keeps no rule of these");
-        state.make_address_room(addresses)?;
-        let mut spaces = state.reserve_for(tenant, addresses, 0, 1)?;
-        let space = spaces.pop().ok_or_else(gone)?;
-        if let Err(unregistered) = state.check_usable(tenant) {
-            // While the lock was released for the call.
-            state.budget.disown_addresses(tenant, addresses);
-            state.give_space_back(space);
-            return Err(unregistered);
-        }
-        let holder = make(space, tenant.0);
-        Ok(state.add_holder(tenant, holder, addresses))
+        Ok(state.add_holder(tenant, holder))
+    }
+
+    /// Reserves addresses for a holder (`cuMemAddressReserve`), which then has at most `most` bytes of
+    /// them: as many as it has already, or a [`FIRST_PART`]th of `most`, but at least [`LEAST_PART`] and
+    /// at most a [`SHARE`]th of what the pool may still reserve. If the driver grants no such range, a
+    /// smaller one, of at least `least` bytes.
+    pub(crate) fn reserve(
+        &self,
+        holder: HolderId,
+        least: u64,
+        most: u64,
+    ) -> Result<Space, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.check_usable(tenant)?;
+        state
+            .reserve_part(tenant, holder, (least, most))
+            .map_err(|cause| BlockError::HeapOutOfAddresses {
+                tenant: state.name_of(tenant),
+                wanted: least,
+                held: state.held(tenant, holder).map_or(0, |held| held.addresses),
+                limit: most,
+                cause: cause.map(Box::new),
+            })
     }
 
     /// Gets extents and charges for mappings, reclaiming memory and calling pressure hooks if
@@ -89,10 +107,16 @@ impl Tenant {
             state = state.wait(&core.settled, None);
         }
         let taken = state.take_from_holder(self.id(), holder, wanted);
+        state.return_addresses(self.id(), holder);
         state.release_marked();
         drop(state);
         core.announce();
         taken
+    }
+
+    /// Gives addresses back that a holder does not use.
+    pub(crate) fn return_addresses(&self, holder: HolderId) {
+        self.core().lock().return_addresses(self.id(), holder);
     }
 
     /// Notes that memory of a holder became free: waiting requests try again, and with `reports`
@@ -181,9 +205,9 @@ impl Tenant {
         self.core().look(|state| state.policy.scrub != Scrub::Never)
     }
 
-    /// Returns the error for a request that needs more addresses.
-    pub(crate) fn short_of_addresses(&self, wanted: u64) -> BlockError {
-        self.core().look(|state| state.out_of_addresses(wanted))
+    /// Returns the number that the pool knows the tenant by as a writer.
+    pub(crate) fn writer(&self) -> u64 {
+        self.id().0
     }
 
     /// Returns the bytes of addresses that the pool may reserve.
@@ -199,6 +223,41 @@ impl Tenant {
 }
 
 impl Locked<'_> {
+    /// Reserves addresses for a holder. The error has no cause if the holder would have more than `most`.
+    fn reserve_part(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        (least, most): (u64, u64),
+    ) -> Result<Space, Option<BlockError>> {
+        let granule = self.device.granule();
+        let mut largest = most;
+        loop {
+            let held = self.held(tenant, id).map_or(0, |held| held.addresses);
+            let allowed = most.saturating_sub(held);
+            if least > allowed {
+                return Err(None);
+            }
+            self.make_address_room(least)?;
+            let share = self.budget.addresses_left() / SHARE;
+            let usual = held.max(most / FIRST_PART).max(LEAST_PART);
+            let size = usual.min(share).min(largest).min(allowed);
+            let size = granule.round_down(size).max(least);
+            // Counted first, so that no other thread of the heap reserves as much.
+            self.count_addresses(tenant, id, size, true);
+            match self.reserve_for(tenant, size, 0, 1) {
+                Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
+                Err(error) => {
+                    self.count_addresses(tenant, id, size, false);
+                    if size == least || !error.is_out_of_memory() {
+                        return Err(Some(error));
+                    }
+                    largest = size / 2;
+                }
+            }
+        }
+    }
+
     /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain`, which gets them. They
     /// are refunded if it fails. May release the lock.
     pub(super) fn charge_holder<T>(

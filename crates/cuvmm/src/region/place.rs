@@ -4,7 +4,7 @@ use super::fence::Unused;
 use super::mapped::Mapped;
 use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical, Place, Reservation};
-use cuvmm_driver::LocationKind;
+use cuvmm_driver::{DeviceAddress, LocationKind};
 
 /// The last writer of a physical that is no longer as the driver zeroed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,10 @@ pub(crate) struct Placed {
 impl Placed {
     pub(crate) fn size(&self) -> u64 {
         self.mapping.size()
+    }
+
+    pub(crate) fn address(&self) -> DeviceAddress {
+        self.mapping.address()
     }
 
     /// The grant for the host's processors, if this is host memory.

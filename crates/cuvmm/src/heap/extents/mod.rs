@@ -8,9 +8,9 @@
 //! the next mapping of the window. A mapping that is not searched only serves the allocations that
 //! are in it, until the last of them is freed and it can be unmapped.
 //!
-//! Addresses are offsets from the start of the heap's address space. This module makes no driver
-//! call.
+//! This module makes no driver call.
 
+mod anywhere;
 #[cfg(debug_assertions)]
 mod check;
 mod extent;

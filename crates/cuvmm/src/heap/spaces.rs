@@ -1,0 +1,94 @@
+//! The reservations of a heap, and the mappings in them by their addresses.
+
+use std::collections::BTreeMap;
+
+use crate::error::{CallError, MemoryError};
+use crate::own::Stream;
+use crate::region::{PlaceFailure, Placed, Space, Target, Unmapped};
+
+/// Reservations by their first addresses.
+#[derive(Debug, Default)]
+pub(super) struct Spaces(BTreeMap<u64, Space>);
+
+/// A part of a heap's addresses, to map in without the heap's lock.
+pub(super) struct Part {
+    base: u64,
+    target: Target,
+}
+
+impl Part {
+    /// Maps a physical at an address that no other operation uses.
+    pub(super) fn place(&self, at: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
+        self.target.place(at - self.base, unmapped)
+    }
+}
+
+impl Spaces {
+    /// Returns the reservation that contains an address.
+    pub(super) fn at(&self, at: u64) -> Option<&Space> {
+        let (_, space) = self.0.range(..=at).next_back()?;
+        Some(space)
+    }
+
+    fn at_mut(&mut self, at: u64) -> Option<(u64, &mut Space)> {
+        let (&base, space) = self.0.range_mut(..=at).next_back()?;
+        Some((at - base, space))
+    }
+
+    pub(super) fn add(&mut self, space: Space) {
+        self.0.insert(space.address().0, space);
+    }
+
+    /// Takes a reservation out, by its first address.
+    pub(super) fn take(&mut self, start: u64) -> Option<Space> {
+        self.0.remove(&start)
+    }
+
+    /// Takes all reservations out.
+    pub(super) fn take_all(&mut self) -> Vec<Space> {
+        std::mem::take(&mut self.0).into_values().collect()
+    }
+
+    /// Returns the part that contains an address.
+    pub(super) fn part(&self, at: u64) -> Option<Part> {
+        let space = self.at(at)?;
+        Some(Part {
+            base: space.address().0,
+            target: space.target(),
+        })
+    }
+
+    /// Takes in a mapping that was placed.
+    pub(super) fn adopt(&mut self, placed: Placed) {
+        if let Some((_, space)) = self.at_mut(placed.address().0) {
+            space.adopt(placed);
+        }
+    }
+
+    /// Takes a mapping out, to be unmapped without the lock.
+    pub(super) fn remove(&mut self, at: u64) -> Option<Placed> {
+        let (offset, space) = self.at_mut(at)?;
+        space.remove(offset)
+    }
+
+    /// Keeps a mapping that could not be unmapped.
+    pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {
+        if let Some((offset, space)) = self.at_mut(at) {
+            space.adopt(placed);
+            space.quarantine(offset);
+        }
+    }
+
+    /// Keeps the mappings of a placement at an address that failed and could not be undone.
+    pub(super) fn keep_failed(&mut self, at: u64, failed: PlaceFailure) {
+        if let Some((_, space)) = self.at_mut(at) {
+            space.keep_stuck(failed.stuck);
+        }
+    }
+
+    /// Zeroes `size` mapped bytes at an address (`cuMemsetD8Async`).
+    pub(super) fn zero(&self, stream: &Stream, at: u64, size: u64) -> Result<(), MemoryError> {
+        let space = self.at(at).ok_or(CallError::InUse)?;
+        space.fill(stream, at - space.address().0, 0, size)
+    }
+}

@@ -150,8 +150,8 @@ mod tests {
         assert_eq!((gaps.bytes, gaps.take(11, 0)), (30, None));
         for start in [0, 10, 20] {
             assert!(gaps.take_at(start, 10));
-            assert!(gaps.take_free_parts().len() < 3);
         }
+        assert!(gaps.take_free_parts().is_empty());
         gaps.give(5, 5);
         gaps.give(20, 10);
         gaps.give(10, 10);

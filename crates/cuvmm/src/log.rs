@@ -5,8 +5,9 @@
 //! evaluated at once.
 
 /// Emits an event: `log!(level, fields, "message")`. The fields are written as for `tracing::event!`.
-/// A field that borrows is written with `%` or `?`, which formats it at once. If events of the level
-/// are not wanted, no field is evaluated.
+/// A field that borrows is written with `%` or `?`, which formats it at once. The name of a field hides
+/// a variable of that name from the fields after it. If events of the level are not wanted, no field is
+/// evaluated.
 macro_rules! log {
     ($level:ident, $($rest:tt)*) => {
         if tracing::level_filters::LevelFilter::current() >= log!(@filter $level) {
@@ -43,7 +44,8 @@ macro_rules! log {
     };
 }
 
-#[cfg(all(test, not(cuvmm_shuttle)))]
+#[cfg(not(cuvmm_shuttle))]
+#[cfg(test)]
 mod tests {
     use std::fmt::{self, Write as _};
     use std::sync::{Arc, Mutex, PoisonError};
@@ -108,11 +110,11 @@ mod tests {
         let _default = tracing::subscriber::set_default(notes.clone());
         let emit = |bytes: u64| {
             let (error, path) = (String::from("refused"), String::from("a"));
-            log!(warn, %error, ?path, bytes, twice = 2 * bytes, name = %path, "it failed");
+            log!(warn, name = %path, %error, ?path, bytes, twice = 2 * bytes, "it failed");
         };
         let expected = |bytes: u64| {
             let fields = format!(
-                "message=it failed;error=refused;path=\"a\";bytes={bytes};twice={};name=a;",
+                "message=it failed;name=a;error=refused;path=\"a\";bytes={bytes};twice={};",
                 2 * bytes
             );
             (Level::WARN, fields, false)

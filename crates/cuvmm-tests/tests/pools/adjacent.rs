@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common;
 use crate::common::books::books;
 use crate::common::sweep::{sweep, text};
-use crate::common::{D0, G, Rig, busy, copy, mapped_pool, pool, shareable};
+use crate::common::{D0, G, Rig, busy, copy, mapped_pool, nth_of, pool, shareable};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
@@ -72,6 +72,35 @@ fn grow(tenant: &Tenant, blocks: &mut [Block], granules: u64) {
 }
 
 on_both! {
+    fn more_rows_than_the_limit_allows_take_neither_addresses_nor_slots(rig) {
+        let pool = pool(rig, 64);
+        let capped = pool.tenant("capped").limit(8 * G).register().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let other = tenant.allocate(40 * G).unwrap();
+        rig.faults.forget();
+        let refused = |tenant: &Tenant, count: usize| {
+            let of = || tenant.block(G).capacity(2 * G);
+            let adjacent = of().try_allocate_adjacent(count).unwrap_err();
+            assert!(matches!(adjacent, BlockError::OutOfMemory(_)), "{adjacent}");
+            let many = of().try_allocate_many(count).unwrap_err();
+            assert!(matches!(many, BlockError::OutOfMemory(_)), "{many}");
+            // No waiting can help.
+            let waited = of().timeout(Duration::from_secs(3600)).allocate_adjacent(count);
+            assert!(waited.is_err());
+        };
+        refused(&capped, 9);
+        refused(&tenant, 65);
+        refused(&tenant, 500);
+        assert!(tenant.block(G).try_allocate_adjacent(usize::MAX).is_err());
+        assert!(tenant.block(G).try_allocate_many(usize::MAX).is_err());
+        assert_eq!(rig.faults.total(), 0);
+        // Without memory no addresses are reserved either.
+        assert!(tenant.block(G).try_allocate_adjacent(25).is_err());
+        assert_eq!(rig.faults.count(Call::MemAddressReserve), 0);
+        drop(other);
+        assert_eq!(capped.block(G).try_allocate_adjacent(8).unwrap().len(), 8);
+    }
+
     fn forks_lie_side_by_side_also_when_others_of_the_row_have_gone(rig) {
         for hardened in [false, true] {
             let mut builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
@@ -398,7 +427,7 @@ on_both! {
             assert!(bad.is_err());
         }
         let huge = tenant.block(G).capacity(u64::MAX / 4).try_allocate_adjacent(usize::MAX);
-        assert!(matches!(huge, Err(BlockError::OutOfAddresses { wanted: u64::MAX, .. })));
+        assert!(matches!(huge, Err(BlockError::OutOfMemory(_))));
         drop(rows);
     }
 
@@ -454,14 +483,16 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         rig.machine.hold(D0, streams[1].as_raw());
         let of = |granules: u64| tenant.block(granules * G).home_stream(&streams[1]);
-        assert!(of(7).try_allocate_adjacent(3).is_err());
+        // The second block gets part of its memory, and then the driver refuses.
+        rig.faults.arm(nth_of(3, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemCreate]));
+        assert!(of(7).try_allocate_adjacent(2).is_err());
+        rig.faults.disarm();
         let stats = books(rig, &pool);
         assert_eq!((stats.in_use, stats.tenants[0].blocks), (0, 0));
-        // The row stays with its tenant, and serves once there is enough memory.
-        assert_eq!((stats.pending_free > 0, stats.addresses), (true, 24 * G));
-        let rows = of(7).try_allocate_adjacent(2).unwrap();
-        assert_eq!(books(rig, &pool).addresses, 24 * G);
+        // The addresses stay with memory that is being zeroed.
+        assert_eq!((stats.pending_free > 0, stats.addresses), (true, 16 * G));
         rig.machine.release_all_streams(D0);
+        let rows = of(7).try_allocate_adjacent(2).unwrap();
         let mut seen = [1; 64];
         for at in [0, G, 4 * G - 64, 7 * G - 64] {
             rows[0].read(at, &mut seen).unwrap();

@@ -8,6 +8,8 @@
     clippy::unit_arg
 )]
 
+use std::sync::Arc;
+
 use crate::common;
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
@@ -262,15 +264,41 @@ fn what_a_copy_may_still_be_using_is_not_given_on() {
     for staged in [false, true] {
         for waking in [false, true] {
             for leaking in [false, true] {
-                a_copy_outlasts_its_wait(staged, waking, leaking);
+                a_copy_outlasts_its_wait(staged, waking, leaking, refuse_waits);
+                a_copy_outlasts_its_wait(staged, waking, leaking, panic_in_lanes);
             }
         }
     }
 }
 
+/// Returns `true` for the error of a copy that is expected.
+type Expected = fn(&MemoryError) -> bool;
+
+/// Makes the driver refuse to wait; returns the error of a copy.
+fn refuse_waits(rig: &Rig<Nothing>) -> Expected {
+    let refused = CUresult::CUDA_ERROR_UNKNOWN;
+    let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+    rig.faults.arm(Fault::all(refused).only(&waits));
+    |error| error.call().is_some()
+}
+
+/// Makes the driver panic where a lane waits for its copies; returns the error of a copy.
+fn panic_in_lanes(rig: &Rig<Nothing>) -> Expected {
+    rig.faults.watch(Some(Arc::new(|call| {
+        let lane = std::thread::current().name() == Some("cuvmm-copy");
+        assert!(!lane || call != Call::StreamSynchronize, "on purpose");
+    })));
+    |error| matches!(error, MemoryError::CopyPanicked)
+}
+
 /// Runs a sleep or wake whose copies cannot be waited for, with or without the store's staging
 /// memory. Then the store is dropped under the copies, or they complete.
-fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
+fn a_copy_outlasts_its_wait(
+    staged: bool,
+    waking: bool,
+    leaking: bool,
+    fail: fn(&Rig<Nothing>) -> Expected,
+) {
     let rig = common::model();
     let mut world = sleepers(&rig);
     if staged {
@@ -282,14 +310,17 @@ fn a_copy_outlasts_its_wait(staged: bool, waking: bool, leaking: bool) {
         keep(&world).unwrap();
     }
     rig.machine.hold_all(D0);
-    let refused = CUresult::CUDA_ERROR_UNKNOWN;
-    let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
-    rig.faults.arm(Fault::all(refused).only(&waits));
-    match waking {
-        false => drop(keep(&world).unwrap_err()),
-        true => drop(world.tenant.blocks().wake().unwrap_err()),
-    }
+    let expected = fail(&rig);
+    let error = match waking {
+        false => keep(&world).map(drop).unwrap_err(),
+        true => world.tenant.blocks().wake().map(drop).unwrap_err(),
+    };
+    assert!(
+        matches!(&error, SleepError::Memory(error) if expected(error)),
+        "{error:?}"
+    );
     rig.faults.disarm();
+    rig.faults.watch(None);
     // The target of the copies is quarantined, and their source is pending once it is freed.
     assert_eq!(world.pool.stats().quarantined > 0, waking);
     drop(std::mem::take(&mut world.blocks));

@@ -121,6 +121,10 @@ pub enum MemoryError {
     /// Work of this device that may use the memory is running or queued.
     #[error("work of {0} that may use the memory is not complete: wait for it first")]
     InUse(Location),
+    /// The driver panicked in a copy of contents. The copy counts as running until its stream is
+    /// known to be idle.
+    #[error("the driver panicked in a copy of contents: the copy may still be running")]
+    CopyPanicked,
     /// Part of the range is pending free, or is backed with zeros, and work that may use it is not
     /// complete.
     #[doc(alias = "InLimbo")]

@@ -4,14 +4,15 @@
 //! Each block has a slot of its own in a [row](super::rows) that is reserved at once. It grows,
 //! shrinks, is freed and gives memory like any other block, and its memory never reaches into its
 //! neighbor's addresses. A row whose slots are free serves the next blocks that are allocated side
-//! by side, with the memory that it still has; its slots serve single blocks too. The driver gets
+//! by side, with the memory that it still has; its slots serve single blocks too. That holds for rows of
+//! at most 1,024 slots, on which one locked section works. The driver gets
 //! the addresses back when the last slot of the row is gone: until then they count against the
 //! pool's limit without being a tenant's.
 
 use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
 use super::change::Change;
-use super::core::{Core, Locked};
+use super::core::{Core, Locked, SLOTS_A_SECTION};
 use super::ids::{BlockPlace, SlotId, too_large};
 use super::slot::Slot;
 use super::state::{State, gone};
@@ -19,6 +20,7 @@ use super::tenancy::Tenancy;
 use super::wait::{Attempt, Wait};
 use super::wanted::Wanted;
 use crate::error::{ArgumentError, BlockError};
+use crate::ledger::Purpose;
 use crate::own::Stream;
 
 /// How well part of a row serves, the best first: whether memory is lacking, whether a fence must
@@ -35,13 +37,15 @@ pub(super) enum Placement {
     Adjacent,
 }
 
-/// Slots side by side that blocks are put in. They are in their places and pinned.
+/// Slots side by side that blocks are put in.
 struct Lot {
-    /// One for each slot, in the order of their addresses.
-    changes: Vec<Change>,
     needs: Needs,
-    /// `true` if the slots were opened for these blocks.
-    new: bool,
+    /// One for each slot of a row that is used again, in the order of their addresses. These slots
+    /// are in their places and pinned.
+    changes: Vec<Change>,
+    /// Slots that were opened for these blocks, in the order of their addresses. They are out.
+    #[allow(clippy::vec_box, reason = "slots are boxed in their places too")]
+    opened: Vec<Box<Slot>>,
 }
 
 impl Core {
@@ -60,6 +64,11 @@ impl Core {
             ..wanted.clone()
         };
         self.request(tenant, bytes, wait, |state| {
+            // No addresses and no slots for blocks that the tenant can never have.
+            if bytes > state.budget.most_alone(tenant) {
+                let refused = state.out_of_memory(tenant, bytes);
+                return (state, Err(refused));
+            }
             let place = |state, wanted| match placement {
                 Placement::Anywhere => self.scatter(state, tenant, wanted, count),
                 Placement::Adjacent => self.line_up(state, tenant, wanted, count),
@@ -85,6 +94,7 @@ impl Core {
         let mut changes: Vec<Change> = Vec::with_capacity(count);
         let mut outcome = Ok(());
         while outcome.is_ok() && changes.len() < count {
+            state.end_section(changes.len());
             match state.allocate_slot(tenant, wanted) {
                 Ok((change, mut slot)) => {
                     slot.pinned = true;
@@ -108,13 +118,14 @@ impl Core {
         count: usize,
     ) -> Attempt<'a, Vec<BlockPlace>> {
         let Lot {
-            mut changes,
             needs,
-            new,
+            mut changes,
+            opened,
         } = match state.find_lot(id, wanted, count) {
             Ok(lot) => lot,
             Err(error) => return (state, Err(error)),
         };
+        let new = !opened.is_empty();
         let mut outcome = Ok(());
         for change in &mut changes {
             // Another operation may take memory from a slot that has no block yet.
@@ -124,17 +135,32 @@ impl Core {
                 break;
             }
         }
+        for slot in opened {
+            match outcome {
+                Ok(()) => match state.move_in_new(slot, wanted, &needs) {
+                    Ok(change) => changes.push(change),
+                    Err(error) => outcome = Err(error),
+                },
+                Err(_) => state.drop_slot(slot),
+            }
+        }
         let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
         state = self.conclude(state, changes, outcome.is_ok());
-        if new {
-            state.keep_row(id, &places);
+        // A section that uses a row again works on all of it.
+        if new
+            && outcome.is_ok()
+            && count <= SLOTS_A_SECTION
+            && let Some(tenancy) = state.tenants.get_mut(&id)
+        {
+            let slots = places.iter().map(|place| place.slot.index);
+            tenancy.rows.add(slots.collect());
         }
         (state, outcome.map(|()| places))
     }
 }
 
 impl Locked<'_> {
-    /// Finds or reserves slots side by side for `count` blocks, and pins them.
+    /// Finds or reserves slots side by side for `count` blocks.
     fn find_lot(
         &mut self,
         id: TenantId,
@@ -142,33 +168,56 @@ impl Locked<'_> {
         count: usize,
     ) -> Result<Lot, BlockError> {
         let needs = self.needs_apart(id, wanted)?;
-        self.leave_to_others(id, needs.used.saturating_mul(count as u64))?;
+        let bytes = needs.used.saturating_mul(count as u64);
+        self.leave_to_others(id, bytes)?;
         self.purge_some();
         // A stream cache hands out single blocks: their slots are available here only after a
         // sweep.
         self.sweep(id);
-        let row = self.pick_row(id, &needs, wanted.home, count);
-        let new = row.is_none();
-        let mut changes = Vec::new();
-        let mut pin = |state: &mut State, mut slot: Box<Slot>| {
-            changes.push(Change::of(&slot, slot.place(wanted.capacity)));
-            slot.pinned = true;
-            state.put_slot(slot);
-        };
-        match row {
-            Some(row) => row.into_iter().for_each(|index| {
-                let slot = self.take_slot(SlotId { tenant: id, index });
-                slot.into_iter().for_each(|slot| pin(self, slot));
-            }),
-            None => self
-                .open_slots(id, needs.class, count)?
-                .for_each(|slot| pin(self, slot)),
-        }
-        Ok(Lot {
-            changes,
+        let mut lot = Lot {
             needs,
-            new,
-        })
+            changes: Vec::new(),
+            opened: Vec::new(),
+        };
+        let Some(row) = self.pick_row(id, &needs, wanted.home, count) else {
+            // Without memory no addresses are reserved.
+            self.reclaim_for(id, bytes, Purpose::New)?;
+            lot.opened = self.open_slots(id, needs.class, count)?.collect();
+            return Ok(lot);
+        };
+        for index in row {
+            let slot = self.take_slot(SlotId { tenant: id, index });
+            if let Some(mut slot) = slot {
+                let change = Change::of(&slot, slot.place(wanted.capacity));
+                lot.changes.push(change);
+                slot.pinned = true;
+                self.put_slot(slot);
+            }
+        }
+        Ok(lot)
+    }
+
+    /// Puts a block in a slot that was opened for it and is out. On failure the slot is gone.
+    fn move_in_new(
+        &mut self,
+        mut slot: Box<Slot>,
+        wanted: &Wanted<'_>,
+        needs: &Needs,
+    ) -> Result<Change, BlockError> {
+        let mut change = Change::of(&slot, slot.place(wanted.capacity));
+        change.new = true;
+        match self.move_in(&mut slot, wanted, needs) {
+            Ok(given) => {
+                change.given = Some(given);
+                slot.pinned = true;
+                self.put_slot(slot);
+                Ok(change)
+            }
+            Err(error) => {
+                self.drop_slot(slot);
+                Err(error)
+            }
+        }
     }
 
     /// Puts a block in a slot that is in its place.
@@ -182,28 +231,6 @@ impl Locked<'_> {
         let moved = self.with_slot_out(id, |state, slot| state.move_in(slot, wanted, needs));
         change.given = Some(moved.ok_or_else(gone)??);
         Ok(())
-    }
-
-    /// Notes that new slots are side by side, or gives their addresses back if they are of no use.
-    fn keep_row(&mut self, id: TenantId, places: &[BlockPlace]) {
-        // Memory without a block is being zeroed, and stays in place until that is complete.
-        let slots = || places.iter().filter_map(|place| self.slot(place.slot));
-        // Another operation may have dropped a slot without a block, and its number may be another
-        // slot's.
-        let lie = slots().map(|slot| slot.space.address());
-        if !lie.eq(places.iter().map(|place| place.address)) {
-            return;
-        }
-        if slots().all(Slot::is_bare) {
-            // All slots are taken first, since the lock is released between those that are given
-            // back.
-            let take = |place: &BlockPlace| self.take_out(place.slot);
-            let slots: Vec<_> = places.iter().filter_map(take).collect();
-            slots.into_iter().for_each(|slot| self.drop_slot(slot));
-        } else if let Some(tenancy) = self.tenants.get_mut(&id) {
-            let slots = places.iter().map(|place| place.slot.index);
-            tenancy.rows.add(slots.collect());
-        }
     }
 }
 
@@ -272,4 +299,52 @@ fn rank(
         rank.3 = rank.3.saturating_add(held.abs_diff(needs.used));
     }
     Some(rank)
+}
+
+#[cfg(all(test, debug_assertions))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::pool::{Limit, Pool};
+    use crate::region::rig::{G, rig};
+
+    #[test]
+    fn a_locked_section_works_on_a_bounded_number_of_slots() {
+        let rig = rig();
+        let most = SLOTS_A_SECTION as u64;
+        let count = 2 * SLOTS_A_SECTION + 5;
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(3 * most * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let worked_on = || pool.core.look(|state| state.most_worked_on);
+        for adjacent in [true, false] {
+            let of = || tenant.block(G).capacity(G);
+            let blocks = match adjacent {
+                true => of().try_allocate_adjacent(count),
+                false => of().try_allocate_many(count),
+            };
+            let mut blocks = blocks.unwrap();
+            assert!(
+                worked_on() <= SLOTS_A_SECTION,
+                "{adjacent}: {}",
+                worked_on()
+            );
+            // A part of a failed operation is undone in parts too.
+            rig.fail(crate::driver::Call::MemMap, most + 9);
+            blocks.truncate(5);
+            pool.core.lock().trim(0).unwrap();
+            let refused = match adjacent {
+                true => of().try_allocate_adjacent(count),
+                false => of().try_allocate_many(count),
+            };
+            assert!(refused.is_err());
+            rig.heal();
+            assert!(
+                worked_on() <= SLOTS_A_SECTION,
+                "{adjacent}: {}",
+                worked_on()
+            );
+            assert_eq!(tenant.stats().in_use, 5 * G);
+        }
+    }
 }

@@ -170,19 +170,24 @@ impl Locked<'_> {
         class: Class,
         count: usize,
     ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, BlockError> {
-        let (guard, count) = (self.guard(), count as u64);
+        let guard = self.guard();
         let each = class.size.saturating_add(guard).saturating_add(guard);
-        let addresses = each.saturating_mul(count);
+        let addresses = each.saturating_mul(count as u64);
         self.make_address_room(addresses)?;
         // From here on the tenant is not empty, and cannot be removed.
         let flight = self.flight();
-        let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
-        let ids = (0..count).map(|_| SlotId {
-            tenant: id,
-            index: tenancy.vacancy(flight),
-        });
-        let ids: Vec<SlotId> = ids.collect();
-        let reserved = self.reserve_for(id, class.size, guard, count);
+        let mut ids: Vec<SlotId> = Vec::new();
+        for number in 0..count {
+            self.end_section(number);
+            self.note_slot();
+            let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
+            let index = tenancy.vacancy(flight);
+            ids.push(SlotId { tenant: id, index });
+        }
+        // The lock may have been released since there was room.
+        let reserved = self
+            .make_address_room(addresses)
+            .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
         let (now, single) = (self.now(), self.hardening.is_some());
         match reserved {
             Ok(spaces) => {
@@ -193,7 +198,10 @@ impl Locked<'_> {
                 )
             }
             Err(error) => {
-                ids.into_iter().rev().for_each(|id| self.remove_range(id));
+                for (number, id) in ids.into_iter().rev().enumerate() {
+                    self.end_section(number);
+                    self.remove_range(id);
+                }
                 Err(error)
             }
         }

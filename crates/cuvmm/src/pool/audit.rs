@@ -12,6 +12,8 @@ impl State {
     /// Panics if accounts, slots and lists do not agree.
     pub(super) fn audit(&mut self) {
         self.audits += 1;
+        let worked_on = std::mem::take(&mut self.worked_on);
+        self.most_worked_on = self.most_worked_on.max(worked_on);
         let slots: usize = self.tenants.values().map(|it| it.indices().count()).sum();
         let lost = self.tenants.values().any(|tenancy| tenancy.has_lost());
         let now = slots <= MOST_SLOTS || self.audits.is_power_of_two();

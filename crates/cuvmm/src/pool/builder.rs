@@ -189,9 +189,9 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// Each block is otherwise an ordinary block. If `count` blocks that were side by side have
     /// been freed and their places are unused, the new blocks take over these places with the
-    /// memory that is still mapped there. Otherwise the call makes one reservation
-    /// (`cuMemAddressReserve`). Its addresses go back to the driver when all of its blocks have
-    /// been freed and addresses are needed.
+    /// memory that is still mapped there, unless there are more than 1,024. Otherwise the call makes one
+    /// reservation (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back
+    /// to the driver when all of its blocks have been freed and addresses are needed.
     ///
     /// # Errors
     /// As [`Self::allocate`].

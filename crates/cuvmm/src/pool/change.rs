@@ -64,7 +64,8 @@ impl Core {
         changes: Vec<Change>,
         succeeded: bool,
     ) -> Locked<'a> {
-        for change in changes.into_iter().rev() {
+        for (count, change) in changes.into_iter().rev().enumerate() {
+            state.end_section(count);
             // The mapper may go on placing memory behind a block that has grown.
             let size = if succeeded { 0 } else { u64::MAX };
             state = self.await_slots(state, std::iter::once((change.place.slot, size)));
@@ -303,35 +304,36 @@ mod tests {
     }
 
     /// Allocates two blocks of two granules on a stream while there is memory for one, which is
-    /// zeroed.
-    fn allocate_in_vain(rig: &Rig, home: &Stream) -> (Pool, [Tenant; 2]) {
-        let pool = pool(rig, 3);
+    /// zeroed. The other tenant uses a granule.
+    fn allocate_in_vain(rig: &Rig, home: &Stream) -> (Pool, [Tenant; 2], Block) {
+        let pool = pool(rig, 4);
         let tenants = ["me", "other"].map(|name| tenant(&pool, name));
         let [me, other] = &tenants;
+        let used = other.try_allocate(G).unwrap();
         leave_idle(rig, other, 2);
         let two = me.block(2 * G).home_stream(home);
         assert!(two.try_allocate_many(2).is_err());
-        (pool, tenants)
+        (pool, tenants, used)
     }
 
     #[test]
     fn a_new_slot_whose_memory_was_zeroed_goes_with_it() {
         let rig = rig();
         let home = Stream::new(&rig.device).unwrap();
-        let (pool, [me, other]) = allocate_in_vain(&rig, &home);
+        let (pool, [me, other], _used) = allocate_in_vain(&rig, &home);
         let state = pool.core.lock();
         assert!(state.tenants[&me.id()].is_empty());
-        assert_eq!((held(&state, &me), held(&state, &other)), (0, G));
-        assert_eq!(state.budget.mappings(), 1);
+        assert_eq!((held(&state, &me), held(&state, &other)), (0, 2 * G));
+        assert_eq!(state.budget.mappings(), 2);
     }
 
     #[test]
     fn a_new_slot_whose_memory_is_being_zeroed_stays_until_that_has_passed() {
         let rig = rig();
         let home = rig.busy_stream();
-        let (pool, [me, other]) = allocate_in_vain(&rig, &home);
+        let (pool, [me, other], _used) = allocate_in_vain(&rig, &home);
         let mut state = pool.core.lock();
-        assert_eq!((held(&state, &me), held(&state, &other)), (2 * G, G));
+        assert_eq!((held(&state, &me), held(&state, &other)), (2 * G, 2 * G));
         let tenant = me.id();
         let slot = state.slot(SlotId { tenant, index: 0 }).unwrap();
         assert!(slot.is_vacant() && !slot.fence.is_complete());

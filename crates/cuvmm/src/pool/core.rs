@@ -38,6 +38,10 @@ use crate::region::{Urgency, Waker};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
+/// The most slots that one locked section opens, or takes from their places, for blocks that are
+/// allocated together.
+pub(super) const SLOTS_A_SECTION: usize = 1024;
+
 pub(crate) struct Core {
     pub(crate) device: Device,
     /// The access of other devices to all memory that blocks and heaps map.
@@ -276,6 +280,7 @@ impl<'a> Locked<'a> {
     /// its memory up to date.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let flight = self.flight();
+        self.note_slot();
         let tenancy = self.state.tenants.get_mut(&id.tenant)?;
         let mut slot = tenancy.take_out(id.index, flight)?;
         slot.note_writer();
@@ -285,6 +290,14 @@ impl<'a> Locked<'a> {
     /// Returns `true` if another operation is in flight, which may give memory back when it ends.
     pub(super) fn others_in_flight(&self) -> bool {
         self.state.flights.count() > usize::from(self.flight.is_some())
+    }
+
+    /// Lets other threads have the lock if an operation has worked on another 1,024 slots, of
+    /// `count` in all so far.
+    pub(super) fn end_section(&mut self, count: usize) {
+        if count > 0 && count.is_multiple_of(SLOTS_A_SECTION) {
+            self.unlocked(thread::yield_now);
+        }
     }
 
     /// Releases the lock while `run` runs, for driver calls and for waiting for the GPU.

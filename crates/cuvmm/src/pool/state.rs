@@ -148,6 +148,11 @@ pub(crate) struct State {
     /// How often the state was [audited](super::audit).
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
+    /// The number of slots that the locked section has opened or taken, and the most of one section.
+    #[cfg(debug_assertions)]
+    pub(super) worked_on: usize,
+    #[cfg(debug_assertions)]
+    pub(super) most_worked_on: usize,
     /// The mapper's work for the pool, if it has a mapper.
     pub(crate) precommit: Option<Precommit>,
     /// The additional state of a hardened pool.
@@ -186,6 +191,10 @@ impl State {
             refusals: 0,
             #[cfg(debug_assertions)]
             audits: 0,
+            #[cfg(debug_assertions)]
+            worked_on: 0,
+            #[cfg(debug_assertions)]
+            most_worked_on: 0,
             precommit: None,
             hardening: None,
             purging: VecDeque::new(),
@@ -271,9 +280,19 @@ impl State {
     /// Takes a slot from its place until the lock is released, and brings the last writers of its
     /// memory up to date, which [growing within](Self::grow_within) the memory postpones.
     pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
+        self.note_slot();
         let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
         slot.note_writer();
         Some(slot)
+    }
+
+    /// Counts a slot that the locked section opens or takes, in debug builds.
+    #[inline]
+    pub(super) const fn note_slot(&mut self) {
+        #[cfg(debug_assertions)]
+        {
+            self.worked_on += 1;
+        }
     }
 
     /// Puts a slot in its place, lists it for the memory that it can give, and lists it to be

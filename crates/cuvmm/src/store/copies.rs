@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::iter::zip;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{PoisonError, mpsc};
 use std::thread;
 
@@ -83,11 +84,25 @@ impl<'a> Job<'a> {
         lane.unfinished = lane.is_running();
         self.copy(direction, lane).map_err(|failed| {
             if !failed.ended {
-                lane.unfinished = true;
-                self.unfinished.add(&lane.stream);
+                self.may_run_on(lane);
             }
             failed.error
         })
+    }
+
+    /// Carries the job out. After a panic of the driver it is not known what was queued.
+    fn try_carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, MemoryError> {
+        let carried_out = catch_unwind(AssertUnwindSafe(|| self.carry_out(direction, lane)));
+        carried_out.unwrap_or_else(|_| {
+            self.may_run_on(lane);
+            Err(MemoryError::CopyPanicked)
+        })
+    }
+
+    /// Records that a copy of the job may still be running on a lane.
+    fn may_run_on(&self, lane: &mut Lane) {
+        lane.unfinished = true;
+        self.unfinished.add(&lane.stream);
     }
 
     fn copy(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, CopyFailed> {
@@ -253,7 +268,7 @@ pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
             let report = report.clone();
             let hand = move || {
                 while let Some(mut job) = work.next() {
-                    let copied = job.carry_out(direction, lane);
+                    let copied = job.try_carry_out(direction, lane);
                     let index = job.index;
                     // If the receiver is gone, the operation has failed already.
                     drop(report.send(Done { index, copied }));

@@ -171,7 +171,12 @@ impl Stream {
     /// Returns the device, the handle, and how often a stream with this handle has ended before: no other
     /// stream has these.
     pub(crate) fn identity(&self) -> (Ordinal, StreamHandle, u64) {
-        let Shared { device, handle, generation, .. } = &*self.shared;
+        let Shared {
+            device,
+            handle,
+            generation,
+            ..
+        } = &*self.shared;
         (device.ordinal(), *handle, *generation)
     }
 

@@ -8,7 +8,7 @@ use cuvmm::ledger::{Control, FILE_ENDING, ProcessState, ProcessStats};
 
 use crate::share::folder;
 use cuvmm_cli::command::usage;
-use cuvmm_cli::terminal::{safe, shown};
+use cuvmm_cli::terminal::{safe, shown, tell};
 
 /// Where the ledgers are.
 #[derive(Clone, Debug, clap::Args)]
@@ -17,6 +17,14 @@ pub(super) struct Where {
     /// `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID` where that is not set]
     #[arg(long, global = true, value_name = "PATH")]
     ledger: Option<PathBuf>,
+}
+
+/// The ledgers that could be opened, in the order of their names.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    pub(super) ledgers: Vec<LedgerView>,
+    /// Why others could not be.
+    pub(super) wrong: Vec<String>,
 }
 
 impl Where {
@@ -31,28 +39,39 @@ impl Where {
         shown(&self.given().unwrap_or_else(folder::path))
     }
 
-    /// Opens the ledgers, in the order of their names.
+    /// Opens the ledgers, in the order of their names. Says on standard error which could not be
+    /// opened.
     ///
     /// # Errors
-    /// A path that cannot be read, and a file that is not a ledger.
+    /// A path that cannot be read, and no ledger among files that are named as ledgers.
     pub(super) fn open(&self) -> anyhow::Result<Vec<LedgerView>> {
-        self.open_again(Vec::new())
+        let opened = self.open_again(Vec::new())?;
+        opened.wrong.iter().for_each(|wrong| tell(wrong));
+        Ok(opened.ledgers)
     }
 
     /// Opens the ledgers that are there now, and keeps those that are open already. An open ledger
     /// remembers when it last saw a sign of life of its processes.
     ///
     /// # Errors
-    /// A path that cannot be read, and a file that is not a ledger.
-    pub(super) fn open_again(&self, open: Vec<LedgerView>) -> anyhow::Result<Vec<LedgerView>> {
+    /// A path that cannot be read, and no ledger among files that are named as ledgers.
+    pub(super) fn open_again(&self, open: Vec<LedgerView>) -> anyhow::Result<Opened> {
         let mut open: Vec<LedgerView> = open.into_iter().filter(LedgerView::is_in_place).collect();
-        let views = self.files()?.into_iter().map(|file| {
-            match open.iter().position(|view| view.path() == file) {
+        let mut opened = Opened::default();
+        for file in self.files()? {
+            let view = match open.iter().position(|view| view.path() == file) {
                 Some(at) => Ok(open.swap_remove(at)),
-                None => LedgerView::open(file).map_err(wrong),
+                None => LedgerView::open(file),
+            };
+            match view {
+                Ok(view) => opened.ledgers.push(view),
+                Err(error) => opened.wrong.push(error.to_string()),
             }
-        });
-        views.collect()
+        }
+        match opened.ledgers.is_empty() && !opened.wrong.is_empty() {
+            true => Err(usage(opened.wrong.join("; "))),
+            false => Ok(opened),
+        }
     }
 
     /// Returns the files of the ledgers, in the order of their names.
@@ -190,10 +209,6 @@ const fn runs(process: &ProcessStats) -> bool {
 fn is_ledger(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.ends_with(FILE_ENDING)
-}
-
-fn wrong(error: cuvmm::LedgerError) -> anyhow::Error {
-    usage(error.to_string())
 }
 
 /// Returns a process's name and id.

@@ -217,6 +217,43 @@ fn top_without_a_ledger_says_so() {
     assert!(complaint.contains("is not a ledger"), "{complaint}");
 }
 
+/// Files that end as ledgers do and are none.
+#[test]
+fn a_file_that_is_no_ledger_hides_no_other() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let engine = engine(&device, directory.path(), "engine");
+    let at = |name: &str| directory.path().join(format!("{name}.cuvmm-ledger"));
+    let mut older = std::fs::read(engine.ledger.path()).unwrap();
+    // The second word is the version.
+    older[8..16].copy_from_slice(&1_u64.to_ne_bytes());
+    std::fs::write(at("0-older"), older).unwrap();
+    std::fs::write(at("0-empty"), []).unwrap();
+    std::os::unix::fs::symlink(engine.ledger.path(), at("0-link")).unwrap();
+    std::fs::create_dir(at("0-directory")).unwrap();
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, at("0-pipe"), kind, mode, 0).unwrap();
+    let commands: [&[&str]; 4] = [
+        &["top", "--once"],
+        &["top", "--json"],
+        &["metrics"],
+        &["ctl", "limit", "engine", "500MiB"],
+    ];
+    for arguments in commands {
+        let (code, printed, complaint) = cuvmm(directory.path(), arguments);
+        assert_eq!(code, 0, "{arguments:?}: {complaint}");
+        assert!(arguments[0] == "ctl" || printed.contains("engine"));
+        assert_eq!(complaint.lines().count(), 5, "{complaint}");
+        for wrong in ["older", "empty", "link", "directory", "pipe"] {
+            assert!(complaint.contains(&format!("0-{wrong}.cuvmm-ledger")));
+        }
+    }
+    let stats = LedgerView::open(engine.ledger.path()).unwrap().stats();
+    assert_eq!(stats.processes[0].limit, 500 * MIB);
+    let named = at("0-older");
+    let (code, _, complaint) = cuvmm(&named, &["top", "--once"]);
+    assert_eq!((code, complaint.lines().count()), (2, 1), "{complaint}");
+}
+
 #[test]
 fn ctl_changes_a_process_and_its_tenants() {
     let (device, directory) = (device(), TempDir::new().unwrap());

@@ -4,11 +4,18 @@
 //! 90 ms (`docs/measurements.md`). So a slot whose owner has lost its lock is *dying*: its charge
 //! still counts. It is free when the process is known to have ended and the driver has had
 //! [time](LINGERS) to free its memory: on an H200 that was up to 8 ms after the end of a process
-//! with 2 GiB (`docs/measurements.md`). A process in the same PID namespace is looked up by its number and start time, and
-//! `pidfd_open` tells when all of its threads have ended. A process in another namespace cannot be
-//! looked up. Each member gets a [pidfd](super::control) of it over its socket while it runs, and
-//! polls that. A member that has none of it, because it joined later or the process serves no socket,
-//! frees its slot [two seconds](UNVERIFIED) after its lock.
+//! with 2 GiB (`docs/measurements.md`).
+//!
+//! Each process holds a [pidfd](super::control) of each other one from its first look at the slot
+//! on, and polls all of them with one system call. A process in the same PID namespace is opened by
+//! its number, if its start time is the one that the slot names. A process of another namespace, or
+//! one that cannot be opened so, is met over its socket while it runs. While a process is held and
+//! runs, its lock is not looked at.
+//!
+//! A process that is not held counts while its lock is held, unless its number is known to be
+//! unused or another process's. Once its lock is free, it counts while `/proc` shows it. If
+//! nothing is known of it, because it is of another namespace or `/proc` hides it, its slot is free
+//! [two seconds](UNVERIFIED) after that was found.
 //!
 //! A forked child of a dead process may hold its lock. Such a slot is collected if the process is
 //! known to have ended; it can be taken again when the child has ended too.
@@ -25,23 +32,24 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::charge::{self, Count};
-use super::control::socket_path;
+use super::control::{Whom, socket_path};
 use super::exports;
 use super::file::LedgerFile;
 use super::layout::{Slot, State};
 use super::lock::Lock;
-use super::proc;
+use super::proc::{self, Life, Look};
 use super::seen::{Seen, What};
 
 /// How long after a process has ended the CUDA driver may still have its memory.
 pub(super) const LINGERS: Duration = Duration::from_millis(100);
 
-/// How long the slot of a process that cannot be looked up, and that was not met, stays dying.
+/// How long the slot of a process of which nothing is known stays dying.
 pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
 
 /// Frees the slots of processes that have ended, except slot `own`. Returns `true` if a slot is
 /// dying.
 pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> bool {
+    seen.pidfds.poll();
     let mut dying = false;
     for index in 0..file.layout().slots.len() {
         if Some(index) == own {
@@ -74,36 +82,62 @@ fn collect_one(
         free(file, index, slot, found);
         return Ok(false);
     }
-    let is_visible = proc::is_visible(slot.pid_namespace.load());
-    if is_member && found.0 == State::Live && !is_visible {
-        let socket = socket_path(file, index, found.1);
-        seen.pidfds.meet(index, found.1, (&socket, slot.uid.load()));
-    }
-    let is_gone = is_gone(slot) || seen.pidfds.has_ended(index, found.1);
-    if Lock::Owner(index).is_held_elsewhere(file.file())? && !is_gone {
-        return Ok(false);
-    }
-    let unverified = !is_visible && !seen.pidfds.has(index, found.1);
+    let Some(life) = life_without_lock(file, index, found.1, is_member, seen)? else {
+        return Ok(found.0 == State::Dying);
+    };
     // An owner frees its slot before it releases its lock, and the generation changes then. So if
     // this succeeds, what was read before is of this owner, and it has ended or lost its lock.
     let dying = (State::Dying, found.1);
     if !slot.replace_state(found, dying) {
         return Ok(true);
     }
-    let age = seen.age(What::Dying, index, found.1);
-    let lingers = lingers(slot, Count::of(file.layout().charges[index].load()));
-    let returned = is_gone && seen.age(What::Ended, index, found.1) >= lingers;
-    let ended = returned || (unverified && age >= UNVERIFIED);
-    if ended {
+    let has_ended = match life {
+        Life::Runs => {
+            seen.forget(What::Unknown, index);
+            false
+        }
+        Life::Ended => {
+            let lingers = lingers(slot, Count::of(file.layout().charges[index].load()));
+            seen.age(What::Ended, index, found.1) >= lingers
+        }
+        Life::Unknown => seen.age(What::Unknown, index, found.1) >= UNVERIFIED,
+    };
+    if has_ended {
         // The name contains the generation, so it is no other process's. It goes first: no process
         // looks for it once the slot is free.
         let _ = std::fs::remove_file(socket_path(file, index, found.1));
         free(file, index, slot, dying);
-        seen.forget(What::Dying, index);
+        seen.forget(What::Unknown, index);
         seen.forget(What::Ended, index);
         seen.pidfds.forget(index);
     }
-    Ok(!ended)
+    Ok(!has_ended)
+}
+
+/// Returns what is known of the process of a slot, or `None` while that process is held and runs, or
+/// has its lock and is not known to have ended.
+fn life_without_lock(
+    file: &LedgerFile,
+    index: usize,
+    generation: u64,
+    is_member: bool,
+    seen: &mut Seen,
+) -> Result<Option<Life>, Errno> {
+    let known = |seen: &Seen| seen.pidfds.known(index, generation);
+    if known(seen).is_none() {
+        let is_locked = Lock::Owner(index).is_held_elsewhere(file.file())?;
+        let slot = &file.layout().slots[index];
+        let whom = Whom {
+            uid: slot.uid.load(),
+            look: || look(slot),
+            socket: is_member.then_some(|| socket_path(file, index, generation)),
+        };
+        let life = seen.pidfds.meet((index, generation), whom, !is_locked);
+        if known(seen).is_none() {
+            return Ok(Some(life).filter(|_| !is_locked));
+        }
+    }
+    Ok(known(seen).filter(|&life| life == Life::Ended))
 }
 
 /// Returns for how long after the end of its owner the driver may still have a slot's memory. What
@@ -118,16 +152,16 @@ fn lingers(slot: &Slot, charge: Count) -> Duration {
 /// Returns `true` if the owner of a slot of another open file has ended or lost its lock.
 pub(super) fn has_lost(file: &LedgerFile, index: usize, slot: &Slot) -> bool {
     let held = Lock::Owner(index).is_held_elsewhere(file.file());
-    is_gone(slot) || held.is_ok_and(|held| !held)
+    held.is_ok_and(|held| !held) || matches!(look(slot), Look::NotHeld(Life::Ended))
 }
 
-/// Returns `true` if the process of a slot is known to have ended.
-fn is_gone(slot: &Slot) -> bool {
-    if !proc::is_visible(slot.pid_namespace.load()) {
-        return false;
-    }
-    let pid = u32::try_from(slot.pid.load());
-    pid.is_ok_and(|pid| proc::has_ended(pid, slot.started.load()))
+/// Looks at the process of a slot by its number.
+fn look(slot: &Slot) -> Look {
+    proc::look(
+        slot.pid_namespace.load(),
+        slot.pid.load(),
+        slot.started.load(),
+    )
 }
 
 /// Removes what a process was charged, and frees its slot, if the slot still has the state `found`.

@@ -7,6 +7,10 @@
 //! A machine that fails can leave a named file without its contents. Such a file is initialized in
 //! place, its first word last. Several processes may do so at once: they write the same.
 //!
+//! All of the file is allocated before it is mapped: on a full file system an access to a page
+//! without memory would end the process. A file system that copies on writing (btrfs, a file with
+//! snapshots or shared extents on xfs) needs space for each page that is written all the same.
+//!
 //! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
 //! atomics, so writes by other processes are allowed, and every content is valid. The file is
 //! mapped as long as the references live. A program that can write the file can truncate it; the
@@ -21,10 +25,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Stat, StatFs, fchmod, fstat, fstatfs, linkat, openat, statat,
-    statfs,
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, Stat, StatFs, fallocate, fchmod, fstat, fstatfs,
+    linkat, openat, statat, statfs,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::geteuid;
 
@@ -35,6 +39,9 @@ use crate::error::LedgerError;
 
 /// How often a process opens the file again because it was removed or replaced meanwhile.
 const MOST_TRIES: u32 = 100;
+
+/// The unit in which a file's blocks are counted, in bytes.
+const BLOCK: u64 = 512;
 
 /// File systems on which locks or shared mappings do not work between all processes, by the type
 /// that `statfs` reports (`linux/magic.h`).
@@ -104,6 +111,7 @@ impl LedgerFile {
             } else {
                 check_size(&path, &found)?;
             }
+            allocate(&file, &path)?;
             let ledger = Self::map(file, path.clone(), true)?;
             ledger.prepare(terms)?;
             if ledger.is_in_place() {
@@ -120,6 +128,12 @@ impl LedgerFile {
         };
         let found = file.metadata().map_err(broken("fstat", &path))?;
         check_size(&path, &found)?;
+        // A file with holes needs memory also to be read. A process that may not write it cannot
+        // give it any.
+        let has_holes = found.blocks().saturating_mul(BLOCK) < SIZE;
+        if has_holes && let Ok(Some(writable)) = open(&path, true) {
+            allocate(&writable, &path)?;
+        }
         let ledger = Self::map(file, path, false)?;
         ledger.check_version()?;
         Ok(ledger)
@@ -300,7 +314,10 @@ fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
     // The process's umask may have removed too much.
     fchmod(&file, mode).map_err(failed("fchmod", path))?;
     step();
-    file.set_len(SIZE).map_err(broken("ftruncate", path))?;
+    if !allocate(&file, path)? {
+        let zeros = file.write_all_at(&[0; SIZE as usize], 0);
+        zeros.map_err(broken("write", path))?;
+    }
     step();
     let written = file.write_all_at(&first_bytes(terms.granule, terms.device), 0);
     written.map_err(broken("write", path))?;
@@ -315,6 +332,17 @@ fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
         Err(errno) => return Err(failed("linkat", path)(errno)),
     }
     Ok(())
+}
+
+/// Gives all pages of the file memory, or blocks of the disk, which it has from then on: an access
+/// to a page that cannot get any ends the process with `SIGBUS`. Does nothing if all have some.
+/// Returns `false` if the file system cannot do it without writing to the file.
+fn allocate(file: &File, path: &Path) -> Result<bool, LedgerError> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SIZE)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
+        Err(errno) => Err(failed("fallocate", path)(errno)),
+    }
 }
 
 /// Called after each step of making the file, where a test can end or stop the process.

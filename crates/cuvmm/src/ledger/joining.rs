@@ -212,7 +212,7 @@ fn fill(file: &LedgerFile, index: usize, granule: Granularity, wishes: &Wishes) 
     let slot = &layout.slots[index];
     let pid = proc::own_id();
     slot.pid.store(u64::from(pid));
-    slot.started.store(proc::start_time(pid).unwrap_or(0));
+    slot.started.store(proc::own_start());
     slot.pid_namespace.store(proc::own_namespace());
     slot.uid
         .store(u64::from(rustix::process::geteuid().as_raw()));

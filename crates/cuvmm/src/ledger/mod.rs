@@ -45,12 +45,16 @@
 //! # Processes that die
 //! The memory of a killed process counts until the process is known to have ended, and on a GPU
 //! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
-//! and within 5 ms while one of them waits for memory. Processes in other PID namespaces, such as
-//! containers, cannot be looked up by their numbers. Each process gets a descriptor (pidfd) of them over
-//! their sockets while they run, and polls that. The memory of a process that had no socket
-//! ([`Remote::Nothing`]), or that ended before another one met it, counts for two seconds after the
-//! kernel has released its locks, which a forked child that outlives it keeps. A process that runs another program in its place (`exec`)
-//! has not ended: drop its pools and ledger first.
+//! and within 5 ms while one of them waits for memory. Each process holds a descriptor (pidfd) of
+//! each other one, and polls all of them. Processes in other PID namespaces, such as containers,
+//! cannot be looked up by their numbers: their descriptors come over their sockets while they run.
+//! Where there is no descriptor of a process (before Linux 5.3, or where a seccomp profile forbids
+//! it), its memory counts until its number is unused or another process's, or its state says that it
+//! has ended. If nothing is known of it, its memory counts for two seconds after the kernel has
+//! released its locks, which a forked child that outlives it keeps: it is in another PID namespace
+//! and had no socket ([`Remote::Nothing`]) or ended before another one met it, or `/proc` is another
+//! namespace's or hides it. A process that runs another program in its place (`exec`) has not ended:
+//! drop its pools and ledger first.
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.
 //!
@@ -75,7 +79,9 @@
 //! The file belongs to one user (mode 0600), or also to a group
 //! ([`LedgerBuilder::group`]). A program that can write the file can deny memory to all others,
 //! promise them too much, or end them by truncating the file (`SIGBUS`). It cannot make them read
-//! or write other memory. Files on network file systems, FUSE and overlayfs are refused.
+//! or write other memory. Files on network file systems, FUSE and overlayfs are refused. The file is
+//! allocated as a whole before it is used, so a full file system is an error when the ledger is
+//! opened, and ends no process later.
 //!
 //! If the file is removed, as session managers do with the directories of users who have logged
 //! out, processes that have it open are refused further memory
@@ -138,6 +144,8 @@ mod crash;
 mod explore;
 #[cfg(test)]
 mod exports_tests;
+#[cfg(test)]
+mod machine_tests;
 #[cfg(test)]
 mod probe;
 #[cfg(test)]

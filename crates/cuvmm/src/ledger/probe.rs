@@ -6,6 +6,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::proc::Life;
+
 /// The outside of one thread, as a test sets it.
 pub(super) trait Probe {
     /// Called before a word of the file is read or written. Returns `false` if the process has
@@ -40,13 +42,15 @@ pub(super) trait Probe {
         None
     }
 
-    /// Returns when all processes started, if the system is not to be asked.
-    fn start_time(&self) -> Option<u64> {
+    /// Returns what the process finds of that of a number, if the system is not to be asked.
+    fn look(&self, _pid: u32) -> Option<Life> {
         None
     }
 
-    /// Returns `true` if the process of a number has ended.
-    fn has_ended(&self, pid: u32) -> bool;
+    /// Returns `true` if the process gets descriptors of those that it finds running.
+    fn holds(&self) -> bool {
+        true
+    }
 }
 
 thread_local! {

@@ -19,8 +19,8 @@ pub(super) enum What {
     Charge,
     /// The progress of a waiting request.
     Ticket,
-    /// A slot whose owner has lost its lock.
-    Dying,
+    /// A slot whose owner has lost its lock, and of which nothing else is known.
+    Unknown,
     /// A slot whose owner is known to have ended.
     Ended,
     /// The sign of life of a process.

@@ -18,28 +18,29 @@ use super::joining::Wishes;
 use super::layout::{SLOTS, Slot, State};
 use super::member::{Member, Purpose};
 use super::probe::{self, Probe};
+use super::proc::Life;
 use super::seen::Seen;
 use super::waiting::Waiting;
 use super::{clock, crash, dead};
 use crate::device::WeakDevice;
 use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
 
-const G: u64 = 2 << 20;
+pub(super) const G: u64 = 2 << 20;
 
 /// The environment variable with what a child process does, after how many writes it ends or stops
 /// itself, which of both, and the ledger's path.
 const PART: &str = "CUVMM_LEDGER_TEST_PART";
 
 /// The limit that a child process and its parent use, in granules.
-const LIMIT: u64 = 300;
+pub(super) const LIMIT: u64 = 300;
 
-const TERMS: Terms = Terms {
+pub(super) const TERMS: Terms = Terms {
     granule: G,
     device: [7; 16],
     group: false,
 };
 
-fn wishes(limit: u64) -> Wishes {
+pub(super) fn wishes(limit: u64) -> Wishes {
     Wishes {
         limit: Some(limit),
         default_limit: 1024 * G,
@@ -51,7 +52,7 @@ fn wishes(limit: u64) -> Wishes {
     }
 }
 
-fn join(path: &Path, limit: u64) -> Arc<Member> {
+pub(super) fn join(path: &Path, limit: u64) -> Arc<Member> {
     Arc::new(Member::join(path.to_owned(), TERMS, &wishes(limit)).unwrap())
 }
 
@@ -64,12 +65,12 @@ pub(super) fn directory() -> tempfile::TempDir {
     }
 }
 
-fn charged(member: &Member) -> u64 {
+pub(super) fn charged(member: &Member) -> u64 {
     let charges = member.file().layout().charges.iter();
     charges.map(|it| Count::of(it.load()).charged()).sum()
 }
 
-fn refusal(outcome: Result<u64, LedgerShortage>) -> (LedgerRefusal, u64) {
+pub(super) fn refusal(outcome: Result<u64, LedgerShortage>) -> (LedgerRefusal, u64) {
     let refused = outcome.unwrap_err();
     (refused.reason, refused.left / G)
 }
@@ -381,8 +382,8 @@ const PARTS: &[&str] = &[
     "race",
 ];
 
-/// The time, standing still or set, and no process that has ended as far as its number tells.
-struct Clock(std::cell::Cell<Instant>);
+/// The time, standing still or set.
+pub(super) struct Clock(std::cell::Cell<Instant>);
 
 impl Probe for Clock {
     fn reached(&self, _: usize, _: bool) -> bool {
@@ -412,14 +413,10 @@ impl Probe for Clock {
     fn pid(&self) -> u32 {
         std::process::id()
     }
-
-    fn has_ended(&self, _: u32) -> bool {
-        false
-    }
 }
 
 /// Sets the time of this thread, which stands still.
-fn stop_time() -> Rc<Clock> {
+pub(super) fn stop_time() -> Rc<Clock> {
     let clock = Rc::new(Clock(std::cell::Cell::new(Instant::now())));
     probe::set(Some(clock.clone()));
     clock
@@ -434,12 +431,13 @@ fn serve(member: &Arc<Member>) {
 /// Returns `true` if this kernel, or the process of a slot, gives a pidfd.
 fn meets(own: &Member, other: usize, generation: u64, seen: &mut Seen) -> bool {
     let until = Instant::now() + Duration::from_secs(20);
-    while !seen.pidfds.has(other, generation) && Instant::now() < until {
+    let is_held = |seen: &Seen| seen.pidfds.known(other, generation) == Some(Life::Runs);
+    while !is_held(seen) && Instant::now() < until {
         clock::sleep(Duration::from_secs(2));
         assert!(!dead::collect(own.file(), Some(own.index()), seen));
         std::thread::sleep(Duration::from_millis(1));
     }
-    seen.pidfds.has(other, generation)
+    is_held(seen)
 }
 
 /// A process of another namespace that has lost its lock and lives is not taken for one that has
@@ -459,11 +457,12 @@ fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives()
         .release(one.file().file())
         .unwrap();
     for _ in 0..5 {
-        assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
+        assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
         time.sleep(Duration::from_secs(60));
     }
-    assert_eq!((one.slot().state().0, charged(&other)), (State::Dying, 50));
-    // One that has not met it cannot tell.
+    assert_eq!((one.slot().state().0, charged(&other)), (State::Live, 50));
+    // One that cannot meet it cannot tell.
+    one.served.get().unwrap().close();
     let mut unmet = Seen::default();
     let mut collect = || dead::collect(other.file(), Some(other.index()), &mut unmet);
     assert!(collect());
@@ -639,18 +638,18 @@ fn dies(part: &str, writes: u32, path: &Path) -> bool {
 }
 
 /// Waits until no slot but `own` is taken.
-fn collected(own: &Member) -> bool {
+pub(super) fn collected(own: &Member, seen: &mut Seen) -> bool {
     let until = Instant::now() + Duration::from_secs(20);
-    let mut seen = Seen::default();
-    while dead::collect(own.file(), Some(own.index()), &mut seen) {
+    let slots = || own.file().layout().slots.iter().enumerate();
+    let others = || slots().filter(|&(index, _)| index != own.index());
+    let is_left = || others().any(|(_, slot)| slot.state().0 != State::Free);
+    while dead::collect(own.file(), Some(own.index()), seen) || is_left() {
         if Instant::now() > until {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    let slots = own.file().layout().slots.iter().enumerate();
-    let mut others = slots.filter(|&(index, _)| index != own.index());
-    others.all(|(_, slot)| slot.state().0 == State::Free)
+    true
 }
 
 /// Makes the sockets that dead processes would have left. Returns their paths.
@@ -686,7 +685,7 @@ fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
                     super::charge::discard(charge, Count::of(charge.load()));
                 }
             }
-            assert!(collected(&member), "{part}, {writes}");
+            assert!(collected(&member, &mut Seen::default()), "{part}, {writes}");
             assert!(!sockets.iter().any(|it| it.exists()), "{part}, {writes}");
             assert_eq!(charged(&member), 0, "{part}, {writes}");
             member.grant(LIMIT * G, 0, Purpose::New, None).unwrap();
@@ -734,7 +733,7 @@ fn at_each_step(prepare: impl Fn(&Path), during: impl Fn(&Path, Child)) -> u32 {
         }
         during(&path, child);
         let last = join(&path, LIMIT * G);
-        assert!(collected(&last), "{step}");
+        assert!(collected(&last, &mut Seen::default()), "{step}");
         assert_eq!(charged(&last), 0, "{step}");
         step += 1;
     }
@@ -807,8 +806,8 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
         .unwrap();
     let mut seen = Seen::default();
     for _ in 0..3 {
-        assert!(dead::collect(other.file(), Some(other.index()), &mut seen));
-        assert_eq!(one.slot().state().0, State::Dying);
+        assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
+        assert_eq!(one.slot().state().0, State::Live);
         assert_eq!(
             refusal(other.grant(51 * G, 0, Purpose::New, None)),
             (LedgerRefusal::Full, 50)
@@ -816,6 +815,7 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     }
     // As a process of that number and another start time would.
     one.slot().started.store(1);
+    let mut seen = Seen::default();
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
     other.grant(100 * G, 0, Purpose::New, None).unwrap();
     other.give(100 * G);

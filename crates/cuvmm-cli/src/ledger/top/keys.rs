@@ -118,7 +118,8 @@ mod tests {
         let mut state = State::default();
         state.look(Look {
             at: Instant::now(),
-            ledgers: Ok(vec![ledger("/x", vec![chat, process(1, "code")])]),
+            ledgers: Some(vec![ledger("/x", vec![chat, process(1, "code")])]),
+            wrong: String::new(),
         });
         state
     }

@@ -42,11 +42,14 @@ pub(super) struct Request {
     pub(super) target: Target,
 }
 
-/// The ledgers at one time, or the reason why they could not be read.
+/// The ledgers at one time.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
-    pub(super) ledgers: Result<Vec<Shown>, String>,
+    /// `None` if none could be read.
+    pub(super) ledgers: Option<Vec<Shown>>,
+    /// Why some could not be read; empty if all could.
+    pub(super) wrong: String,
 }
 
 /// A line of the picture.
@@ -143,14 +146,10 @@ impl Row<'_> {
 impl State {
     /// Takes the result of a look.
     pub(super) fn look(&mut self, look: Look) {
-        let ledgers = match look.ledgers {
-            Ok(ledgers) => ledgers,
-            Err(reason) => {
-                self.trouble = Some(reason);
-                return;
-            }
+        self.trouble = Some(look.wrong).filter(|wrong| !wrong.is_empty());
+        let Some(ledgers) = look.ledgers else {
+            return;
         };
-        self.trouble = None;
         let seconds = self.at.map(|at| look.at.saturating_duration_since(at));
         let seconds = seconds.map_or(0.0, |time| time.as_secs_f64());
         if seconds > 0.0 {
@@ -324,8 +323,8 @@ mod tests {
     use super::*;
 
     fn looked(state: &mut State, at: Instant, ledgers: Vec<Shown>) {
-        let ledgers = Ok(ledgers);
-        state.look(Look { at, ledgers });
+        let (ledgers, wrong) = (Some(ledgers), String::new());
+        state.look(Look { at, ledgers, wrong });
     }
 
     fn three() -> Vec<Process> {
@@ -437,11 +436,17 @@ mod tests {
     fn a_look_that_fails_keeps_the_last_figures() {
         let (mut state, now) = (State::default(), Instant::now());
         looked(&mut state, now, vec![ledger("/x", three())]);
-        let ledgers = Err("it is gone".to_owned());
-        state.look(Look { at: now, ledgers });
+        let wrong = "it is gone".to_owned();
+        let (at, ledgers) = (now, None);
+        state.look(Look { at, ledgers, wrong });
         assert_eq!(state.trouble.as_deref(), Some("it is gone"));
         assert_eq!(names(&state).len(), 3);
         looked(&mut state, now, vec![]);
         assert_eq!(state.trouble, None);
+        let wrong = "one is no ledger".to_owned();
+        let (at, ledgers) = (now, Some(vec![ledger("/x", three())]));
+        state.look(Look { at, ledgers, wrong });
+        assert_eq!(state.trouble.as_deref(), Some("one is no ledger"));
+        assert_eq!(names(&state).len(), 3, "the others are shown");
     }
 }

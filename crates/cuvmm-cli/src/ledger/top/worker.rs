@@ -70,15 +70,16 @@ fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     // A view has to stay open to notice processes that do not answer.
     let mut views = Vec::new();
     loop {
-        let ledgers = match at.open_again(std::mem::take(&mut views)) {
-            Ok(open) => {
-                views = open;
-                Ok(look(&views))
+        let (ledgers, wrong) = match at.open_again(std::mem::take(&mut views)) {
+            Ok(opened) => {
+                views = opened.ledgers;
+                (Some(look(&views)), opened.wrong.join("; "))
             }
-            Err(error) => Err(chain(&error)),
+            Err(error) => (None, chain(&error)),
         };
         let at = Instant::now();
-        if to.0.send(Event::Look(Look { at, ledgers })).is_err() {
+        let look = Look { at, ledgers, wrong };
+        if to.0.send(Event::Look(look)).is_err() {
             return;
         }
         match woken.recv_timeout(interval) {

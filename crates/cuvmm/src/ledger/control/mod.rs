@@ -22,7 +22,7 @@ mod timed;
 use serde::{Deserialize, Serialize};
 
 pub use client::Control;
-pub(super) use pidfds::Pidfds;
+pub(super) use pidfds::{Pidfds, Whom};
 pub(super) use served::{Served, socket_path};
 pub(super) use server::{Commands, start};
 

@@ -1,8 +1,9 @@
-//! Descriptors of other processes (pidfds), got over their sockets.
+//! Descriptors of other processes (pidfds), opened by their numbers or got over their sockets.
 //!
 //! A process number means nothing in another PID namespace. A pidfd does: it becomes readable when
-//! its process has ended, in whichever namespace it is polled. So a process connects to the socket of
-//! each process of another namespace while that runs, and keeps one pidfd of it.
+//! its process has ended, in whichever namespace it is polled. So where a process cannot be
+//! [opened by its number](super::super::proc), another one connects to its socket while it runs, and
+//! keeps one pidfd of it.
 //!
 //! The kernel says which process listens (`SO_PEERPIDFD`, Linux 6.5). An older kernel does not, and
 //! the process is asked for a pidfd of its own (`SCM_RIGHTS`). Where the two processes can see each
@@ -20,10 +21,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -33,6 +33,7 @@ use rustix::net::{
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::super::clock;
+use super::super::proc::{Life, Look, Process, have_ended};
 use super::Request;
 use super::client::address;
 use crate::peer::{overflow_uid, peer_of, peer_pidfd};
@@ -43,7 +44,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The most descriptors that are received with one answer. More than one is refused.
 const MOST: usize = 4;
 
-/// The pidfds of processes of other PID namespaces, by slot.
+/// What is known of the processes of the slots.
 #[derive(Debug, Default)]
 pub(in crate::ledger) struct Pidfds(BTreeMap<usize, Entry>);
 
@@ -56,71 +57,117 @@ struct Entry {
 
 #[derive(Debug)]
 enum State {
-    Held(OwnedFd),
+    /// The process ran when it was last asked.
+    Held(Process),
+    Ended,
     /// The process was asked over this connection.
     Asked(UnixStream, Instant),
     Refused(Instant),
 }
 
+/// The ways in which a process can be met.
+pub(in crate::ledger) struct Whom<L, S> {
+    /// The user that it runs as.
+    pub(in crate::ledger) uid: u64,
+    /// Looks at its number.
+    pub(in crate::ledger) look: L,
+    /// Returns the path of its socket, if it serves one.
+    pub(in crate::ledger) socket: Option<S>,
+}
+
 impl Pidfds {
-    /// Gets a pidfd of the process of a slot from its socket, unless there is one already or the
-    /// process was asked a moment ago.
+    /// Asks all processes that are held whether they have ended, with one system call.
+    pub(in crate::ledger) fn poll(&mut self) {
+        let states = self.0.values().map(|entry| &entry.state);
+        let processes: Vec<&Process> = states.filter_map(State::process).collect();
+        if processes.is_empty() {
+            return;
+        }
+        let ended = have_ended(&processes);
+        let states = self.0.values_mut().map(|entry| &mut entry.state);
+        let held = states.filter(|state| state.process().is_some());
+        for (state, _) in held.zip(ended).filter(|&(_, has_ended)| has_ended) {
+            *state = State::Ended;
+        }
+    }
+
+    /// Returns what is known of the process that took a slot, since it is held or has ended.
+    pub(in crate::ledger) fn known(&self, slot: usize, generation: u64) -> Option<Life> {
+        let entry = self.0.get(&slot);
+        match &entry.filter(|entry| entry.generation == generation)?.state {
+            State::Held(_) => Some(Life::Runs),
+            State::Ended => Some(Life::Ended),
+            State::Asked(..) | State::Refused(_) => None,
+        }
+    }
+
+    /// Finds out what is known of the process of a slot that is not [known](Self::known) yet. Tries
+    /// to hold it from then on. A process that was refused is not looked at for a moment, unless it
+    /// is to be looked at again.
     pub(in crate::ledger) fn meet(
         &mut self,
-        slot: usize,
-        generation: u64,
-        (socket, uid): (&Path, u64),
-    ) {
+        (slot, generation): (usize, u64),
+        whom: Whom<impl FnOnce() -> Look, impl FnOnce() -> PathBuf>,
+        again: bool,
+    ) -> Life {
         let known = self.0.remove(&slot);
         let known = known.filter(|entry| entry.generation == generation);
-        let state = match known.map(|entry| entry.state) {
-            Some(State::Held(pidfd)) => State::Held(pidfd),
-            Some(State::Refused(at)) if clock::since(at) < PAUSE => State::Refused(at),
-            Some(State::Asked(stream, at)) => match receive(&stream) {
-                Ok(Some(pidfd)) => State::Held(pidfd),
-                Ok(None) if clock::since(at) < PAUSE => State::Asked(stream, at),
-                Ok(None) | Err(_) => State::Refused(clock::now()),
-            },
-            Some(State::Refused(_)) | None => match connect_to(socket, uid) {
-                Ok(stream) => match peer_pidfd(&stream) {
-                    Ok(pidfd) => State::Held(pidfd),
-                    Err(Errno::NOPROTOOPT) => ask(stream),
-                    Err(_) => State::Refused(clock::now()),
-                },
-                Err(_) => State::Refused(clock::now()),
+        let known = known.map(|entry| entry.state);
+        let waits = matches!(&known, Some(State::Asked(_, at) | State::Refused(at)) if clock::since(*at) < PAUSE);
+        let look = match waits && !again {
+            true => Look::NotHeld(Life::Unknown),
+            false => (whom.look)(),
+        };
+        let (life, state) = match look {
+            Look::Found(process) => (Life::Runs, State::Held(process)),
+            Look::NotHeld(Life::Ended) => (Life::Ended, State::Ended),
+            Look::NotHeld(life) => match (known, whom.socket) {
+                (Some(State::Refused(at)), _) if waits => (life, State::Refused(at)),
+                (_, None) => (life, State::Refused(clock::now())),
+                (known, Some(socket)) => {
+                    let state = ask_over(known, socket, whom.uid);
+                    let is_held = matches!(state, State::Held(_));
+                    (if is_held { Life::Runs } else { life }, state)
+                }
             },
         };
         self.0.insert(slot, Entry { generation, state });
-    }
-
-    /// Returns `true` if there is a pidfd of the process that took a slot.
-    pub(in crate::ledger) fn has(&self, slot: usize, generation: u64) -> bool {
-        self.held(slot, generation).is_some()
-    }
-
-    /// Returns `true` if the process that took a slot is known to have ended.
-    pub(in crate::ledger) fn has_ended(&self, slot: usize, generation: u64) -> bool {
-        self.held(slot, generation).is_some_and(has_ended)
+        life
     }
 
     /// Forgets the process of a slot.
     pub(in crate::ledger) fn forget(&mut self, slot: usize) {
         self.0.remove(&slot);
     }
+}
 
-    fn held(&self, slot: usize, generation: u64) -> Option<&OwnedFd> {
-        let entry = self.0.get(&slot);
-        match &entry.filter(|entry| entry.generation == generation)?.state {
-            State::Held(pidfd) => Some(pidfd),
-            State::Asked(..) | State::Refused(_) => None,
+impl State {
+    const fn process(&self) -> Option<&Process> {
+        match self {
+            Self::Held(process) => Some(process),
+            Self::Ended | Self::Asked(..) | Self::Refused(_) => None,
         }
     }
 }
 
-/// Returns `true` if all threads of the process of a pidfd have ended.
-fn has_ended(pidfd: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
-    matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+/// Gets a pidfd of a process over its socket, or over the connection over which it was asked.
+fn ask_over(known: Option<State>, socket: impl FnOnce() -> PathBuf, uid: u64) -> State {
+    let held = |pidfd| State::Held(Process::Pidfd(pidfd));
+    let refused = |_| State::Refused(clock::now());
+    if let Some(State::Asked(stream, at)) = known {
+        return match receive(&stream) {
+            Ok(Some(pidfd)) => held(pidfd),
+            Ok(None) if clock::since(at) < PAUSE => State::Asked(stream, at),
+            Ok(None) | Err(_) => State::Refused(clock::now()),
+        };
+    }
+    match connect_to(&socket(), uid) {
+        Ok(stream) => match peer_pidfd(&stream) {
+            Err(Errno::NOPROTOOPT) => ask(stream),
+            outcome => outcome.map_or_else(refused, held),
+        },
+        Err(_) => State::Refused(clock::now()),
+    }
 }
 
 /// Connects to the socket of a process of a user, without waiting for a place in its queue.
@@ -220,6 +267,15 @@ mod tests {
         UnixStream::pair().unwrap()
     }
 
+    /// Returns a process that can be met at a socket only.
+    fn at(path: &Path, uid: u64) -> Whom<impl FnOnce() -> Look, impl FnOnce() -> PathBuf> {
+        Whom {
+            uid,
+            look: || Look::NotHeld(Life::Unknown),
+            socket: Some(|| path.to_owned()),
+        }
+    }
+
     fn pidfd_of(child: &std::process::Child) -> OwnedFd {
         let number = rustix::process::Pid::from_child(child);
         pidfd_open(number, PidfdFlags::empty()).unwrap()
@@ -232,7 +288,7 @@ mod tests {
         give_own(&one).unwrap();
         let own = receive(&other).unwrap().unwrap();
         assert_eq!(number_of(&own).unwrap(), i64::from(std::process::id()));
-        assert!(!has_ended(&own));
+        assert_eq!(have_ended(&[&Process::Pidfd(own)]), [false]);
         // Another process than the one at the other end.
         let mut child = std::process::Command::new("sleep")
             .arg("60")
@@ -265,16 +321,42 @@ mod tests {
         let mut pidfds = Pidfds::default();
         let entry = Entry {
             generation: 7,
-            state: State::Held(pidfd),
+            state: State::Held(Process::Pidfd(pidfd)),
         };
         pidfds.0.insert(3, entry);
-        assert!(pidfds.has(3, 7) && pidfds.has_ended(3, 7));
-        assert!(!pidfds.has(3, 8) && !pidfds.has_ended(3, 8) && !pidfds.has(4, 7));
+        assert_eq!(pidfds.known(3, 7), Some(Life::Runs));
+        pidfds.poll();
+        assert_eq!(pidfds.known(3, 7), Some(Life::Ended));
+        assert_eq!((pidfds.known(3, 8), pidfds.known(4, 7)), (None, None));
         // The next owner has no socket.
-        pidfds.meet(3, 8, (Path::new("/nowhere"), 0));
-        assert!(!pidfds.has(3, 7) && !pidfds.has(3, 8));
+        let met = pidfds.meet((3, 8), at(Path::new("/nowhere"), 0), false);
+        assert_eq!(met, Life::Unknown);
+        assert_eq!((pidfds.known(3, 7), pidfds.known(3, 8)), (None, None));
         pidfds.forget(3);
         assert!(pidfds.0.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_is_not_held_is_looked_at_again_when_that_is_needed() {
+        let mut pidfds = Pidfds::default();
+        let looks = std::cell::Cell::new(0);
+        let mut meet = |again, found: Life| {
+            let whom = Whom {
+                uid: 0,
+                look: || {
+                    looks.set(looks.get() + 1);
+                    Look::NotHeld(found)
+                },
+                socket: None::<fn() -> PathBuf>,
+            };
+            (pidfds.meet((3, 0), whom, again), looks.get())
+        };
+        assert_eq!(meet(false, Life::Runs), (Life::Runs, 1));
+        assert_eq!(meet(false, Life::Runs), (Life::Unknown, 1));
+        assert_eq!(meet(true, Life::Runs), (Life::Runs, 2));
+        assert_eq!(meet(true, Life::Unknown), (Life::Unknown, 3));
+        assert_eq!(meet(true, Life::Ended), (Life::Ended, 4));
+        assert_eq!(pidfds.known(3, 0), Some(Life::Ended));
     }
 
     #[test]
@@ -284,16 +366,20 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let uid = u64::from(rustix::process::geteuid().as_raw());
         let mut pidfds = Pidfds::default();
-        pidfds.meet(3, 0, (&path, uid + 1));
-        assert!(!pidfds.has(3, 0));
+        let met = pidfds.meet((3, 0), at(&path, uid + 1), false);
+        assert_eq!((met, pidfds.known(3, 0)), (Life::Unknown, None));
+        // It is not asked again so soon.
+        let met = pidfds.meet((3, 0), at(&path, uid), false);
+        assert_eq!((met, pidfds.known(3, 0)), (Life::Unknown, None));
         pidfds.forget(3);
-        pidfds.meet(3, 0, (&path, uid));
+        let met = pidfds.meet((3, 0), at(&path, uid), false);
         let peer = peer_pidfd(UnixStream::connect(&path).unwrap());
         if peer.is_err_and(|errno| errno == Errno::NOPROTOOPT) {
             println!("this kernel gives no pidfd of a peer: nothing more is tested");
             return;
         }
-        assert!(pidfds.has(3, 0) && !pidfds.has_ended(3, 0));
+        pidfds.poll();
+        assert_eq!((met, pidfds.known(3, 0)), (Life::Runs, Some(Life::Runs)));
         drop(listener);
     }
 
@@ -307,15 +393,15 @@ mod tests {
             state: ask(other),
         };
         pidfds.0.insert(3, entry);
-        let nowhere = (Path::new("/nowhere"), 0);
-        pidfds.meet(3, 0, nowhere);
-        assert!(!pidfds.has(3, 0), "no answer yet");
+        let nowhere = || at(Path::new("/nowhere"), 0);
+        let met = pidfds.meet((3, 0), nowhere(), false);
+        assert_eq!(met, Life::Unknown, "no answer yet");
         let mut request = [0; 64];
         let length = io::Read::read(&mut &one, &mut request).unwrap();
         let request: Request = serde_json::from_slice(&request[..length]).unwrap();
         assert_eq!(request, Request::Pidfd);
         give_own(&one).unwrap();
-        pidfds.meet(3, 0, nowhere);
-        assert!(pidfds.has(3, 0) && !pidfds.has_ended(3, 0));
+        let met = pidfds.meet((3, 0), nowhere(), false);
+        assert_eq!((met, pidfds.known(3, 0)), (Life::Runs, Some(Life::Runs)));
     }
 }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actor::{Actor, G, Op, TERMS, wishes};
-use schedule::{All, End, Faults, Random, Schedule};
+use schedule::{All, End, Faults, Random, Schedule, Sight};
 use world::{Handle, Killed, Uses, World};
 
 use super::charge::Count;

@@ -2,7 +2,7 @@
 
 use super::actor::Op::{self, *};
 use super::world::Uses;
-use super::{End, Faults, Scenario, Script};
+use super::{End, Faults, Scenario, Script, Sight};
 
 const ENDS: &[End] = &[End::AtOnce, End::Late];
 
@@ -22,6 +22,7 @@ fn two(one: Part<'_>, other: Part<'_>) -> Scenario {
         faults: Faults {
             most: 1,
             ends: ENDS,
+            sight: Sight::Pidfds,
             stops: false,
             interruptions: None,
         },
@@ -83,7 +84,20 @@ fn guarantees_race() {
 #[test]
 fn dead_processes_are_collected() {
     let waits: Part<'_> = (&[], &[Pass, MustAwait(9)]);
-    explore(&two((&[Take(6)], &[Take(2), Give(3)]), waits));
+    for sight in [Sight::Pidfds, Sight::Numbers] {
+        let mut scenario = two((&[Take(6)], &[Take(2), Give(3)]), waits);
+        scenario.faults.sight = sight;
+        explore(&scenario);
+    }
+}
+
+/// Memory of a process of which nothing is known is free after two seconds.
+#[test]
+fn dead_processes_of_which_nothing_is_known_are_collected() {
+    let waits: Part<'_> = (&[], &[Await(9, 1), Pass]);
+    let mut scenario = two((&[Take(6)], &[Take(2), Give(3)]), waits);
+    scenario.faults.sight = Sight::Nothing;
+    explore(&scenario);
 }
 
 #[test]
@@ -220,12 +234,19 @@ fn script(random: &mut fastrand::Rng) -> Script {
 fn three_members_at_random() {
     sample(1_000, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
+        // A lock that a forked child keeps tells nothing: something else has to.
+        let (sight, ends): (_, &[End]) = match random.u8(..3) {
+            0 => (Sight::Nothing, ENDS),
+            1 => (Sight::Numbers, &[End::AtOnce, End::Late, End::Forked]),
+            _ => (Sight::Pidfds, &[End::AtOnce, End::Late, End::Forked]),
+        };
         Scenario {
             limit: 12,
             scripts: (0..3).map(|_| script(&mut random)).collect(),
             faults: Faults {
                 most: random.usize(..4),
-                ends: &[End::AtOnce, End::Late, End::Forked],
+                ends,
+                sight,
                 stops: true,
                 interruptions: None,
             },

@@ -33,12 +33,24 @@ pub(super) enum End {
     Forked,
 }
 
+/// What members can find out about each other's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// They hold descriptors.
+    Pidfds,
+    /// They look at numbers each time.
+    Numbers,
+    /// Only the locks tell.
+    Nothing,
+}
+
 /// How members are disturbed.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     /// How many processes are killed or stopped and how many requests dropped, at most.
     pub(super) most: usize,
     pub(super) ends: &'static [End],
+    pub(super) sight: Sight,
     /// `true` if processes are stopped too.
     pub(super) stops: bool,
     /// How often a member is interrupted that could go on, at most; any number of times if this is

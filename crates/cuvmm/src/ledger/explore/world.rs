@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use generator::{Generator, Gn};
 
 use super::ghost::Ghost;
-use super::schedule::{Choice, End, Faults, Schedule};
+use super::schedule::{Choice, End, Faults, Schedule, Sight};
 use crate::ledger::layout::{Agreed, Export, Header, Layout, SIZE, SLOTS, Slot};
 use crate::ledger::probe::{self, Probe};
+use crate::ledger::proc::Life;
 
 /// The number of the first thread's process.
 const FIRST_PID: u32 = 100_000_000;
 
-/// The number of the namespaces of all threads' processes, and when they started: this is unknown.
+/// The number of the namespaces of all threads' processes.
 const NAMESPACE: u64 = 1;
-const STARTED: u64 = 0;
 
 /// For how long a stopped process is stopped, if it is not resumed before.
 const STOPPED: Duration = Duration::from_millis(300);
@@ -718,18 +718,22 @@ impl Probe for Handle {
         Some(NAMESPACE)
     }
 
-    fn start_time(&self) -> Option<u64> {
-        Some(STARTED)
-    }
-
-    fn has_ended(&self, pid: u32) -> bool {
+    fn look(&self, pid: u32) -> Option<Life> {
         let inner = self.world.lock();
         let thread = inner.threads.get(pid.wrapping_sub(FIRST_PID) as usize);
         let ended = thread.and_then(|it| it.ended);
-        let has_ended = ended.is_some_and(|at| at <= inner.now);
+        let life = match inner.faults.sight {
+            Sight::Nothing => Life::Unknown,
+            _ if ended.is_some_and(|at| at <= inner.now) => Life::Ended,
+            _ => Life::Runs,
+        };
         drop(inner);
-        self.found(has_ended.into());
-        has_ended
+        self.found(life as u64);
+        Some(life)
+    }
+
+    fn holds(&self) -> bool {
+        self.world.lock().faults.sight == Sight::Pidfds
     }
 }
 

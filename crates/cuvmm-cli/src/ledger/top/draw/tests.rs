@@ -20,8 +20,8 @@ fn state(ledgers: Vec<Shown>) -> State {
 }
 
 fn look(state: &mut State, at: Instant, ledgers: Vec<Shown>) {
-    let ledgers = Ok(ledgers);
-    state.look(Look { at, ledgers });
+    let (ledgers, wrong) = (Some(ledgers), String::new());
+    state.look(Look { at, ledgers, wrong });
 }
 
 fn keys(state: &mut State, keys: &str) {

@@ -64,6 +64,10 @@ impl Core {
             ..wanted.clone()
         };
         self.request(tenant, bytes, wait, |state| {
+            // A forked child finds no tenant, and so no limit of one.
+            if let Err(forked) = self.device.own_process() {
+                return (state, Err(forked.into()));
+            }
             // No addresses and no slots for blocks that the tenant can never have.
             if bytes > state.budget.most_alone(tenant) {
                 let refused = state.out_of_memory(tenant, bytes);

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import time
+import os
 import threading
 import unittest
 
@@ -163,7 +165,7 @@ class Graphs(GpuTest):
     def begin(self, graph, pool):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
 
-    def fail(self, work):
+    def break_capture(self, work):
         """Captures `work` and breaks the capture."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         with self.assertRaises(RuntimeError), torch.cuda.graph(graph):
@@ -201,8 +203,8 @@ class Graphs(GpuTest):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before, static = torch.cuda.memory_reserved(), self.full(16 * MIB, 1)
-        self.fail(lambda: None)
-        self.fail(lambda: static * 2)
+        self.break_capture(lambda: None)
+        self.break_capture(lambda: static * 2)
         for _ in range(3):
             graph, result = self.capture(lambda: (static + 1) * 2)
             graph.replay()
@@ -257,6 +259,10 @@ class Graphs(GpuTest):
         self.assertTrue(attached("attached", number))
         torch.cuda.empty_cache()
         self.assertFalse(attached("attached", number))
+        # A reader can keep a version for a moment.
+        deadline = time.monotonic() + 10
+        while cuvmm.stats().published and time.monotonic() < deadline:
+            torch.cuda.empty_cache()
         self.assertEqual(cuvmm.stats().published, 0)
         cuvmm.sleep("sleeps", keep=True)
         cuvmm.wake("sleeps")
@@ -305,9 +311,9 @@ class Graphs(GpuTest):
 
     @only_cuvmm
     def test_garbage_collection_inside_of_a_capture(self):
-        static = self.full(MIB, 1)
-        cuvmm.publish({"it": static}, "collected")
-        weights = cuvmm.attach("collected")
+        static, name = self.full(MIB, 1), f"collected {os.getpid()}"
+        cuvmm.publish({"it": static}, name)
+        weights = cuvmm.attach(name)
         attached, number = _library.get().text, weights._memory.number
 
         graph = torch.cuda.CUDAGraph()
@@ -319,7 +325,7 @@ class Graphs(GpuTest):
         graph.replay()
         torch.cuda.synchronize()
         self.assertEqual(float(result[3]), 4.0)
-        again = cuvmm.attach("collected")
+        again = cuvmm.attach(name)
         self.assertFalse(attached("attached", number))
         self.assertEqual(float(again["it"][3]), 1.0)
 

@@ -20,6 +20,8 @@ class RecordedMemory(GpuTest):
         """As `test_record_stream` of PyTorch's own tests expects."""
         side, main = torch.cuda.Stream(), torch.cuda.current_stream()
         result = torch.zeros(4, device="cuda")
+        # Nothing else is freed, so that what is found again is what was freed.
+        kept = []
         for size in (16, 64 << 10):
             with torch.cuda.stream(side):
                 first = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -36,6 +38,7 @@ class RecordedMemory(GpuTest):
             with torch.cuda.stream(side):
                 third = torch.empty(size, dtype=torch.uint8, device="cuda")
             self.assertEqual(third.data_ptr(), address, "not used again")
+            kept += [second, third]
         self.assertEqual(float(result.sum()), 0.0)
 
     def test_the_fraction_of_the_memory(self):

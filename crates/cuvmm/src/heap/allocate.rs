@@ -2,6 +2,8 @@
 //! places, or from new memory.
 
 use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use super::build::Build;
 use super::cache::StreamCache;
@@ -9,6 +11,7 @@ use super::core::{Core, Locked, PINNED, State};
 use super::extents::work_of;
 use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
+use crate::deferred::Section;
 use crate::error::{BlockError, CallError};
 use crate::own::Stream;
 use crate::pool::{HolderId, Polling, Tenant};
@@ -220,12 +223,13 @@ impl Core {
         let mut short = None;
         let mut tidied = false;
         loop {
+            let seen = self.reservations.load(Ordering::Acquire);
             let step = self.step(owner.0, request, refusal.is_none(), short.is_none())?;
             let build = match step {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
                 Step::Addresses(bytes) => {
-                    short = self.reserve(owner, bytes).err();
+                    short = self.reserve(owner, bytes, seen).err();
                     *reserved |= short.is_none();
                     continue;
                 }
@@ -325,11 +329,27 @@ impl Core {
         Ok(begin(&mut state, plan).unwrap_or(Step::Refused))
     }
 
-    /// Reserves addresses of which at least `least` bytes are side by side.
-    fn reserve(&self, (tenant, holder): Owner<'_>, least: u64) -> Result<(), BlockError> {
-        let space = tenant.reserve(holder, least, self.addresses)?;
-        let space = space.open_to(self.guests.iter().cloned());
-        self.lock().add_space(space);
+    /// Reserves addresses of which at least `least` bytes are side by side, unless another thread has
+    /// reserved some since `seen` reservations were made.
+    fn reserve(
+        &self,
+        (tenant, holder): Owner<'_>,
+        least: u64,
+        seen: u64,
+    ) -> Result<(), BlockError> {
+        self.device.own_process()?;
+        // The code of users that is deferred meanwhile runs without the lock, which it may take.
+        let section = Section::enter();
+        let unlocked = section.unlocked();
+        let alone = self.reserving.lock();
+        let alone = alone.unwrap_or_else(PoisonError::into_inner);
+        if self.reservations.load(Ordering::Acquire) == seen {
+            let space = tenant.reserve(holder, least, self.addresses)?;
+            let space = space.open_to(self.guests.iter().cloned());
+            self.lock().add_space(space);
+            self.reservations.fetch_add(1, Ordering::AcqRel);
+        }
+        drop((alone, unlocked, section));
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::cache::{Place, StreamCache, StreamCaches};
 use super::chunks::Chunks;
@@ -72,6 +72,11 @@ pub(super) struct Core {
     pub(super) writer: u64,
     /// The most bytes of addresses that the heap reserves.
     pub(super) addresses: u64,
+    /// Held while addresses are reserved: a request that finds too few waits for the reservation that another
+    /// thread is making, instead of being refused because that counts already.
+    pub(super) reserving: Mutex<()>,
+    /// The number of reservations that were made.
+    pub(super) reservations: AtomicU64,
     /// The devices that have access to the heap's memory, beside those that the pool is open to.
     pub(super) guests: Vec<AccessGrant>,
     /// Allocations just freed.
@@ -385,6 +390,8 @@ impl Core {
             waits: options.waits,
             writer,
             addresses,
+            reserving: Mutex::default(),
+            reservations: AtomicU64::new(0),
             guests,
             caches: StreamCaches::new(),
             state: Mutex::new(State::new(granule)),
@@ -403,6 +410,8 @@ impl Core {
             waits: options.waits,
             writer: LastWriter::SEVERAL,
             addresses: u64::MAX,
+            reserving: Mutex::default(),
+            reservations: AtomicU64::new(0),
             guests: Vec::new(),
             caches: StreamCaches::new(),
             state: Mutex::new(State::new(granule)),

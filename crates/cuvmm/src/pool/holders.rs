@@ -13,7 +13,7 @@ use super::holder::{Given, Held, Holder, HolderId};
 use super::state::State;
 use crate::error::CallError;
 use crate::ledger::Purpose;
-use crate::region::Urgency;
+use crate::region::{Space, Urgency};
 
 impl State {
     pub(super) fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
@@ -247,9 +247,12 @@ impl Locked<'_> {
         let Some(holder) = self.holder(tenant, id) else {
             return;
         };
-        for space in holder.take_free_spaces() {
+        let free = holder.take_free_spaces();
+        // All at once: the lock is released for each of them.
+        let bytes = free.iter().map(Space::addresses).sum();
+        self.count_addresses(tenant, id, bytes, false);
+        for space in free {
             let bytes = space.addresses();
-            self.count_addresses(tenant, id, bytes, false);
             self.budget.disown_addresses(tenant, bytes);
             self.give_space_back(space);
         }

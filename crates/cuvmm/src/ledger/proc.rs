@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-/// What is known of a process.
+/// The state of a process, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Runs,
@@ -32,7 +32,7 @@ pub(super) enum Process {
     Probed(u32),
 }
 
-/// What a look at a number has found.
+/// The outcome of a look at a number.
 #[derive(Debug)]
 pub(super) enum Look {
     Found(Process),

@@ -44,7 +44,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The most descriptors that are received with one answer. More than one is refused.
 const MOST: usize = 4;
 
-/// What is known of the processes of the slots.
+/// The processes of the slots, as far as they are known.
 #[derive(Debug, Default)]
 pub(in crate::ledger) struct Pidfds(BTreeMap<usize, Entry>);
 

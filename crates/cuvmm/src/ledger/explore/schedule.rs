@@ -33,7 +33,7 @@ pub(super) enum End {
     Forked,
 }
 
-/// What members can find out about each other's processes.
+/// The means by which members find out whether each other's processes have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight {
     /// They hold descriptors.

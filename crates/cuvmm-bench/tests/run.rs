@@ -102,6 +102,7 @@ const NAMES: &[&str] = &[
     "memory_pool_trim_1GiB",
     "ledger_charge",
     "ledger_take_idle_1GiB",
+    "ledger_wait_8",
     "wake_one_of_1000_futures",
     "wake_50_of_1000_futures",
     "drop_under_kernel",

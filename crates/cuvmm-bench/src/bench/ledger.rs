@@ -1,21 +1,36 @@
-//! The budget that processes share: a charge, and memory that another process has idle.
+//! The budget that processes share: a charge, memory that another process has idle, and a request
+//! that waits.
 //!
-//! Both members of the ledger are in this process, each with a slot, a thread and a pool of its own.
+//! All members of the ledger are in this process, each with a slot, a thread and a pool of its own.
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use cuvmm::error::BlockError;
 use cuvmm::{Ledger, Limit, Pool, Stream};
 
 use super::commit::{GIB, MIB};
 use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
+use super::samples::Samples;
 use super::stage::Stage;
 
 pub(super) const CHARGE: &str = "ledger_charge";
 pub(super) const TAKE: &str = "ledger_take_idle_1GiB";
+
+pub(super) const WAIT: &str = "ledger_wait_8";
+
+/// The members of a ledger in which a request waits.
+const MEMBERS: usize = 8;
+
+/// For how long a request waits for one sample.
+const WAITS: Duration = Duration::from_millis(200);
+
+/// How often a member looks at the ledger while a request waits.
+const LOOKS: Duration = Duration::from_millis(5);
 
 /// How often a charge is made for one sample.
 const ROUNDS: u32 = 1000;
@@ -121,4 +136,79 @@ pub(super) fn take(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let baseline = "as many extents: unmap, release, reserve, create, map, set_access";
     report.add(Row::new(TAKE, &ours, baseline, &baselines));
     Ok(())
+}
+
+/// Measures the processor time of eight members in one second in which a request of one of them waits
+/// for memory that another one has in use.
+///
+/// # Errors
+/// When an operation fails, the request does not wait, or the system does not report processor times.
+pub(super) fn wait(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    let size = 64 * MIB;
+    stage.room(2 * size)?;
+    let dir = directory()?;
+    let ledgers = (0..MEMBERS).map(|_| open(stage, &dir, size));
+    let ledgers: Vec<Ledger> = ledgers.collect::<Result<_, _>>()?;
+    let pools = ledgers.iter().map(|ledger| {
+        let pool = Pool::builder(&stage.device).limit(Limit::Bytes(size));
+        pool.ledger(ledger).build()
+    });
+    let pools: Vec<Pool> = pools.collect::<Result<_, _>>()?;
+    let tenants = pools.iter().map(|pool| pool.tenant("A").register());
+    let tenants: Vec<_> = tenants.collect::<Result<_, _>>()?;
+    let count = stage.times(25, 2);
+    let patience = WAITS * u32::try_from(count + 2)?;
+    let block = tenants[0].allocate(size)?;
+    let ours = std::thread::scope(|scope| {
+        let waits = || tenants[1].block(size).timeout(patience).allocate();
+        let waiting = scope.spawn(waits);
+        let ours = processor_times(count)?;
+        let refused = waiting.join().ok().and_then(Result::err);
+        let is_short = refused.as_ref().is_some_and(BlockError::is_out_of_memory);
+        ensure!(is_short, "the request did not wait");
+        anyhow::Ok(ours)
+    })?;
+    drop(block);
+    let ends = AtomicBool::new(false);
+    let baselines = std::thread::scope(|scope| {
+        for _ in 0..MEMBERS {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    std::thread::sleep(LOOKS);
+                }
+            });
+        }
+        let times = processor_times(count);
+        ends.store(true, Ordering::Relaxed);
+        times
+    })?;
+    let baseline = "eight threads that each wake every 5 ms and do nothing";
+    let row = Row::new(WAIT, &ours, baseline, &baselines);
+    report.add(row.note("processor time of all members in a second"));
+    Ok(())
+}
+
+/// Returns samples of the processor time that this process uses in a second.
+fn processor_times(count: usize) -> anyhow::Result<Samples> {
+    let mut samples = Samples::with_room(count);
+    // What has just begun takes longer for a moment.
+    std::thread::sleep(WAITS);
+    for _ in 0..count {
+        let (began, before) = (Instant::now(), processor_time()?);
+        std::thread::sleep(WAITS);
+        let used = processor_time()? - before;
+        samples.add(used / began.elapsed().as_secs_f64());
+    }
+    Ok(samples)
+}
+
+/// Returns the nanoseconds of processor time that the threads of this process have used.
+fn processor_time() -> anyhow::Result<f64> {
+    let mut sum = 0.0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let told = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        let nanos = told.split_whitespace().next();
+        sum += nanos.context("no time in schedstat")?.parse::<f64>()?;
+    }
+    Ok(sum)
 }

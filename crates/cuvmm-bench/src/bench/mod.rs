@@ -195,6 +195,7 @@ fn groups() -> Vec<Group> {
     ));
     groups.push(Group::one(ledger::CHARGE, ledger::charge));
     groups.push(Group::one(ledger::TAKE, ledger::take));
+    groups.push(Group::one(ledger::WAIT, ledger::wait));
     let names = [waiting_futures::ONE, waiting_futures::TOGETHER].map(str::to_owned);
     groups.push(Group::new(names.to_vec(), waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));

@@ -40,9 +40,8 @@ impl Bell {
         }
     }
 
-    /// Waits while the count is `seen`, at most for `longest`. May return sooner. Returns `true` if
-    /// the count has changed.
-    pub(super) fn wait(&self, seen: u32, longest: Duration) -> bool {
+    /// Waits while the count is `seen`, at most for `longest`. May return sooner.
+    pub(super) fn wait(&self, seen: u32, longest: Duration) {
         #[cfg(test)]
         if super::probe::ask(|probe| {
             let count = std::ptr::from_ref(&self.count).addr();
@@ -50,7 +49,7 @@ impl Bell {
         })
         .is_some()
         {
-            return self.count() != seen;
+            return;
         }
         let longest = futex::Timespec {
             tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
@@ -60,6 +59,5 @@ impl Bell {
         // A count that has changed, a signal, and the timeout end the wait.
         let _ = futex::wait(&self.count, futex::Flags::empty(), seen, Some(&longest));
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        self.count() != seen
     }
 }

@@ -21,15 +21,21 @@ use super::stall::Averages;
 use super::turns::Unmet;
 use super::word::Word;
 use crate::error::LedgerError;
+use crate::sync::atomic::Ordering;
 
 /// How often the thread looks at the ledger unless it is woken.
 const PASS: Duration = Duration::from_secs(1);
 
-/// How often it looks while a process waits for memory or a slot is dying.
+/// How often it looks while a slot is dying.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
-/// How soon it looks again after it was woken while a process waits for memory. Doubles up to
-/// [`QUICK_PASS`]: memory that was just freed is often still in use by the GPU for a moment.
+/// How often it looks at least while a process waits for memory. That process wakes it twice as often.
+const LONGEST_NAP: Duration = Duration::from_millis(10);
+
+/// How soon it looks again after a request has begun to wait, or the process has freed memory while
+/// one waits. Doubles up to [`LONGEST_NAP`]: memory that was just freed is often still in use by the
+/// GPU for a moment. A request that goes on waiting wakes the thread too, and is no reason to hurry:
+/// that would cost all members processor time for as long as it waits.
 const FIRST_PASS: Duration = Duration::from_micros(100);
 
 pub(super) struct Keeper {
@@ -41,6 +47,8 @@ pub(super) struct Keeper {
     idle_since: (Instant, Option<u64>),
     /// The current pause between passes while a process waits for memory.
     nap: Duration,
+    /// The newest request of another process at the last pass.
+    newest: u64,
     /// The averages of the stall times of the process and of the ledger.
     averages: [Averages; 2],
 }
@@ -54,6 +62,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
         appeals: Appeals::default(),
         idle_since: (clock::now(), None),
         nap: FIRST_PASS,
+        newest: 0,
         averages: Default::default(),
     };
     let started = std::thread::Builder::new()
@@ -62,6 +71,14 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
     started
         .map(drop)
         .map_err(|error| LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))
+}
+
+impl Member {
+    /// Makes the ledger's thread look for idle memory that other processes wait for.
+    pub(crate) fn wake_keeper(&self) {
+        self.has_freed.store(true, Ordering::Relaxed);
+        self.file().layout().header.wanted.ring();
+    }
 }
 
 impl Keeper {
@@ -75,6 +92,7 @@ impl Keeper {
             appeals: Appeals::at_work(),
             idle_since: (clock::now(), None),
             nap: FIRST_PASS,
+            newest: 0,
             averages: Default::default(),
         }
     }
@@ -90,9 +108,7 @@ impl Keeper {
             let again = self.pass(&member);
             // If this was the last handle, the process leaves the ledger here.
             drop(member);
-            if bell.wait(rung, again) {
-                self.nap = FIRST_PASS;
-            }
+            bell.wait(rung, again);
         }
     }
 
@@ -103,6 +119,10 @@ impl Keeper {
         member.settle_lent();
         let unmet = Unmet::of(member);
         let need = unmet.need;
+        let has_freed = member.has_freed.swap(false, Ordering::Relaxed);
+        if has_freed || std::mem::replace(&mut self.newest, unmet.newest) != unmet.newest {
+            self.nap = FIRST_PASS;
+        }
         let others_lack = need > 0 && unmet.oldest.is_some();
         member
             .givers()
@@ -132,8 +152,8 @@ impl Keeper {
         match need > 0 {
             true => {
                 let nap = self.nap;
-                self.nap = (2 * nap).min(QUICK_PASS);
-                nap
+                self.nap = (2 * nap).min(LONGEST_NAP);
+                if dying { nap.min(QUICK_PASS) } else { nap }
             }
             false if dying => QUICK_PASS,
             false => PASS,

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -94,6 +94,16 @@ fn part() {
         "unreaped" => ends(path, false, || deny(libc::SYS_pidfd_open, libc::ENOSYS)),
         "denied" => ends(path, true, || deny(libc::SYS_pidfd_open, libc::EPERM)),
         "missing" => ends(path, true, || deny(libc::SYS_pidfd_open, libc::ENOSYS)),
+        "bare" => ends(path, true, || {
+            let calls = [
+                libc::SYS_pidfd_open,
+                libc::SYS_fcntl,
+                libc::SYS_openat,
+                libc::SYS_statx,
+                libc::SYS_readlink,
+            ];
+            calls.into_iter().for_each(|call| deny(call, libc::EPERM));
+        }),
         "crowded" => {
             let mut held = Vec::new();
             ends(path, false, || {
@@ -116,19 +126,18 @@ fn part() {
     println!("played");
 }
 
-/// Joins a ledger, has memory of it, and stays until it is killed.
+/// Joins a ledger, has memory of it, and stays until it is killed, or its parent has ended.
 fn hold(path: &Path) {
     let member = join(path, LIMIT * G);
     member.grant(40 * G, 0, Purpose::New, None).unwrap();
     println!("holds");
-    loop {
-        std::thread::park();
-    }
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
 /// Starts a process that holds memory of the ledger.
 fn start_holding(path: &Path) -> Child {
     let mut child = play(&[], "hold", path)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -378,6 +387,13 @@ fn a_killed_process_is_not_charged_for_ever_where_pidfds_are_forbidden() {
 fn a_killed_process_is_not_charged_for_ever_where_no_descriptor_is_free() {
     let dir = directory();
     played(&[&[]], "crowded", &dir.path().join("ledger"));
+}
+
+/// From the first look on a process is polled, and nothing else is asked of the system.
+#[test]
+fn a_process_that_is_held_is_only_polled() {
+    let dir = directory();
+    played(&[&[]], "bare", &dir.path().join("ledger"));
 }
 
 #[test]

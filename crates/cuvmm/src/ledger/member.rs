@@ -27,6 +27,7 @@ use super::stall::Stalls;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The least that a pool asks for, if that much is left, and what it keeps without need while it is
@@ -77,6 +78,9 @@ pub(crate) struct Member {
     seen: Mutex<Seen>,
     givers: Givers,
     named: Mutex<Named>,
+    /// `true` if a pool has freed memory for which another process waits since the ledger's thread
+    /// last looked.
+    pub(super) has_freed: AtomicBool,
     /// Held while idle memory is given back to other processes.
     giving: Mutex<()>,
     /// Answers requests of other programs, if the process allows any.
@@ -134,6 +138,7 @@ impl Member {
             seen: Mutex::default(),
             givers: Givers::default(),
             named: Mutex::default(),
+            has_freed: AtomicBool::new(false),
             giving: Mutex::default(),
             served: OnceLock::new(),
         })
@@ -522,11 +527,6 @@ impl Member {
             let ticket = ticket.load();
             ticket != 0 && ticket < own && self.seen().is_waiting(layout, index)
         })
-    }
-
-    /// Makes the ledger's thread look for idle memory that other processes wait for.
-    pub(crate) fn wake_keeper(&self) {
-        self.file.layout().header.wanted.ring();
     }
 
     pub(super) fn shortage(

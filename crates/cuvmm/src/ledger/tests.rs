@@ -822,6 +822,35 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     one.give(50 * G);
 }
 
+/// A request that goes on waiting costs other processes little, and a new one is served at once.
+#[test]
+fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(100 * G, 0, Purpose::New, None).unwrap();
+    let mut keeper = super::keeper::Keeper::quiet(&one);
+    let (first, longest) = (Duration::from_micros(100), Duration::from_millis(10));
+    let time = stop_time();
+    let mut waiting = wait(&other, G);
+    assert_eq!(keeper.pass(&one), first);
+    let mut renewed = || {
+        time.sleep(longest);
+        waiting.renew(G);
+        keeper.pass(&one)
+    };
+    let naps: Vec<_> = (0..10).map(|_| renewed()).collect();
+    assert!(naps.is_sorted(), "{naps:?}");
+    assert_eq!(naps.last(), Some(&longest));
+    one.wake_keeper();
+    assert_eq!((renewed(), renewed()), (first, 2 * first));
+    drop(waiting);
+    let _another = wait(&other, G);
+    assert_eq!(keeper.pass(&one), first);
+    probe::set(None);
+    one.give(100 * G);
+}
+
 /// A process that was stopped while it collected a slot goes on when the slot has a new owner.
 #[test]
 fn a_late_collector_takes_nothing_from_a_new_owner() {

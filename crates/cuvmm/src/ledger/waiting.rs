@@ -108,7 +108,7 @@ impl Member {
                 Some(waiting) => waiting.renew(short.wanted),
                 none => *none = Some(self.wait(self.line_up(), short.wanted)),
             }
-            let _ = given.wait(rung, left.min(ROUND));
+            given.wait(rung, left.min(ROUND));
         }
     }
 

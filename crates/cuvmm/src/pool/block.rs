@@ -66,7 +66,7 @@ pub struct Block {
     /// The number of the request of a growth future and the size that it asks for, until the future
     /// has ended. A future borrows the block, so whatever else uses the block finds a request only
     /// if its future was leaked.
-    growth: Option<(u64, u64)>,
+    growth: Option<Box<(u64, u64)>>,
 }
 
 impl Block {
@@ -95,21 +95,21 @@ impl Block {
     }
 
     /// Notes the request of a growth future that waits, or that there is none.
-    pub(super) const fn awaits_growth(&mut self, request: Option<(u64, u64)>) {
-        self.growth = request;
+    pub(super) fn awaits_growth(&mut self, request: Option<(u64, u64)>) {
+        self.growth = request.map(Box::new);
     }
 
     /// Withdraws the request of a growth future that was dropped or leaked, and gives back what it
     /// was granted.
     #[inline]
     pub(super) fn withdraw_growth(&mut self) {
-        if let Some((number, size)) = self.growth.take() {
-            self.undo_growth(number, size);
+        if let Some(growth) = self.growth.take() {
+            self.undo_growth(*growth);
         }
     }
 
     #[cold]
-    fn undo_growth(&mut self, number: u64, size: u64) {
+    fn undo_growth(&mut self, (number, size): (u64, u64)) {
         let core = self.core();
         if let Some(Ok(_)) = core.withdraw_request(number)
             && let Err(error) = core.shrink(&[(*self.place(), self.size())])

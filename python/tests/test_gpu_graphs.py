@@ -100,6 +100,68 @@ class Graphs(GpuTest):
         torch.cuda.empty_cache()
         self.assertLessEqual(torch.cuda.memory_reserved(), before + 96 * MIB)
 
+    def test_a_tensor_that_outlives_its_pool_keeps_no_more_than_its_extent(self):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before, kept = torch.cuda.memory_reserved(), []
+        static = self.full(16 * MIB, 1)
+
+        def work():
+            small = static[:128] * 2
+            kept.append(small)
+            return (static + 1) * 2
+
+        for _ in range(6):
+            graph, result = self.capture(work)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertEqual(float(result[3]), 4.0)
+            graph.reset()
+            del graph, result
+        del static
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.assertLessEqual(torch.cuda.memory_reserved(), before + 96 * MIB)
+        self.assertEqual([float(small[5]) for small in kept[1::2]], [2.0] * 6)
+
+    def test_many_graph_pools(self):
+        static, captured = self.full(MIB // 4, 1), []
+        side = torch.cuda.Stream()
+        for number in range(120):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                result = static + number
+            captured.append((graph, result))
+        for graph, _ in captured:
+            graph.replay()
+        torch.cuda.synchronize()
+        for number, (_, result) in enumerate(captured):
+            self.assertEqual(float(result[number]), 1.0 + number)
+
+    def test_many_graphs_in_one_pool(self):
+        """Each graph has 288 MiB in parts and another 300 MiB while it is captured."""
+        static, pool = self.full(36 * MIB, 1), torch.cuda.graph_pool_handle()
+        side, graphs, sums = torch.cuda.Stream(), [], []
+        large = self.full(75 * MIB, 1)
+        torch.cuda.synchronize()
+        for number in range(300):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                parts = [static * number for _ in range(2)]
+                total = parts[0][:16] + parts[1][:16]
+                del parts
+                temporary = large * 2
+                total += temporary[:16]
+                del temporary
+            graphs.append(graph)
+            sums.append(total)
+        for number, (graph, total) in enumerate(zip(graphs, sums)):
+            graph.replay()
+            torch.cuda.synchronize()
+            self.assertEqual(float(total[3]), 2.0 * number + 2)
+        self.assertLessEqual(torch.cuda.memory_reserved(), 2 << 30)
+
     def test_training_step(self):
         torch.manual_seed(0)
         model = torch.nn.Sequential(

@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use crate::executor::Task;
 use crate::gpu::{Stage, eventually};
 use crate::on_each;
 use cuvmm::driver::DeviceAddress;
 use cuvmm::error::MemoryError;
-use cuvmm::{Block, Stream};
+use cuvmm::{Block, Limit, Mapper, Pool, Stream};
 
 /// Delay of late work.
 const LATE: Duration = Duration::from_millis(4);
@@ -141,6 +142,39 @@ on_each! {
         drop(root);
         check(stage, &home, &fork, 0..9 * g, prefix);
         check(stage, &home, &fork, 9 * g..10 * g, theirs);
+        stage.settle();
+    }
+
+    fn each_attempt_to_grow_waits_for_work_that_was_queued_between_attempts(stage) {
+        let g = stage.g();
+        let mapper = Mapper::start(&stage.device).unwrap();
+        let builder = Pool::builder(&stage.device).limit(Limit::Bytes(12 * g));
+        let pool = builder.mapper(&mapper).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = stage.stream();
+        let block = tenant.block(4 * g).capacity(8 * g).largest_extent(4 * g);
+        let root = block.home_stream(&home).allocate().unwrap();
+        let [prefix, mine] = [stage.stamp(), stage.stamp()];
+        fill(stage, &home, &root, 0..4 * g, prefix);
+        let mut fork = root.fork(4 * g, 4 * g).unwrap();
+        stage.device.synchronize().unwrap();
+        fork.shrink_to(2 * g).unwrap();
+        let other = tenant.allocate(8 * g).unwrap();
+        let at = fork.address();
+        let mut growth = Task::waiting(fork.grow_to_async(4 * g));
+        // The first attempt found no memory. This work reads what the next one replaces.
+        let gate = stage.work().gate(&home);
+        stage.work().check(&home, at, 2 * g, prefix);
+        drop(other);
+        for _ in 0..20 {
+            assert!(growth.poll().is_pending(), "granted under work");
+        }
+        gate.open();
+        growth.finish().unwrap();
+        fill(stage, &home, &fork, 2 * g..4 * g, mine);
+        check(stage, &home, &fork, 0..2 * g, prefix);
+        check(stage, &home, &fork, 2 * g..4 * g, mine);
+        check(stage, &home, &root, 0..4 * g, prefix);
         stage.settle();
     }
 }

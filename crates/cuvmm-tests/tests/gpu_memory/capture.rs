@@ -11,9 +11,9 @@ use std::time::Duration;
 use crate::gpu;
 use crate::gpu::{D0, Stage};
 use crate::on_each;
-use cuvmm::Stream;
 use cuvmm::driver::{CaptureMode, GraphExecHandle};
 use cuvmm::error::{BlockError, MemoryError};
+use cuvmm::{DeviceVec, Region, Stream};
 
 fn begin(stage: &Stage, stream: &Stream, mode: CaptureMode) {
     // SAFETY: the stream is alive.
@@ -146,6 +146,45 @@ on_each! {
         stage.check(&theirs, &block, 0);
         stage.settle();
         drop((block, a, b));
+        pool.close().unwrap();
+    }
+
+    fn what_is_given_up_while_its_home_stream_captures_breaks_no_capture(stage) {
+        let words = usize::try_from(stage.g() / 4).unwrap();
+        let pool = stage.pool(4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [home, theirs] = stage.streams();
+        let plain = tenant.allocate_on(&theirs, stage.g()).unwrap();
+        for mode in [CaptureMode::GLOBAL, CaptureMode::THREAD_LOCAL, CaptureMode::RELAXED] {
+            let mut vec = DeviceVec::<u32>::new(&stage.device, &home, words).unwrap();
+            vec.resize(words, 1).unwrap();
+            let mut region = Region::reserve(&stage.device, stage.g()).unwrap();
+            region.commit(0..stage.g()).unwrap();
+            stage.work().fill(&home, vec.address(), stage.g(), stage.stamp(), Duration::from_millis(5));
+            region.fill(&home, 0..stage.g(), 7).unwrap();
+            begin(stage, &home, mode);
+            begin(stage, &theirs, mode);
+            let stamp = stage.stamp();
+            stage.fill(&theirs, &plain, stamp);
+            vec.truncate(1);
+            assert_eq!(vec.shrink_to_fit().unwrap(), 0);
+            assert!(vec.read(0, &mut [0]).is_err());
+            region.decommit_after(0..stage.g(), &[]).unwrap();
+            assert_eq!(region.purge().unwrap(), 0);
+            let graph = end(stage, &theirs);
+            forget(stage, end(stage, &home));
+            launch(stage, graph, &theirs);
+            stage.check(&theirs, &plain, stamp);
+            stage.settle();
+            forget(stage, graph);
+            drop(vec);
+            gpu::eventually(|| match region.purge().unwrap() {
+                0 => Err("pending"),
+                given => Ok(given),
+            });
+        }
+        drop((plain, tenant));
+        stage.settle();
         pool.close().unwrap();
     }
 }

@@ -1,7 +1,8 @@
 //! Memory that moves under its addresses: kernels write and check it before and after it moves,
 //! where it is mapped twice, where it is shared, and where there is none.
 //!
-//! `unsafe` is used to read host memory that a kernel wrote, once the kernel has ended.
+//! `unsafe` is used to read host memory that a kernel wrote, once the kernel has ended, and to queue a
+//! fill of another device.
 #![allow(
     unsafe_code,
     missing_docs,
@@ -14,11 +15,12 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use crate::gpu;
-use crate::gpu::Stage;
+use crate::gpu::{Stage, eventually};
 use crate::on_each;
 use cuvmm::driver::{DeviceAddress, DeviceAttribute, Location};
 use cuvmm::{
-    Access, CowBuffer, Device, HostExtents, Layout, Place, Region, RingBuffer, SparseArray, Stream,
+    Access, CowBuffer, Device, DeviceVec, Event, HostExtents, Layout, Place, Region, RingBuffer,
+    SparseArray, Stream,
 };
 
 /// Delay of kernels, so that an access that does not wait for them is too early.
@@ -244,6 +246,39 @@ on_each! {
         assert_eq!(back, *bytes);
         region.revoke_blocking(&other).unwrap();
         assert!(region.read(&theirs, 0, &mut seen).is_err());
+        stage.settle();
+    }
+
+    fn a_vector_that_shrinks_waits_for_another_device(stage) {
+        let Some(other) = second(stage, "a_vector_that_shrinks_waits_for_another_device") else { return };
+        let g = stage.g();
+        let (home, theirs) = (stage.stream(), Stream::new(&other).unwrap());
+        let builder = Region::builder(&stage.device, 4 * g).largest_extent(g);
+        let mut region = builder.reserve().unwrap();
+        region.grant(&other, Access::ReadWrite).unwrap();
+        let mut vec = DeviceVec::<u8>::from_region(region, &home).unwrap();
+        vec.resize(2 * g as usize, 1).unwrap();
+        home.synchronize().unwrap();
+        vec.record_use(&theirs).unwrap();
+        // Work of the other device behind a gate of this one.
+        let gate = stage.work().gate(&home);
+        let opened = Event::new(&stage.device).unwrap();
+        opened.record(&home).unwrap();
+        theirs.wait(&opened).unwrap();
+        // SAFETY: the memory stays mapped, which is what this test checks.
+        unsafe {
+            let at = DeviceAddress(vec.address().0 + g);
+            stage.driver().fill_async(other.ordinal(), at, 3, g, theirs.as_raw()).unwrap();
+        }
+        vec.truncate(g as usize);
+        assert_eq!(vec.shrink_to_fit().unwrap(), 0);
+        gate.open();
+        theirs.synchronize().expect("the work found its memory");
+        eventually(|| match vec.shrink_to_fit().unwrap() {
+            0 => Err("pending"),
+            given => Ok(given),
+        });
+        assert_eq!(vec.held(), g);
         stage.settle();
     }
 }

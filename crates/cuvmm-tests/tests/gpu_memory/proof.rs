@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::gpu;
 use crate::gpu::{D0, Stage};
-use cuvmm::Region;
 use cuvmm::driver::CaptureMode;
+use cuvmm::{DeviceVec, Region};
 
 /// Drops a region while a kernel that writes to it is pending, and while another library captures,
 /// so that the device cannot be synchronized.
@@ -37,6 +37,35 @@ fn drop_under_a_foreign_capture(stage: &Stage) {
     gate.open();
     stream.synchronize().expect("the kernel found its memory");
     assert_eq!(stage.device.drop_failures(), 1);
+}
+
+/// Drops a vector while work of its home stream is pending and that stream captures, and another one
+/// too: neither capture is broken, and the vector stays mapped.
+fn drop_while_the_home_stream_captures(stage: &Stage) {
+    let words = usize::try_from(stage.g()).unwrap();
+    let [home, theirs] = stage.streams();
+    let mut vec = DeviceVec::<u32>::new(&stage.device, &home, words).unwrap();
+    vec.resize(words, 1).unwrap();
+    let (gate, failures) = (stage.work().gate(&home), stage.device.drop_failures());
+    let (work, stamp) = (stage.work(), stage.stamp());
+    work.fill(&home, vec.address(), 4 * stage.g(), stamp, Duration::ZERO);
+    let driver = stage.driver();
+    for stream in [&home, &theirs] {
+        // SAFETY: the stream is alive.
+        unsafe { driver.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
+    }
+    drop(vec);
+    for stream in [&theirs, &home] {
+        // SAFETY: the stream is alive, and the graph is destroyed once.
+        unsafe {
+            let graph = driver.capture_end(D0, stream.as_raw());
+            let graph = graph.expect("the capture was not broken");
+            driver.graph_destroy(D0, graph).unwrap();
+        }
+    }
+    gate.open();
+    home.synchronize().expect("the kernel found its memory");
+    assert_eq!(stage.device.drop_failures(), failures + 1);
 }
 
 /// Reads memory that a fork's sibling gave up, through a lease that ends before the read has run,
@@ -74,6 +103,7 @@ fn read_behind_an_early_answer(stage: &Stage) {
 fn a_drop_on_host() {
     let stage = Stage::on_host();
     drop_under_a_foreign_capture(&stage);
+    drop_while_the_home_stream_captures(&stage);
     assert!(stage.device.lost().is_none());
 }
 
@@ -104,6 +134,7 @@ fn in_a_process_of_its_own() {
         return;
     };
     drop_under_a_foreign_capture(&stage);
+    drop_while_the_home_stream_captures(&stage);
     assert!(stage.device.lost().is_none());
     gpu::say_ended();
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::gpu;
 use crate::gpu::{D0, Stage};
 use crate::on_each;
-use cuvmm::driver::{CaptureMode, GraphExecHandle};
+use cuvmm::driver::{CaptureMode, GraphExecHandle, GraphHandle};
 use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{DeviceVec, Region, Stream};
 
@@ -20,17 +20,26 @@ fn begin(stage: &Stage, stream: &Stream, mode: CaptureMode) {
     unsafe { stage.driver().capture_begin(D0, stream.as_raw(), mode) }.unwrap();
 }
 
-/// Ends a capture, which must not be broken, and instantiates its graph.
+/// Ends a capture, which must not be broken.
+fn finish(stage: &Stage, stream: &Stream) -> GraphHandle {
+    // SAFETY: the stream is alive.
+    let graph = unsafe { stage.driver().capture_end(D0, stream.as_raw()) };
+    graph.expect("the capture was not broken")
+}
+
+fn destroy(stage: &Stage, graph: GraphHandle) {
+    // SAFETY: the graph is destroyed once.
+    unsafe { stage.driver().graph_destroy(D0, graph) }.unwrap();
+}
+
+/// Ends a capture, which must not be broken, and instantiates its graph. No stream captures then: a
+/// graph is not instantiated in a thread that captures.
 fn end(stage: &Stage, stream: &Stream) -> GraphExecHandle {
-    let driver = stage.driver();
-    // SAFETY: the stream is alive, and the graph is destroyed once.
-    unsafe {
-        let graph = driver.capture_end(D0, stream.as_raw());
-        let graph = graph.expect("the capture was not broken");
-        let ready = driver.graph_instantiate(D0, graph).unwrap();
-        driver.graph_destroy(D0, graph).unwrap();
-        ready
-    }
+    let graph = finish(stage, stream);
+    // SAFETY: the graph is alive.
+    let ready = unsafe { stage.driver().graph_instantiate(D0, graph) }.unwrap();
+    destroy(stage, graph);
+    ready
 }
 
 fn launch(stage: &Stage, graph: GraphExecHandle, stream: &Stream) {
@@ -171,8 +180,8 @@ on_each! {
             assert!(vec.read(0, &mut [0]).is_err());
             region.decommit_after(0..stage.g(), &[]).unwrap();
             assert_eq!(region.purge().unwrap(), 0);
+            destroy(stage, finish(stage, &home));
             let graph = end(stage, &theirs);
-            forget(stage, end(stage, &home));
             launch(stage, graph, &theirs);
             stage.check(&theirs, &plain, stamp);
             stage.settle();

@@ -127,6 +127,22 @@ class CuPy(unittest.TestCase):
             fakes=True,
         )
 
+    def test_an_array_that_is_freed_while_the_thread_s_default_stream_is_current(self):
+        """No other thread could wait for that stream later, so it is waited for at once."""
+        run(
+            """
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="64MiB")
+            array = cupy.empty(40 << 20)
+            cupy.cuda.stream = cupy.cuda.Stream(2)
+            del array
+            assert cupy.cuda.stream.waits == 1 and cuvmm.stats().live == 0
+            cupy.cuda.stream = cupy.cuda.Stream(0)
+            assert cupy.empty(60 << 20).ptr
+            """,
+            fakes=True,
+        )
+
     def test_a_stream_that_ends(self):
         run(
             """

@@ -101,6 +101,9 @@ class Interface(unittest.TestCase):
                 # The rest of the division by 2**64 would be 4096 bytes.
                 (cuvmm.OutOfMemoryError, {"shape": (1 << 64) + 4096}),
                 (cuvmm.OutOfMemoryError, {"shape": (1 << 40, 1 << 40), "dtype": "float64"}),
+                # So would the sizes and the strides beside a size of 0.
+                (cuvmm.OutOfMemoryError, {"shape": (0, 1 << 70)}),
+                (cuvmm.OutOfMemoryError, {"shape": (1 << 40, 0, 1 << 40)}),
                 (ValueError, {"shape": -1}),
                 (TypeError, {"shape": (1.5,)}),
                 (ValueError, {"shape": 1, "dtype": "float12"}),
@@ -331,6 +334,79 @@ class Exchange(unittest.TestCase):
                     assert "CUDA device 0" in str(error), error
             del array
             assert cuvmm.stats().allocations == 0
+            """
+        )
+
+    def test_a_stream_whose_use_cannot_be_recorded_loses_nothing(self):
+        """Each thread's default stream has the handle 2. CuPy can pass it."""
+        run(
+            """
+            import cuvmm
+            array = cuvmm.empty(4)
+            for use, kind in ((array.record_stream, cuvmm.Error),
+                    (lambda stream: array.__dlpack__(stream=stream), BufferError)):
+                try:
+                    use(2)
+                except kind as error:
+                    assert "per-thread default stream" in str(error), error
+                else:
+                    raise AssertionError(kind)
+            assert array.__dlpack__(stream=1) and array.__dlpack__(stream=-1)
+            del array
+            assert cuvmm.stats().allocations == 0
+            """
+        )
+
+    def test_tensors_that_cannot_be(self):
+        """A description that another library got wrong, or of a later version, is not believed."""
+        run(
+            """
+            import cuvmm
+            from cuvmm import _dlpack
+
+            class Changed:
+                def __init__(self, change):
+                    self.change = change
+                def __dlpack_device__(self):
+                    return (2, 0)
+                def __dlpack__(self, stream, max_version):
+                    capsule = cuvmm.empty((2, 3), "float32").__dlpack__(max_version=max_version)
+                    address = _dlpack._pointer(id(capsule), b"dltensor_versioned")
+                    managed = _dlpack._ManagedVersioned.from_address(address)
+                    self.change(managed, managed.dl_tensor)
+                    return capsule
+
+            def later(managed, tensor):
+                managed.major = 2
+            def no_sizes(managed, tensor):
+                tensor.shape = None
+            def negative_size(managed, tensor):
+                tensor.shape[0] = -2
+            def negative_count(managed, tensor):
+                tensor.ndim = -1
+            def nowhere(managed, tensor):
+                tensor.data = None
+            def beyond(managed, tensor):
+                tensor.byte_offset = (1 << 64) - 1
+            for change in (later, no_sizes, negative_size, negative_count, nowhere, beyond):
+                try:
+                    cuvmm.from_dlpack(Changed(change))
+                except BufferError as error:
+                    assert "tensor" in str(error), error
+                else:
+                    raise AssertionError(change)
+                assert cuvmm.stats().allocations == 0, change
+
+            def vectors(managed, tensor):
+                tensor.dtype.lanes = 4
+            there = cuvmm.from_dlpack(Changed(vectors))
+            assert (there.dtype, there.nbytes) == ("dlpack:2:32x4", 96), there
+            try:
+                cuvmm.publish({"it": Changed(vectors)}, "it", device=0)
+            except ValueError as error:
+                assert "without a name" in str(error), error
+            else:
+                raise AssertionError("published")
             """
         )
 

@@ -526,6 +526,57 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_a_block_that_the_garbage_collector_ends_while_another_begins_or_ends(self):
+        """PyTorch's functions make objects too, so each of their calls may end a block first, or last."""
+        case(
+            """
+            import gc
+            entered, original = torch.cuda.memory.entered, torch.cuda.use_mem_pool
+
+            class Abandoned:
+                def __init__(self, name):
+                    self.block, self.cycle = cuvmm.torch.pool(name), self
+                    self.block.__enter__()
+
+            class Collecting:
+                def __init__(self, *arguments):
+                    self.context = self.then(lambda: original(*arguments))
+                def __enter__(self):
+                    self.then(self.context.__enter__)
+                def __exit__(self, *raised):
+                    self.then(lambda: self.context.__exit__(*raised))
+                def then(self, act):
+                    collect()
+                    result = act()
+                    collect()
+                    return result
+
+            def collect():
+                moments.append(None)
+                if len(moments) == when:
+                    gc.collect()
+
+            moments, when = [], 0
+            torch.cuda.use_mem_pool = Collecting
+            gc.disable()
+            for moment in range(1, 25):
+                with cuvmm.torch.pool("outer"):
+                    before = list(entered)
+                    Abandoned("a")
+                    kept = cuvmm.torch.pool("kept")
+                    kept.__enter__()
+                    Abandoned("b")
+                    moments, when = [], moment
+                    with cuvmm.torch.pool("inner"):
+                        assert len(entered) == 1 and entered != before, (moment, entered)
+                    kept.__exit__(None, None, None)
+                    moments, when = [], 0
+                    gc.collect()
+                    assert entered == before, (moment, entered)
+                assert not entered, moment
+            """
+        )
+
     def test_a_block_that_another_thread_ends_without_install(self):
         case(
             """

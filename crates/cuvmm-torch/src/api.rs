@@ -10,6 +10,8 @@
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::ptr;
 
+use cuvmm::driver::StreamHandle;
+
 use crate::cxx::{Exception, Filter, StreamFilter};
 use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
@@ -277,7 +279,7 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let name = unsafe { edge::read(name) }?.ok_or(Error::NotText)?;
-        entered::enter(name);
+        entered::enter(name)?;
         Ok(())
     })
 }
@@ -294,8 +296,9 @@ pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -
         if token.is_null() {
             return Err(Error::Null);
         }
+        let entered = entered::enter(name)?;
         // SAFETY: the caller passes an address that is valid for writing.
-        unsafe { token.write(entered::enter(name)) };
+        unsafe { token.write(entered) };
         Ok(())
     })
 }
@@ -358,7 +361,7 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake: their memory
 /// goes back to the driver, and their addresses stay. Waits for all work of the device, and is refused
-/// while a graph is captured. With `keep`
+/// while a graph is captured, also if the capture begins while work is waited for. With `keep`
 /// other than 0 the contents are copied to host memory, else they are lost.
 ///
 /// After an error nothing has changed, whichever tag it was: a tag that is asleep or unknown, work that
@@ -436,7 +439,11 @@ pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -
 pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c_int {
     let mut is_busy = false;
     let status = status(|| {
-        is_busy = !heaps::end_stream(crate::handle(stream), wait != 0)?;
+        let handle = crate::handle(stream);
+        is_busy = !heaps::end_stream(handle, wait != 0)?;
+        if !is_busy {
+            graphs::end_stream(StreamHandle(handle));
+        }
         Ok(())
     });
     match is_busy {

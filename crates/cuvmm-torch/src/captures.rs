@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 
-use cuvmm::driver::{CaptureStatus, StreamHandle};
+use cuvmm::driver::{CaptureStatus, Driver as _, StreamHandle};
 
 use crate::cxx::Filter;
 use crate::heaps;
@@ -31,14 +31,21 @@ thread_local! {
     static THREAD: Arc<()> = Arc::default();
 }
 
+/// The driver's number of a capture. A later capture on the same stream has another one.
+///
+/// It is 0 if the driver does not say it, as of a capture that is broken and has not ended.
+type CaptureId = u64;
+
 /// A pool that a thread has opened.
 pub(crate) struct Open {
     filter: Filter,
     thread: Weak<()>,
     has_accepted: bool,
-    /// The streams that captured when the filter accepted them. Others are not asked about: they may be
-    /// destroyed, and a capture with a pool of its own may run on them later.
-    captured: Vec<StreamHandle>,
+    /// The streams that captured when the filter accepted them and that have not ended, each with its capture.
+    /// Others are not asked about: they may be destroyed.
+    captured: Vec<(StreamHandle, CaptureId)>,
+    /// `true` once there was such a stream.
+    has_captured: bool,
     /// `true` once the thread has opened another pool: a capture of this one is not awaited any more.
     is_superseded: bool,
     /// The answer of the last look.
@@ -53,6 +60,7 @@ impl Open {
             thread: THREAD.try_with(Arc::downgrade).unwrap_or_default(),
             has_accepted: false,
             captured: Vec::new(),
+            has_captured: false,
             is_superseded: false,
             capture: Capture::MayRun,
         }
@@ -79,14 +87,16 @@ impl Open {
         if self.capture == Capture::Over {
             return Capture::Over;
         }
+        let is_it = |id, now| now == id || now == 0 || id == 0;
         let mut captured = self.captured.iter();
-        let captures = captured.any(|&stream| is_capturing(device, stream));
+        let captures = captured
+            .any(|&(stream, id)| capture_on(device, stream).is_some_and(|now| is_it(id, now)));
         // A thread that has ended begins no capture.
         let may_begin = !self.is_superseded && self.thread.strong_count() > 0;
         let is_awaited = !self.has_accepted && may_begin;
         self.capture = match captures || is_awaited {
             true => Capture::MayRun,
-            false if self.captured.is_empty() => Capture::None,
+            false if !self.has_captured => Capture::None,
             false => Capture::Over,
         };
         self.capture
@@ -100,22 +110,35 @@ impl Open {
         }
         self.has_accepted = true;
         let stream = StreamHandle(stream.addr() as u64);
-        if !self.captured.contains(&stream) && is_capturing(device, stream) {
-            self.captured.push(stream);
+        if let Some(id) = capture_on(device, stream) {
+            self.captured.retain(|&(other, _)| other != stream);
+            self.captured.push((stream, id));
+            self.has_captured = true;
         }
         self.look(device);
         true
     }
+
+    /// Asks the driver no more about a stream that is about to be destroyed, unless it captures.
+    pub(crate) fn end_stream(&mut self, device: i32, stream: StreamHandle) {
+        self.captured
+            .retain(|&(other, _)| other != stream || capture_on(device, stream).is_some());
+    }
 }
 
-/// Returns `true` if a stream captures. A device without a heap has no such stream, a lost context
-/// captures nothing, and the legacy stream, for which the driver may refuse an answer, never does.
-fn is_capturing(device: i32, stream: StreamHandle) -> bool {
-    let Some(of) = heaps::known(device) else {
-        return false;
+/// Returns the capture in which a stream takes part. A device without a heap has no such stream, a lost
+/// context captures nothing, and the legacy stream, for which the driver may refuse an answer, never does.
+fn capture_on(device: i32, stream: StreamHandle) -> Option<CaptureId> {
+    let of = heaps::known(device)?;
+    let (driver, ordinal) = (of.driver(), of.device.ordinal());
+    // SAFETY: PyTorch has allocated for the stream while its capture ran, and keeps its streams. Programs say
+    // when others end.
+    let (status, id) = unsafe {
+        (
+            driver.capture_status(ordinal, stream),
+            driver.capture_id(ordinal, stream),
+        )
     };
-    let (driver, ordinal) = (of.device.driver(), of.device.ordinal());
-    // SAFETY: PyTorch has allocated for the stream while its capture ran, and keeps its streams.
-    let status = unsafe { driver.capture_status(ordinal, stream) };
-    status.is_ok_and(|status| status != CaptureStatus::NONE)
+    let captures = status.is_ok_and(|status| status != CaptureStatus::NONE);
+    captures.then(|| id.ok().flatten().unwrap_or(0))
 }

@@ -8,6 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::Error;
+use crate::fork;
+
 thread_local! {
     /// The tags that this thread has entered, the innermost last.
     static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
@@ -32,19 +35,28 @@ fn open() -> MutexGuard<'static, BTreeSet<u64>> {
 }
 
 /// Makes a tag this thread's. Returns a token, by which [`end`] ends it.
-pub(crate) fn enter(name: &str) -> u64 {
+///
+/// # Errors
+/// The process was forked from one that uses the library.
+pub(crate) fn enter(name: &str) -> Result<u64, Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
     let token = TOKEN.fetch_add(1, Ordering::Relaxed);
     open().insert(token);
     entered(|entered| {
         let name = name.to_owned();
         entered.push(Entered { token, name });
     });
-    token
+    Ok(token)
 }
 
 /// Ends what a thread has entered, which need not be the innermost, nor of this thread. Does nothing if it
-/// has ended.
+/// has ended, and in a forked child, which allocates nothing.
 pub(crate) fn end(token: u64) {
+    if fork::is_child() {
+        return;
+    }
     open().remove(&token);
     entered(|_| {});
 }
@@ -59,8 +71,11 @@ pub(crate) fn leave() {
 }
 
 /// Calls a function with the tags that this thread has entered and none has ended. Returns `None` for a
-/// thread that is ending.
+/// thread that is ending, and in a forked child: a thread that it lacks may have held the lock.
 fn entered<T>(act: impl FnOnce(&mut Vec<Entered>) -> T) -> Option<T> {
+    if fork::is_child() {
+        return None;
+    }
     let acted = ENTERED.try_with(|all| {
         let mut all = all.borrow_mut();
         let open = open();

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use cuvmm::Heap;
+use cuvmm::driver::StreamHandle;
 use serde::Serialize;
 
 use crate::captures::{Capture, Open};
@@ -183,6 +184,18 @@ pub(crate) fn close() {
     let closed = state.close();
     settle(state);
     drop(closed);
+}
+
+/// Says that a stream is about to be destroyed, which does not capture.
+pub(crate) fn end_stream(stream: StreamHandle) {
+    let mut state = lock();
+    for pool in &mut state.pools {
+        for open in &mut pool.open {
+            open.end_stream(pool.device, stream);
+        }
+    }
+    state.look();
+    settle(state);
 }
 
 /// Closes a pool, which must be open.

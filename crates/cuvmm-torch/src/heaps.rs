@@ -330,6 +330,11 @@ impl DeviceHeap {
         self.published.get().map(|(pool, _)| pool)
     }
 
+    /// Returns the driver.
+    pub(crate) const fn driver(&self) -> &Arc<CudaDriver> {
+        &self.driver
+    }
+
     /// Returns the ledger that the process has joined for this device.
     pub(crate) const fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()

@@ -224,6 +224,19 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     });
 }
 
+/// Records that work of another stream uses an allocation, as [`cuvmm_record_stream`] does. Returns a negative
+/// number if that fails; nothing has changed then, and the stream must not use the memory.
+///
+/// # Safety
+/// The requirements of [`cuvmm_malloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_try_record_stream(
+    address: *mut c_void,
+    stream: *mut c_void,
+) -> c_int {
+    edge::status(|| live::try_record(address.addr(), handle(stream)))
+}
+
 /// Gives the free memory of all heaps back to the driver, where its work is complete
 /// (`set_reset_fn`; PyTorch's `empty_cache`). Closes pools that this thread opened for captures that
 /// have failed. Waits for the GPU only for what was put off during a capture: the end of pools that

@@ -189,6 +189,19 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     }
 }
 
+/// Records a use as [`record`] does, or changes nothing: the caller does not use the memory then.
+///
+/// # Errors
+/// An address that is not allocated. A stream whose use cannot be recorded.
+pub(crate) fn try_record(address: usize, stream: u64) -> Result<(), Error> {
+    if fork::is_child() {
+        return Err(Error::Forked);
+    }
+    let shard = shard(address);
+    let live = shard.get(&address).ok_or(Error::NotAllocated)?;
+    live.try_record(stream)
+}
+
 /// Returns the first address and the bytes of the allocation that contains an address. Looks at all
 /// allocations, unless the address is the first.
 pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
@@ -232,8 +245,16 @@ impl Entry {
 }
 
 impl Live {
+    /// Records a use. If that fails, the memory is never reused.
     #[inline]
     fn record(&mut self, stream: u64) -> Result<(), Error> {
+        let recorded = self.try_record(stream);
+        self.is_kept |= recorded.is_err();
+        recorded
+    }
+
+    #[inline]
+    fn try_record(&self, stream: u64) -> Result<(), Error> {
         let stream = one_name(stream);
         // A stream that has ended is not known, and all its work is complete.
         let is_home = || self.ended == heaps::ended() || !self.heap.knows(stream);
@@ -242,9 +263,7 @@ impl Live {
         }
         let allocation = &self.allocation;
         let record = |other: &Stream| Ok(allocation.record_use(other)?);
-        let recorded = self.heap.with_stream(stream, record);
-        self.is_kept |= recorded.is_err();
-        recorded
+        self.heap.with_stream(stream, record)
     }
 
     fn entry(&self, address: usize) -> Entry {

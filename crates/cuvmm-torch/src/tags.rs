@@ -293,7 +293,7 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 }
 
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake. Waits for all
-/// work of their devices, with leave for it. With `keep` the contents are copied to host memory, else they are lost.
+/// work of their devices. With `keep` the contents are copied to host memory, else they are lost.
 ///
 /// # Errors
 /// JSON that is none, an unknown tag, one that is asleep, work that does not end, too little host
@@ -304,7 +304,8 @@ pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
         return Err(Error::Forked);
     }
     let names = names(json)?;
-    let _leave = graphs::waiting().ok_or(Error::Capturing)?;
+    // Not kept while work is waited for: the guards of the pools end that when a capture begins.
+    drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), false)?;
     let moving = Moving::begin(&chosen);
@@ -451,10 +452,13 @@ fn store(index: usize) -> Result<HostStore, Error> {
     let old = tag.store.take();
     let device = tag.of.device.clone();
     drop(state);
+    // The driver may wait for devices when it pins memory or lets it go.
+    let leave = graphs::waiting().ok_or(Error::Capturing)?;
     drop(old);
     let builder = HostStore::builder(&device);
     let store = builder.pinned(bytes).build();
     let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;
+    drop(leave);
     lock().tags[index].store = Some(store.clone());
     Ok(store)
 }

@@ -505,6 +505,36 @@ over_the_stand_in! {
         });
     }
 
+    a_capture_does_not_wait_for_work_that_a_tag_sleeps_behind [] says [] {
+        let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let (stream, busy) = (cuda.stream(), cuda.stream());
+        let tagged = tags.allocate("a", 8);
+        cuda.hold(busy, true);
+        cuda.fill(tagged, 9, 8 * MIB, busy);
+        for keep in [true, false] {
+            std::thread::scope(|scope| {
+                let slept = scope.spawn(|| {
+                    cuda.enter(0);
+                    tags.sleep(r#"["a"]"#, keep)
+                });
+                // The tag counts as asleep while its work is waited for.
+                while tags.asleep() != r#"["a"]"# {
+                    std::thread::yield_now();
+                }
+                graphs.capture(1, stream, || {
+                    let text = slept.join().unwrap().unwrap_err();
+                    assert!(text.contains("captur"), "{text}");
+                });
+            });
+            assert_eq!(tags.asleep(), "[]");
+        }
+        cuda.hold(busy, false);
+        cuda.synchronize(busy);
+        cuda.expect(tagged, 9, 8 * MIB);
+        tags.sleep(r#"["a"]"#, true).unwrap();
+    }
+
     a_capture_does_not_wait_for_memory_that_a_tag_wakes_to [] says [] {
         let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
         let graphs = Graphs::of(&torch, &cuda);
@@ -533,37 +563,103 @@ over_the_stand_in! {
     }
 }
 
-/// A driver that is asked about a destroyed stream ends the process, as that of an H100 does.
-mod a_stream_that_does_not_capture_may_be_destroyed {
+/// A driver that is asked about a destroyed stream ends the process, as that of an H100 does. It gives each
+/// capture a number of its own.
+mod over_a_driver_of_its_own {
     use super::*;
 
-    #[test]
-    fn over_the_stand_in() {
+    fn over_the_stand_in(case: &str) {
         let folder = tempfile::tempdir().unwrap();
         if !common::refusing_in(folder.path()) {
             return;
         }
-        let case = "a_stream_that_does_not_capture_may_be_destroyed::in_a_process_of_its_own";
+        let case = format!("over_a_driver_of_its_own::{case}_in_a_process_of_its_own");
         let path = folder.path().to_str().unwrap();
-        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
+        let lines = common::run(&case, &[("LD_LIBRARY_PATH", path)]);
         assert!(lines.is_empty(), "{lines:#?}");
     }
 
+    fn destroy(cuda: &Cuda, stream: Handle) {
+        let destroy: unsafe extern "C" fn(Handle) -> c_int = cuda.function("cuStreamDestroy_v2");
+        // SAFETY: the stream is alive, and its memory is not freed.
+        assert_eq!(unsafe { destroy(stream) }, 0);
+    }
+
     #[test]
-    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
-    fn in_a_process_of_its_own() {
+    fn a_stream_that_does_not_capture_may_be_destroyed() {
+        over_the_stand_in("destroyed");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
+    fn destroyed_in_a_process_of_its_own() {
         common::case(|| {
             let (torch, cuda) = (Torch::load(), Cuda::load());
             let graphs = Graphs::of(&torch, &cuda);
             let (stream, other) = (cuda.stream(), cuda.stream());
-            let destroy: unsafe extern "C" fn(Handle) -> c_int =
-                cuda.function("cuStreamDestroy_v2");
             graphs.begin(1, stream);
             assert_ne!(torch.malloc(4096, stream), 0);
-            // SAFETY: the stream is alive, and the memory is not freed.
-            assert_eq!(unsafe { destroy(stream) }, 0);
+            destroy(&cuda, stream);
             graphs.capture(2, other, || assert_ne!(torch.malloc(4096, other), 0));
             graphs.end(1);
+        });
+    }
+
+    #[test]
+    fn a_stream_that_has_captured_may_be_destroyed_once_it_has_ended() {
+        over_the_stand_in("ended");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
+    fn ended_in_a_process_of_its_own() {
+        common::case(|| {
+            let (torch, cuda) = (Torch::load(), Cuda::load());
+            let graphs = Graphs::of(&torch, &cuda);
+            let (stream, other, third) = (cuda.stream(), cuda.stream(), cuda.stream());
+            let begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void) =
+                torch.function("cuvmm_begin_allocate_to_pool");
+            // SAFETY: a null function accepts all streams.
+            unsafe { begin(0, [0, 1], null()) };
+            // A second capture keeps the pool open.
+            for captured in [stream, other] {
+                graphs.start(captured);
+                assert_ne!(torch.malloc(4096, captured), 0);
+            }
+            assert_eq!(graphs.stop(stream), 0);
+            let end: unsafe extern "C" fn(Handle, c_int) -> c_int =
+                torch.function("cuvmm_stream_end");
+            // SAFETY: the streams are alive.
+            unsafe {
+                assert_eq!(end(other, 1), -1, "it captures");
+                assert_eq!(end(stream, 1), 0);
+            }
+            destroy(&cuda, stream);
+            assert_ne!(torch.malloc(4096, other), 0);
+            assert_eq!(torch.figure("live"), 0, "it is of the pool");
+            assert_eq!(graphs.stop(other), 0);
+            graphs.capture(2, third, || assert_ne!(torch.malloc(4096, third), 0));
+        });
+    }
+
+    #[test]
+    fn a_later_capture_on_the_stream_is_another_one() {
+        over_the_stand_in("another");
+    }
+
+    #[test]
+    #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
+    fn another_in_a_process_of_its_own() {
+        common::case(|| {
+            let (torch, cuda) = (Torch::load(), Cuda::load());
+            let graphs = Graphs::of(&torch, &cuda);
+            let stream = cuda.stream();
+            graphs.fail(1, stream, || assert_ne!(torch.malloc(4096, stream), 0));
+            // Of no pool: the first graph may be gone when its filter would be asked.
+            graphs.start(stream);
+            assert_ne!(torch.malloc(4096, stream), 0);
+            assert_eq!((torch.figure("live"), graphs.filters().0), (4096, 1));
+            assert_eq!(graphs.stop(stream), 0);
         });
     }
 }

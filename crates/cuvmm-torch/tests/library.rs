@@ -11,7 +11,7 @@
 
 mod common;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -190,6 +190,16 @@ over_the_stand_in! {
         cuda.hold(null, false);
         assert_eq!(torch.figure("stream_waits"), 0);
         assert_eq!(torch.malloc(size(MIB), per_thread), 0);
+        // A caller that can do without the use changes nothing.
+        let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int =
+            torch.function("cuvmm_try_record_stream");
+        // SAFETY: streams are named that are there.
+        let record = |address, stream| unsafe { record(std::ptr::without_provenance_mut(address), stream) };
+        assert_eq!(record(address, per_thread), -1);
+        assert!(torch.last_error().contains("per-thread"), "{}", torch.last_error());
+        assert_eq!((record(address, legacy), record(0x1234, null)), (0, -1));
+        torch.free(address, null);
+        assert_eq!(torch.malloc(size(bytes), null), address);
         // Work that cannot be waited for keeps the memory for good.
         torch.record(address, per_thread);
         torch.free(address, null);
@@ -375,7 +385,14 @@ over_the_stand_in! {
             // SAFETY: the stream is one of the device.
             let waited = unsafe { synchronize(0, stream) };
             let said = torch.last_error();
-            let fails = waited == -1 && said.contains("was forked");
+            let enter: unsafe extern "C" fn(*const c_char) -> c_int = torch.function("cuvmm_tag_enter");
+            let leave: unsafe extern "C" fn() = torch.function("cuvmm_tag_leave");
+            // SAFETY: the text is terminated.
+            let entered = unsafe { enter(c"other".as_ptr()) };
+            // A thread that the child lacks may hold the lock of tags.
+            // SAFETY: it may be called at any time.
+            unsafe { leave() };
+            let fails = waited == -1 && entered == -1 && said.contains("was forked");
             i32::from(refused != [0, 0] || !torch.json(0).is_empty() || !fails)
         });
         assert_eq!(code, 0);

@@ -42,7 +42,8 @@ class _Memory:
 
     def record(self, stream: int) -> None:
         """Notes that work of a stream uses the memory."""
-        _library.get().record_stream(self.address, stream)
+        library = _library.get()
+        library.check(library.try_record_stream(self.address, stream))
 
     def hand_to(self, stream: int) -> None:
         """Makes the memory usable for work of a stream."""
@@ -164,6 +165,9 @@ class DeviceArray:
 
         stream: a stream of PyTorch or CuPy, or a stream's handle. Call `cuvmm.end_stream` before it is
             destroyed: the heap asks it for its progress.
+
+        Raises `cuvmm.Error` for a stream whose use cannot be recorded, such as a thread's default stream. It
+        must not use the memory then.
         """
         self._memory.record(stream_of(stream))
 
@@ -190,7 +194,10 @@ class DeviceArray:
         taker = -1 if stream == -1 else stream_of(0 if stream in (None, _UNNAMED) else stream)
         taker = 0 if taker == 1 else taker
         if taker != -1:
-            memory.hand_to(taker)
+            try:
+                memory.hand_to(taker)
+            except Error as error:
+                raise BufferError(f"the memory cannot be handed to stream {taker:#x}: {error}") from error
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
         codes = (self._dtype.code, self._dtype.bits)
         return _dlpack.export(
@@ -251,9 +258,9 @@ def empty(
         raise ValueError(f"a size is not negative: {sizes}")
     kind = dtype_of(dtype)
     nbytes = math.prod(sizes) * kind.itemsize
-    if nbytes >= 1 << 63:
-        # A number of C would be the rest of a division.
-        raise OutOfMemoryError(f"no memory has {nbytes} bytes")
+    # Sizes and strides beside a size of 0 are numbers of C too, and would be the rest of a division.
+    if max(nbytes, math.prod(max(1, size) for size in sizes) * kind.itemsize) >= 1 << 63:
+        raise OutOfMemoryError(f"no memory has {nbytes or sizes} bytes")
     memory = _Memory(nbytes, device_of(device), stream_of(stream))
     return DeviceArray(memory, sizes, kind)
 
@@ -281,7 +288,7 @@ def from_dlpack(tensor: Any) -> ForeignArray:
     >>> there = cuvmm.from_dlpack(torch.ones(8, device="cuda"))  # doctest: +SKIP
     >>> there.address, there.nbytes, there.device  # doctest: +SKIP
 
-    Raises TypeError for an object without `__dlpack__`.
+    Raises TypeError for an object without `__dlpack__`, and BufferError for a tensor that lies nowhere.
     """
     if not hasattr(tensor, "__dlpack__"):
         raise TypeError(f"{type(tensor).__name__} has no __dlpack__")
@@ -295,18 +302,23 @@ def from_dlpack(tensor: Any) -> ForeignArray:
         # It is older than that.
         capsule = tensor.__dlpack__(**arguments)
     found = _dlpack.read(capsule)
-    shape = _dlpack.sizes(found.shape, found.ndim)
-    strides = _dlpack.sizes(found.strides, found.ndim)
-    if not strides and shape:
+    ndim = max(0, found.ndim)
+    shape, strides = _dlpack.sizes(found.shape, ndim), _dlpack.sizes(found.strides, ndim)
+    if len(shape) != found.ndim or any(size < 0 for size in shape):
+        raise BufferError(f"a tensor of {found.ndim} dimensions has the sizes {shape}")
+    if not strides:
         strides = _dlpack.dense(shape)
     if any(step < 0 for step in strides):
         raise Error("a tensor with negative strides has no first byte here")
-    dtype = dtype_of_code(found.dtype.code, found.dtype.bits)
+    dtype = dtype_of_code(found.dtype.code, found.dtype.bits, found.dtype.lanes)
     elements = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-    lanes = found.dtype.lanes
+    address = (found.data or 0) + found.byte_offset
+    nbytes = 0 if 0 in shape else elements * dtype.itemsize
+    if nbytes > 0 and (not found.data or address + nbytes > 1 << 64):
+        raise BufferError(f"a tensor has {nbytes} bytes at {address:#x}")
     return ForeignArray(
-        address=(found.data or 0) + found.byte_offset,
-        nbytes=0 if 0 in shape else elements * -(-found.dtype.bits * lanes // 8),
+        address=address,
+        nbytes=nbytes,
         shape=shape,
         strides=strides,
         dtype=dtype.name,

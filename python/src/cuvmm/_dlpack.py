@@ -115,11 +115,20 @@ def export(
 
 
 def read(capsule: Any) -> DLTensor:
-    """Returns the description in a capsule that no library took. It is valid as long as that."""
-    for name, kind in ((_NAME, _Managed), (_NAME_VERSIONED, _ManagedVersioned)):
-        if _is_valid(id(capsule), name):
-            return kind.from_address(_pointer(id(capsule), name)).dl_tensor
-    raise ValueError(f"{capsule!r} is not a capsule of a tensor, or its tensor was taken")
+    """Returns the description in a capsule that no library took. It is valid as long as that.
+
+    Raises ValueError for what is none, and BufferError for a version that is not known here.
+    """
+    if _is_valid(id(capsule), _NAME):
+        return _Managed.from_address(_pointer(id(capsule), _NAME)).dl_tensor
+    if not _is_valid(id(capsule), _NAME_VERSIONED):
+        raise ValueError(f"{capsule!r} is not a capsule of a tensor, or its tensor was taken")
+    managed = _ManagedVersioned.from_address(_pointer(id(capsule), _NAME_VERSIONED))
+    if managed.major != VERSION[0]:
+        # Nothing behind the version is where it is expected.
+        found = f"{managed.major}.{managed.minor}"
+        raise BufferError(f"a tensor of version {found} of DLPack cannot be read here")
+    return managed.dl_tensor
 
 
 def sizes(pointer: Any, count: int) -> tuple[int, ...]:

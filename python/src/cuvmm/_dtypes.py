@@ -17,7 +17,7 @@ class DType(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        return self.bits // 8
+        return -(-self.bits // 8)
 
 
 def _make() -> dict[str, DType]:
@@ -80,10 +80,12 @@ def dtype_of(named: object) -> DType:
         raise ValueError(f"{named!r} is none of {', '.join(_BY_NAME)}") from None
 
 
-def dtype_of_code(code: int, bits: int) -> DType:
-    """Returns an element type by its codes in DLPack."""
-    found = _BY_CODE.get((code, bits))
-    return found or DType(f"dlpack:{code}:{bits}", code, bits, f"|V{-(-bits // 8)}")
+def dtype_of_code(code: int, bits: int, lanes: int = 1) -> DType:
+    """Returns an element type by its codes in DLPack. One of several numbers has no other name."""
+    found = _BY_CODE.get((code, bits)) if lanes == 1 else None
+    name = f"dlpack:{code}:{bits}" if lanes == 1 else f"dlpack:{code}:{bits}x{lanes}"
+    bits *= lanes
+    return found or DType(name, code, bits, f"|V{-(-bits // 8)}")
 
 
 def name_in_files(name: str) -> str:

@@ -23,7 +23,7 @@ _CLASSES: dict[int, type[Error]] = {-3: OutOfMemoryError, -4: NotPublishedError}
 _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_try_malloc": (_pointer, [ctypes.c_ssize_t, _int, _pointer]),
     "cuvmm_free": (None, [_pointer, ctypes.c_ssize_t, _int, _pointer]),
-    "cuvmm_record_stream": (None, [_pointer, _pointer]),
+    "cuvmm_try_record_stream": (_int, [_pointer, _pointer]),
     "cuvmm_reset": (None, []),
     "cuvmm_stats": (_size, [_int, _text, _size]),
     "cuvmm_table": (_size, [_int, _text, _size]),

@@ -95,6 +95,12 @@ def _sum(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return {name: size for name, size in sums.items() if size > 0}
 
 
+def _asleep(figures: dict[int, dict[str, Any]]) -> dict[tuple[int, str], int]:
+    """Returns the sizes of pools that sleep, by device and name."""
+    pools = [(device, it) for device, found in figures.items() for it in found["pools"]]
+    return {(device, it["name"]): it["bytes"] for device, it in pools if it["asleep"]}
+
+
 def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
     parts = []
     torch = _native_torch()
@@ -116,7 +122,8 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
     keep: True copies the contents to host memory; False discards them: after `wake` they are not set.
 
     Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
-    Waits for the work that PyTorch has queued, and is refused while a graph is captured.
+    Waits for the work that PyTorch has queued, and is refused while a graph is captured, also if the capture
+    begins meanwhile.
 
     Returns what was given up, and what this process still holds, by name: tensors that another thread made
     are in no pool that only this thread has entered.
@@ -133,12 +140,11 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
     """
     names = _names(tags)
     library = _library.get()
-    before = asleep()
+    before = _asleep(_figures())
     library.check(library.sleep(names, int(keep)))
     figures = _figures()
-    pools = [it for found in figures.values() for it in found["pools"]]
-    given = [(it["name"], it["bytes"]) for it in pools if it["asleep"]]
-    return Slept(_sum(it for it in given if it[0] not in before), _held(figures))
+    given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
+    return Slept(_sum(given), _held(figures))
 
 
 def wake(tags: str | Iterable[str] | None = None) -> None:

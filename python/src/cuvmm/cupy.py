@@ -19,6 +19,8 @@ from ._settings import configure
 from ._streams import kept
 
 _installed: Any = None
+#: The handle of each thread's own default stream.
+_PER_THREAD = 2
 
 
 class _Streams:
@@ -44,11 +46,16 @@ class _Streams:
         self._homes[address] = stream.ptr
         self._keep(stream).add(address)
 
-    def freed(self, address: int, stream: Any) -> None:
-        """Notes an array that is freed while a stream is current."""
-        self._keep(stream)
-        home = self._homes.pop(address, None)
+    def freed(self, address: int, stream: Any) -> int:
+        """Notes an array that is freed while a stream is current. Returns the stream to free it behind."""
+        home = self._homes.pop(address, 0)
         self._arrays.get(home, set()).discard(address)
+        if stream.ptr == _PER_THREAD:
+            # No other thread could wait for it later.
+            stream.synchronize()
+            return home
+        self._keep(stream)
+        return stream.ptr
 
     def _keep(self, stream: Any) -> set[int]:
         """Keeps a stream, and returns the addresses of its arrays."""
@@ -119,8 +126,7 @@ def install(
     def free(address: int, device: int) -> None:
         # The stream that is current now may be another one than the array was made on.
         stream = cupy.cuda.get_current_stream(device)
-        streams.freed(address, stream)
-        library.free(address, 0, device, stream.ptr)
+        library.free(address, 0, device, streams.freed(address, stream))
 
     allocator = cupy.cuda.PythonFunctionAllocator(malloc, free)
     cupy.cuda.set_allocator(allocator.malloc)

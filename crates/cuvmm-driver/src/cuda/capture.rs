@@ -34,6 +34,25 @@ pub(super) unsafe fn capture_status(
     Ok(CaptureStatus(status.0))
 }
 
+impl CudaDriver {
+    /// Returns the number of the capture in which a stream takes part (`cuStreamGetCaptureInfo`), which no
+    /// other capture of the process has. Returns `None` if the stream does not capture, or its capture is
+    /// broken.
+    ///
+    /// # Errors
+    /// The driver's error, also where it lacks the function (before CUDA 10.1).
+    ///
+    /// # Safety
+    /// The requirements of [`Driver::capture_status`](crate::Driver::capture_status).
+    pub unsafe fn capture_id(&self, device: Ordinal, stream: StreamHandle) -> Result<Option<u64>> {
+        let _current = self.enter(device)?;
+        let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        ask_optional!(self, StreamIsCapturing:
+            cuStreamGetCaptureInfo(stream.0 as CUstream, &mut status, &mut id))?;
+        Ok((CaptureStatus(status.0) == CaptureStatus::ACTIVE).then_some(id))
+    }
+}
+
 /// # Safety
 /// The requirements of [`Driver::capture_begin`](crate::Driver::capture_begin).
 pub(super) unsafe fn capture_begin(

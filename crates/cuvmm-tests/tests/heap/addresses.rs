@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{GIB, MIB, Rig, model_options, nothing_left, rig};
+use crate::common::{D0, GIB, MIB, Rig, model_options, nothing_left, rig};
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{ModelDriver, ModelOptions, Nothing};
 use cuvmm::error::BlockError;
@@ -207,4 +207,31 @@ fn a_heap_that_reaches_its_bound_says_so() {
         "{text}"
     );
     assert!(pool.stats().addresses <= 4 * GIB);
+}
+
+#[test]
+fn addresses_that_a_heap_does_not_use_are_another_tenant_s() {
+    let rig = rig(ModelDriver::new(model_options().capacity(4 * GIB)));
+    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(GIB));
+    let pool = pool.address_limit(512 * MIB).build().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let heaps = ["a", "b"].map(|name| {
+        let tenant = pool.tenant(name).register().unwrap();
+        let heap = Heap::builder(&tenant).addresses(400 * MIB).build();
+        (tenant, heap.unwrap())
+    });
+    let fill = |heap: &Heap| -> Vec<Allocation> {
+        let all = std::iter::from_fn(|| heap.allocate(8 * MIB, 1, &stream).ok());
+        all.collect()
+    };
+    let [(_, first), (tenant, second)] = &heaps;
+    let live = fill(first);
+    assert!(live.len() > 20 && fill(second).len() < 20, "{}", live.len());
+    drop(live);
+    rig.machine.release_all_streams(D0);
+    let live = fill(second);
+    assert!(live.len() > 20, "{}", live.len());
+    drop(live);
+    rig.machine.release_all_streams(D0);
+    drop(tenant.try_allocate(256 * MIB).unwrap());
 }

@@ -1,5 +1,6 @@
 // A library in the place of libcuda that refuses one call or holds it up, ends the process when it is asked
-// about a stream that was destroyed last, and hands all others to the library that it is linked with.
+// about a stream that was destroyed last, numbers the captures, and hands all others to the library that it is
+// linked with.
 
 #include <dlfcn.h>
 
@@ -7,6 +8,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 namespace {
 
@@ -18,6 +21,11 @@ enum { FREE, NEXT, HELD };
 std::atomic<int> creation{FREE};
 
 std::atomic<void *> destroyed{nullptr};
+
+// How many captures have begun, and the number of the last on each stream.
+std::mutex lock;
+unsigned long captures = 0;
+std::map<void *, unsigned long> numbers;
 
 bool refuses(std::atomic<long> &left) {
   return left.load() >= 0 && left.fetch_sub(1) == 0;
@@ -83,5 +91,26 @@ int cuStreamIsCapturing(void *stream, int *status) {
   if (stream != nullptr && stream == destroyed)
     abort();
   return next<F>("cuStreamIsCapturing")(stream, status);
+}
+
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+  using F = int (*)(void *, int);
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    numbers[stream] = ++captures;
+  }
+  return next<F>("cuStreamBeginCapture_v2")(stream, mode);
+}
+
+int cuStreamGetCaptureInfo(void *stream, int *status, unsigned long *id) {
+  using F = int (*)(void *, int *, unsigned long *);
+  if (stream != nullptr && stream == destroyed)
+    abort();
+  int code = next<F>("cuStreamGetCaptureInfo")(stream, status, id);
+  if (code == 0 && *status == 1) {
+    std::lock_guard<std::mutex> guard(lock);
+    *id = numbers[stream];
+  }
+  return code;
 }
 }

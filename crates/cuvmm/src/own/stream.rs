@@ -123,7 +123,7 @@ impl Stream {
     /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was used on it
     /// stays usable, and the next stream with its handle is not equal to it.
     ///
-    /// Clones end too; streams that were wrapped apart do not. Does nothing for the legacy default stream,
+    /// Breaks no capture of another stream. Clones end too; streams that were wrapped apart do not. Does nothing for the legacy default stream,
     /// which never ends.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Stream {
         if self.is_capturing()? {
             return Err(CallError::InUse);
         }
-        self.synchronize()?;
+        self.settle()?;
         self.note_ended();
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Stream {
     /// # Errors
     /// [`CallError`] when its work has failed.
     pub fn try_end(&self) -> Result<bool, CallError> {
-        let ends = !self.is_capturing()? && self.is_done()?;
+        let ends = !self.is_capturing()? && self.device().relaxed(|| self.is_done())??;
         if ends {
             self.note_ended();
         }

@@ -232,6 +232,22 @@ impl Locked<'_> {
         Ok(())
     }
 
+    /// Takes what heaps do not use, memory and addresses, until `bytes` of addresses are left. Releases the
+    /// lock.
+    pub(super) fn empty_heaps_for(&mut self, bytes: u64) {
+        for (tenant, id) in self.holders() {
+            if self.budget.addresses_left() >= bytes {
+                return;
+            }
+            let is_heap = |held: &Held| !held.holder.is_of_driver();
+            if self.held(tenant, id).is_some_and(is_heap)
+                && let Err(error) = self.empty_holder(tenant, id)
+            {
+                log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
+            }
+        }
+    }
+
     fn empty_holder(&mut self, tenant: TenantId, id: HolderId) -> Result<u64, CallError> {
         if let Some(held) = self.held(tenant, id) {
             // Polls.

@@ -233,12 +233,14 @@ impl Locked<'_> {
         let granule = self.device.granule();
         let mut largest = most;
         loop {
-            let held = self.held(tenant, id).map_or(0, |held| held.addresses);
-            let allowed = most.saturating_sub(held);
-            if least > allowed {
+            let held = |state: &Self| state.held(tenant, id).map_or(0, |held| held.addresses);
+            if least > most.saturating_sub(held(self)) {
                 return Err(None);
             }
             self.make_address_room(least)?;
+            // It may have given some back.
+            let held = held(self);
+            let allowed = most.saturating_sub(held);
             let share = self.budget.addresses_left() / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
             let size = usual.min(share).min(largest).min(allowed);

@@ -339,6 +339,7 @@ impl Locked<'_> {
                 self.drop_empty_slots(id, bytes);
             }
             self.return_resting_for(bytes);
+            self.empty_heaps_for(bytes);
         }
         self.check_addresses(bytes)
     }

@@ -41,34 +41,59 @@ class _Entered:
     def __init__(self, mem_pool: Any, device: int) -> None:
         self._mem_pool, self._device = mem_pool, device
         self._all = _thread.entered
-        self._context: Any = None
+        #: PyTorch's context of the use, once it has begun.
+        self.context: Any = None
+        #: True while it begins.
+        self.begins = False
 
     def enter(self) -> None:
         """Uses the pool instead of the innermost one."""
-        for outer in self._all[-1:]:
-            outer._pause()
         self._all.append(self)
-        self._resume()
+        _use_innermost()
 
     def leave(self) -> None:
         """Stops using the pool. Blocks end in any order, and in any thread if they were abandoned."""
-        self._pause()
         if self in self._all:
             self._all.remove(self)
+        self.pause()
         # PyTorch lets a thread use a pool only from that thread: another one resumes it when it enters or
         # leaves a pool the next time.
-        for innermost in _thread.entered[-1:]:
-            innermost._resume()
+        _use_innermost()
 
-    def _resume(self) -> None:
-        if self._context is None:
-            self._context = torch.cuda.use_mem_pool(self._mem_pool, self._device)
-            self._context.__enter__()
+    def resume(self) -> None:
+        context = torch.cuda.use_mem_pool(self._mem_pool, self._device)
+        if self.begins or self.context is not None or self._all[-1:] != [self]:
+            return
+        self.begins = True
+        try:
+            context.__enter__()
+            self.context = context
+        finally:
+            self.begins = False
+        if self not in self._all:
+            self.pause()
 
-    def _pause(self) -> None:
-        context, self._context = self._context, None
+    def pause(self) -> None:
+        context, self.context = self.context, None
         if context is not None:
             context.__exit__(None, None, None)
+
+
+def _use_innermost() -> None:
+    """Uses the pool that this thread has entered last, and no other.
+
+    The garbage collector may end a block in the middle of each step, so it looks again after each.
+    """
+    entered = _thread.entered
+    while True:
+        outer = [it for it in entered[:-1] if it.context is not None]
+        innermost = [it for it in entered[-1:] if it.context is None and not it.begins]
+        if outer:
+            outer[-1].pause()
+        elif innermost:
+            innermost[0].resume()
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -3,11 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs::{File, Permissions};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -21,15 +18,15 @@ use cuvmm::{Attachment, Device, Ledger, LedgerView, Offer, Pool, Stream, Tenant}
 use serde_json::Value;
 use tempfile::TempDir;
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
-struct Engine {
-    ledger: Ledger,
-    _pool: Pool,
-    chat: Tenant,
+pub(super) struct Engine {
+    pub(super) ledger: Ledger,
+    pub(super) pool: Pool,
+    pub(super) chat: Tenant,
 }
 
-fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
+pub(super) fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
     let ledger = Ledger::builder(device, directory)
         .limit(1 << 30)
         .name(name)
@@ -38,20 +35,16 @@ fn engine(device: &Device, directory: &Path, name: &str) -> Engine {
     let pool = Pool::builder(device).shareable(HandleTypes::POSIX_FD);
     let pool = pool.ledger(&ledger).build().unwrap();
     let chat = pool.tenant("chat").register().unwrap();
-    Engine {
-        ledger,
-        _pool: pool,
-        chat,
-    }
+    Engine { ledger, pool, chat }
 }
 
-fn device() -> Device {
+pub(super) fn device() -> Device {
     Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0).unwrap()
 }
 
 /// Runs the command on the ledgers of a directory. Returns the exit code, and what it printed and
 /// complained.
-fn cuvmm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
+pub(super) fn cuvmm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
     let command = command.args(arguments).arg("--ledger").arg(directory);
     let output = command.output().unwrap();
@@ -60,7 +53,7 @@ fn cuvmm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
     (code, text(output.stdout), text(output.stderr))
 }
 
-fn done(directory: &Path, arguments: &[&str]) -> String {
+pub(super) fn done(directory: &Path, arguments: &[&str]) -> String {
     let (code, printed, complaint) = cuvmm(directory, arguments);
     assert_eq!((code, &*complaint), (0, ""), "{arguments:?}");
     printed
@@ -515,66 +508,4 @@ fn all_commands_look_where_the_environment_says() {
         assert_eq!(code, 2, "{other:?}");
     }
     drop(engine);
-}
-
-#[test]
-fn metrics_are_printed_and_served() {
-    let (device, directory) = (device(), TempDir::new().unwrap());
-    let engine = engine(&device, directory.path(), "en\"gine");
-    let block = engine.chat.allocate(100 * MIB).unwrap();
-    let text = done(directory.path(), &["metrics"]);
-    let pid = std::process::id();
-    let device = "device=\"6375766d-6d20-686f-7374-000000000000\"";
-    for line in [
-        format!("cuvmm_ledger_limit_bytes{{{device}}} 1073741824"),
-        format!(
-            "cuvmm_process_obtained_bytes{{{device},process=\"en\\\"gine\",pid=\"{pid}\",slot=\"0\"}} \
-             104857600"
-        ),
-        "# TYPE cuvmm_process_stalled_seconds counter".to_owned(),
-        "# TYPE cuvmm_process_stalled_full_seconds counter".to_owned(),
-        "# TYPE cuvmm_process_waited_seconds gauge".to_owned(),
-        format!("cuvmm_ledger_stalled_full_seconds_total{{{device}}} 0.0"),
-        format!("cuvmm_ledger_usable_bytes{{{device}}} 1073741824"),
-        "# UNIT cuvmm_tenant_in_use_bytes bytes".to_owned(),
-    ] {
-        assert!(text.lines().any(|it| it == line), "{line}\n{text}");
-    }
-    let in_use = "pool=\"0\",tenant=\"chat\"} 104857600";
-    assert!(text.contains(in_use), "{text}");
-    assert!(text.ends_with("# EOF\n"));
-
-    let socket = directory.path().join("metrics.sock");
-    let listen = format!("unix:{}", socket.display());
-    let mut server = std::process::Command::new(env!("CARGO_BIN_EXE_cuvmm"))
-        .args(["metrics", "--listen", &listen, "--ledger"])
-        .arg(directory.path())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = String::new();
-    let mut complaints = BufReader::new(server.stderr.take().unwrap());
-    complaints.read_line(&mut said).unwrap();
-    assert_eq!(said, "serving figures at the socket\n");
-    let get = |path: &str| {
-        let mut stream = UnixStream::connect(&socket).unwrap();
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    let answer = get("/metrics");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(answer.contains("Content-Type: application/openmetrics-text; version=1.0.0"));
-    assert!(answer.contains(in_use), "{answer}");
-    assert!(get("/").starts_with("HTTP/1.1 404"));
-    server.kill().unwrap();
-    server.wait().unwrap();
-
-    let (code, _, complaint) = cuvmm(directory.path(), &["metrics", "--listen", "0.0.0.0:9"]);
-    assert_eq!(code, 2, "{complaint}");
-    assert!(complaint.contains("is no loopback address"), "{complaint}");
-    drop(block);
 }

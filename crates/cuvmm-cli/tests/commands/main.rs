@@ -10,6 +10,8 @@
 mod built;
 #[path = "../../../fakecuda/testing/programs.rs"]
 mod programs;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod fake;
 mod generated;
@@ -17,9 +19,16 @@ mod heap;
 mod hostile;
 mod info;
 mod ledger;
+mod metrics;
 mod moved;
 mod plan;
 mod replay;
 mod replay_processes;
 mod share;
 mod width;
+
+#[test]
+#[ignore = "a program of its own, started by another test"]
+fn example_processes() {
+    support::program::run();
+}

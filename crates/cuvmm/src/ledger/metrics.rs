@@ -10,8 +10,9 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::control::{ProcessReport, TenantReport};
+use super::control::{Control, ProcessReport, TenantReport};
 use super::stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
+use crate::error::ControlError;
 
 /// How long a process may take to tell its tenants' figures.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -19,9 +20,12 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Returns the figures of ledgers, their processes and tenants as OpenMetrics text (content type
 /// `application/openmetrics-text; version=1.0.0; charset=utf-8`), for a server's own endpoint.
 ///
-/// Asks each process for the figures of its tenants; a process that does not answer within half a
-/// second has none. Sizes are in bytes. Labels are `device`, the GPU's UUID; `process`, `pid` and
-/// `slot` of a process; `pool`, a number from 0, and `tenant`. The metrics:
+/// Asks all processes at one time for the figures of their tenants; a process that does not answer
+/// within half a second has none. Keep the views between calls: a view knows after three seconds which
+/// processes are stopped, and these are not asked. Sizes are in bytes. Labels are `device`, the GPU's
+/// UUID; `process`, `pid` and `slot` of a process; `pool`, a number from 0, `tenant`, and `state` of a
+/// tenant: `registered`, or `draining` while an unregistered tenant waits for its last block and lease
+/// to end. Tenants of one pool with one name and state are counted together. The metrics:
 ///
 /// | metric | type | |
 /// |---|---|---|
@@ -40,7 +44,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_process_stalled_seconds_total` | counter | how long at least one of its requests has waited ("some") |
 /// | `cuvmm_process_stalled_full_seconds_total` | counter | the part of it in which all tenants with memory in use waited ("full") |
 /// | `cuvmm_process_waited_seconds` | gauge | how long its oldest waiting request has waited |
-/// | `cuvmm_process_answering` | gauge | 1 if it runs, 0 if it is dead or shows no sign of life |
+/// | `cuvmm_process_answering` | gauge | 1 if it runs, 0 if it is dead, shows no sign of life or did not answer |
 /// | `cuvmm_tenant_committed_bytes` | gauge | memory charged to the tenant |
 /// | `cuvmm_tenant_in_use_bytes` | gauge | memory in use, shared memory included |
 /// | `cuvmm_tenant_cached_bytes` | gauge | idle memory whose work is complete |
@@ -97,8 +101,9 @@ struct Snapshot(Vec<Found>);
 struct Found {
     device: String,
     stats: LedgerStats,
-    /// The reports of the processes that answered, with their places in `stats.processes`.
-    reports: Vec<(usize, ProcessReport)>,
+    /// Whether each process answers, in the order of `stats.processes`, and its figures if it gave
+    /// them.
+    answers: Vec<(bool, Option<ProcessReport>)>,
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -224,17 +229,27 @@ const TENANT: &[Metric<TenantReport>] = &[
 
 impl Snapshot {
     fn of(ledgers: &[LedgerView]) -> Self {
-        let found = ledgers.iter().map(|view| {
-            let stats = view.stats();
-            let processes = stats.processes.iter().enumerate();
-            let running = processes.filter(|(_, it)| it.state == ProcessState::Running);
-            let asked = running.filter_map(|(place, process)| {
-                let report = view.control(process.slot).timeout(PATIENCE).report();
-                Some((place, report.ok()?))
+        let found: Vec<_> = ledgers.iter().map(|view| (view, view.stats())).collect();
+        let asked = found.iter().flat_map(|(view, stats)| {
+            let running = stats.processes.iter().filter(|it| runs(it));
+            running.map(|process| view.control(process.slot))
+        });
+        let asked: Vec<Control> = asked.collect();
+        let mut reports = Control::reports(&asked, PATIENCE).into_iter();
+        let found = found.into_iter().map(|(_, stats)| {
+            let answers = stats.processes.iter().map(|process| {
+                let report = match runs(process) {
+                    true => reports.next(),
+                    false => None,
+                };
+                match report {
+                    Some(Err(ControlError::TimedOut(_))) | None => (false, None),
+                    Some(report) => (true, report.ok()),
+                }
             });
             Found {
                 device: super::uuid(stats.device),
-                reports: asked.collect(),
+                answers: answers.collect(),
                 stats,
             }
         });
@@ -253,22 +268,66 @@ impl Snapshot {
         })
     }
 
-    fn tenants(&self) -> impl Iterator<Item = (Labels, &TenantReport)> {
+    fn answers(
+        &self,
+    ) -> impl Iterator<Item = (Labels, &ProcessStats, &(bool, Option<ProcessReport>))> {
         self.0.iter().flat_map(|found| {
-            found.reports.iter().flat_map(move |(place, report)| {
-                let process = found.stats.processes.get(*place);
-                let tenants = report.pools.iter().enumerate();
-                let tenants =
-                    tenants.flat_map(|(pool, it)| it.tenants.iter().map(move |it| (pool, it)));
-                tenants.map(move |(pool, tenant)| {
-                    let mut labels = process.map_or(Labels::new(), |it| of_process(found, it));
-                    // Two pools may have tenants of one name.
-                    labels.push(("pool", pool.to_string()));
-                    labels.push(("tenant", tenant.name.clone()));
-                    (labels, tenant)
-                })
-            })
+            let processes = found.stats.processes.iter().zip(&found.answers);
+            processes.map(|(process, answer)| (of_process(found, process), process, answer))
         })
+    }
+
+    /// Returns the tenants. Those that have the same labels are one.
+    fn tenants(&self) -> Vec<(Labels, TenantReport)> {
+        let mut tenants: Vec<(Labels, TenantReport)> = Vec::new();
+        for (of_process, _, (_, report)) in self.answers() {
+            let pools = report
+                .iter()
+                .flat_map(|report| report.pools.iter().enumerate());
+            let first = tenants.len();
+            for (pool, tenant) in
+                pools.flat_map(|(pool, it)| it.tenants.iter().map(move |it| (pool, it)))
+            {
+                let mut labels = of_process.clone();
+                // Two pools may have tenants of one name.
+                labels.push(("pool", pool.to_string()));
+                labels.push(("tenant", tenant.name.clone()));
+                let state = if tenant.draining {
+                    "draining"
+                } else {
+                    "registered"
+                };
+                labels.push(("state", state.to_owned()));
+                let own = tenants.get_mut(first..).unwrap_or_default();
+                match own.iter_mut().find(|(known, _)| *known == labels) {
+                    Some((_, sum)) => add(sum, tenant),
+                    None => tenants.push((labels, tenant.clone())),
+                }
+            }
+        }
+        tenants
+    }
+}
+
+/// Returns `true` if a process can be expected to answer.
+fn runs(process: &ProcessStats) -> bool {
+    process.state == ProcessState::Running
+}
+
+/// Adds the figures of another tenant.
+fn add(sum: &mut TenantReport, other: &TenantReport) {
+    for (sum, other) in [
+        (&mut sum.committed, other.committed),
+        (&mut sum.in_use, other.in_use),
+        (&mut sum.cached, other.cached),
+        (&mut sum.pending_free, other.pending_free),
+        (&mut sum.precommitted, other.precommitted),
+        (&mut sum.asleep, other.asleep),
+        (&mut sum.guarantee, other.guarantee),
+        (&mut sum.limit, other.limit),
+        (&mut sum.refusals, other.refusals),
+    ] {
+        *sum = sum.saturating_add(other);
     }
 }
 
@@ -290,12 +349,12 @@ impl Collector for Snapshot {
         for metric in PROCESS {
             gauges(&mut encoder, metric, self.processes())?;
         }
-        let help = "1 if the process runs, 0 if it is dead or shows no sign of life";
+        let help =
+            "1 if the process runs, 0 if it is dead, shows no sign of life or did not answer";
         let mut family =
             encoder.encode_descriptor("process_answering", help, None, MetricType::Gauge)?;
-        for (labels, process) in self.processes() {
-            let runs = i64::from(process.state == ProcessState::Running);
-            ConstGauge::new(runs).encode(family.encode_family(&labels)?)?;
+        for (labels, _, &(answers, _)) in self.answers() {
+            ConstGauge::new(i64::from(answers)).encode(family.encode_family(&labels)?)?;
         }
         let help = "How long the oldest waiting request of the process has waited";
         let unit = Some(&Unit::Seconds);
@@ -312,13 +371,15 @@ impl Collector for Snapshot {
         for metric in PROCESS_TIMES {
             times(&mut encoder, metric, self.processes())?;
         }
+        let tenants = self.tenants();
+        let tenants = || tenants.iter().map(|(labels, it)| (labels.clone(), it));
         for metric in TENANT {
-            gauges(&mut encoder, metric, self.tenants())?;
+            gauges(&mut encoder, metric, tenants())?;
         }
         let help = "Requests of the tenant that were refused";
         let mut family =
             encoder.encode_descriptor("tenant_refusals", help, None, MetricType::Counter)?;
-        for (labels, tenant) in self.tenants() {
+        for (labels, tenant) in tenants() {
             ConstCounter::new(tenant.refusals).encode(family.encode_family(&labels)?)?;
         }
         Ok(())

@@ -1,9 +1,9 @@
 //! One look at ledgers, their processes and tenants.
 
-use std::thread;
 use std::time::Duration;
 
 use cuvmm::LedgerView;
+use cuvmm::error::ControlError;
 use cuvmm::ledger::{
     Control, ExportStats, LedgerStats, ProcessReport, ProcessState, ProcessStats, StallAverages,
     TenantReport,
@@ -12,9 +12,6 @@ use serde::Serialize;
 
 /// How long a process may take to tell its tenants' figures.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// The most processes that are asked at one time.
-const ASKED_AT_ONCE: usize = 16;
 
 /// A ledger and its processes, as they were at one time.
 #[derive(Clone, Debug, Serialize)]
@@ -86,20 +83,12 @@ impl Process {
 pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
     let found: Vec<(&LedgerView, LedgerStats)> =
         views.iter().map(|view| (view, view.stats())).collect();
-    let mut asked = found.iter().flat_map(|(view, stats)| {
-        let processes = stats.processes.iter();
-        processes.map(move |process| (process.state, view.control(process.slot).timeout(PATIENCE)))
+    let asked = found.iter().flat_map(|(view, stats)| {
+        let running = stats.processes.iter().filter(|it| runs(it));
+        running.map(|process| view.control(process.slot))
     });
-    let mut reports = Vec::new();
-    loop {
-        let some: Vec<_> = asked.by_ref().take(ASKED_AT_ONCE).collect();
-        if some.is_empty() {
-            break;
-        }
-        reports.extend(ask_all(&some));
-    }
-    drop(asked);
-    let mut reports = reports.into_iter();
+    let asked: Vec<Control> = asked.collect();
+    let mut reports = Control::reports(&asked, PATIENCE).into_iter();
     let shown = found.into_iter().map(|(view, stats)| Shown {
         path: view.path().display().to_string(),
         in_place: view.is_in_place(),
@@ -115,17 +104,25 @@ pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
         processes: stats
             .processes
             .into_iter()
-            .zip(&mut reports)
-            .map(process)
+            .map(|stats| process(stats, &mut reports))
             .collect(),
     });
     shown.collect()
 }
 
-fn process((stats, report): (ProcessStats, Result<ProcessReport, String>)) -> Process {
+/// Returns a process with its report, which is the next one if the process was asked.
+fn process(
+    stats: ProcessStats,
+    reports: &mut impl Iterator<Item = Result<ProcessReport, ControlError>>,
+) -> Process {
+    let report = match runs(&stats) {
+        true => reports.next(),
+        false => None,
+    };
     let (report, no_report) = match report {
-        Ok(report) => (Some(report), None),
-        Err(reason) => (None, Some(reason)),
+        Some(Ok(report)) => (Some(report), None),
+        Some(Err(error)) => (None, Some(error.to_string())),
+        None => (None, Some(format!("the process is {}", stats.state))),
     };
     Process {
         stats,
@@ -134,28 +131,7 @@ fn process((stats, report): (ProcessStats, Result<ProcessReport, String>)) -> Pr
     }
 }
 
-type Answer = Result<ProcessReport, String>;
-
-/// Asks several processes at one time.
-fn ask_all(asked: &[(ProcessState, Control)]) -> Vec<Answer> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = asked
-            .iter()
-            .map(|it| thread::Builder::new().spawn_scoped(scope, move || ask(it)))
-            .collect();
-        let answers = threads.into_iter().map(|thread| match thread {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|_| Err("the request failed".to_owned())),
-            Err(error) => Err(error.to_string()),
-        });
-        answers.collect()
-    })
-}
-
-fn ask((state, control): &(ProcessState, Control)) -> Answer {
-    match state {
-        ProcessState::Running => control.report().map_err(|error| error.to_string()),
-        state => Err(format!("the process is {state}")),
-    }
+/// Returns `true` if a process can be expected to answer.
+fn runs(process: &ProcessStats) -> bool {
+    process.state == ProcessState::Running
 }

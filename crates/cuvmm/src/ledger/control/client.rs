@@ -1,5 +1,7 @@
 //! Requests to a process of a ledger.
 
+mod together;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -73,11 +75,21 @@ impl Control {
     /// # Errors
     /// [`ControlError`] if the process does not serve requests or does not answer.
     pub fn report(&self) -> Result<ProcessReport, ControlError> {
-        match self.ask(&Request::Report)? {
-            Reply::Report(report) => Ok(report),
-            Reply::Refused(reason) => Err(ControlError::Refused(reason)),
-            Reply::Done(_) => Err(malformed("it is no report")),
-        }
+        report_of(self.ask(&Request::Report)?)
+    }
+
+    /// Asks several processes at one time for the figures of their pools and tenants. Returns the
+    /// answers in the same order. Processes that do not answer cost the `timeout` together, not each,
+    /// and their own timeouts do not count.
+    ///
+    /// # Errors
+    /// A [`ControlError`] for each process that does not serve requests or does not answer.
+    #[must_use]
+    pub fn reports(
+        processes: &[Self],
+        timeout: Duration,
+    ) -> Vec<Result<ProcessReport, ControlError>> {
+        together::ask(processes, timeout)
     }
 
     /// Changes the limit of a tenant, or of the process, in bytes. Returns the bytes that it still
@@ -148,28 +160,52 @@ impl Control {
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, ControlError> {
-        let failed = |error: io::Error| match error.kind() {
+        let failed = |error| self.failed(error, self.patience);
+        let until = Until::after(self.patience);
+        let stream = address(&self.path, |path| connect_to(path, until)).map_err(failed)?;
+        self.check(&stream, self.patience)?;
+        let reply = exchange(&stream, &line_of(request).map_err(failed)?, until).map_err(failed)?;
+        reply_of(&reply)
+    }
+
+    /// Checks that the slot's user serves a socket.
+    fn check(&self, stream: &UnixStream, patience: Duration) -> Result<(), ControlError> {
+        let served_by = peer_of(stream).map_err(|errno| self.failed(errno.into(), patience))?;
+        match served_by.uid == self.uid {
+            true => Ok(()),
+            false => Err(ControlError::OtherUser { uid: served_by.uid }),
+        }
+    }
+
+    fn failed(&self, error: io::Error, patience: Duration) -> ControlError {
+        match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 ControlError::NotServed(self.path.clone())
             }
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                ControlError::TimedOut(self.patience)
-            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ControlError::TimedOut(patience),
             _ => ControlError::System {
                 path: self.path.clone(),
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
             },
-        };
-        let until = Until::after(self.patience);
-        let stream = address(&self.path, |path| connect_to(path, until)).map_err(failed)?;
-        let served_by = peer_of(&stream).map_err(|errno| failed(errno.into()))?;
-        if served_by.uid != self.uid {
-            return Err(ControlError::OtherUser { uid: served_by.uid });
         }
-        let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
-        line.push(b'\n');
-        let reply = exchange(&stream, &line, until).map_err(failed)?;
-        serde_json::from_slice(&reply).map_err(|error| malformed(&error.to_string()))
+    }
+}
+
+fn line_of(request: &Request) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn reply_of(line: &[u8]) -> Result<Reply, ControlError> {
+    serde_json::from_slice(line).map_err(|error| malformed(&error.to_string()))
+}
+
+fn report_of(reply: Reply) -> Result<ProcessReport, ControlError> {
+    match reply {
+        Reply::Report(report) => Ok(report),
+        Reply::Refused(reason) => Err(ControlError::Refused(reason)),
+        Reply::Done(_) => Err(malformed("it is no report")),
     }
 }
 

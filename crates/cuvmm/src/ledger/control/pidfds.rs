@@ -26,9 +26,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    connect, recvmsg, sendmsg, socket_with,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -36,6 +35,7 @@ use super::super::clock;
 use super::super::proc::{Life, Look, Process, have_ended};
 use super::Request;
 use super::client::address;
+use super::timed::connect_now;
 use crate::peer::{overflow_uid, peer_of, peer_pidfd};
 
 /// How long a process is not asked again that has not given a pidfd, and how long an answer may take.
@@ -172,16 +172,10 @@ fn ask_over(known: Option<State>, socket: impl FnOnce() -> PathBuf, uid: u64) ->
 
 /// Connects to the socket of a process of a user, without waiting for a place in its queue.
 fn connect_to(path: &Path, uid: u64) -> io::Result<UnixStream> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, kind, flags, None)?;
-    address(path, |path| {
-        let address = SocketAddrUnix::new(path)?;
-        Ok(retry_on_intr(|| connect(&socket, &address))?)
-    })?;
-    let found = peer_of(&socket)?.uid;
+    let stream = address(path, connect_now)?;
+    let found = peer_of(&stream)?.uid;
     match u64::from(found) == uid && found != overflow_uid() {
-        true => Ok(socket.into()),
+        true => Ok(stream),
         false => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -29,7 +29,7 @@ impl Until {
     }
 
     /// Returns how long there is left.
-    fn left(self) -> io::Result<Duration> {
+    pub(super) fn left(self) -> io::Result<Duration> {
         let left = self.0.saturating_duration_since(Instant::now());
         match left.is_zero() {
             true => Err(io::ErrorKind::TimedOut.into()),
@@ -51,6 +51,16 @@ pub(super) fn connect_to(path: &Path, until: Until) -> io::Result<UnixStream> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Connects to a socket without waiting for a place in its queue. The connection does not block.
+pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+    let socket = socket_with(family, kind, flags, None)?;
+    retry_on_intr(|| connect(&socket, &address))?;
+    Ok(socket.into())
 }
 
 /// Sends all bytes.

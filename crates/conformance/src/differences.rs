@@ -68,6 +68,12 @@ pub const DELIBERATE: &[Deliberate] = &[
               stand-ins permit none unless an option says so",
     },
     Deliberate {
+        case: "mem_pool_parts.host_numa_posix_fd",
+        backends: &["model"],
+        by_machine: false,
+        why: "the model has no memory that two processes could access",
+    },
+    Deliberate {
         case: "limit.mappings",
         backends: ON_MEMORY,
         by_machine: true,

@@ -3,44 +3,35 @@
 //! `unsafe` is allowed here to export functions (see `state`), and to copy host memory.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{DeviceAddress, Driver, Ordinal, PointerAttribute, StreamHandle};
+use cuvmm_driver::{CaptureStatus, DeviceAddress, Ordinal, StreamHandle};
 use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::attributes::{self, Kind};
 use crate::contexts::current;
 use crate::edge::{Outcome, code, export_also};
-use crate::owned;
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// Returns `true` if an address is in pinned or registered memory.
-pub(crate) fn is_pinned(device: Ordinal, address: u64) -> Outcome<bool> {
-    match attributes::find(device, address) {
-        Ok(found) => Ok(matches!(found.kind, Kind::Pinned | Kind::Registered)),
-        Err(INVALID) => Ok(false),
-        Err(other) => Err(other),
-    }
+pub(crate) fn is_pinned(device: Ordinal, address: u64) -> bool {
+    let found = attributes::find(device, address);
+    found.is_ok_and(|found| matches!(found.kind, Kind::Pinned | Kind::Registered))
 }
 
 /// Returns `true` if the host driver copies the memory at an address.
 ///
 /// Memory of a pool on the host is copied as memory of the program is: a device that may not access
-/// it can copy it.
-fn is_device(device: Ordinal, address: u64) -> Outcome<bool> {
-    const HOST: u64 = 1;
-    let driver = driver()?;
-    let ask = |attribute| {
-        let asked = driver.pointer_attribute(device, DeviceAddress(address), attribute);
-        asked.map_err(code)
-    };
-    match ask(PointerAttribute::MEMORY_TYPE) {
-        Ok(HOST) => Ok(ask(PointerAttribute::MEMPOOL_HANDLE)? == 0),
-        Ok(_) => Ok(true),
-        Err(INVALID) => Ok(false),
-        Err(other) => Err(other),
-    }
+/// it can copy it. A hostile driver refuses a question about an unknown address with any code, so
+/// each refusal means memory of the program.
+fn is_device(device: Ordinal, address: u64) -> bool {
+    let found = attributes::find(device, address);
+    found.is_ok_and(|found| match found.kind {
+        Kind::Registered => false,
+        Kind::Pool => !found.on_host,
+        _ => true,
+    })
 }
 
 /// Returns `true` if the process can read a range, which a wrong address is not.
@@ -62,6 +53,47 @@ pub(crate) fn is_readable(address: u64, bytes: usize) -> bool {
     })
 }
 
+/// When an asynchronous copy is done with the memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostOrder {
+    /// When the stream has done it: the memory is pinned, or the copy is captured.
+    Queued,
+    /// At the call, which reads pageable memory before it returns.
+    Now,
+    /// When the call returns, which waits: to pageable memory, or from the host to the host.
+    Done,
+}
+
+impl HostOrder {
+    /// Returns the order of a copy on a stream from and to these addresses, as recorded.
+    pub(crate) fn of(device: Ordinal, stream: StreamHandle, to: u64, from: u64) -> Outcome<Self> {
+        // SAFETY: a wrong handle is refused by the host driver.
+        let status = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
+        if status != CaptureStatus::NONE {
+            return Ok(Self::Queued);
+        }
+        let side = |address| match attributes::find(device, address) {
+            Ok(found) if found.on_host => Side::Pinned,
+            Ok(_) => Side::Device,
+            Err(_) => Side::Pageable,
+        };
+        Ok(match (side(to), side(from)) {
+            (Side::Device, Side::Pageable) => Self::Now,
+            (Side::Device, _) | (Side::Pinned, Side::Device) => Self::Queued,
+            _ => Self::Done,
+        })
+    }
+}
+
+/// Whose memory one side of a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Device,
+    /// Pinned or registered memory of the host.
+    Pinned,
+    Pageable,
+}
+
 /// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
     current()?;
@@ -70,11 +102,8 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
     }
     let driver = driver()?;
     let (device, order) = target(stream)?;
-    let known = |address| match owned::registered(address) {
-        Some(_) => Ok(false),
-        None => is_device(device, address),
-    };
-    let (to_device, from_device) = (known(to)?, known(from)?);
+    let (to_device, from_device) = (is_device(device, to), is_device(device, from));
+    let order_of_host = HostOrder::of(device, order, to, from)?;
     let host = |at_device: bool, address| at_device || is_readable(address, bytes);
     if !host(to_device, to) || !host(from_device, from) {
         return Err(INVALID);
@@ -90,6 +119,10 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
     unsafe {
         match (to_device, from_device) {
             (true, true) => driver.copy_on_device_async(device, target, source, size, order),
+            (true, false) if order_of_host == HostOrder::Now => {
+                let bytes = std::slice::from_raw_parts(from_host, bytes);
+                driver.copy_now_to_device(device, target, bytes, order)
+            }
             (true, false) => driver.copy_to_device_async(device, target, from_host, size, order),
             (false, true) => driver.copy_to_host_async(device, to_host, source, size, order),
             (false, false) => {
@@ -99,10 +132,10 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
             }
         }
         .map_err(code)?;
-        match stream {
-            Some(_) => Ok(()),
-            None => driver.stream_synchronize(device, order).map_err(code),
+        if stream.is_none() || order_of_host == HostOrder::Done {
+            driver.stream_synchronize(device, order).map_err(code)?;
         }
+        Ok(())
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct Found {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) device: Ordinal,
-    on_host: bool,
+    pub(crate) on_host: bool,
 }
 
 impl Found {

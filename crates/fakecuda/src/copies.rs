@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use cuvmm_driver::{DeviceAddress, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
-use crate::anywhere;
+use crate::anywhere::{self, HostOrder};
 use crate::contexts::{current, named};
 use crate::edge::{Outcome, code, export, present};
 use crate::fills;
@@ -99,11 +99,20 @@ export! {
     ) {
         current()?;
         present(from)?;
+        check_size(bytes)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
-        let to = DeviceAddress(to);
-        // SAFETY: the caller keeps both ranges until the copy is done.
+        let order = HostOrder::of(device, stream, to, from.addr() as u64)?;
+        let (driver, to, from) = (driver()?, DeviceAddress(to), from.cast::<u8>());
+        // SAFETY: the caller passes `bytes` readable bytes, and keeps both ranges until the copy is
+        // done.
         unsafe {
-            driver()?.copy_to_device_async(device, to, from.cast(), bytes as u64, stream)
+            match order {
+                HostOrder::Now => {
+                    let bytes = std::slice::from_raw_parts(from, bytes);
+                    driver.copy_now_to_device(device, to, bytes, stream)
+                }
+                _ => driver.copy_to_device_async(device, to, from, bytes as u64, stream),
+            }
         }
         .map_err(code)
     }
@@ -117,10 +126,18 @@ export! {
         current()?;
         present(to)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
-        let from = DeviceAddress(from);
+        let order = HostOrder::of(device, stream, to.addr() as u64, from)?;
+        let (driver, from) = (driver()?, DeviceAddress(from));
         // SAFETY: the caller keeps both ranges until the copy is done.
-        unsafe { driver()?.copy_to_host_async(device, to.cast(), from, bytes as u64, stream) }
-            .map_err(code)
+        unsafe {
+            driver
+                .copy_to_host_async(device, to.cast(), from, bytes as u64, stream)
+                .map_err(code)?;
+            match order {
+                HostOrder::Done => driver.stream_synchronize(device, stream).map_err(code),
+                _ => Ok(()),
+            }
+        }
     }
 
     fn cuMemcpyDtoDAsync_v2(

@@ -3,7 +3,7 @@
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
-use cuvmm_driver::{CaptureStatus, DeviceAddress, Ordinal, StreamHandle};
+use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
 use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::anywhere;
@@ -102,17 +102,9 @@ fn repeat(
     let driver = driver()?;
     let mut done = bytes.min(PIECE);
     let pattern: Box<[u8]> = element.iter().copied().cycle().take(done).collect();
-    // SAFETY: the pattern is kept below until the copy is done, and the caller keeps the range.
-    unsafe {
-        driver.copy_to_device_async(
-            device,
-            DeviceAddress(to),
-            pattern.as_ptr(),
-            done as u64,
-            order,
-        )
-    }
-    .map_err(code)?;
+    // SAFETY: the caller keeps the range until it is filled.
+    unsafe { driver.copy_now_to_device(device, DeviceAddress(to), &pattern, order) }
+        .map_err(code)?;
     while done < bytes {
         let size = done.min(bytes - done);
         let (target, source) = (DeviceAddress(to + done as u64), DeviceAddress(to));
@@ -120,15 +112,6 @@ fn repeat(
         unsafe { driver.copy_on_device_async(device, target, source, size as u64, order) }
             .map_err(code)?;
         done += size;
-    }
-    // SAFETY: the stream is one that the calls above accepted.
-    let recorded = unsafe { driver.capture_status(device, order) }.map_err(code)?;
-    let kept = recorded != CaptureStatus::NONE
-        // SAFETY: the stream is one that the calls above accepted.
-        || !unsafe { driver.stream_query(device, order) }.unwrap_or(false);
-    if kept {
-        // A stream that is held back, or a graph, reads the pattern at some later time.
-        Box::leak(pattern);
     }
     Ok(())
 }

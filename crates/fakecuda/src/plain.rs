@@ -128,7 +128,7 @@ export! {
         present(address)?;
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(address, 0) }?;
-        if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64)? {
+        if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Host and devices share one address space.

@@ -51,8 +51,7 @@ fn from_c(props: &CUmemPoolProps) -> MemPoolProps {
     }
 }
 
-/// Writes the pool of a place: a device's, by this question, or the one of the host. A pool of managed
-/// memory is not supported.
+/// Writes the pool of a place: a device's own, by this question, or that of host or managed memory.
 ///
 /// # Safety
 /// The pointers are null or valid.
@@ -70,14 +69,10 @@ unsafe fn put_pool_of(
         (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::DEVICE) => {
             of_device(driver, Ordinal(place.id))
         }
-        (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::HOST) => {
-            driver.host_mem_pool()
-        }
-        (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::HOST_NUMA)
-        | (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED, _) => {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-        }
-        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        _ => driver.default_mem_pool_of(&MemPoolProps {
+            allocation_type: AllocationType(kind.0),
+            ..MemPoolProps::at(place)
+        }),
     };
     // SAFETY: the caller promises that the pointer is null or valid.
     unsafe { put_handle(pool, found.map_err(code)?) }

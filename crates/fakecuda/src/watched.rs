@@ -180,6 +180,9 @@ uses! {
         device: Ordinal, destination: DeviceAddress, source: *const u8, size: u64,
         stream: StreamHandle
     ) -> (); uses [Stream stream.0] at [destination];
+    fn copy_now_to_device(
+        device: Ordinal, destination: DeviceAddress, bytes: &[u8], stream: StreamHandle
+    ) -> (); uses [Stream stream.0] at [destination];
     fn copy_to_host_async(
         device: Ordinal, destination: *mut u8, source: DeviceAddress, size: u64,
         stream: StreamHandle

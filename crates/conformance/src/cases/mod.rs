@@ -22,6 +22,7 @@ mod managed;
 mod managed_capture;
 mod map;
 mod mem_pool_order;
+mod mem_pool_parts;
 mod mem_pool_share;
 mod mem_pools;
 mod peer;
@@ -67,6 +68,7 @@ const GROUPS: &[&[Case]] = &[
     mem_pools::CASES,
     mem_pool_order::CASES,
     mem_pool_share::CASES,
+    mem_pool_parts::CASES,
     limits::CASES,
     peer::CASES,
 ];

@@ -5,10 +5,10 @@
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
-use super::backing::Backing;
+use super::backing::{Backing, Part};
 use super::device_state::Owner;
 use super::losses::{Loss, Taken};
-use super::slabs::PIECE;
+use super::slabs::{PIECE, Piece, Sharers};
 use super::state::State;
 use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal};
 
@@ -35,15 +35,21 @@ impl<B: Backing> State<B> {
         };
         self.sweep();
         let small = matches!(kind, Kind::Plain | Kind::Pinned) && size <= granularity / 2;
-        let (address, slab, taken) = if small {
-            let piece = size.max(1).next_multiple_of(PIECE);
-            let (slab, address) = self.take_piece(kind, device.0, owner, piece)?;
-            (address, Some(slab), piece)
-        } else {
-            (self.take_granules(kind, owner, taken)?, None, taken)
-        };
-        let advised = Advised::new(address);
         let device = device.0;
+        let (piece, taken) = if small {
+            let taken = size.max(1).next_multiple_of(PIECE);
+            let sharers = Sharers {
+                kind,
+                device,
+                pool: None,
+            };
+            let granules = |state: &mut Self, bytes| state.take_granules(kind, owner, bytes);
+            (self.take_piece(sharers, owner, taken, granules)?, taken)
+        } else {
+            (self.take_granules(kind, owner, taken)?, taken)
+        };
+        let Piece { address, slab, .. } = piece;
+        let advised = Advised::new(address);
         let allocation = Allocation {
             size,
             kind,
@@ -62,7 +68,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Takes memory from the owner and gives it an address.
-    fn take_granules(&mut self, kind: Kind, owner: Option<Owner>, taken: u64) -> Answer<u64> {
+    fn take_granules(&mut self, kind: Kind, owner: Option<Owner>, taken: u64) -> Answer<Piece> {
         if let Some(owner) = owner {
             self.charge(owner, taken)?;
         }
@@ -72,26 +78,48 @@ impl<B: Backing> State<B> {
                 .into_iter()
                 .for_each(|owner| self.refund(owner, taken));
         }
-        address
+        Ok(Piece {
+            address: address?,
+            slab: None,
+            memory: None,
+        })
     }
 
-    /// Takes a piece of a granule that small allocations share, and returns both addresses.
-    fn take_piece(
+    /// Takes a piece of a granule that small allocations share. `granules` takes a new one.
+    pub(crate) fn take_piece(
         &mut self,
-        kind: Kind,
-        device: i32,
+        sharers: Sharers,
         owner: Option<Owner>,
-        piece: u64,
-    ) -> Answer<(u64, u64)> {
-        if let Some(found) = self.slabs.take(kind, device, piece) {
+        bytes: u64,
+        granules: impl FnOnce(&mut Self, u64) -> Answer<Piece>,
+    ) -> Answer<Piece> {
+        if let Some(found) = self.slabs.take(sharers, bytes) {
             return Ok(found);
         }
         let granule = self.rules.granularity;
-        let start = self.take_granules(kind, owner, granule)?;
-        self.slabs.add(kind, device, owner, (start, granule));
+        let start = granules(self, granule)?;
+        self.slabs.add(sharers, owner, &start, granule);
         self.slabs
-            .take(kind, device, piece)
+            .take(sharers, bytes)
             .ok_or(super::answer::OUT_OF_MEMORY)
+    }
+
+    /// Returns the whole granules that an allocation lies in, and where they begin in the memory of
+    /// a pool that can be shared.
+    pub(crate) fn granules_of(&self, address: u64, allocation: &Allocation) -> Part {
+        let granule = self.rules.granularity;
+        let start = match (allocation.slab, allocation.memory) {
+            (Some(slab), _) => slab,
+            // Shared memory is mapped in whole granules, of which an importer may use a piece.
+            (None, Some(_)) => address - address % granule,
+            (None, None) => address,
+        };
+        let lead = address - start;
+        Part {
+            address: start,
+            size: (lead + allocation.taken).next_multiple_of(granule),
+            offset: allocation.memory.map_or(0, |(_, offset)| offset - lead),
+        }
     }
 
     /// Gives back what an allocation has taken.

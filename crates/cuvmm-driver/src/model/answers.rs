@@ -10,6 +10,7 @@ use std::ptr;
 use super::backing::Backing;
 use super::machine::Machine;
 use super::state::State;
+use super::work::Source;
 use crate::error::Result;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
@@ -27,7 +28,31 @@ macro_rules! answers {
         unsafe { $($ucall:ident = $uname:ident($($uarg:ident: $uty:ty),*) -> $uout:ty;)* }
         $($written_out:tt)*
     ) => {
-        impl<B: Backing> Driver for Machine<B> {
+        impl<B: Backing> Machine<B> {
+    /// Queues a copy to the device of bytes that are read at the call, like those of pageable memory.
+    ///
+    /// # Errors
+    /// Those of `Driver::copy_to_device_async`.
+    ///
+    /// # Safety
+    /// As for `Driver::copy_to_device_async`, except that the bytes are used during the call only.
+    pub unsafe fn copy_now_to_device(
+        &self,
+        device: Ordinal,
+        destination: DeviceAddress,
+        bytes: &[u8],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let source = Source::Now(bytes.as_ptr().expose_provenance());
+        self.ask(Call::MemcpyHtoDAsync, |state| {
+            let size = bytes.len() as u64;
+            let queued = state.copy_to_device(device, destination, source, size, stream);
+            queued.map(drop)
+        })
+    }
+}
+
+impl<B: Backing> Driver for Machine<B> {
             $(
                 fn $name(&self, $($arg: $ty),*) -> Result<$out> {
                     self.ask(Call::$call, |state| state.$name($($arg),*))
@@ -188,12 +213,12 @@ answers! {
         destination: DeviceAddress,
         source: &[u8],
     ) -> Result<()> {
-        let (source, size) = (source.as_ptr(), source.len() as u64);
+        let (address, size) = (source.as_ptr().expose_provenance(), source.len() as u64);
         let question = |state: &mut State<B>| {
             state.context(device)?;
             state.refuse_in_capture(None)?;
-            let marks =
-                state.copy_to_device(device, destination, source, size, StreamHandle::NULL)?;
+            let (source, stream) = (Source::At(address), StreamHandle::NULL);
+            let marks = state.copy_to_device(device, destination, source, size, stream)?;
             Ok(marks.into_iter().collect())
         };
         self.ask_and_wait(Call::MemcpyHtoD, device, question, |state| {
@@ -240,6 +265,7 @@ answers! {
         size: u64,
         stream: StreamHandle,
     ) -> Result<()> {
+        let source = Source::At(source.expose_provenance());
         self.ask(Call::MemcpyHtoDAsync, |state| {
             state
                 .copy_to_device(device, destination, source, size, stream)

@@ -171,7 +171,11 @@ impl<B: Backing> State<B> {
             match work {
                 Work::Marker => {}
                 Work::Graph(nodes) => capture.nodes.extend(nodes.iter().cloned()),
-                _ => capture.nodes.push(work.clone()),
+                _ => {
+                    let mut node = work.clone();
+                    node.keep_source();
+                    capture.nodes.push(node);
+                }
             }
             return Ok(true);
         }

@@ -6,7 +6,7 @@ use super::mapping_table::Mapping;
 use super::rights::Who;
 use super::state::State;
 use super::stream_table::Mark;
-use super::work::{Use, Work};
+use super::work::{Source, Use, Work};
 use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 
 impl<B: Backing> State<B> {
@@ -84,15 +84,14 @@ impl<B: Backing> State<B> {
         &mut self,
         device: Ordinal,
         destination: DeviceAddress,
-        source: *const u8,
+        from: Source,
         size: u64,
         stream: StreamHandle,
     ) -> Answer<Option<Mark>> {
         self.context(device)?;
-        require(size == 0 || !source.is_null(), INVALID_VALUE)?;
+        require(size == 0 || from.address() != 0, INVALID_VALUE)?;
         self.check(device.0, destination, size, Use::Write)?;
         self.check_one_side(destination, size)?;
-        let from = source.expose_provenance();
         self.submit(
             device,
             stream,

@@ -14,8 +14,24 @@ use super::answer::{Answer, ILLEGAL_ADDRESS};
 use super::backing::Backing;
 use super::resolve::Piece;
 use super::state::State;
-use super::work::{Use, Work};
+use super::work::{Source, Use, Work};
 use crate::{CUresult, Call, Ordinal};
+
+impl Work {
+    /// Reads what is to be read at the call, because the work stays queued or is recorded.
+    pub(crate) fn keep_source(&mut self) {
+        if let &mut Self::ToDevice {
+            ref mut from, size, ..
+        } = self
+            && let &mut Source::Now(address) = from
+        {
+            let source = ptr::with_exposed_provenance::<u8>(address);
+            // SAFETY: this is still the call, during which the caller lets nothing write the source.
+            let bytes = unsafe { slice::from_raw_parts(source, size as usize) };
+            *from = Source::Kept(bytes.into());
+        }
+    }
+}
 
 impl<B: Backing> State<B> {
     /// Runs a piece of work now. An error loses the context.
@@ -30,13 +46,13 @@ impl<B: Backing> State<B> {
                 Ok(())
             }
             &Work::Copy { to, from, size } => self.copy(device, to, from, size),
-            &Work::ToDevice { to, from, size } => {
-                let mut from = from;
+            &Work::ToDevice { to, ref from, size } => {
+                let mut from = from.address();
                 for piece in self.now(device, to, size, Use::Write)? {
                     let length = piece.size as usize;
                     let source = ptr::with_exposed_provenance::<u8>(from);
                     // SAFETY: the caller of the copy promised that the source is readable and not
-                    // written until the copy is done, which is after this.
+                    // written until the copy is done, which is after this, or the work keeps the bytes.
                     let bytes = unsafe { slice::from_raw_parts(source, length) };
                     self.backing.write(piece.place, bytes).map_err(broken)?;
                     self.note_write(piece.place, piece.size);

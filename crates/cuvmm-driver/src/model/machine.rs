@@ -21,7 +21,7 @@ use super::work::{Use, Work};
 use crate::error::Result;
 use crate::{
     CUresult, Call, CudaVersion, DeviceAddress, DriverError, Location, LocationKind, MemPoolHandle,
-    Ordinal, StreamHandle,
+    MemPoolProps, Ordinal, StreamHandle,
 };
 
 /// A driver without a GPU: the rules of the real driver over a replacement for device memory.
@@ -346,13 +346,15 @@ impl<B: Backing> Machine<B> {
         self.lock().clock.advance(by);
     }
 
-    /// Returns the default memory pool of the host, which exists for as long as the driver.
+    /// Returns the default memory pool of host or managed memory with these properties, which
+    /// exists for as long as the driver. `Driver::default_mem_pool` returns a device's own.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` before CUDA 13.0, and for a device without memory pools.
+    /// `NOT_SUPPORTED` before CUDA 13.0, and for a device without memory pools; otherwise those of
+    /// `Driver::mem_pool_create`.
     #[doc(alias = "cuMemGetDefaultMemPool")]
-    pub fn host_mem_pool(&self) -> Result<MemPoolHandle> {
-        let asked = |state: &mut State<B>| state.host_mem_pool();
+    pub fn default_mem_pool_of(&self, props: &MemPoolProps) -> Result<MemPoolHandle> {
+        let asked = |state: &mut State<B>| state.default_mem_pool_of(props);
         self.ask(Call::DeviceGetDefaultMemPool, asked)
     }
 

@@ -69,15 +69,14 @@ impl<B: Backing> State<B> {
 
     /// Returns the block of memory from the device that an allocation lies in.
     fn block(&self, start: u64, allocation: &Allocation) -> (u64, u64) {
-        if let Some(slab) = allocation.slab {
-            return (slab, self.rules.granularity);
-        }
+        let part = self.granules_of(start, allocation);
         match allocation.kind {
             Kind::Pool => (
-                start,
-                allocation.size.next_multiple_of(super::pool_memory::STEP),
+                part.address,
+                part.size.next_multiple_of(super::pool_memory::STEP),
             ),
-            _ => (start, allocation.taken),
+            Kind::Opened => (start, allocation.taken),
+            _ => (part.address, part.size),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Stream-ordered allocations from memory pools.
 
 use super::allocation_table::Kind;
-use super::answer::{Answer, NOT_SUPPORTED, require};
+use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::Backing;
 use super::pool_table::{Freed, PoolKey};
 use super::state::State;
@@ -9,7 +9,7 @@ use super::work::Work;
 use crate::{DeviceAddress, MemPoolHandle, Ordinal, StreamHandle};
 
 /// The kinds of allocations that can be freed in stream order.
-const FREEABLE: &[Kind] = &[Kind::Plain, Kind::Pool, Kind::HostPool];
+const FREEABLE: &[Kind] = &[Kind::Plain, Kind::Pool, Kind::HostPool, Kind::Managed];
 
 impl<B: Backing> State<B> {
     pub(crate) fn alloc_async(
@@ -65,6 +65,8 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         self.stream(device, stream)?;
         let allocation = self.allocation(address.0, FREEABLE)?;
+        let pooled = allocation.kind != Kind::Managed || allocation.pool.is_some();
+        require(pooled, INVALID_VALUE)?;
         allocation.ending = true;
         let (pool, size, bytes) = (allocation.pool, allocation.size, allocation.taken);
         let submitted = self.submit(device, stream, Work::FreeAllocation { address: address.0 });

@@ -1,7 +1,8 @@
 //! The memory of memory pools: which bytes an allocation uses, and what becomes of freed ones.
 //!
 //! Simplified: the bytes of a pool are interchangeable. An allocation may use bytes that were freed
-//! in several places, and its address is new while the freed allocation's work is not done.
+//! in several places, and its address is new while the freed allocation's work is not done. Small
+//! allocations share granules of their pool (see `slabs`); larger ones begin at granules.
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
@@ -9,9 +10,10 @@ use super::answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY, require};
 use super::backing::{Backing, Change, MemoryKey, Part, Reach};
 use super::device_state::Owner;
 use super::pool_table::{Freed, Pool, PoolKey};
+use super::slabs::{PIECE, Piece, Sharers};
 use super::state::State;
 use super::stream_table::{Mark, StreamKey};
-use crate::LocationKind;
+use crate::{AllocationType, LocationKind};
 
 /// A pool obtains and releases memory in steps of this size, as measured on an H200.
 pub(crate) const STEP: u64 = 32 << 20;
@@ -33,11 +35,11 @@ impl<B: Backing> State<B> {
         size: u64,
         stream: StreamKey,
     ) -> Answer<(u64, Vec<Mark>)> {
-        let granularity = self.rules.granularity;
         // An allocation of 0 bytes succeeds, as measured. Its address was not measured.
         let bytes = size
             .max(1)
-            .checked_next_multiple_of(granularity)
+            .checked_next_multiple_of(PIECE)
+            .filter(|bytes| bytes.checked_next_multiple_of(STEP).is_some())
             .ok_or(OUT_OF_MEMORY)?;
         let pool = self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?;
         // An imported pool has no memory of its own.
@@ -48,11 +50,15 @@ impl<B: Backing> State<B> {
             (pool.kept, pool.freed.clone())
         };
         let taken = self.take_bytes(key, owner, bytes, stream)?;
-        let placed = self.pool_address(key, bytes);
+        let placed = self.place_in_pool(key, bytes);
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return Err(INVALID_VALUE);
         };
-        let (address, memory) = match placed {
+        let Piece {
+            address,
+            slab,
+            memory,
+        } = match placed {
             Ok(placed) => placed,
             Err(code) => {
                 (pool.kept, pool.freed) = (before, freed);
@@ -63,11 +69,7 @@ impl<B: Backing> State<B> {
         pool.reserved.add(taken.new);
         pool.used.add(size);
         pool.allocations += 1;
-        let kind = kind_of(pool);
-        let device = match pool.props.location.kind {
-            LocationKind::DEVICE => pool.props.location.id,
-            _ => 0,
-        };
+        let (kind, device) = kind_of(pool);
         if taken.new != 0 {
             self.clock.spend(self.rules.costs.alloc.at(taken.new));
         }
@@ -78,7 +80,7 @@ impl<B: Backing> State<B> {
             advised: Advised::new(address),
             owner: None,
             taken: bytes,
-            slab: None,
+            slab,
             name: None,
             ending: false,
             pool: Some(key),
@@ -142,17 +144,32 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns an address for the bytes of an allocation, and their range in shared memory.
-    fn pool_address(
-        &mut self,
-        key: PoolKey,
-        bytes: u64,
-    ) -> Answer<(u64, Option<(MemoryKey, u64)>)> {
+    /// Returns the memory of an allocation: a piece of a granule, or granules of its own.
+    fn place_in_pool(&mut self, key: PoolKey, bytes: u64) -> Answer<Piece> {
+        let granularity = self.rules.granularity;
+        if bytes > granularity / 2 {
+            return self.granules_in_pool(key, bytes.next_multiple_of(granularity));
+        }
+        let (kind, device) = kind_of(self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?);
+        let pool = Some(key);
+        let sharers = Sharers { kind, device, pool };
+        self.take_piece(sharers, None, bytes, |state, granule| {
+            state.granules_in_pool(key, granule)
+        })
+    }
+
+    /// Returns addresses for whole granules, with their range in shared memory.
+    fn granules_in_pool(&mut self, key: PoolKey, bytes: u64) -> Answer<Piece> {
         let pool = self.pools.by_key.get_mut(&key).ok_or(INVALID_VALUE)?;
-        let touchable = kind_of(pool).is_touchable();
+        let touchable = kind_of(pool).0.is_touchable();
+        let slab = None;
         let Some(shared) = &mut pool.shared else {
             let address = self.backing.allocate(bytes, touchable)?;
-            return Ok((address, None));
+            return Ok(Piece {
+                address,
+                slab,
+                memory: None,
+            });
         };
         let space = shared.space.as_mut().ok_or(INVALID_VALUE)?;
         let offset = space.allocate(bytes, 1).ok_or(OUT_OF_MEMORY)?;
@@ -167,7 +184,11 @@ impl<B: Backing> State<B> {
             space.give_back(offset, bytes);
         }
         let (address, memory) = placed?;
-        Ok((address, Some((memory, offset))))
+        Ok(Piece {
+            address,
+            slab,
+            memory: Some((memory, offset)),
+        })
     }
 
     /// Maps a range of a pool's shared memory at a new address.
@@ -215,29 +236,16 @@ impl<B: Backing> State<B> {
 
     /// Ends an allocation of a pool, which is in no table any more.
     pub(crate) fn end_in_pool(&mut self, key: PoolKey, address: u64, gone: &Allocation) {
-        match gone.memory {
-            Some((_, offset)) => {
-                let part = Part {
-                    address,
-                    size: gone.taken,
-                    offset,
-                };
-                // Nothing else is mapped there, so the addresses can be cleared. Nothing could be
-                // told of a refusal, so the system is asked twice.
-                let unmap = |backing: &mut B| backing.unmap(&[part]);
-                let _ = unmap(&mut self.backing).or_else(|_| unmap(&mut self.backing));
-                let _ = self.backing.unreserve(address, gone.taken);
-            }
-            None => self.backing.deallocate(address, gone.taken),
+        let used = gone.slab.is_some_and(|slab| {
+            let last = self.slabs.give_back(slab, address, gone.taken);
+            last.is_none()
+        });
+        if !used {
+            self.give_back_granules(key, address, gone);
         }
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return;
         };
-        if let (Some((_, offset)), Some(shared)) = (gone.memory, &mut pool.shared)
-            && let Some(space) = &mut shared.space
-        {
-            space.give_back(offset, gone.taken);
-        }
         if !gone.ending && pool.owner.is_some() {
             // It was not freed in stream order, so nothing has counted its bytes as freed.
             pool.used.subtract(gone.size);
@@ -245,6 +253,25 @@ impl<B: Backing> State<B> {
         }
         pool.allocations -= 1;
         self.end_pool_if_unused(key);
+    }
+
+    /// Gives back the granules that an allocation was the last to use.
+    fn give_back_granules(&mut self, key: PoolKey, address: u64, gone: &Allocation) {
+        let part = self.granules_of(address, gone);
+        if gone.memory.is_none() {
+            self.backing.deallocate(part.address, part.size);
+            return;
+        }
+        // Nothing else is mapped there, so the addresses can be cleared. Nothing could be told of a
+        // refusal, so the system is asked twice.
+        let unmap = |backing: &mut B| backing.unmap(&[part]);
+        let _ = unmap(&mut self.backing).or_else(|_| unmap(&mut self.backing));
+        let _ = self.backing.unreserve(part.address, part.size);
+        let pool = self.pools.by_key.get_mut(&key);
+        let shared = pool.and_then(|pool| pool.shared.as_mut());
+        if let Some(space) = shared.and_then(|shared| shared.space.as_mut()) {
+            space.give_back(part.offset, part.size);
+        }
     }
 
     /// Counts bytes that `cuMemFree` has freed as still in use, as an H200 does.
@@ -347,11 +374,16 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Returns the kind of the allocations of a pool.
-pub(crate) fn kind_of(pool: &Pool) -> Kind {
-    match pool.props.location.kind {
-        LocationKind::DEVICE => Kind::Pool,
-        _ => Kind::HostPool,
+/// Returns the kind and the device of the allocations of a pool.
+pub(crate) fn kind_of(pool: &Pool) -> (Kind, i32) {
+    let location = pool.props.location;
+    let (kind, device) = match location.kind {
+        LocationKind::DEVICE => (Kind::Pool, location.id),
+        _ => (Kind::HostPool, 0),
+    };
+    match pool.props.allocation_type {
+        AllocationType::MANAGED => (Kind::Managed, device),
+        _ => (kind, device),
     }
 }
 

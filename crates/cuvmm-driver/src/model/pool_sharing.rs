@@ -9,7 +9,9 @@ use super::backing::Backing;
 use super::exports::{self, Identity};
 use super::pool_memory::kind_of;
 use super::pool_table::{Pool, SharedMemory};
-use super::rights::{Rights, Who};
+use super::pools::resident;
+use super::rights::Rights;
+use super::slabs::PIECE;
 use super::state::State;
 use crate::{
     AccessFlags, DeviceAddress, Exported, HandleTypes, ImportSource, Location, LocationKind,
@@ -78,12 +80,14 @@ impl<B: Backing> State<B> {
             exported: false,
         };
         // Another process may have more devices.
-        let here = match self.device(Ordinal(location.id)) {
-            Ok(_) => location,
-            Err(_) => Location::device(Ordinal(0)),
+        let here = match location.kind {
+            LocationKind::DEVICE if self.device(Ordinal(location.id)).is_err() => {
+                Location::device(Ordinal(0))
+            }
+            _ => location,
         };
         let mut rights = Rights::default();
-        rights.set(Who::Device(here.id), AccessFlags::READ_WRITE);
+        rights.set(resident(here), AccessFlags::READ_WRITE);
         let handle = self.handles.take();
         let props = MemPoolProps::at(here);
         let pool = Pool::new(handle, props, None, rights, Some(shared));
@@ -126,28 +130,27 @@ impl<B: Backing> State<B> {
         let imported = pool.owner.is_none();
         let same = shared.identity == Identity { device, inode };
         require(imported && same && size != 0, INVALID_VALUE)?;
-        let bytes = size
-            .checked_next_multiple_of(self.rules.granularity)
-            .filter(|bytes| {
-                let end = offset.checked_add(*bytes);
-                end.is_some_and(|end| end <= exports::POOL_FILE)
-            });
-        let bytes = bytes.ok_or(INVALID_VALUE)?;
-        let (address, memory) = self.show(key, offset, bytes)?;
+        // Whole granules are mapped, of which a small allocation is a piece.
+        let granule = self.rules.granularity;
+        let first = offset - offset % granule;
+        let end = offset
+            .checked_add(size)
+            .and_then(|end| end.checked_next_multiple_of(granule))
+            .filter(|&end| end <= exports::POOL_FILE);
+        let (start, memory) = self.show(key, first, end.ok_or(INVALID_VALUE)? - first)?;
+        let address = start + (offset - first);
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return Err(INVALID_VALUE);
         };
         pool.allocations += 1;
+        let (kind, device) = kind_of(pool);
         let allocation = Allocation {
             size,
-            kind: kind_of(pool),
-            device: match pool.props.location.kind {
-                LocationKind::DEVICE => pool.props.location.id,
-                _ => 0,
-            },
+            kind,
+            device,
             advised: Advised::new(address),
             owner: None,
-            taken: bytes,
+            taken: size.next_multiple_of(PIECE),
             slab: None,
             name: None,
             ending: false,

@@ -92,8 +92,8 @@ pub(crate) struct Pools {
     pub(crate) by_handle: BTreeMap<u64, PoolKey>,
     /// The current pool of each device. The default pool of device `n` has the key `n`.
     pub(crate) current: Vec<PoolKey>,
-    /// The default pool of the host, once it was asked for.
-    pub(crate) of_host: Option<PoolKey>,
+    /// The default pools of other memory than a device's, of those that were asked for.
+    pub(crate) default: Vec<(MemPoolProps, PoolKey)>,
     last: u64,
 }
 
@@ -104,7 +104,7 @@ impl Pools {
             by_key: BTreeMap::new(),
             by_handle: BTreeMap::new(),
             current: (0..devices as u64).map(PoolKey).collect(),
-            of_host: None,
+            default: Vec::new(),
             last: 0,
         }
     }
@@ -120,7 +120,8 @@ impl Pools {
     }
 
     pub(crate) fn is_default(&self, key: PoolKey) -> bool {
-        key.0 < self.current.len() as u64 || self.of_host == Some(key)
+        let listed = |&(_, default): &(_, PoolKey)| default == key;
+        key.0 < self.current.len() as u64 || self.default.iter().any(listed)
     }
 
     /// Returns the key of the pool that a handle names.
@@ -140,7 +141,7 @@ impl Pools {
 
     /// Returns the number of pools that were created or imported, and have not ended.
     pub(crate) fn made(&self) -> usize {
-        let default = self.current.len() + usize::from(self.of_host.is_some());
+        let default = self.current.len() + self.default.len();
         self.by_key.len().saturating_sub(default)
     }
 }

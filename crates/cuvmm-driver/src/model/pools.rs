@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED, require};
-use super::backing::{Backing, Change, Part};
+use super::backing::{Backing, Change};
 use super::device_state::Owner;
 use super::exports;
 use super::losses::{Loss, Taken};
@@ -13,8 +13,8 @@ use super::rights::{Rights, Who};
 use super::space::Space;
 use super::state::State;
 use crate::{
-    AccessDesc, AccessFlags, AllocationType, Call, CudaVersion, DeviceAttribute, HandleTypes,
-    Location, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal,
+    AccessDesc, AccessFlags, AllocationType, Call, CudaVersion, DeviceAttribute, DriverKind,
+    HandleTypes, Location, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal,
 };
 
 /// The version that introduced the maximum of a pool, whose bytes had to be zero before, and pools
@@ -32,8 +32,12 @@ impl<B: Backing> State<B> {
     ) -> Answer<MemPoolHandle> {
         self.context(device)?;
         self.can(device, DeviceAttribute::MEMORY_POOLS, NOT_SUPPORTED)?;
-        let pinned = props.allocation_type == AllocationType::PINNED;
-        require(pinned && props.usage == 0, INVALID_VALUE)?;
+        let managed = props.allocation_type == AllocationType::MANAGED;
+        let known = match managed {
+            true => self.rules.version >= HOST_SINCE && props.handle_types.is_empty(),
+            false => props.allocation_type == AllocationType::PINNED,
+        };
+        require(known && props.usage == 0, INVALID_VALUE)?;
         let owner = self.pool_owner(props)?;
         let refused = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
         require(!props.handle_types.intersects(refused), INVALID_VALUE)?;
@@ -48,24 +52,34 @@ impl<B: Backing> State<B> {
             false => Some(self.shared_memory(props.location)?),
         };
         let mut rights = Rights::default();
-        let resident = match owner {
-            Owner::Device(_) => Who::Device(props.location.id),
-            Owner::Host => Who::Host,
-        };
-        rights.set(resident, AccessFlags::READ_WRITE);
+        rights.set(resident(props.location), AccessFlags::READ_WRITE);
+        if managed {
+            for device in 0..self.devices.len() {
+                rights.set(Who::Device(device as i32), AccessFlags::READ_WRITE);
+            }
+        }
         let handle = self.handles.take();
         let pool = Pool::new(handle, *props, Some(owner), rights, shared);
         self.pools.add(pool);
         Ok(MemPoolHandle(handle))
     }
 
+    /// Returns the owner that a pool is charged to. Managed pages are charged to no device, because
+    /// they are wherever they were last accessed.
     fn pool_owner(&self, props: &MemPoolProps) -> Answer<Owner> {
         let location = props.location;
+        let managed = props.allocation_type == AllocationType::MANAGED;
         match location.kind {
             LocationKind::DEVICE => {
                 let index = self.device(Ordinal(location.id));
-                index.map(Owner::Device).map_err(|_| INVALID_VALUE)
+                let index = index.map_err(|_| INVALID_VALUE)?;
+                Ok(if managed {
+                    Owner::Host
+                } else {
+                    Owner::Device(index)
+                })
             }
+            LocationKind::INVALID if managed => Ok(Owner::Host),
             _ if self.rules.version < NUMA_AND_MAXIMUM_SINCE => Err(INVALID_VALUE),
             LocationKind::HOST if self.rules.version >= HOST_SINCE => {
                 require(props.handle_types.is_empty(), INVALID_VALUE)?;
@@ -74,8 +88,9 @@ impl<B: Backing> State<B> {
             LocationKind::HOST_NUMA => {
                 let exists = (0..self.rules.numa_nodes).contains(&location.id);
                 require(exists, INVALID_VALUE)?;
-                // Memory that the program accesses directly cannot be a range of a file here.
-                require(props.handle_types.is_empty(), NOT_SUPPORTED)?;
+                // The model has no memory that two processes could access.
+                let memory = B::KIND != DriverKind::Model;
+                require(memory || props.handle_types.is_empty(), NOT_SUPPORTED)?;
                 Ok(Owner::Host)
             }
             _ => Err(INVALID_VALUE),
@@ -222,12 +237,8 @@ impl<B: Backing> State<B> {
         let ours = allocations.filter(|(_, allocation)| allocation.pool == Some(key));
         let (mut changes, mut taken) = (Vec::new(), Vec::new());
         for (&start, allocation) in ours {
-            if let Some((_, offset)) = allocation.memory {
-                let part = Part {
-                    address: start,
-                    size: allocation.taken,
-                    offset,
-                };
+            if allocation.memory.is_some() {
+                let part = self.granules_of(start, allocation);
                 let (from, to) = (before.reach(), after.reach());
                 changes.push(Change { part, from, to });
             }
@@ -240,6 +251,7 @@ impl<B: Backing> State<B> {
                 },
             });
         }
+        changes.dedup_by_key(|change| change.part);
         self.backing.protect(&changes)?;
         self.note_hazards(Call::MemPoolSetAccess, &taken);
         if let Some(pool) = self.pools.by_key.get_mut(&key) {
@@ -254,14 +266,15 @@ impl<B: Backing> State<B> {
         self.pool_handle(PoolKey(index as u64))
     }
 
-    /// Returns the default pool of the host, which is made when it is first asked for.
-    pub(crate) fn host_mem_pool(&mut self) -> Answer<MemPoolHandle> {
+    /// Returns the default pool of memory that is no device's own, which is made when it is first
+    /// asked for.
+    pub(crate) fn default_mem_pool_of(&mut self, props: &MemPoolProps) -> Answer<MemPoolHandle> {
         require(self.rules.version >= HOST_SINCE, NOT_SUPPORTED)?;
-        if let Some(key) = self.pools.of_host {
-            return self.pool_handle(key);
+        if let Some((_, key)) = self.pools.default.iter().find(|(of, _)| of == props) {
+            return self.pool_handle(*key);
         }
-        let made = self.mem_pool_create(Ordinal(0), &MemPoolProps::at(Location::HOST))?;
-        self.pools.of_host = Some(self.pools.key(made)?);
+        let made = self.mem_pool_create(Ordinal(0), props)?;
+        self.pools.default.push((*props, self.pools.key(made)?));
         Ok(made)
     }
 
@@ -284,6 +297,14 @@ impl<B: Backing> State<B> {
         require(local, INVALID_VALUE)?;
         self.pools.current[index] = key;
         Ok(())
+    }
+}
+
+/// Returns the place that has the memory of a location, and so access to it.
+pub(crate) fn resident(location: Location) -> Who {
+    match location.kind {
+        LocationKind::DEVICE => Who::Device(location.id),
+        _ => Who::Host,
     }
 }
 

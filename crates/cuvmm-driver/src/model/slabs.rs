@@ -1,24 +1,44 @@
 //! Small allocations, which share granules, as measured: those of up to half a granule begin at
 //! multiples of 512 bytes in memory that the first of them takes from the device and the last gives
-//! back.
+//! back. Those of a memory pool share granules of the pool, whose bytes the pool counts.
 
 use std::collections::BTreeMap;
 
 use super::allocation_table::Kind;
+use super::backing::MemoryKey;
 use super::device_state::Owner;
+use super::pool_table::PoolKey;
 use super::space::Space;
 
 /// The multiple that the size of a small allocation is rounded up to.
 pub(crate) const PIECE: u64 = 512;
 
-/// A granule that small allocations of one kind and owner share.
+/// The allocations that share a granule: those of one kind and place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sharers {
+    pub(crate) kind: Kind,
+    pub(crate) device: i32,
+    pub(crate) pool: Option<PoolKey>,
+}
+
+/// A granule that small allocations share.
 #[derive(Debug)]
 pub(crate) struct Slab {
-    kind: Kind,
-    device: i32,
+    sharers: Sharers,
     pub(crate) owner: Option<Owner>,
+    /// The granule's place in the memory of a pool that can be shared.
+    memory: Option<(MemoryKey, u64)>,
     free: Space,
     pieces: usize,
+}
+
+/// The memory of an allocation: its address, the granule that it is a piece of, and its place in the
+/// memory of a pool that can be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) address: u64,
+    pub(crate) slab: Option<u64>,
+    pub(crate) memory: Option<(MemoryKey, u64)>,
 }
 
 /// The granules that small allocations share, by address.
@@ -28,16 +48,20 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// Takes a piece of a granule that has room for it, and returns the granule and the piece.
-    pub(crate) fn take(&mut self, kind: Kind, device: i32, size: u64) -> Option<(u64, u64)> {
-        let fitting = |slab: &&mut Slab| slab.kind == kind && slab.device == device;
-        for (&start, slab) in &mut self.by_start {
-            if !fitting(&slab) {
+    /// Takes a piece of a granule that has room for it.
+    pub(crate) fn take(&mut self, sharers: Sharers, size: u64) -> Option<Piece> {
+        for (&slab, shared) in &mut self.by_start {
+            if shared.sharers != sharers {
                 continue;
             }
-            if let Some(place) = slab.free.allocate(size, PIECE) {
-                slab.pieces += 1;
-                return Some((start, place));
+            if let Some(address) = shared.free.allocate(size, PIECE) {
+                shared.pieces += 1;
+                let offset = |(key, offset)| (key, offset + (address - slab));
+                return Some(Piece {
+                    address,
+                    slab: Some(slab),
+                    memory: shared.memory.map(offset),
+                });
             }
         }
         None
@@ -46,15 +70,16 @@ impl Slabs {
     /// Adds a granule.
     pub(crate) fn add(
         &mut self,
-        kind: Kind,
-        device: i32,
+        sharers: Sharers,
         owner: Option<Owner>,
-        (start, size): (u64, u64),
+        granule: &Piece,
+        size: u64,
     ) {
+        let start = granule.address;
         let slab = Slab {
-            kind,
-            device,
+            sharers,
             owner,
+            memory: granule.memory,
             free: Space::new(start..start + size),
             pieces: 0,
         };
@@ -77,22 +102,45 @@ impl Slabs {
 mod tests {
     use super::*;
 
+    const PLAIN: Sharers = Sharers {
+        kind: Kind::Plain,
+        device: 0,
+        pool: None,
+    };
+
     #[test]
     fn pieces_share_a_granule_until_the_last_is_gone() {
         let mut slabs = Slabs::default();
-        assert_eq!(slabs.take(Kind::Plain, 0, 512), None);
-        slabs.add(Kind::Plain, 0, None, (1 << 20, 2048));
-        let first = slabs.take(Kind::Plain, 0, 512);
-        assert_eq!(first, Some((1 << 20, 1 << 20)));
-        assert_eq!(
-            slabs.take(Kind::Plain, 0, 1024),
-            Some((1 << 20, (1 << 20) + 512))
-        );
-        assert_eq!(slabs.take(Kind::Plain, 0, 1024), None);
-        assert_eq!(slabs.take(Kind::Pinned, 0, 512), None);
-        assert_eq!(slabs.take(Kind::Plain, 1, 512), None);
+        let take = |slabs: &mut Slabs, sharers, size| {
+            let piece = slabs.take(sharers, size);
+            piece.map(|piece| (piece.slab, piece.address))
+        };
+        assert_eq!(take(&mut slabs, PLAIN, 512), None);
+        let granule = Piece {
+            address: 1 << 20,
+            slab: None,
+            memory: None,
+        };
+        slabs.add(PLAIN, None, &granule, 2048);
+        let first = take(&mut slabs, PLAIN, 512);
+        assert_eq!(first, Some((Some(1 << 20), 1 << 20)));
+        let second = Some((Some(1 << 20), (1 << 20) + 512));
+        assert_eq!(take(&mut slabs, PLAIN, 1024), second);
+        assert_eq!(take(&mut slabs, PLAIN, 1024), None);
+        let pinned = Sharers {
+            kind: Kind::Pinned,
+            ..PLAIN
+        };
+        let far = Sharers { device: 1, ..PLAIN };
+        let pooled = Sharers {
+            pool: Some(PoolKey(0)),
+            ..PLAIN
+        };
+        for other in [pinned, far, pooled] {
+            assert_eq!(take(&mut slabs, other, 512), None);
+        }
         assert!(slabs.give_back(1 << 20, 1 << 20, 512).is_none());
-        assert_eq!(slabs.take(Kind::Plain, 0, 512), first);
+        assert_eq!(take(&mut slabs, PLAIN, 512), first);
         assert!(slabs.give_back(1 << 20, (1 << 20) + 512, 1024).is_none());
         assert!(slabs.give_back(1 << 20, 1 << 20, 512).is_some());
     }

@@ -164,6 +164,11 @@ impl<B: Backing> State<B> {
         if !self.is_late() {
             self.run_stream(key);
         }
+        let stream = self.streams.by_key.get_mut(&key);
+        let last = stream.and_then(|stream| stream.queue.back_mut());
+        if let Some(item) = last.filter(|item| item.number == number) {
+            item.work.keep_source();
+        }
         Ok(Some(Mark {
             stream: key,
             number,

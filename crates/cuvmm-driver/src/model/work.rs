@@ -1,5 +1,7 @@
 //! The kinds of work that can be queued on a stream.
 
+use std::sync::Arc;
+
 use super::costs::Costs;
 use super::host_calls::HostCall;
 use crate::AccessFlags;
@@ -19,10 +21,10 @@ pub(crate) enum Work {
         from: u64,
         size: u64,
     },
-    /// A copy from a host address.
+    /// A copy from the host.
     ToDevice {
         to: u64,
-        from: usize,
+        from: Source,
         size: u64,
     },
     /// A copy to a host address.
@@ -46,6 +48,26 @@ pub(crate) enum Work {
     Host(HostCall),
     /// The captured work of a graph, in which no graph is.
     Graph(Vec<Work>),
+}
+
+/// The host side of a copy to the device.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// An address of the program, which is read when the work runs.
+    At(usize),
+    /// An address of the program, which is read at the call.
+    Now(usize),
+    /// Bytes that were read at the call.
+    Kept(Arc<[u8]>),
+}
+
+impl Source {
+    pub(crate) fn address(&self) -> usize {
+        match self {
+            Self::At(address) | Self::Now(address) => *address,
+            Self::Kept(bytes) => bytes.as_ptr().expose_provenance(),
+        }
+    }
 }
 
 /// The kind of access that work makes to a range.
@@ -140,8 +162,10 @@ impl Work {
                 names(from, size, Use::Read, false);
                 names(to, size, Use::Write, false);
             }
-            &Self::ToDevice { to, from, size } => {
-                names(from as u64, size, Use::Read, true);
+            &Self::ToDevice { to, ref from, size } => {
+                if let &Source::At(from) = from {
+                    names(from as u64, size, Use::Read, true);
+                }
                 names(to, size, Use::Write, false);
             }
             &Self::ToHost { to, from, size } => {
@@ -166,7 +190,7 @@ impl Work {
         match self {
             &Self::Fill { size, .. } => costs.fill.at(size),
             &Self::Copy { size, .. } => costs.device_copy.at(size),
-            &Self::ToDevice { size, .. } | &Self::ToHost { size, .. } => costs.host_copy.at(size),
+            Self::ToDevice { size, .. } | Self::ToHost { size, .. } => costs.host_copy.at(*size),
             Self::Graph(nodes) => nodes.iter().map(|node| node.takes(costs)).sum(),
             Self::Marker
             | Self::Kernel { .. }

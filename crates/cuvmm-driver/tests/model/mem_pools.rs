@@ -11,8 +11,8 @@ use crate::on_both;
 use cuvmm_driver::host::HostOptions;
 use cuvmm_driver::model::{Backing, Machine, Manner, ModelOptions};
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, Call, CudaVersion, DeviceAddress, Driver, DriverError, DriverKind,
-    EventFlags, Exported, HandleTypes, ImportSource, Location, MemPoolAttribute as A,
+    AccessDesc, AccessFlags, AllocationType, Call, CudaVersion, DeviceAddress, Driver, DriverError,
+    DriverKind, EventFlags, Exported, HandleTypes, ImportSource, Location, MemPoolAttribute as A,
     MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, PhysicalProps, PointerAttribute,
     StreamFlags, StreamHandle,
 };
@@ -25,6 +25,9 @@ on_both!(
     bytes_and_figures,
     the_maximum_holds_and_freed_memory_counts,
     obtained_in_steps,
+    small_allocations_share_the_memory,
+    pieces_of_shared_memory_are_imported,
+    managed_memory,
     the_threshold_keeps_memory,
     trimming_keeps_the_least,
     attributes_that_can_be_set,
@@ -391,11 +394,11 @@ fn properties_that_are_refused<B: Backing>(d: Machine<B>) {
         ..at(Location::HOST)
     };
     assert_eq!(make(host), INVALID_VALUE);
-    let managed = MemPoolProps {
-        allocation_type: cuvmm_driver::AllocationType::MANAGED,
+    let unknown = MemPoolProps {
+        allocation_type: AllocationType(3),
         ..plain()
     };
-    assert_eq!(make(managed), INVALID_VALUE);
+    assert_eq!(make(unknown), INVALID_VALUE);
     assert!(d.live().is_nothing());
 }
 
@@ -471,8 +474,9 @@ fn memory_of_the_host<B: Backing>(d: Machine<B>) {
 }
 
 fn the_default_pool_of_the_host<B: Backing>(d: Machine<B>) {
-    let (s, p) = (stream(&d), d.host_mem_pool().unwrap());
-    assert_eq!(d.host_mem_pool().unwrap(), p);
+    let host = MemPoolProps::at(Location::HOST);
+    let (s, p) = (stream(&d), d.default_mem_pool_of(&host).unwrap());
+    assert_eq!(d.default_mem_pool_of(&host).unwrap(), p);
     let a = alloc(&d, 1, p, s).unwrap();
     free(&d, a, s);
     wait(&d, s);
@@ -549,6 +553,123 @@ fn shared_with_another_process<B: Backing>(d: Machine<B>) {
     }
     assert!(other.live().is_nothing());
     assert_eq!(d.live().mem_pools, 1);
+}
+
+/// Allocates 64 bytes.
+fn small<B: Backing>(d: &Machine<B>, pool: MemPoolHandle, s: StreamHandle) -> DeviceAddress {
+    unsafe { d.alloc_from_pool_async(D0, 64, pool, s) }.unwrap()
+}
+
+fn small_allocations_share_the_memory<B: Backing>(d: Machine<B>) {
+    let node = MemPoolProps::at(Location::host_numa(0));
+    let shared_node = MemPoolProps {
+        handle_types: FD,
+        ..node
+    };
+    for props in [with_maximum(1), shareable(), node, shared_node] {
+        if props == shared_node && d.kind() == DriverKind::Model {
+            assert_eq!(code(d.mem_pool_create(D0, &props)), NOT_SUPPORTED);
+            continue;
+        }
+        let (s, p) = (stream(&d), pool(&d, &props));
+        let many: Vec<_> = (0..200).map(|_| small(&d, p, s)).collect();
+        assert_eq!(many[1].0 - many[0].0, 512);
+        let bytes = |p| {
+            [
+                get(&d, p, A::USED_MEM_CURRENT),
+                get(&d, p, A::RESERVED_MEM_CURRENT),
+            ]
+        };
+        assert_eq!(bytes(p), [200 * 64, STEP]);
+        unsafe { d.mem_pool_set_access(D0, p, &[rw(D0)]).unwrap() };
+        for (number, &one) in many.iter().enumerate() {
+            unsafe { d.fill_async(D0, one, number as u8, 64, s).unwrap() };
+            let past = unsafe { d.fill_async(D0, one, 0, 65, s) };
+            assert_eq!(code(past), INVALID_VALUE);
+        }
+        wait(&d, s);
+        if d.kind() == DriverKind::Host {
+            let byte = |one: DeviceAddress| {
+                let mut byte = [77];
+                unsafe { d.copy_to_host(D0, &mut byte, one).unwrap() };
+                byte[0]
+            };
+            assert_eq!([many[0], many[199]].map(byte), [0, 199]);
+        }
+        if d.kind() == DriverKind::Host && props.location == node.location {
+            // The program reads and writes such memory itself.
+            let pointer = std::ptr::with_exposed_provenance_mut::<u8>(many[199].0 as usize);
+            assert_eq!(unsafe { pointer.read() }, 199);
+        }
+        many[1..].iter().for_each(|&one| free(&d, one, s));
+        wait(&d, s);
+        assert_eq!(bytes(p), [64, STEP]);
+        assert_eq!(d.live().allocations, 1);
+        free(&d, many[0], s);
+        wait(&d, s);
+        assert_eq!(bytes(p), [0, 0]);
+        unsafe { d.mem_pool_destroy(D0, p).unwrap() };
+    }
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
+}
+
+fn pieces_of_shared_memory_are_imported<B: Backing>(d: Machine<B>) {
+    let (s, p) = (stream(&d), pool(&d, &shareable()));
+    let [first, second] = [(); 2].map(|()| small(&d, p, s));
+    unsafe { d.fill_async(D0, second, 77, 64, s).unwrap() };
+    let (exported, ticket) = give(&d, p, second);
+    let other = host(HostOptions::new());
+    let q = import(&other, &exported);
+    let theirs = unsafe { other.mem_pool_import_pointer(D0, q, &ticket) }.unwrap();
+    let size = other.pointer_attribute(D0, theirs, PointerAttribute::RANGE_SIZE);
+    assert_eq!(size, Ok(64));
+    if d.kind() == DriverKind::Host {
+        assert_eq!(first_byte(&other, theirs), 77);
+        unsafe { other.fill(D0, theirs, 78, 64).unwrap() };
+        assert_eq!([first, second].map(|one| first_byte(&d, one)), [0, 78]);
+    }
+    free(&d, second, s);
+    free(&d, first, s);
+    unsafe {
+        other.free(D0, theirs).unwrap();
+        other.mem_pool_destroy(D0, q).unwrap();
+        d.mem_pool_destroy(D0, p).unwrap();
+        d.stream_destroy(D0, s).unwrap();
+    }
+    assert!(other.live().is_nothing());
+    assert!(d.live().is_nothing());
+}
+
+fn managed_memory<B: Backing>(d: Machine<B>) {
+    let at_host = MemPoolProps {
+        allocation_type: AllocationType::MANAGED,
+        ..MemPoolProps::at(Location::HOST)
+    };
+    let of_device = MemPoolProps {
+        location: Location::device(D0),
+        ..at_host
+    };
+    let s = stream(&d);
+    for props in [at_host, of_device] {
+        let p = pool(&d, &props);
+        let a = small(&d, p, s);
+        unsafe { d.fill_async(D0, a, 5, 64, s).unwrap() };
+        wait(&d, s);
+        let pointer = std::ptr::with_exposed_provenance_mut::<u8>(a.0 as usize);
+        let filled = [0, 5][usize::from(d.kind() == DriverKind::Host)];
+        assert_eq!(unsafe { pointer.read() }, filled);
+        let managed = d.pointer_attribute(D0, a, PointerAttribute::IS_MANAGED);
+        assert_eq!(managed, Ok(1));
+        free(&d, a, s);
+        unsafe { d.mem_pool_destroy(D0, p).unwrap() };
+    }
+    let shared = MemPoolProps {
+        handle_types: FD,
+        ..of_device
+    };
+    assert_eq!(code(d.mem_pool_create(D0, &shared)), INVALID_VALUE);
+    let plain = d.managed_alloc(D0, 64, 1).unwrap();
+    assert_eq!(code(unsafe { d.free_async(D0, plain, s) }), INVALID_VALUE);
 }
 
 fn freed_by_the_call_that_waits<B: Backing>(d: Machine<B>) {

@@ -14,6 +14,7 @@ macro_rules! apart {
                 case(concat!("apart.context.", stringify!($ask)), |a| two_contexts(a, $ask)),
                 case(concat!("apart.device.", stringify!($ask)), |a| two_devices(a, $ask)),
             )*
+            case("apart.device.pool_copy", |a| two_devices(a, pool_copy)),
             case("apart.device.enabled_memset", |a| enabled(a, |a, there| {
                 a.say("cuMemsetD8_v2", &[there, 1, 16]);
             })),
@@ -237,6 +238,66 @@ fn free_async(a: &mut Asker, apart: &Apart) {
     a.need("cuStreamSynchronize", &[0]);
     a.say("cuMemFreeAsync", &[memory, apart.stream]);
     a.say("cuStreamSynchronize", &[apart.stream]);
+}
+
+/// Copies memory of the first device's pool by each function, on the stream of each device and with
+/// the context of each device current.
+fn pool_copy(a: &mut Asker, apart: &Apart) {
+    let (mut first, mut second) = (0u64, 0u64);
+    a.need("cuCtxGetCurrent", &[at(&mut first)]);
+    a.need("cuStreamGetCtx", &[apart.stream, at(&mut second)]);
+    let (pooled, own) = (a.alloc_async(4096), a.stream());
+    a.need("cuMemsetD8_v2", &[pooled, 5, 4096]);
+    a.need("cuCtxSynchronize", &[]);
+    let pinned = a.pinned(4096, 0);
+    for (current, context) in [("here", first), ("there", second)] {
+        a.need("cuCtxSetCurrent", &[context]);
+        for (on, stream) in [("here", own), ("there", apart.stream)] {
+            for (part, name, arguments) in [
+                (
+                    "to_here",
+                    "cuMemcpyDtoDAsync_v2",
+                    &[apart.here, pooled, 16, stream] as &[u64],
+                ),
+                (
+                    "to_there",
+                    "cuMemcpyDtoDAsync_v2",
+                    &[apart.there, pooled, 16, stream],
+                ),
+                (
+                    "any_here",
+                    "cuMemcpyAsync",
+                    &[apart.here, pooled, 16, stream],
+                ),
+                (
+                    "any_there",
+                    "cuMemcpyAsync",
+                    &[apart.there, pooled, 16, stream],
+                ),
+                (
+                    "peer",
+                    "cuMemcpyPeerAsync",
+                    &[apart.there, second, pooled, first, 16, stream],
+                ),
+                (
+                    "host",
+                    "cuMemcpyDtoHAsync_v2",
+                    &[pinned, pooled, 16, stream],
+                ),
+                ("fill", "cuMemsetD8Async", &[pooled, 5, 16, stream]),
+            ] {
+                a.part(format_args!("{current}_on_{on}.{part}"));
+                a.say(name, arguments);
+                a.say("cuStreamSynchronize", &[stream]);
+            }
+        }
+        a.part(format_args!("{current}.wait"));
+        a.say("cuMemcpyDtoD_v2", &[apart.here, pooled, 16]);
+        a.say("cuMemcpyDtoD_v2", &[apart.there, pooled, 16]);
+        a.say("cuMemcpy", &[apart.there, pooled, 16]);
+        a.say("cuMemcpyPeer", &[apart.there, second, pooled, first, 16]);
+        a.say("cuMemcpyDtoH_v2", &[pinned, pooled, 16]);
+    }
 }
 
 fn prefetch(a: &mut Asker, apart: &Apart) {

@@ -1,5 +1,7 @@
 //! Devices: attributes, identities, properties.
 
+use cuvmm_driver::CUresult;
+
 use super::super::asker::Asker;
 use super::super::library::{at, text};
 use super::{Case, case};
@@ -121,13 +123,21 @@ pub(super) const CASES: &[Case] = &[
                 a.note(text(name));
             }
             a.say("cuGetErrorString", &[code, at(&mut told)]);
-            // The words are the driver's own; only whether there are any is part of the answer.
+            // The words themselves are in `error_words`.
             a.note(match told {
                 7 => "unwritten",
                 0 => "null",
                 _ if text(told) == text(name) => "name",
                 _ => "words",
             });
+        }
+    }),
+    case("error_words", |a| {
+        for &(_, code) in CUresult::KNOWN {
+            let mut told = 0u64;
+            a.part(code.0);
+            a.need("cuGetErrorString", &[code.0 as u64, at(&mut told)]);
+            a.note(text(told));
         }
     }),
     case("error_text.null", |a| {

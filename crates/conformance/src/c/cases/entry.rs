@@ -51,6 +51,16 @@ pub(super) const CASES: &[Case] = &[
         ask(a, "itself", c"cuGetProcAddress", 12_000, 0);
         ask(a, "itself_old", c"cuGetProcAddress", 11_030, 0);
     }),
+    case("entry.profiler", |a| {
+        a.need("cuInit", &[0]);
+        ask(a, "start", c"cuProfilerStart", 12_000, 0);
+        ask(a, "stop", c"cuProfilerStop", 12_000, 0);
+        ask(a, "start_3020", c"cuProfilerStart", 3_020, 0);
+        ask(a, "start_4000", c"cuProfilerStart", 4_000, 0);
+        ask(a, "start_per_thread", c"cuProfilerStart", 12_000, 2);
+        ask(a, "initialize", c"cuProfilerInitialize", 12_000, 0);
+        ask(a, "initialize_4000", c"cuProfilerInitialize", 4_000, 0);
+    }),
     case("entry.version", |a| {
         a.need("cuInit", &[0]);
         ask(a, "0", c"cuMemAlloc", 0, 0);

@@ -10,8 +10,8 @@ use super::super::asker::{Asker, GRANULE};
 use super::super::library::{at, call_at};
 use super::{Case, case};
 
-static STARTED: AtomicBool = AtomicBool::new(false);
-static RELEASED: AtomicBool = AtomicBool::new(false);
+pub(super) static STARTED: AtomicBool = AtomicBool::new(false);
+pub(super) static RELEASED: AtomicBool = AtomicBool::new(false);
 static RETURNED: AtomicBool = AtomicBool::new(false);
 static OVERLAPPED: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -22,7 +22,7 @@ static ASKED: Mutex<Vec<(&str, usize, Option<i32>)>> = Mutex::new(Vec::new());
 /// The longest time that a function waits for what may never happen.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-fn wait_for(flag: &AtomicBool) -> bool {
+pub(super) fn wait_for(flag: &AtomicBool) -> bool {
     let begun = Instant::now();
     while !flag.load(Ordering::SeqCst) && begun.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(1));
@@ -30,7 +30,7 @@ fn wait_for(flag: &AtomicBool) -> bool {
     flag.load(Ordering::SeqCst)
 }
 
-extern "C" fn blocks(_: *mut c_void) {
+pub(super) extern "C" fn blocks(_: *mut c_void) {
     STARTED.store(true, Ordering::SeqCst);
     OVERLAPPED.store(wait_for(&RELEASED), Ordering::SeqCst);
     RETURNED.store(true, Ordering::SeqCst);
@@ -124,7 +124,7 @@ pub(super) const CASES: &[Case] = &[
     }),
 ];
 
-fn launch(a: &mut Asker, stream: u64, function: extern "C" fn(*mut c_void)) {
+pub(super) fn launch(a: &mut Asker, stream: u64, function: extern "C" fn(*mut c_void)) {
     let function = function as *const () as u64;
     a.need("cuLaunchHostFunc", &[stream, function, 0]);
 }

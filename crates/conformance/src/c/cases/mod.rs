@@ -8,11 +8,13 @@ mod devices;
 mod edges;
 mod entry;
 mod functions;
+mod graphs;
 mod host;
 mod ipc;
 mod memory;
 mod peers;
 mod pointers;
+mod queued;
 mod streams;
 
 use super::asker::Asker;
@@ -75,6 +77,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         peers::CASES,
         apart::CASES,
         functions::CASES,
+        graphs::CASES,
+        queued::CASES,
         counts::CASES,
         edges::CASES,
     ]

@@ -1,6 +1,6 @@
 //! Attributes of addresses.
 
-use super::super::asker::{Asker, GRANULE};
+use super::super::asker::{Asker, GRANULE, props};
 use super::super::library::at;
 use super::{Case, case};
 
@@ -89,6 +89,33 @@ pub(super) const CASES: &[Case] = &[
         let mut access = [1u32, 0, 1];
         a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
         every(a, address, address, context);
+    }),
+    case("pointer.mapping_rdma", |a| {
+        let context = a.enter();
+        let (address, mut handle, mut props) = (a.reserve(GRANULE), 0u64, props());
+        props[6] = 1 << 8;
+        let arguments = [at(&mut handle), GRANULE, at(&mut props), 0];
+        a.need("cuMemCreate", &arguments);
+        a.need("cuMemMap", &[address, GRANULE, 0, handle, 0]);
+        let mut access = [1u32, 0, 3];
+        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+        every(a, address, address, context);
+    }),
+    case("pointer.pool_small", |a| {
+        let context = a.enter();
+        let first = a.alloc_async(64);
+        let address = a.alloc_async(64);
+        every(a, first, first, context);
+        a.part("second_range");
+        let (mut base, mut size) = (0u64, 0u64);
+        let arguments = [at(&mut base), at(&mut size), address + 8];
+        a.say("cuMemGetAddressRange_v2", &arguments);
+        a.note(format_args!("{} {size}", base == address));
+        a.part("past_the_end");
+        a.say("cuMemsetD8_v2", &[first, 1, 64]);
+        a.say("cuMemsetD8_v2", &[first, 1, 65]);
+        a.say("cuMemsetD8_v2", &[first, 1, 512]);
+        a.say("cuMemsetD8_v2", &[first, 1, 513]);
     }),
     case("pointer.reserved", |a| {
         let context = a.enter();

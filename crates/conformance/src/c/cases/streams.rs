@@ -178,6 +178,28 @@ pub(super) const CASES: &[Case] = &[
         a.say("cuEventDestroy_v2", &[event]);
     }),
     case("event.elapsed", elapsed),
+    case("event.elapsed_apart", |a| {
+        let primary = a.enter();
+        let (one, mut made, mut time) = (a.event(0), 0u64, -1f32);
+        a.need("cuEventRecord", &[one, 0]);
+        a.need("cuCtxSynchronize", &[]);
+        a.need("cuCtxCreate_v2", &[at(&mut made), 0, 0]);
+        let (two, three) = (a.event(0), a.event(0));
+        a.need("cuEventRecord", &[two, 0]);
+        a.need("cuEventRecord", &[three, 0]);
+        a.need("cuCtxSynchronize", &[]);
+        for (part, context) in [("first", primary), ("second", made)] {
+            a.need("cuCtxSetCurrent", &[context]);
+            for name in ["cuEventElapsedTime", "cuEventElapsedTime_v2"] {
+                a.part(format_args!("{part}.{name}"));
+                a.say(name, &[at(&mut time), one, two]);
+                a.say(name, &[at(&mut time), two, one]);
+                a.note(if time == -1.0 { "unwritten" } else { "written" });
+                a.say(name, &[at(&mut time), two, three]);
+                time = -1.0;
+            }
+        }
+    }),
     case("event.elapsed_null", |a| {
         a.enter();
         let event = a.event(0);

@@ -49,6 +49,7 @@
 //! | one address for the host and the devices | [`UnifiedBuffer`] |
 //! | commit and decommit by hand; several devices or host memory in one range | [`Region`], [`Layout`] |
 //! | the driver's own objects, with owners | [`Reservation`], [`Physical`], [`Mapping`] |
+//! | share one GPU between processes under one limit | [`Ledger`], [`LedgerView`] |
 //! | give memory to another process | [`Offer`], [`Channel`], [`Attachment`] |
 //! | publish weights that many processes read | [`Publisher`], [`Subscriber`] |
 //! | try operations before they are made | [`Plan`] |
@@ -79,6 +80,7 @@
 //!   library as its slices.
 //! - `dlpack`: the module `dlpack`. Tensors over memory of this library for PyTorch and other
 //!   libraries, and tensors of theirs used here.
+//! - `metrics`: the figures of ledgers as OpenMetrics text, for Prometheus.
 //!
 //! # Platforms
 //!

@@ -123,8 +123,8 @@ impl Stream {
     /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was used on it
     /// stays usable, and the next stream with its handle is not equal to it.
     ///
-    /// Breaks no capture of another stream. Clones end too; streams that were wrapped apart do not. Does nothing for the legacy default stream,
-    /// which never ends.
+    /// Breaks no capture of another stream. Clones end too; streams that were wrapped apart do not. Does
+    /// nothing for the legacy default stream, which never ends.
     ///
     /// # Errors
     /// [`CallError::InUse`] while it captures. [`CallError`] when its work fails.

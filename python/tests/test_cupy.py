@@ -150,12 +150,16 @@ class CuPy(unittest.TestCase):
             cuvmm.cupy.install(limit="64MiB")
             own = cupy.cuda.Stream()
             cupy.cuda.stream = cupy.cuda.Stream(own.ptr)
-            array = cupy.empty(20 << 20)
+            array, freed = cupy.empty(20 << 20), cupy.empty(8 << 20)
+            del freed
             cupy.cuda.stream = cupy.cuda.Stream(0)
             cuvmm.end_stream(own)
+            # Another stream with its handle is kept anew.
+            assert own.ptr not in cuvmm._streams.kept
             del own
             for _ in range(5000):
-                other = cupy.empty(30 << 20)
+                other = cupy.empty(40 << 20)
+                assert other.ptr
                 del other
             del array
             assert cupy.empty(60 << 20).ptr

@@ -646,6 +646,20 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_sleep_says_what_it_gave_up_on_another_device(self):
+        """A block that was entered before makes tensors there while the pool sleeps here."""
+        case(
+            """
+            cuvmm.torch.install(limit="64MiB")
+            with cuvmm.torch.pool("a"):
+                first = torch.empty(8 << 20)
+                assert cuvmm.sleep("a").given == {"a": 8 << 20}
+                with torch.cuda.device(1):
+                    other = torch.empty(4 << 20)
+                assert cuvmm.sleep().given == {"a": 4 << 20}
+            """
+        )
+
     def test_wake_gives_back_the_free_memory_of_pytorch_s_own_allocator(self):
         case(
             """

@@ -535,6 +535,20 @@ over_the_stand_in! {
         tags.sleep(r#"["a"]"#, true).unwrap();
     }
 
+    // Host memory for contents goes with the last allocation of a tag, also where a garbage collector ends it.
+    a_tag_that_kept_contents_ends_during_a_capture [] says [] {
+        let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        let ended = ["a", "b"].map(|tag| tags.allocate(tag, 8));
+        tags.sleep("null", true).unwrap();
+        tags.wake("null").unwrap();
+        graphs.capture(1, stream, || {
+            tags.free(ended[0]);
+            elsewhere(cuda, 0, || tags.free(ended[1]));
+        });
+    }
+
     a_capture_does_not_wait_for_memory_that_a_tag_wakes_to [] says [] {
         let (torch, cuda, tags) = (Torch::load(), Cuda::load(), Tags::load());
         let graphs = Graphs::of(&torch, &cuda);

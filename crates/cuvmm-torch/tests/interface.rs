@@ -268,6 +268,9 @@ over_the_stand_in! {
         // SAFETY: they may be called at any time.
         unsafe {
             set(1.5, 0);
+            // The pool may hold a granule then.
+            set(0.0, 0);
+            assert_eq!(get(0).to_bits(), 0.0_f64.to_bits());
             set(0.25, 0);
             assert_eq!(get(0).to_bits(), 0.25_f64.to_bits());
             assert!(get(77) < 0.0);

@@ -74,6 +74,17 @@ over_the_stand_in! {
         });
     }
 
+    // Nothing is asked of the driver for that, so it may be a capture that uses the memory.
+    memory_of_a_stream_that_has_ended_serves_all_at_once [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let freed = torch.malloc(size(20 * MIB), stream);
+        cuda.fill(freed, 1, 20 * MIB, stream);
+        torch.free(freed, stream);
+        assert_eq!(end(&torch, stream, true), 0);
+        cuda.capture(other, || assert_eq!(torch.malloc(size(20 * MIB), other), freed));
+    }
+
     // The new stream's work is not the old one's, and the other way round.
     a_handle_that_is_used_again_is_another_stream ["CUVMM_TORCH_STREAM_WAITS" = "off"] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
@@ -143,13 +154,19 @@ over_the_stand_in! {
         let mut events = 0;
         for &stream in &streams {
             let address = torch.malloc(size(2 * MIB), stream);
+            // An event is recorded behind work that is asked for.
+            cuda.hold(stream, true);
+            cuda.fill(address, 1, 2 * MIB, stream);
             torch.free(address, stream);
+            torch.reset();
+            cuda.hold(stream, false);
+            cuda.synchronize(stream);
             let mut counts = [0_u64; 8];
             // SAFETY: the counts are written to a local array of the right size.
             assert_eq!(unsafe { live(&mut counts) }, 0);
             events = events.max(counts[5]);
         }
-        assert!(events <= 160, "{events} events");
+        assert!((2..=160).contains(&events), "{events} events");
         // One that was dropped is found again.
         let address = torch.malloc(size(2 * MIB), streams[0]);
         assert_ne!(address, 0);

@@ -56,12 +56,15 @@ impl Drop for HostMemory {
 
 /// Frees pinned memory that has no owner any more (`cuMemFreeHost`).
 fn free_pinned(device: &Device, base: *mut u8, size: u64) {
-    // SAFETY: the memory was owned by the caller, and the last reference into it is gone with the
-    // last part. Copies were waited for, or the parts that they may use were leaked.
-    let freed = device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
-        driver.host_free(ordinal, base)
+    // Otherwise it breaks the captures of other threads.
+    let freed = device.relaxed(|| {
+        // SAFETY: the memory was owned by the caller, and the last reference into it is gone with the
+        // last part. Copies were waited for, or the parts that they may use were leaked.
+        device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
+            driver.host_free(ordinal, base)
+        })
     });
-    if let Err(error) = freed {
+    if let Err(error) = freed.and_then(|freed| freed) {
         device.report_drop("pinned host memory", size, error);
     }
 }
@@ -81,9 +84,12 @@ impl HostPart {
         size: usize,
         part: usize,
     ) -> Result<Vec<Self>, CallError> {
-        let pointer = device.call(Call::MemHostAlloc, |driver, ordinal| {
-            driver.host_alloc(ordinal, size as u64, PORTABLE)
-        })?;
+        // Otherwise it breaks the captures of other threads.
+        let pointer = device.relaxed(|| {
+            device.call(Call::MemHostAlloc, |driver, ordinal| {
+                driver.host_alloc(ordinal, size as u64, PORTABLE)
+            })
+        })??;
         let none = || DriverError::new(Call::MemHostAlloc, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let base = NonNull::new(pointer).ok_or_else(none)?;
         let origin = Origin::Pinned(device.clone());

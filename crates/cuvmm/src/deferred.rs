@@ -70,6 +70,14 @@ impl Drop for Unlocked {
     }
 }
 
+/// Runs `work`, and the code of users that it defers after it. For work that user code might wait
+/// for, without a lock.
+pub(crate) fn before_user_code<T>(work: impl FnOnce() -> T) -> T {
+    let section = Section::enter();
+    let _unlocked = section.unlocked();
+    work()
+}
+
 /// Returns `true` if the calling thread holds the lock of a section.
 pub(crate) fn is_locked() -> bool {
     HERE.with(|here| here.depth.get() > here.unlocked.get())

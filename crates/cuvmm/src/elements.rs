@@ -156,6 +156,18 @@ impl<T: Pod> Elements<T> {
     /// work of the devices that have access: some work was not recorded, or no stream of one of
     /// these devices was.
     pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
+        let mut streams = self.named()?;
+        for recorded in self.region.recorded()? {
+            if !streams.contains(&recorded) {
+                streams.push(recorded);
+            }
+        }
+        Some(streams)
+    }
+
+    /// The streams whose work may use the elements, without those that registrations have recorded,
+    /// which the region waits for by itself. `None` as [`streams`](Self::streams) returns it.
+    fn named(&self) -> Option<Vec<Stream>> {
         let named = |device: &Device| self.users.iter().any(|it| it.device().is_same(device));
         let all = !self.users.are_anywhere() && self.region.users().all(named);
         all.then(|| self.users.all())
@@ -163,7 +175,7 @@ impl<T: Pod> Elements<T> {
 
     /// Withdraws committed bytes, whole granules, behind all work that may use them.
     pub(crate) fn withdraw(&mut self, bytes: Range<u64>) -> Result<(), ContainerError> {
-        match self.streams() {
+        match self.named() {
             Some(streams) => self.region.decommit_after(bytes, &streams)?,
             None => self.region.decommit(bytes)?,
         }
@@ -175,7 +187,7 @@ impl<T: Pod> Drop for Elements<T> {
     /// Withdraws all memory behind the work that may use it. Where its streams are not known, the
     /// region waits for all work of the devices that have access.
     fn drop(&mut self) {
-        if let Some(streams) = self.streams() {
+        if let Some(streams) = self.named() {
             self.region.end_after(&streams);
         }
     }

@@ -31,7 +31,8 @@ use cuvmm::driver::{Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{
-    Access, Block, Contents, Growth, Hardened, Heap, Limit, Mapper, Pool, PoolStats, Stream, Tenant,
+    Access, Block, Contents, DeviceVec, Growth, Hardened, Heap, Limit, Mapper, Pool, PoolStats,
+    Region, Registration, Stream, Tenant,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
@@ -1672,4 +1673,82 @@ fn futures_wait_while_a_pool_is_not_closed() {
         mapper.stop();
         scene.end();
     });
+}
+
+/// Records a stream through a registration, launches a kernel on it that reads the registered memory,
+/// and ends the registration, beside an operation that takes the memory away.
+fn use_ends_beside<T: Send + 'static>(
+    make: fn(&Rig<Nothing>, &Stream) -> (T, Registration),
+    take: fn(T, &Stream),
+) {
+    explore(300, move || {
+        let rig = model();
+        let [stream, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let (owner, registration) = make(&rig, &other);
+        thread::scope(|scope| {
+            let (rig, stream, other) = (&rig, &stream, &other);
+            scope.spawn(move || {
+                registration.record_use(stream).unwrap();
+                rig.machine.hold_until_awaited(D0, stream.as_raw());
+                let reads = vec![(registration.address(), G)];
+                rig.machine
+                    .queue_kernel(D0, stream.as_raw(), reads, vec![])
+                    .unwrap();
+                drop(registration);
+            });
+            scope.spawn(move || take(owner, other));
+        });
+        assert_eq!(rig.machine.hazards(), 0);
+        rig.machine.release_all_streams(D0);
+        drop((stream, other));
+    });
+}
+
+/// A region that shares its memory with a fork.
+fn forked(rig: &Rig<Nothing>, _: &Stream) -> ((Region, Region), Registration) {
+    let mut region = Region::reserve(&rig.device, G).unwrap();
+    region.commit(0..G).unwrap();
+    let fork = region.fork(&[]).unwrap();
+    let registration = region.register(0..G).unwrap();
+    ((region, fork), registration)
+}
+
+/// Repeats an operation until no registration prevents it.
+fn until_unregistered<T>(mut operate: impl FnMut() -> Result<T, MemoryError>) -> T {
+    loop {
+        match operate() {
+            Err(MemoryError::Registered { .. }) => yield_now(),
+            outcome => return outcome.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_decommit_waits_for_a_stream_that_a_registration_records_meanwhile() {
+    use_ends_beside(forked, |(mut region, _fork), _| {
+        until_unregistered(|| region.decommit_after(0..G, &[]));
+        region.purge().unwrap();
+    });
+    use_ends_beside(forked, |(mut region, _fork), _| {
+        until_unregistered(|| region.decommit(0..G));
+        region.purge().unwrap();
+    });
+}
+
+#[test]
+fn unsharing_waits_for_a_stream_that_a_registration_records_meanwhile() {
+    use_ends_beside(forked, |(mut region, _fork), other| {
+        until_unregistered(|| region.unshare(0..G, other, &[]));
+    });
+}
+
+#[test]
+fn a_vector_waits_for_a_stream_that_a_registration_records_while_it_is_dropped() {
+    fn vector(rig: &Rig<Nothing>, home: &Stream) -> (DeviceVec<u8>, Registration) {
+        let mut vector = DeviceVec::new(&rig.device, home, G as usize).unwrap();
+        vector.resize(G as usize, 1).unwrap();
+        let registration = vector.register().unwrap();
+        (vector, registration)
+    }
+    use_ends_beside(vector, |vector, _| drop(vector));
 }

@@ -2,7 +2,7 @@
 //! sleep that is canceled, during another call.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -382,4 +382,45 @@ fn before_cuda_12_5_a_block_without_a_home_stream_waits_for_the_device() {
     fork.grow_to(2 * G).unwrap();
     assert_eq!((fork.size(), fork.read_only()), (2 * G, 0));
     books(&rig, &pool);
+}
+
+#[test]
+fn a_kernel_launched_while_the_device_is_waited_for_keeps_what_it_reads() {
+    for nth in 1..=4 {
+        let rig = rig(ModelDriver::new(
+            model_options().version(CudaVersion::new(12, 4)),
+        ));
+        let pool = pool(&rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
+        let builder = builder.timeout(Duration::from_secs(60));
+        let root = builder.home_stream(&stream).allocate().unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        // Only a synchronization shows that the work of unknown streams is complete.
+        fork.record_use_anywhere();
+        let (machine, at, address) = (Arc::clone(&rig.machine), stream.clone(), fork.address());
+        let (waits, later) = (AtomicU64::new(0), AtomicU64::new(0));
+        rig.faults.watch(Some(Arc::new(move |call| {
+            if call == Call::CtxSynchronize {
+                waits.fetch_add(1, Ordering::SeqCst);
+            } else if waits.load(Ordering::SeqCst) >= nth {
+                match later.fetch_add(1, Ordering::SeqCst) {
+                    0 => {
+                        machine.hold(D0, at.as_raw());
+                        let reads = vec![(address, G)];
+                        machine
+                            .queue_kernel(D0, at.as_raw(), reads, vec![])
+                            .unwrap();
+                    }
+                    60 => machine.release_stream(D0, at.as_raw()),
+                    _ => {}
+                }
+            }
+        })));
+        fork.grow_to(2 * G).unwrap();
+        rig.faults.watch(None);
+        rig.machine.release_all_streams(D0);
+    }
 }

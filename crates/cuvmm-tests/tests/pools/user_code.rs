@@ -10,10 +10,12 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::common;
-use crate::common::{G, nth_of};
+use crate::common::{D0, G, nth_of};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::{Block, Contents, Device, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
+use cuvmm::{
+    Block, Contents, Device, DropFailure, HostStore, Pool, Region, Stream, Tenant, UnifiedBuffer,
+};
 
 /// Runs code that would never return if a lock were held.
 fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
@@ -404,4 +406,30 @@ fn a_store_ends_with_a_sleeping_block_after_the_lock() {
     assert_eq!(rig.machine.live().streams, 0);
     drop((tenant, pool));
     common::nothing_left(rig);
+}
+
+#[test]
+fn a_hook_takes_a_capture_guard_while_a_device_has_just_been_waited_for() {
+    let rig = common::model();
+    let pool = common::pool(&rig, 1);
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut region = Region::reserve(&rig.device, G).unwrap();
+    region.commit(0..G).unwrap();
+    rig.machine.hold(D0, stream.as_raw());
+    let queued = rig
+        .machine
+        .queue_kernel(D0, stream.as_raw(), vec![], vec![]);
+    queued.unwrap();
+    region.decommit(0..G).unwrap();
+    assert_eq!(region.purge().unwrap(), 0, "an event is recorded");
+    rig.machine.release_stream(D0, stream.as_raw());
+    let hook = move |_: &DropFailure| drop(pool.capture_guard());
+    rig.device.on_drop_failure(Some(Arc::new(hook)));
+    rig.faults
+        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::EventDestroy));
+    ends("a hook", move || {
+        assert_eq!(region.purge_blocking().unwrap(), G);
+    });
+    assert_eq!(rig.device.drop_failures(), 1);
+    rig.device.on_drop_failure(None);
 }

@@ -12,7 +12,7 @@ use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, CaptureMode, CaptureStatus, Driver};
+use cuvmm::driver::{CUresult, Call, CaptureMode, CaptureStatus, Driver, HandleTypes};
 use cuvmm::error::{CallError, MemoryError, TensorError};
 use cuvmm::share::{Manifest, Publisher};
 use cuvmm::{Access, CowBuffer, DeviceVec, MemPool, Region, Stream, UnifiedBuffer};
@@ -253,6 +253,74 @@ on_both! {
         end(&rig.machine, &stream);
         drop(buffer.device_read(&other).unwrap());
         assert!(buffer.host().is_ok());
+    }
+
+    fn managed_memory_is_waited_for_if_a_capture_took_in_the_end_of_its_use(rig) {
+        let [stream, other] = streams(rig);
+        type Use = fn(&mut UnifiedBuffer<u32>, &Stream);
+        let uses: [Use; 4] = [
+            |buffer, _| assert!(buffer.host().is_ok()),
+            |buffer, other| drop(buffer.device_mut(other).unwrap()),
+            // Its reader is looked at before another one begins.
+            |buffer, other| drop(buffer.device_read(other).unwrap()),
+            |_, _| {}
+        ];
+        for (nth, then) in uses.into_iter().enumerate() {
+            let mut buffer = UnifiedBuffer::<u32>::zeroed(&rig.device, &other, 4).unwrap();
+            drop(buffer.device_mut(&other).unwrap());
+            rig.machine.hold_until_awaited(D0, stream.as_raw());
+            let (at, machine) = (stream.clone(), Arc::clone(&rig.machine));
+            let asked = AtomicU64::new(0);
+            let watch = move |call| match call {
+                Call::EventRecord => begin(&machine, &at),
+                Call::StreamIsCapturing if asked.fetch_add(1, Ordering::SeqCst) == 1 => end(&machine, &at),
+                _ => {}
+            };
+            let reads = nth == 2;
+            let access = match reads {
+                true => Err(buffer.device_read(&stream).unwrap()),
+                false => Ok(buffer.device_mut(&stream).unwrap()),
+            };
+            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+            rig.faults.watch(Some(Arc::new(watch)));
+            drop(access);
+            rig.faults.watch(None);
+            then(&mut buffer, &other);
+            drop(buffer);
+            assert!(stream.is_done().unwrap(), "the use was waited for");
+            assert_eq!(rig.device.drop_failures(), 0);
+        }
+    }
+
+    fn a_stream_ends_beside_a_capture_of_another_library(rig) {
+        let [theirs, one, other] = streams(rig);
+        begin(&rig.machine, &theirs);
+        assert!(one.try_end().unwrap());
+        other.end().unwrap();
+        end(&rig.machine, &theirs);
+    }
+
+    fn memory_is_not_published_while_a_stream_captures_that_its_registration_recorded(rig) {
+        let [home, other] = streams(rig);
+        let folder = tempfile::tempdir().unwrap();
+        let publisher = Publisher::bind(folder.path().join("socket")).unwrap();
+        let builder = Region::builder(&rig.device, G).shareable(HandleTypes::POSIX_FD);
+        let mut vec = DeviceVec::<u8>::from_region(builder.reserve().unwrap(), &home).unwrap();
+        vec.resize(16, 1).unwrap();
+        let region = shareable_region(rig, 1);
+        for registration in [vec.register().unwrap(), region.register(0..G).unwrap()] {
+            registration.record_use(&other).unwrap();
+        }
+        let filled = shareable_region(rig, 1);
+        filled.fill(&other, 0..G, 7).unwrap();
+        begin(&rig.machine, &other);
+        let vec = publisher.publish("a", Manifest::default(), vec).unwrap_err().owner;
+        let region = publisher.publish("b", Manifest::default(), region).unwrap_err().owner;
+        let filled = publisher.publish("c", Manifest::default(), filled).unwrap_err().owner;
+        end(&rig.machine, &other);
+        publisher.publish("a", Manifest::default(), vec).unwrap();
+        publisher.publish("b", Manifest::default(), region).unwrap();
+        publisher.publish("c", Manifest::default(), filled).unwrap();
     }
 }
 

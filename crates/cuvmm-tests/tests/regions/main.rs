@@ -9,9 +9,11 @@ mod share_support;
 
 mod aliases;
 mod basics;
+mod capture_sweep;
 mod captures;
 mod channels;
 mod container_faults;
+mod ended;
 mod export;
 mod exported;
 mod grid;

@@ -2,14 +2,17 @@
 //! work of streams that were recorded through a registration.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::common::{D0, G, Rig};
+use std::sync::Arc;
+
+use crate::common::{D0, D1, G, Rig};
 use crate::on_both;
+use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::Driver;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
-use cuvmm::{DeviceVec, Region, Stream};
+use cuvmm::{Access, DeviceVec, Region, Stream};
 
 /// A region of committed granules, each with an extent of its own.
 fn region<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Region
@@ -197,5 +200,45 @@ on_both! {
         assert!(rig.machine.live().streams <= before + 64);
         region.decommit_after(G..2 * G, &[]).unwrap();
         assert_eq!(region.purge().unwrap(), G);
+    }
+
+    fn what_a_peer_fills_and_what_is_copied_from_a_peer_is_waited_for(rig) {
+        let second = rig.second();
+        let [home, by] = [&rig.device, &second].map(|device| Stream::new(device).unwrap());
+        let (mut region, mut source) = (region(rig, 2), Region::reserve(&second, G).unwrap());
+        source.commit(0..G).unwrap();
+        region.grant(&second, Access::ReadWrite).unwrap();
+        source.grant(&rig.device, Access::ReadWrite).unwrap();
+        rig.machine.hold(D1, by.as_raw());
+        rig.machine.hold(D0, home.as_raw());
+        region.fill(&by, 0..G, 7).unwrap();
+        region.copy_from(&home, G, &source, 0..G).unwrap();
+        region.decommit_after(0..2 * G, &[]).unwrap();
+        source.decommit_after(0..G, &[]).unwrap();
+        assert_eq!((region.purge().unwrap(), source.purge().unwrap()), (0, 0));
+        rig.machine.release_stream(D1, by.as_raw());
+        for _ in 0..3 {
+            assert_eq!((region.purge().unwrap(), source.purge().unwrap()), (0, 0));
+        }
+        release(rig, &home);
+        for region in [&mut region, &mut source] {
+            while region.purge().unwrap() == 0 {}
+        }
+    }
+
+    fn what_a_registration_recorded_comes_before_what_a_vector_is_handed_to(rig) {
+        let [home, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let vector = Arc::new(vector(rig, &home));
+        let registration = vector.register().unwrap();
+        registration.record_use(&other).unwrap();
+        drop(registration);
+        assert_eq!(vector.streams().unwrap(), [home, other.clone()]);
+        if rig.keeps_bytes() {
+            rig.machine.hold_until_awaited(D0, other.as_raw());
+            read(rig, &other, vector.address());
+            let tensor = Tensor::of::<u8>(&[16]);
+            drop(tensor.export(Arc::clone(&vector), &Consumer::Synchronized).unwrap());
+            assert!(other.is_done().unwrap());
+        }
     }
 }

@@ -982,6 +982,45 @@ fn a_drop_during_a_capture() {
     assert!(memory.is_held());
 }
 
+/// Memory cannot be received on a stream that captures, nor beside another import whose stream does.
+/// The capture goes on, nothing stays imported, and the giver knows that.
+#[test]
+fn a_taker_whose_stream_captures() {
+    use cuvmm::driver::CaptureMode;
+    let _alone = alone();
+    let two = Two::new();
+    let (pool, stream) = (two.pool(), two.stream());
+    let here = Stream::new(&two.taker.device).unwrap();
+    let importers = [
+        PoolImporter::new(&two.taker.device, &here).unwrap(),
+        two.importer(),
+    ];
+    let memory = pool.allocate_on(&stream, MIB).unwrap();
+    let offer = AllocationOffer::new(&memory).unwrap();
+    for first in [None, Some(&importers[0])] {
+        let first = first.map(|importer| give_one(&memory, importer));
+        let machine = &two.taker.machine;
+        // SAFETY: the stream is alive, and the graph is destroyed.
+        unsafe {
+            machine
+                .capture_begin(D0, here.as_raw(), CaptureMode::GLOBAL)
+                .unwrap();
+            let importer = &importers[usize::from(first.is_some())];
+            let (given, taken) = exchange(&offer, importer);
+            assert!(matches!(given, Err(ShareError::Refused(_))), "{given:?}");
+            assert!(taken.is_err());
+            let graph = machine.capture_end(D0, here.as_raw()).unwrap();
+            machine.graph_destroy(D0, graph).unwrap();
+        }
+        drop(first);
+        assert_eq!(two.taker.device.drop_failures(), 0);
+        assert!(!memory.is_held());
+    }
+    drop(give_one(&memory, &importers[0]));
+    drop((offer, memory, pool, stream, here, importers));
+    two.end();
+}
+
 /// While a drop waits for the GPU, other memory is imported and dropped, and so is the pool.
 #[test]
 fn a_drop_that_waits_holds_up_no_other() {

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::{CUresult, Call, CaptureStatus, EventFlags, EventHandle, Ordinal, StreamHandle};
 
 use super::Device;
+use crate::deferred::before_user_code;
 use crate::error::CallError;
 use crate::sync::{Mutex, MutexGuard, SPINS};
 
@@ -132,6 +133,16 @@ impl Events {
         }
         // A thread that does not exist in a forked child may have held the lock.
         device.own_process()?;
+        before_user_code(|| self.poll_now(device, work, stamp, since))
+    }
+
+    fn poll_now(
+        &self,
+        device: &Device,
+        work: Work,
+        stamp: Stamp,
+        since: Stamp,
+    ) -> Result<Progress, CallError> {
         let mut inner = self.lock();
         if inner.asked > since {
             return Ok(Progress::Pending);
@@ -244,6 +255,16 @@ impl Events {
             return Ok(true);
         }
         device.own_process()?;
+        before_user_code(|| self.make_wait_now(device, work, stamp, (waiter, waiting)))
+    }
+
+    fn make_wait_now(
+        &self,
+        device: &Device,
+        work: Work,
+        stamp: Stamp,
+        (waiter, waiting): (&Device, StreamHandle),
+    ) -> Result<bool, CallError> {
         let mut inner = self.lock();
         self.collect(&mut inner, device)?;
         if self.is_complete(stamp) {
@@ -436,8 +457,7 @@ fn is_idle(device: &Device, stream: StreamHandle) -> Result<bool, CallError> {
 /// Returns `true` if the driver does not answer about an event that is alive because it was recorded
 /// in a capture: one that runs (which is not asked about knowingly), or one that is over.
 fn is_void(error: &CallError) -> bool {
-    let code = error.driver().and_then(|error| error.code());
-    error.is_of_capture() || code == Some(CUresult::CUDA_ERROR_INVALID_VALUE)
+    error.is_of_capture() || error.is_of_ended_capture()
 }
 
 fn lacks_context_events(error: &CallError) -> bool {

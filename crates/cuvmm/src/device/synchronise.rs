@@ -3,7 +3,7 @@
 use cuvmm_driver::Call;
 
 use super::{Device, Shared};
-use crate::deferred::defer;
+use crate::deferred::{before_user_code, defer};
 use crate::error::CallError;
 
 impl Device {
@@ -30,7 +30,8 @@ impl Device {
     /// is not known here: the driver refuses the wait, and the capture is broken. In relaxed capture
     /// mode at least captures on other contexts go on.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
-        self.beside_captures(|| self.relaxed(|| self.synchronize())?)
+        // User code may take a capture guard, which waits for this.
+        before_user_code(|| self.beside_captures(|| self.relaxed(|| self.synchronize())?))
     }
 
     /// Waits until all work of several devices is complete: the way to wait for memory that all of

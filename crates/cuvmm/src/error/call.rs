@@ -50,6 +50,9 @@ pub enum CallError {
     /// started on it.
     #[error("the device's context is lost since {0}: memory can only be freed")]
     ContextLost(DriverError),
+    /// The stream has [ended](crate::Stream::end). Its handle is not given to the driver any more.
+    #[error("the stream has ended: use another one")]
+    StreamEnded,
     /// The driver has the memory free, and the pool's limit [leaves it free](crate::Limit::LeaveFree).
     #[error("of the {} that the driver has free, {} stay free", Bytes(*free), Bytes(*kept))]
     LeftFree {
@@ -71,6 +74,7 @@ impl CallError {
             | Self::InUse
             | Self::Capturing
             | Self::PerThreadStream
+            | Self::StreamEnded
             | Self::LeftFree { .. } => None,
         }
     }
@@ -80,5 +84,12 @@ impl CallError {
     pub(crate) fn is_of_capture(&self) -> bool {
         let code = self.driver().and_then(|error| error.code());
         matches!(self, Self::Capturing) || code.is_some_and(|code| CAPTURES.contains(&code))
+    }
+
+    /// Returns `true` if it is the driver's answer about an event that was recorded in a capture which
+    /// is over.
+    pub(crate) fn is_of_ended_capture(&self) -> bool {
+        let code = self.driver().and_then(|error| error.code());
+        code == Some(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }

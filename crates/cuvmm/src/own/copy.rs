@@ -11,7 +11,7 @@
 
 use std::marker::PhantomData;
 
-use cuvmm_driver::{Call, DeviceAddress};
+use cuvmm_driver::{Call, DeviceAddress, StreamHandle};
 
 use super::stream::Stream;
 use crate::device::Device;
@@ -93,8 +93,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b [u8])>,
     ) -> Result<(), CopyFailed> {
-        Self::uncaptured(stream)?;
-        let handle = stream.as_raw();
+        let handle = Self::uncaptured(stream)?;
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
             let to = self.at(stream, offset, size)?;
@@ -116,8 +115,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b mut [u8])>,
     ) -> Result<(), CopyFailed> {
-        Self::uncaptured(stream)?;
-        let handle = stream.as_raw();
+        let handle = Self::uncaptured(stream)?;
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
             let from = self.at(stream, offset, size)?;
@@ -131,9 +129,11 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
-    /// Refuses copies on a stream that captures: each replay of the graph would use the host's bytes.
-    fn uncaptured(stream: &Stream) -> Result<(), CopyFailed> {
-        stream.check_uncaptured().map_err(|error| CopyFailed {
+    /// Returns the handle of a stream. Refuses copies on a stream that captures: each replay of the
+    /// graph would use the host's bytes.
+    fn uncaptured(stream: &Stream) -> Result<StreamHandle, CopyFailed> {
+        let uncaptured = stream.check_uncaptured().and_then(|()| stream.handle());
+        uncaptured.map_err(|error| CopyFailed {
             error: match error {
                 CallError::Capturing => MemoryError::Capturing,
                 error => error.into(),
@@ -180,7 +180,7 @@ impl<'a> Span<'a> {
     ) -> Result<(), MemoryError> {
         let to = self.at(stream, offset, size)?;
         let from = source.at(stream, from, size)?;
-        let handle = stream.as_raw();
+        let handle = stream.handle()?;
         self.device
             // SAFETY: both ranges are mapped now, and the caller unmaps neither before the stream's
             // work is complete.
@@ -200,7 +200,7 @@ impl<'a> Span<'a> {
         size: u64,
     ) -> Result<(), MemoryError> {
         let to = self.at(stream, offset, size)?;
-        let handle = stream.as_raw();
+        let handle = stream.handle()?;
         self.device
             // SAFETY: the range is mapped now, and this crate never unmaps memory before its fence,
             // which covers the stream, is complete.

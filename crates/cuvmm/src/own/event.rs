@@ -49,7 +49,7 @@ impl Event {
         if !stream.device().same_driver(&self.device) {
             return Err(CallError::WrongDriver);
         }
-        let (event, stream) = (self.handle, stream.as_raw());
+        let (event, stream) = (self.handle, stream.handle()?);
         // SAFETY: both handles are alive.
         self.device
             .call(Call::EventRecord, |driver, device| unsafe {
@@ -61,7 +61,7 @@ impl Event {
     /// captures by then: the event may not be asked about, or waited for, before it was recorded
     /// anew.
     pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
-        self.device.record_uncaptured(self.handle, stream.as_raw())
+        self.device.record_uncaptured(self.handle, stream.handle()?)
     }
 
     /// Records the event on the context: it covers, from now on, all work queued so far on all
@@ -113,12 +113,17 @@ impl Event {
 impl Stream {
     /// Makes later work of this stream run behind the work that another one has queued
     /// (`cuEventRecord` and `cuStreamWaitEvent`). The caller has asked whether they capture; refused
-    /// if one of them does by now, without drawing this stream into the other's capture.
+    /// if one of them does by now, without drawing this stream into the other's capture. Does nothing
+    /// if one of them has ended.
     pub(crate) fn run_behind(&self, other: &Self) -> Result<(), CallError> {
+        if self.has_ended() || other.has_ended() {
+            return Ok(());
+        }
         let event = Event::new(other.device())?;
         if !event.record_uncaptured(other)? {
             return Err(CallError::Capturing);
         }
+        self.check_uncaptured()?;
         self.wait(&event)?;
         self.check_uncaptured()
     }
@@ -133,7 +138,7 @@ impl Stream {
         if !event.device.same_driver(self.device()) {
             return Err(CallError::WrongDriver);
         }
-        let (handle, event) = (self.as_raw(), event.as_raw());
+        let (handle, event) = (self.handle()?, event.as_raw());
         // SAFETY: both handles are alive.
         self.device()
             .call(Call::StreamWaitEvent, |driver, device| unsafe {

@@ -86,6 +86,10 @@ impl ImportedPool {
             return Err(ArgumentError::STREAM.into());
         }
         self.device().own_process()?;
+        // It could not be freed again, if a later step fails.
+        if stream.is_capturing()? {
+            return Err(MemoryError::Capturing);
+        }
         let memory = self.join(&part.ticket, giver.as_ref(), patience, || {
             self.import_pointer(stream, part)
         })?;
@@ -99,9 +103,14 @@ impl ImportedPool {
             left: false,
             ended: false,
         };
-        imported.check(part.size)?;
-        imported.record_use(stream)?;
-        Ok(imported)
+        let checked = imported.check(part.size);
+        match checked.and_then(|()| Ok(imported.record_use(stream)?)) {
+            Ok(()) => Ok(imported),
+            Err(error) => {
+                imported.discard();
+                Err(error)
+            }
+        }
     }
 
     fn import_pointer(&self, stream: &Stream, part: &Part) -> Result<PoolMemory, MemoryError> {
@@ -278,6 +287,16 @@ impl ImportedAllocation {
             owner: self,
             reason: CloseRefusal::Call(cause),
         })
+    }
+
+    /// Lets go of memory that no work of this value has used. If another value has the same memory, that
+    /// one frees it, and nothing is waited for.
+    fn discard(mut self) {
+        if self.pool.leave(&self.memory) {
+            self.pool.stay(&self.memory);
+        } else {
+            (self.left, self.ended) = (true, true);
+        }
     }
 
     fn end(&mut self) -> Result<(), CallError> {

@@ -167,7 +167,7 @@ impl Managed {
         to: Location,
     ) -> Result<(), CallError> {
         let (start, size) = self.at(range);
-        let handle = stream.as_raw();
+        let handle = stream.handle()?;
         stream
             .device()
             // SAFETY: the range is owned here now, the stream is alive, and the caller frees the

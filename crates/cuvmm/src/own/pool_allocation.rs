@@ -95,7 +95,7 @@ impl MemPool {
     }
 
     fn allocate(&self, stream: &Stream, size: u64) -> Result<DeviceAddress, CallError> {
-        let queue = stream.as_raw();
+        let queue = stream.handle()?;
         self.call(Call::MemAllocFromPoolAsync, |driver, device, pool| {
             // SAFETY: both handles are alive.
             unsafe { driver.alloc_from_pool_async(device, size, pool, queue) }

@@ -67,6 +67,15 @@ impl PoolMemory {
         &self.stream
     }
 
+    /// Returns the stream that the memory is freed on: its own, or the legacy default stream once
+    /// that has ended.
+    fn queue(&self) -> Stream {
+        match self.stream.has_ended() {
+            true => Stream::legacy(self.device()),
+            false => self.stream.clone(),
+        }
+    }
+
     pub(super) fn device(&self) -> &Device {
         self.stream.device()
     }
@@ -104,7 +113,7 @@ impl PoolMemory {
     pub(super) fn is_captured(&self) -> Result<bool, CallError> {
         self.device().own_process()?;
         let others = self.uses().others.clone();
-        for stream in others.iter().chain([&self.stream]) {
+        for stream in others.iter().chain([&self.queue()]) {
             if stream.is_capturing()? {
                 return Ok(true);
             }
@@ -116,7 +125,8 @@ impl PoolMemory {
     pub(super) fn settle(&self) -> Result<(), CallError> {
         self.device().own_process()?;
         let others = self.uses().others.clone();
-        let mut streams = others.iter().chain([&self.stream]);
+        let queue = self.queue();
+        let mut streams = others.iter().chain([&queue]);
         streams.try_for_each(Stream::settle)
     }
 
@@ -159,7 +169,8 @@ impl PoolMemory {
             return Ok(());
         }
         // A captured free would be a node of the graph.
-        for stream in uses.others.iter().chain([&self.stream]) {
+        let stream = self.queue();
+        for stream in uses.others.iter().chain([&stream]) {
             if stream.is_capturing()? {
                 return Err(CallError::InUse);
             }
@@ -167,9 +178,9 @@ impl PoolMemory {
         // They are kept until the memory is freed: if that is refused, another attempt comes behind
         // the work that they have queued by then.
         for other in &uses.others {
-            run_behind(&self.stream, other)?;
+            run_behind(&stream, other)?;
         }
-        let (address, queue) = (self.address, self.stream.as_raw());
+        let (address, queue) = (self.address, stream.handle()?);
         device.give_back(Call::MemFreeAsync, |driver, device| {
             // SAFETY: the memory is owned here and is freed once: it is marked as freed below, and
             // a refused call frees nothing. The free comes behind the work that every recorded

@@ -121,7 +121,8 @@ impl Stream {
 
     /// Says that another library is about to destroy the stream: waits for its work
     /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was used on it
-    /// stays usable, and the next stream with its handle is not equal to it.
+    /// stays usable, and the next stream with its handle is not equal to it. What would queue work on it
+    /// is refused ([`CallError::StreamEnded`]).
     ///
     /// Breaks no capture of another stream. Clones end too; streams that were wrapped apart do not. Does
     /// nothing for the legacy default stream, which never ends.
@@ -129,10 +130,10 @@ impl Stream {
     /// # Errors
     /// [`CallError::InUse`] while it captures. [`CallError`] when its work fails.
     pub fn end(&self) -> Result<(), CallError> {
-        if self.is_capturing()? {
-            return Err(CallError::InUse);
-        }
-        self.settle()?;
+        self.settle().map_err(|error| match error {
+            CallError::Capturing => CallError::InUse,
+            error => error,
+        })?;
         self.note_ended();
         Ok(())
     }
@@ -142,7 +143,12 @@ impl Stream {
     /// # Errors
     /// [`CallError`] when its work has failed.
     pub fn try_end(&self) -> Result<bool, CallError> {
-        let ends = !self.is_capturing()? && self.device().relaxed(|| self.is_done())??;
+        let asked = self.device().relaxed(|| match self.is_capturing() {
+            Ok(false) => self.is_done(),
+            Ok(true) => Ok(false),
+            Err(error) => Err(error),
+        });
+        let ends = asked??;
         if ends {
             self.note_ended();
         }
@@ -194,6 +200,21 @@ impl Stream {
         self.shared.handle
     }
 
+    /// Returns the handle for a driver call. Refused once the stream has ended: the driver may have
+    /// destroyed it.
+    pub(crate) fn handle(&self) -> Result<StreamHandle, CallError> {
+        match self.has_ended() {
+            true => Err(CallError::StreamEnded),
+            false => Ok(self.shared.handle),
+        }
+    }
+
+    /// Returns `true` if the stream was [said to end](Self::end): its work is complete, and no more
+    /// comes.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.shared.events.have_ended()
+    }
+
     /// Returns the object that keeps another library's stream alive, which was given to
     /// [`from_raw`](Self::from_raw), if it is a `T`.
     #[must_use]
@@ -222,7 +243,7 @@ impl Stream {
     /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), CallError> {
-        if self.shared.events.have_ended() {
+        if self.has_ended() {
             return Ok(());
         }
         let handle = self.shared.handle;
@@ -242,7 +263,7 @@ impl Stream {
     /// [`CallError`]; a fault in a kernel is reported here.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool, CallError> {
-        if self.shared.events.have_ended() {
+        if self.has_ended() {
             return Ok(true);
         }
         let handle = self.shared.handle;
@@ -311,7 +332,7 @@ impl Stream {
     /// [`CallError`] when the driver refuses.
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool, CallError> {
-        if self.shared.events.have_ended() {
+        if self.has_ended() {
             return Ok(false);
         }
         self.shared.device.is_capturing(self.shared.handle)

@@ -137,6 +137,12 @@ impl Occupant {
         fence
     }
 
+    /// Returns a fence over the work of the streams that are known to use the block.
+    pub(crate) fn fence_of_known(&self) -> Fence {
+        let others = self.uses.known().iter().chain(&self.home);
+        Fence::streams(others.cloned().collect())
+    }
+
     /// Returns the streams that used the block, the home stream first, or `None` if any stream may
     /// have used it.
     pub(crate) fn streams(&self) -> Option<Vec<Stream>> {

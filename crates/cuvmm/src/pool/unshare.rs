@@ -271,7 +271,13 @@ impl Locked<'_> {
         if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {
-                Ok(()) => seen = slot.fence.poll()?,
+                Ok(()) => {
+                    // Work that was launched meanwhile is seen on the streams that are known.
+                    if let Some(block) = &slot.block {
+                        slot.fence.merge(block.fence_of_known());
+                    }
+                    seen = slot.fence.poll()?;
+                }
                 Err(error) if self.device.usable().is_err() => return Err(error.into()),
                 // For instance, another library captures.
                 Err(error) => log!(debug, %error, "the device could not be waited for"),

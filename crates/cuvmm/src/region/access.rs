@@ -141,10 +141,15 @@ impl Region {
     }
 
     /// Checks that no registration may write to the region, and that no capture is known that
-    /// waiting for its devices would break.
+    /// waiting for its devices would break: neither by a guard, nor of a stream that the region has
+    /// noted.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         self.all_unregistered()?;
-        Ok(Stream::check_none_captured(self.users(), [])?)
+        let noted = self.fence_after(&[])?;
+        Ok(Stream::check_none_captured(
+            self.users(),
+            noted.streams_of(),
+        )?)
     }
 
     /// Waits for the devices that have access, and makes all committed memory read-only

@@ -71,6 +71,11 @@ impl Uses {
         ended
     }
 
+    /// The streams that are named one by one.
+    pub(crate) fn known(&self) -> &[Stream] {
+        self.0.as_ref().map_or(&[], |named| &named.streams)
+    }
+
     /// The streams, unless work on other streams may use the memory too.
     pub(crate) fn streams(&self) -> Option<&[Stream]> {
         match &self.0 {
@@ -242,6 +247,14 @@ impl Fence {
             _ => Points::Many(points.into()),
         };
         Self { points }
+    }
+
+    /// The streams that the fence names.
+    pub(crate) fn streams_of(&self) -> impl Iterator<Item = &Stream> {
+        self.points().iter().filter_map(|point| match &point.line {
+            Line::Stream(stream) => Some(stream),
+            Line::Device(_) => None,
+        })
     }
 
     fn points(&self) -> &[Point] {
@@ -460,7 +473,7 @@ impl Point {
     }
 
     fn make_wait(&self, waiting: &Stream) -> Result<bool, CallError> {
-        let waiter = (waiting.device(), waiting.as_raw());
+        let waiter = (waiting.device(), waiting.handle()?);
         match &self.line {
             Line::Stream(stream) if stream == waiting => Ok(true),
             _ if self.is_complete() => Ok(true),

@@ -115,7 +115,6 @@ impl Region {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
         self.check_stream(stream)?;
-        let readers = self.fence_after(streams)?;
         self.check_committed(&range)?;
         let copied = |extent: &Extent| {
             self.space.most_at(extent.offset) != Access::ReadWrite
@@ -124,6 +123,8 @@ impl Region {
         for extent in self.space.extents_in(start, end).filter(copied) {
             self.unregistered(&(extent.offset..extent.end()))?;
         }
+        // Until the last registration has ended, another thread may record a stream through it.
+        let readers = self.fence_after(streams)?;
         let mut alone = vec![];
         let mut new = vec![];
         for extent in self.space.extents_in(start, end) {

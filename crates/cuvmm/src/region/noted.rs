@@ -45,6 +45,11 @@ impl Noted {
         work.queue(ended);
     }
 
+    /// The streams that were recorded. `None` if all work of a device counts as recorded.
+    pub(super) fn recorded(&self) -> Option<Vec<Stream>> {
+        self.work().recorded.streams().map(<[Stream]>::to_vec)
+    }
+
     /// A fence over all of it.
     pub(super) fn fence(&self) -> Fence {
         let work = self.work();

@@ -302,6 +302,16 @@ impl Region {
         self.register.count()
     }
 
+    /// The streams that registrations have recorded. `None` if all work of a device counts as
+    /// recorded, and in a forked child.
+    pub(crate) fn recorded(&self) -> Option<Vec<Stream>> {
+        // A lock that another thread held when the process was forked is never released.
+        match self.device().is_forked() {
+            true => None,
+            false => self.register.noted().recorded(),
+        }
+    }
+
     /// Refuses a change of a range that is registered.
     pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.register.check(range)

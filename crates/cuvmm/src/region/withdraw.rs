@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Region;
 use super::fence::{Fence, Round, Unused};
 use super::space::Extent;
-use crate::error::{CallError, MemoryError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {
@@ -42,8 +42,7 @@ impl Region {
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
     pub fn decommit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
-        let fence = self.fence_of_all();
-        self.withdraw(range, &fence)
+        self.withdraw(range, |region| Ok(region.fence_of_all()))
     }
 
     /// Withdraws a range after the work of the streams that used it. The region's own
@@ -61,8 +60,7 @@ impl Region {
         range: Range<u64>,
         streams: &[Stream],
     ) -> Result<(), MemoryError> {
-        let fence = self.fence_after(streams)?;
-        self.withdraw(range, &fence)
+        self.withdraw(range, |region| region.fence_after(streams))
     }
 
     /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
@@ -138,9 +136,15 @@ impl Region {
         self.purge()
     }
 
-    fn withdraw(&mut self, range: Range<u64>, fence: &Fence) -> Result<(), MemoryError> {
+    fn withdraw(
+        &mut self,
+        range: Range<u64>,
+        fence: impl FnOnce(&Self) -> Result<Fence, ArgumentError>,
+    ) -> Result<(), MemoryError> {
         self.check_committed(&range)?;
         self.unregistered(&range)?;
+        // Until the last registration has ended, another thread may record a stream through it.
+        let fence = fence(self)?;
         self.committed.remove(range.clone());
         let extents = self.space.extents_in(range.start, range.end);
         for extent in extents {
@@ -156,12 +160,15 @@ impl Region {
     }
 
     /// Withdraws all committed memory after the work of some streams and the work that the region
-    /// has noted, because its owner is being dropped. If other devices have access nothing is withdrawn: their streams are not named, and
-    /// dropping the region waits for all work of all devices.
+    /// has noted, because its owner is being dropped. If other devices have access nothing is
+    /// withdrawn: their streams are not named, and dropping the region waits for all work of all
+    /// devices.
     pub(crate) fn end_after(&mut self, streams: &[Stream]) {
         if self.space.users().nth(1).is_some() {
             return;
         }
+        // What stays in the region has no registration any more that could record a stream.
+        self.leave_registered();
         let Ok(fence) = self.fence_after(streams) else {
             return;
         };

@@ -66,7 +66,8 @@ impl Channel {
     /// allocation `cuMemPoolImportPointer` and three times `cuPointerGetAttribute`.
     ///
     /// # Errors
-    /// [`ShareError`]; nothing stays imported, and the reason is sent to the peer.
+    /// [`ShareError`], also while the importer's stream captures; nothing stays imported, and the
+    /// reason is sent to the peer.
     pub fn recv_allocations(
         &mut self,
         importer: &PoolImporter,

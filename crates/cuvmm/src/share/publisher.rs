@@ -100,7 +100,7 @@ impl Publisher {
     /// # Errors
     /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. It is
     /// refused while a capture is known: a [capture guard](crate::pool::CaptureGuard) for one of
-    /// the devices lives, or a stream that uses the block or vector captures. While
+    /// the devices lives, or a stream that is known to use the memory captures. While
     /// leases, registrations, tensors or slices of the memory live, the reason is
     /// [`MemoryError::Leased`](crate::error::MemoryError::Leased) or
     /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): their holders may still

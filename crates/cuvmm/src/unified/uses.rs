@@ -36,6 +36,36 @@ struct Mark {
     event: Arc<Event>,
 }
 
+impl Mark {
+    /// Makes later work of a stream wait for the use.
+    fn order_before(&self, stream: &Stream) -> Result<(), CallError> {
+        match stream.wait(&self.event) {
+            Err(error) if self.stream.device().relaxed(|| self.is_void())? => {
+                log!(debug, %error, "an event was captured: its stream is waited for");
+                self.stream.settle()
+            }
+            waited => waited,
+        }
+    }
+
+    /// Waits for the use. The thread is in relaxed capture mode.
+    fn wait(&self) -> Result<(), CallError> {
+        match self.event.synchronize() {
+            Err(_) if self.is_void() => self.stream.settle(),
+            waited => waited,
+        }
+    }
+
+    /// Returns `true` if the driver does not answer about the event, because it was recorded in a capture
+    /// that began and ended between the two questions of [`Use::mark`]. The thread is in relaxed capture
+    /// mode.
+    fn is_void(&self) -> bool {
+        self.event
+            .is_complete()
+            .is_err_and(|error| error.is_of_ended_capture())
+    }
+}
+
 #[derive(Default)]
 struct Books {
     /// The number of uses begun so far.
@@ -129,7 +159,7 @@ impl Uses {
             }
         };
         for earlier in marks.iter().filter(|earlier| earlier.stream != *stream) {
-            stream.wait(&earlier.event)?;
+            earlier.order_before(stream)?;
         }
         let mut books = self.lock();
         books.begun += 1;
@@ -155,21 +185,15 @@ impl Uses {
             // Under the lock: a use that ends meanwhile records its event first, and then checks
             // here whether its mark is still known.
             let mut books = self.lock();
-            let mut failed = Ok(());
             let readers = std::mem::take(&mut books.readers);
-            let (gone, left) = readers.into_iter().partition(|mark| {
-                let passed = mark.event.is_complete();
-                passed.unwrap_or_else(|error| {
-                    failed = Err(error);
-                    false
-                })
-            });
+            // An event about which the driver does not answer stays until its stream is waited for.
+            let is_complete = |mark: &Mark| mark.event.is_complete() == Ok(true);
+            let (gone, left) = readers.into_iter().partition(is_complete);
             books.readers = left;
             drop(books);
             // Their streams belong to the user, and are dropped without the lock.
             let _gone: Vec<Mark> = gone;
-            failed
-        })?
+        })
     }
 
     /// Waits for the streams of conflicting uses whose end was not marked. The borrows ensure that
@@ -192,7 +216,7 @@ impl Uses {
         self.settle(kind)?;
         let marks = self.lock().marks_against(kind);
         if !marks.is_empty() {
-            device.relaxed(|| marks.iter().try_for_each(|mark| mark.event.synchronize()))??;
+            device.relaxed(|| marks.iter().try_for_each(Mark::wait))??;
             let gone = self.lock().forget(kind);
             drop(gone);
         }
@@ -213,7 +237,7 @@ impl Uses {
         }
         for mark in marks {
             let device = mark.stream.device();
-            over(device, || device.relaxed(|| mark.event.synchronize())?)?;
+            over(device, || device.relaxed(|| mark.wait())?)?;
         }
         let gone = self.lock().forget(Kind::Write);
         drop(gone);

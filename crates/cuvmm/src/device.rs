@@ -23,6 +23,7 @@ use cuvmm_driver::{
 
 use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
+use crate::descriptors;
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, DeviceError};
 use crate::fork::OpeningProcess;
@@ -434,7 +435,10 @@ impl Device {
             if error.is_sticky() && self.shared.lost.set(error).is_ok() {
                 log!(error, %error, device = %self.shared.ordinal, "context lost");
             }
-            CallError::Driver(error)
+            match descriptors::lacking(call) {
+                Some(limit) => CallError::Descriptors { error, limit },
+                None => CallError::Driver(error),
+            }
         })
     }
 

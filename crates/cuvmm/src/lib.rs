@@ -193,6 +193,7 @@ pub mod cow;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
 mod deferred;
+mod descriptors;
 mod device;
 mod display;
 #[cfg(feature = "dlpack")]

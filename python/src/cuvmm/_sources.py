@@ -1,8 +1,9 @@
 """Where the tensors to be published lie, and where they go.
 
 Tensors whose bytes overlap, such as tied weights, are copied together, so that they share memory again
-where they are attached. Each address keeps its rest of a division by `ALIGNMENT`, so that kernels find
-tensors as they were aligned before.
+where they are attached. Each tensor is placed at a multiple of `ALIGNMENT`, wherever it lay before: a
+kernel that reads an element that is not aligned ends the process's use of the GPU. Of tensors that
+overlap, the one with the largest elements is placed so.
 """
 
 from __future__ import annotations
@@ -181,7 +182,9 @@ def lay_out(sources: list[Source]) -> tuple[list[Run], int]:
             run.start, run.end = only.address, only.address + only.span
     end = 0
     for run in runs:
-        run.offset = -(-end // ALIGNMENT) * ALIGNMENT + run.start % ALIGNMENT
+        aligned = max(run.sources, key=lambda source: source.itemsize)
+        rest = (run.start - aligned.address) % ALIGNMENT
+        run.offset = -(-end // ALIGNMENT) * ALIGNMENT + rest
         end = run.offset + run.end - run.start
         for source in run.sources:
             source.offset = run.offset + source.address - run.start

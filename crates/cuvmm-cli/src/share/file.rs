@@ -21,6 +21,9 @@ const LENGTH: u64 = 8;
 /// The longest header that the `safetensors` crate reads, in bytes.
 const MOST_HEADER: u64 = 100_000_000;
 
+/// The alignment of tensors that a file does not align itself: that of the driver's own allocations.
+const ALIGNMENT: u64 = 512;
+
 /// The size of a chunk in bytes.
 const CHUNK: u64 = 16 << 20;
 
@@ -64,11 +67,34 @@ pub(super) struct Weights {
     start: u64,
     manifest: Manifest,
     bytes: u64,
+    places: Vec<Place>,
+    size: u64,
+}
+
+/// Bytes of a file, and the offset at which they are published. Offsets in the file count from the end
+/// of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    from: u64,
+    bytes: u64,
+    to: u64,
+}
+
+impl Place {
+    /// Returns the part of a chunk that belongs here, and the offset at which it is published.
+    pub(super) fn part<'c>(&self, offset: u64, chunk: &'c [u8]) -> Option<(u64, &'c [u8])> {
+        let first = self.from.max(offset);
+        let last = (self.from + self.bytes).min(offset + chunk.len() as u64);
+        let at = |it: u64| usize::try_from(it.checked_sub(offset)?).ok();
+        let part = chunk.get(at(first)?..at(last)?)?;
+        (!part.is_empty()).then_some((self.to + (first - self.from), part))
+    }
 }
 
 impl Weights {
-    /// Opens a file and reads its header. Offsets in the manifest are relative to the end of the
-    /// header, as in the file.
+    /// Opens a file and reads its header. Tensors are published at the offsets that they have in the
+    /// file, counted from the end of the header. If one of them is not aligned to its elements there, a
+    /// kernel that reads it would fail, and all are published at aligned offsets instead.
     ///
     /// # Errors
     /// Wrong usage: a file that cannot be read, is not a regular file, is not a safetensors file,
@@ -100,13 +126,27 @@ impl Weights {
             "the header describes {bytes} bytes, but {} follow it",
             stamp.size - start
         );
+        let mut manifest = manifest(&metadata);
+        let (places, size) = match is_aligned(&metadata) {
+            true => (
+                vec![Place {
+                    from: 0,
+                    bytes,
+                    to: 0,
+                }],
+                bytes,
+            ),
+            false => align(&mut manifest),
+        };
         Ok(Self {
             path: path.to_owned(),
             file,
             stamp,
             start,
-            manifest: manifest(&metadata),
+            manifest,
             bytes,
+            places,
+            size,
         })
     }
 
@@ -118,6 +158,16 @@ impl Weights {
     /// Returns the size of all tensors in bytes.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns where the bytes of the file are published.
+    pub(super) fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Returns the size of the publication in bytes, with gaps for alignment.
+    pub(super) const fn size(&self) -> u64 {
+        self.size
     }
 
     /// Returns the stamp of the file when it was opened.
@@ -169,6 +219,32 @@ impl Weights {
     }
 }
 
+/// Returns `true` if each tensor lies at a multiple of its elements' size.
+fn is_aligned(metadata: &Metadata) -> bool {
+    let mut tensors = metadata.tensors().into_values();
+    tensors.all(|info| {
+        let element = (info.dtype.bitsize() / 8).max(1);
+        info.data_offsets.0.is_multiple_of(element)
+    })
+}
+
+/// Gives all tensors aligned offsets. Returns the places of their bytes, and the size of all.
+fn align(manifest: &mut Manifest) -> (Vec<Place>, u64) {
+    let mut size: u64 = 0;
+    let tensors = manifest.tensors.iter_mut();
+    let places = tensors.map(|tensor| {
+        let to = size.next_multiple_of(ALIGNMENT);
+        let from = std::mem::replace(&mut tensor.offset, to);
+        size = to + tensor.size;
+        Place {
+            from,
+            bytes: tensor.size,
+            to,
+        }
+    });
+    (places.collect(), size)
+}
+
 fn manifest(metadata: &Metadata) -> Manifest {
     let names = metadata.offset_keys().into_iter();
     let tensors = names.filter_map(|name| {
@@ -188,5 +264,70 @@ fn manifest(metadata: &Metadata) -> Manifest {
         metadata: notes
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect::<BTreeMap<_, _>>(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("it.safetensors");
+        let length = (header.len() as u64).to_le_bytes();
+        let all = [&length, header.as_bytes(), bytes].concat();
+        std::fs::write(&path, all).unwrap();
+        (folder, path)
+    }
+
+    /// Returns the bytes of a publication.
+    fn published(weights: &Weights) -> Vec<u8> {
+        let mut all = vec![0; weights.size() as usize];
+        let copy = |offset, chunk: &[u8]| {
+            for (to, part) in weights
+                .places()
+                .iter()
+                .filter_map(|it| it.part(offset, chunk))
+            {
+                all[to as usize..][..part.len()].copy_from_slice(part);
+            }
+            Ok(())
+        };
+        weights.each_chunk(copy).unwrap();
+        all
+    }
+
+    #[test]
+    fn tensors_below_their_alignment_are_moved_and_others_stay() {
+        let header = r#"{"mask":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"w":{"dtype":"F32","shape":[2],"data_offsets":[3,11]},"x":{"dtype":"U8","shape":[0],"data_offsets":[11,11]}}"#;
+        let bytes: Vec<u8> = (1..=11).collect();
+        let (_folder, path) = file(header, &bytes);
+        let weights = Weights::open(&path).unwrap();
+        let offsets = weights.manifest().tensors.iter().map(|it| it.offset);
+        assert_eq!(offsets.collect::<Vec<_>>(), [0, 512, 1024]);
+        let all = published(&weights);
+        assert_eq!((all.len(), &all[..3]), (1024, &bytes[..3]));
+        assert_eq!(all[512..520], bytes[3..]);
+
+        let header = header.replace("F32", "U8").replace("[2]", "[8]");
+        let (_folder, path) = file(&header, &bytes);
+        let weights = Weights::open(&path).unwrap();
+        let offsets = weights.manifest().tensors.iter().map(|it| it.offset);
+        assert_eq!(offsets.collect::<Vec<_>>(), [0, 3, 11]);
+        assert_eq!(published(&weights), bytes);
+    }
+
+    #[test]
+    fn a_place_takes_its_part_of_each_chunk() {
+        let place = Place {
+            from: 3,
+            bytes: 4,
+            to: 512,
+        };
+        let part = |offset: u64, bytes: &'static [u8]| place.part(offset, bytes);
+        assert_eq!(part(0, b"abc"), None);
+        assert_eq!(part(0, b"abcd"), Some((512, &b"d"[..])));
+        assert_eq!(part(4, b"abcdefg"), Some((513, &b"abc"[..])));
+        assert_eq!(part(7, b"abc"), None);
     }
 }

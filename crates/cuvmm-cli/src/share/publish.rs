@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Publish the tensors of safetensors files until Ctrl-C
 ///
 /// Each file is read into device memory once, in few large extents, and published under a name. The
-/// tensors have the same offsets as in the file. SIGINT, SIGTERM or SIGHUP ends the command and
+/// tensors have the same offsets as in the file, unless one of them is not aligned to its elements there:
+/// then each lies at a multiple of 512 bytes. SIGINT, SIGTERM or SIGHUP ends the command and
 /// removes its socket; readers keep the memory that they have attached. A second signal ends the
 /// command at once and leaves the socket for the next `list` to remove.
 #[derive(Debug, clap::Args)]
@@ -200,14 +201,18 @@ impl Press {
     }
 
     fn load(&self, weights: &Weights) -> anyhow::Result<Region> {
-        let mut region = Region::builder(&self.device, weights.bytes())
+        let mut region = Region::builder(&self.device, weights.size())
             .shareable(HandleTypes::POSIX_FD)
             .largest_extent(LARGEST_EXTENT)
             .reserve()?;
         region.commit(0..region.size())?;
         weights.each_chunk(|offset, chunk| {
             self.stop.check()?;
-            Ok(region.write(&self.stream, offset, chunk)?)
+            let places = weights.places().iter();
+            for (to, part) in places.filter_map(|place| place.part(offset, chunk)) {
+                region.write(&self.stream, to, part)?;
+            }
+            Ok(())
         })?;
         Ok(region)
     }

@@ -81,7 +81,7 @@ on_both! {
         let small = a.tenant.try_allocate(5 * G).unwrap();
         drop(a.tenant.try_allocate(10 * G).unwrap());
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| b.tenant.block(50 * G).timeout(LONG).allocate().unwrap());
+            let waiting = scope.spawn(|| b.tenant.block(97 * G).timeout(LONG).allocate().unwrap());
             // The memory that was idle is given back for the other process, and its grant too: a block
             // grows in larger steps while the pool has one.
             let given = || a.pool.stats().committed == 65 * G && a.ledger.stats().charged == 65 * G;
@@ -96,10 +96,26 @@ on_both! {
             assert!(more.is_ok(), "{more:?}");
             drop(held);
             let got = waiting.join().unwrap();
-            let next = a.tenant.block(50 * G).timeout(LONG).allocate().unwrap();
+            let next = a.tenant.block(3 * G).timeout(LONG).allocate().unwrap();
             drop((got, next));
         });
         assert!(rig.machine.live().physical_bytes <= 100 * G);
+    }
+
+    fn small_blocks_pass_a_large_request_that_waits_for_older_memory(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let [a, b, c] = ["a", "b", "c"].map(|name| Process::join(&rig.device, &dir, name, 0));
+        let held = a.tenant.try_allocate(60 * G).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(90 * G).timeout(LONG).allocate().unwrap());
+            until(|| b.waits());
+            let small = c.tenant.try_allocate(G).unwrap();
+            assert_eq!(c.refusal(12), Some(LedgerRefusal::OlderRequest));
+            assert_eq!(a.refusal(10), Some(LedgerRefusal::OlderRequest));
+            drop(held);
+            let got = waiting.join().unwrap();
+            drop((got, small));
+        });
     }
 
     fn a_process_reuses_its_memory_within_its_guarantee(rig) {

@@ -401,6 +401,40 @@ fn allow_more_files(more: usize) {
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
+/// On this driver memory that can be exported has a descriptor of its own, and each handle another.
+#[test]
+fn a_driver_call_that_finds_no_descriptor_names_them_and_their_limit() {
+    in_a_child(|| {
+        let giver = common::host();
+        let region = shareable_region(&giver, 4);
+        allow_more_files(2);
+        let offer = Offer::region(&region, 0..4 * G).unwrap();
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        let memory = cuvmm::Physical::builder(&giver.device, G);
+        let memory = memory.shareable(cuvmm::driver::HandleTypes::POSIX_FD);
+        let first = memory.create().unwrap();
+        let second = first.export(cuvmm::driver::HandleTypes::POSIX_FD).unwrap();
+        for refused in [
+            first
+                .export(cuvmm::driver::HandleTypes::POSIX_FD)
+                .unwrap_err(),
+            cuvmm::Physical::builder(&giver.device, G)
+                .shareable(cuvmm::driver::HandleTypes::POSIX_FD)
+                .create()
+                .unwrap_err(),
+        ] {
+            let said = refused.to_string();
+            assert!(
+                said.contains(&format!("may, {limit} (RLIMIT_NOFILE)")),
+                "{said}"
+            );
+            assert!(!refused.is_out_of_memory(), "{said}");
+        }
+        drop((first, second, offer, region));
+        common::nothing_left(giver);
+    });
+}
+
 #[test]
 fn a_taker_that_may_open_few_files() {
     // With the higher limits the import fails, which keeps descriptors on this driver; with the
@@ -434,6 +468,15 @@ fn a_taker_that_may_open_few_files() {
                     | ShareError::Memory(MemoryError::Range { .. })
             );
             assert!(right, "{allowed}: {error:?}");
+            if let ShareError::Memory(_) = error {
+                let limit = getrlimit(Resource::Nofile).current.unwrap();
+                let said = error.to_string();
+                assert!(
+                    said.contains(&format!("may, {limit} (RLIMIT_NOFILE)")),
+                    "{said}"
+                );
+                assert!(!error.is_out_of_memory(), "{said}");
+            }
             assert_eq!(open_files(), before);
             drop(here);
             assert_eq!(ended(giving, PROMPT), Some(0));

@@ -23,6 +23,17 @@ pub enum CallError {
     /// The driver returned an error.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The driver failed for want of a descriptor: the process may open no more (`EMFILE`).
+    #[error(
+        "{error}: this process has as many file descriptors open as it may, {limit} (RLIMIT_NOFILE): \
+         raise that limit"
+    )]
+    Descriptors {
+        /// The driver's answer, which is also one for other reasons.
+        error: DriverError,
+        /// The most descriptors that the process may have open.
+        limit: u64,
+    },
     /// The process was forked after the device was opened, which CUDA does not support.
     #[error("the device was opened by process {opened_by}: a forked child opens its own")]
     Forked {
@@ -68,7 +79,9 @@ impl CallError {
     #[must_use]
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
-            Self::Driver(error) | Self::ContextLost(error) => Some(error),
+            Self::Driver(error) | Self::ContextLost(error) | Self::Descriptors { error, .. } => {
+                Some(error)
+            }
             Self::Forked { .. }
             | Self::WrongDriver
             | Self::InUse

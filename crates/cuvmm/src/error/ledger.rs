@@ -183,7 +183,8 @@ pub enum LedgerRefusal {
     /// The process's own limit is reached.
     ProcessLimit,
     /// A request of another process has waited longer. Until it is served or ends, other processes
-    /// are charged for new blocks only within their guarantees.
+    /// are charged for new blocks beyond their guarantees only as far as it does not have to wait for
+    /// them ([rule](crate::ledger#memory-that-another-process-needs)).
     OlderRequest,
     /// Other processes charged at the same time, again and again.
     Contended,

@@ -234,6 +234,7 @@ fn fill(file: &LedgerFile, index: usize, granule: Granularity, wishes: &Wishes) 
         &slot.stalled_full,
         &slot.waited,
         &slot.averaged,
+        &slot.passed,
     ] {
         word.store(0);
     }

@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 5;
+pub(super) const VERSION: u64 = 6;
 
 /// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
@@ -116,7 +116,9 @@ pub(super) struct Slot {
     pub(super) ledger_averages: [Word; 6],
     /// How often the process has found them.
     pub(super) averaged: Word,
-    pub(super) unused: [Word; 22],
+    /// The granules that the process was charged past waiting requests; see [`passing`](super::passing).
+    pub(super) passed: Word,
+    pub(super) unused: [Word; 21],
 }
 
 /// The entry of one exported block. See [`exports`](super::exports).
@@ -317,6 +319,7 @@ pub(super) mod tests {
             averages: std::array::from_fn(|_| word()),
             ledger_averages: std::array::from_fn(|_| word()),
             averaged: word(),
+            passed: word(),
             name: std::array::from_fn(|_| word()),
             unused: std::array::from_fn(|_| word()),
         })

@@ -47,11 +47,11 @@ const TENTATIVE_AGE: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A new block, memory that is to lie ready, or a guarantee. Behind requests of other processes
-    /// that have waited longer.
+    /// that have waited longer, unless it may [pass](super::passing) them.
     New,
     /// More memory for a block that has some. A waiting request does not hold it up: work that cannot
     /// go on gives up what it has, for other work that cannot go on either. What blocks can grow by
-    /// is bounded by their capacities, and no new block passes the waiting request.
+    /// is bounded by their capacities.
     Growth,
 }
 
@@ -272,7 +272,9 @@ impl Member {
         let own = self.slot().limit.load();
         let left = limit.saturating_sub(counts.sum());
         let left = left.min(own.saturating_sub(self.count().charged()));
-        let left = if self.is_behind(None) { 0 } else { left };
+        let older = self.older(None);
+        let left = left.saturating_sub(self.owed_to(&older));
+        let left = left.min(self.left_behind(&older));
         let charged = self.count().charged().saturating_add(left);
         let charged = charged.saturating_mul(self.granule.bytes());
         charged.saturating_sub(account.needed())
@@ -391,12 +393,15 @@ impl Member {
     /// Refunds what is charged without need, except `keep` granules. Returns what it refunded.
     fn refund(&self, account: &Account, keep: u64) -> u64 {
         let surplus = self.surplus(account).saturating_sub(keep);
-        if surplus == 0 {
-            return 0;
-        }
         let layout = self.file.layout();
-        let refunded = charge::refund(&layout.charges[self.index], surplus);
-        layout.header.given.ring();
+        let refunded = match surplus {
+            0 => 0,
+            surplus => charge::refund(&layout.charges[self.index], surplus),
+        };
+        self.settle_passed(account, self.count().charged());
+        if surplus > 0 {
+            layout.header.given.ring();
+        }
         refunded
     }
 
@@ -426,29 +431,44 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        let is_behind = self.is_behind(place);
-        if is_behind && purpose == Purpose::New {
-            return Err(refused(LedgerRefusal::OlderRequest, 0));
-        }
-        let least = if is_behind { 0 } else { least };
+        let older = self.older(place);
+        let (passing, least) = match (older.is_empty(), purpose) {
+            (true, _) => (None, least),
+            (false, Purpose::Growth) => (None, 0),
+            (false, Purpose::New) => match self.pass(&older, missing) {
+                Some(passing) => (Some(passing), 0),
+                None => return Err(refused(LedgerRefusal::OlderRequest, 0)),
+            },
+        };
         let grant = missing
             .max(self.granules(least))
             .min(most.saturating_sub(self.count().charged()));
-        match self.charge(grant) {
+        let owed = || {
+            if passing.is_some() {
+                self.owed_to(&older)
+            } else {
+                0
+            }
+        };
+        let outcome = match self.charge(grant, owed) {
             Err((LedgerRefusal::Full | LedgerRefusal::Foreign, left))
                 if left >= missing && grant > missing =>
             {
-                let exact = self.charge(missing);
-                exact.map_err(|(reason, left)| refused(reason, left))
+                self.charge(missing, owed)
             }
-            outcome => outcome.map_err(|(reason, left)| refused(reason, left)),
+            Err((LedgerRefusal::Full, _)) if owed() > 0 => Err((LedgerRefusal::OlderRequest, 0)),
+            outcome => outcome,
+        };
+        if let Some(passing) = passing {
+            passing.end(outcome.is_ok());
         }
-        .map(|()| charged())
+        let outcome = outcome.map_err(|(reason, left)| refused(reason, left));
+        outcome.map(|()| charged())
     }
 
-    /// Charges granules, trying again while other processes charge too. Fails with the reason and
-    /// the granules that are left.
-    fn charge(&self, granules: u64) -> Result<(), (LedgerRefusal, u64)> {
+    /// Charges granules beside those that are owed to others, trying again while other processes charge
+    /// too. Fails with the reason and the granules that are left.
+    fn charge(&self, granules: u64, owed: impl Fn() -> u64) -> Result<(), (LedgerRefusal, u64)> {
         let layout = self.file.layout();
         if !self.foreign.is_measured() {
             self.foreign_is_less();
@@ -456,7 +476,7 @@ impl Member {
         let mut until = None;
         let mut pause = Duration::from_micros(1);
         loop {
-            let limit = || self.limit_now();
+            let limit = || self.limit_now().saturating_sub(owed());
             match charge::attempt(&layout.charges, self.index, granules, limit) {
                 Attempt::Charged => return Ok(()),
                 // Where foreign memory leaves the whole limit, less of it would not help.
@@ -519,14 +539,7 @@ impl Member {
     /// Returns `true` if a request of another process waits that is older than one at this place, or
     /// than one that has none.
     pub(super) fn is_behind(&self, place: Option<InLine>) -> bool {
-        let own = place.map_or(u64::MAX, |it| it.ticket);
-        let layout = self.file.layout();
-        let tickets = layout.tickets.iter().enumerate();
-        let mut others = tickets.filter(|&(index, _)| index != self.index);
-        others.any(|(index, ticket)| {
-            let ticket = ticket.load();
-            ticket != 0 && ticket < own && self.seen().is_waiting(layout, index)
-        })
+        !self.older(place).is_empty()
     }
 
     pub(super) fn shortage(

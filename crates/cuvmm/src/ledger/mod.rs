@@ -30,9 +30,13 @@
 //! called once for a waiting request, until enough is idle. Memory in use is never taken without the
 //! program's doing.
 //!
-//! While a request waits, new blocks of other processes that came later are refused what is beyond
-//! their guarantees ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest)), out
-//! of their own idle memory too. Blocks that they have can still grow: otherwise work that has begun
+//! While a request waits, new blocks of other processes that came later pass it only if it then still
+//! waits for nothing but memory that was charged before it came: together they have at most what the
+//! request, its process and the guarantees of others leave of the limit. So small blocks are not held
+//! up by a large request, and do not hold it up. Other new blocks are refused
+//! ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest)) beyond their guarantees,
+//! and so is each new block while its process has idle memory that the waiting request lacks: that is
+//! given back first. Blocks that they have can still grow: otherwise work that has begun
 //! would give up its memory for work that has not. Each request counts by its own place in
 //! the line, not by the oldest one of its process. A future has its place from its first poll on, a
 //! call from its first refusal on.
@@ -127,6 +131,7 @@ mod lock;
 mod member;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod passing;
 mod proc;
 mod seen;
 mod stall;

@@ -161,7 +161,7 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
         refusal(other.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::OlderRequest, 0)
     );
-    let behind = wait(&other, G);
+    let behind = wait(&other, 100 * G);
     assert_eq!(
         refusal(other.grant(G, 0, Purpose::New, None)),
         (LedgerRefusal::OlderRequest, 0)
@@ -196,6 +196,91 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     assert_eq!((ticket.load(), one.slot().want.load()), (0, 0));
     one.give(G);
     other.give(G);
+}
+
+/// The example of a large request that waits: others get what it leaves of the limit.
+#[test]
+fn a_later_request_passes_if_the_older_one_waits_for_no_memory_of_its() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let members: Vec<_> = (0..4).map(|_| join(&path, 1024 * G)).collect();
+    let [a, b, c, d] = &members[..] else { panic!() };
+    let new =
+        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
+    let older = (LedgerRefusal::OlderRequest, 0);
+    new(a, 600).unwrap();
+    let waiting = wait(b, 900 * G);
+    assert_eq!(c.left(), 124 * G);
+    new(c, 10).unwrap();
+    assert_eq!(c.left(), 114 * G);
+    assert_eq!(refusal(new(c, 120)), older);
+    assert_eq!(refusal(new(d, 115)), older, "what others had counts");
+    // What was refused counts not, and what is given back no more.
+    new(d, 114).unwrap();
+    assert_eq!(refusal(new(c, 1)), older);
+    d.give(100 * G);
+    new(c, 100).unwrap();
+    // Growth is excepted, and what came before is not passed on.
+    a.grant(20 * G, 0, Purpose::Growth, None).unwrap();
+    a.give(20 * G);
+    assert_eq!(refusal(new(a, 1)), older);
+    a.give(500 * G);
+    assert_eq!(refusal(new(a, 1)), older);
+    a.give(100 * G);
+    let place = Some(waiting.place());
+    b.grant(900 * G, 0, Purpose::New, place).unwrap();
+    drop(waiting);
+    assert_eq!(refusal(new(c, 1)).0, LedgerRefusal::Full);
+    for (member, granules) in [(b, 900), (c, 110), (d, 14)] {
+        member.give(granules * G);
+    }
+}
+
+/// Each older request counts, with what its own process and the guarantees of others keep.
+#[test]
+fn a_later_request_passes_all_older_ones_or_none() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let members: Vec<_> = (0..4).map(|_| join(&path, 100 * G)).collect();
+    let [a, b, c, d] = &members[..] else { panic!() };
+    let new =
+        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
+    let older = (LedgerRefusal::OlderRequest, 0);
+    a.set_guarantee(10 * G).unwrap();
+    new(a, 60).unwrap();
+    new(b, 5).unwrap();
+    let first = wait(b, 50 * G);
+    new(d, 5).unwrap();
+    let second = wait(c, 80 * G);
+    // The first leaves 35, of which 5 are taken. The second leaves 10.
+    assert_eq!(d.left(), 10 * G);
+    assert_eq!(refusal(new(d, 11)), older);
+    let mut third = wait(d, 12 * G);
+    let place = Some(third.place());
+    assert_eq!(refusal(d.grant(12 * G, 0, Purpose::New, place)), older);
+    drop(second);
+    // All that passed while the first waited counts for it alone.
+    d.grant(12 * G, 0, Purpose::New, place).unwrap();
+    third.renew(0);
+    drop(third);
+    assert_eq!(d.left(), 18 * G);
+    drop(first);
+    new(d, 1).unwrap();
+    // What came before a request does not count for it.
+    let again = wait(b, 40 * G);
+    assert_eq!(d.left(), 17 * G, "of 45, there are no more");
+    new(d, 17).unwrap();
+    d.give(35 * G);
+    new(d, 30).unwrap();
+    // A guarantee is never waited for, and takes what passed.
+    d.set_guarantee(20 * G).unwrap();
+    assert_eq!(d.left(), 5 * G);
+    drop(again);
+    a.set_guarantee(0).unwrap();
+    d.set_guarantee(0).unwrap();
+    for (member, granules) in [(a, 60), (b, 5), (d, 30)] {
+        member.give(granules * G);
+    }
 }
 
 #[test]

@@ -55,10 +55,11 @@ impl Unmet {
 }
 
 impl Member {
-    /// Returns the refusal if a request at this place must leave `bytes` of idle memory to an older
-    /// request of another process instead of using them for a new block. Its pool was granted
+    /// Returns the refusal if a request at this place must leave idle memory to an older request of
+    /// another process instead of using it for a new block of `bytes`. Its pool was granted
     /// `granted` bytes, and `in_use` returns how many of them are in use. There is no refusal while
-    /// the older request lacks nothing, or if the process stays within its guarantee.
+    /// the older request lacks nothing, if the process stays within its guarantee, or if it has nothing
+    /// idle above its guarantee: then the block is charged anew, and may [pass](super::passing).
     pub(crate) fn owes(
         &self,
         bytes: u64,
@@ -71,11 +72,14 @@ impl Member {
         }
         let account = self.account();
         let guarantee = account.guarantee.saturating_mul(self.granule().bytes());
-        let others = account.needed().saturating_sub(granted);
+        let needed = account.needed();
         drop(account);
+        let (in_use, others) = (in_use(), needed.saturating_sub(granted));
         let is_within =
-            guarantee > 0 && others.saturating_add(in_use()).saturating_add(bytes) <= guarantee;
+            guarantee > 0 && others.saturating_add(in_use).saturating_add(bytes) <= guarantee;
+        let idle = granted.saturating_sub(in_use);
+        let owed = idle.min(needed.saturating_sub(guarantee));
         let missing = self.granules(bytes);
-        (!is_within).then(|| self.shortage(missing, 0, LedgerRefusal::OlderRequest))
+        (!is_within && owed > 0).then(|| self.shortage(missing, 0, LedgerRefusal::OlderRequest))
     }
 }

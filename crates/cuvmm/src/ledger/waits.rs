@@ -19,7 +19,8 @@ pub struct WaitStats {
     /// How long the oldest of them has waited, as the process showed when it last tried.
     pub waited: Duration,
     /// The slots of the processes whose requests are older, the oldest first. Until these are
-    /// served, the process is charged beyond its guarantee only for blocks that grow.
+    /// served, the process is charged beyond its guarantee only for blocks that grow, and for new ones
+    /// that let these wait for nothing but memory that was charged before.
     pub behind: Vec<usize>,
     /// The processes that are charged more than their guarantees, in the order in which they are
     /// asked for memory.

@@ -2,11 +2,12 @@
 //!
 //! `look` gathers the figures and `plain` prints them as text. On a terminal `live` shows them until
 //! it is told to end: `worker` has the threads that look and send requests, `state` what is
-//! shown, `keys` what keys do, `columns`, `waits`, `detail` and `draw` the picture, and `screen` the terminal.
+//! shown, `history` the last minutes, `keys` what keys do, `columns`, `waits`, `detail` and `draw` the picture, and `screen` the terminal.
 
 mod columns;
 mod detail;
 mod draw;
+mod history;
 mod keys;
 mod live;
 mod look;

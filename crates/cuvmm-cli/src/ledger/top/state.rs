@@ -7,6 +7,7 @@ use cuvmm::ledger::TenantReport;
 
 use super::columns::{Column, Growth};
 use super::detail::{exports, foreign, lines, stalls};
+use super::history::History;
 use super::look::{Process, Shown};
 
 /// One process of one ledger. The id tells it from a later process in its slot.
@@ -93,6 +94,7 @@ pub(super) struct State {
     expanded: BTreeSet<ProcessId>,
     at: Option<Instant>,
     growth: BTreeMap<ProcessId, Growth>,
+    histories: BTreeMap<ProcessId, History>,
 }
 
 impl Default for State {
@@ -111,6 +113,7 @@ impl Default for State {
             expanded: BTreeSet::new(),
             at: None,
             growth: BTreeMap::new(),
+            histories: BTreeMap::new(),
         }
     }
 }
@@ -160,6 +163,14 @@ impl State {
             );
         }
         self.at = Some(look.at);
+        for (ledger, process) in ledgers
+            .iter()
+            .flat_map(|it| it.processes.iter().map(move |process| (it, process)))
+        {
+            let history = self.histories.entry(ProcessId::of(ledger, process));
+            let history = history.or_insert_with(|| History::new(look.at));
+            history.note(look.at, process.stats.charged);
+        }
         let there: BTreeSet<ProcessId> = ledgers
             .iter()
             .flat_map(|it| {
@@ -169,6 +180,7 @@ impl State {
             })
             .collect();
         self.expanded.retain(|process| there.contains(process));
+        self.histories.retain(|process, _| there.contains(process));
         self.ledgers = Some(ledgers);
         self.find_selection();
     }
@@ -217,6 +229,9 @@ impl State {
             return;
         }
         rows.extend(lines(ledger, process).into_iter().map(Row::Detail));
+        let history = self.histories.get(&ProcessId::of(ledger, process));
+        let history = history.and_then(|it| it.text(ledger.limit));
+        rows.extend(history.map(Row::Detail));
         if let Some(reason) = &process.no_report {
             rows.push(Row::Note(format!("    no tenants: {reason}")));
             return;
@@ -325,6 +340,36 @@ mod tests {
     fn looked(state: &mut State, at: Instant, ledgers: Vec<Shown>) {
         let (ledgers, wrong) = (Some(ledgers), String::new());
         state.look(Look { at, ledgers, wrong });
+    }
+
+    #[test]
+    fn the_details_show_the_last_minutes_of_a_process_that_is_there() {
+        let (mut state, begin) = (State::default(), Instant::now());
+        let look = |state: &mut State, second: u64, charged: u64| {
+            let mut one = process(0, "a");
+            one.stats.charged = charged;
+            looked(
+                state,
+                begin + Duration::from_secs(second),
+                vec![ledger("/l", vec![one])],
+            );
+        };
+        let history = |state: &State| {
+            let mut rows = state.rows().into_iter();
+            rows.find_map(|row| match row {
+                Row::Detail(line) => Some(line).filter(|line| line.starts_with("last 5 min")),
+                _ => None,
+            })
+        };
+        look(&mut state, 0, 1 << 30);
+        state.expand();
+        assert_eq!(history(&state), None);
+        look(&mut state, 10, 1 << 29);
+        assert_eq!(history(&state).unwrap(), "last 5 min: █▄|");
+        looked(&mut state, begin, Vec::new());
+        look(&mut state, 20, 0);
+        state.expand();
+        assert_eq!(history(&state), None, "it had left");
     }
 
     fn three() -> Vec<Process> {

@@ -25,6 +25,9 @@ pub(super) const G: u64 = 2 << 20;
 /// How long a waiting request sleeps between two attempts.
 const POLL: Duration = Duration::from_millis(15);
 
+/// How long memory is awaited that must come.
+const LONG: Duration = Duration::from_secs(2);
+
 /// A step of a script. Sizes in granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
@@ -46,6 +49,9 @@ pub(super) enum Op {
     Await(u64, u64),
     /// Allocates, and waits for memory that must come.
     MustAwait(u64),
+    /// Waits until a request of another process waits, allocates past it, and keeps everything until
+    /// none waits.
+    TakeBehind(u64),
     Guarantee(u64),
     /// Exports memory that it has.
     Export(u64),
@@ -207,11 +213,11 @@ impl Actor {
                 self.wait(granules, Duration::from_millis(most));
             }
             Op::MustAwait(granules) => {
-                let long = Duration::from_secs(2);
-                if !self.wait(granules, long) {
+                if !self.wait(granules, LONG) {
                     self.fail(format!("{granules} granules never come"));
                 }
             }
+            Op::TakeBehind(granules) => self.take_behind(granules),
             Op::Guarantee(granules) => self.guarantee(granules),
             Op::Export(granules) => self.export(granules),
             Op::Lend => self.lend(),
@@ -338,6 +344,19 @@ impl Actor {
         self.joined().waiting = None;
         self.world().awaits(me, false);
         outcome
+    }
+
+    fn take_behind(&mut self, granules: u64) {
+        let is_behind = |it: &Self| !it.member().older(None).is_empty();
+        let begun = clock::now();
+        while !is_behind(self) && clock::since(begun) < LONG {
+            clock::sleep(POLL);
+        }
+        let _ = self.take(granules);
+        while is_behind(self) {
+            self.pass();
+            clock::sleep(POLL);
+        }
     }
 
     fn guarantee(&mut self, granules: u64) {

@@ -120,6 +120,25 @@ fn two_requests_wait() {
     explore(&scenario);
 }
 
+/// A request is served when the memory is given back that was charged before it came, however much two
+/// later ones have been charged past it.
+#[test]
+fn later_requests_pass_one_that_waits() {
+    sample(500, |seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let waits: Part<'_> = (&[], &[MustAwait(8)]);
+        let mut scenario = two((&[Take(7)], &[Give(7)]), waits);
+        for _ in 0..2 {
+            scenario.scripts.push(Script {
+                before: vec![Join],
+                ops: vec![TakeBehind(random.u64(1..3)), TakeBehind(1)],
+            });
+        }
+        (scenario.faults.most, scenario.faults.ends) = (0, &[]);
+        scenario
+    });
+}
+
 #[test]
 fn members_join_and_leave() {
     let mut scenario = two((&[Leave], &[Join, Take(3)]), (&[Take(4)], &[Leave, Join]));

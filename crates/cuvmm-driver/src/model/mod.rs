@@ -145,6 +145,7 @@ mod unwritten;
 mod work;
 
 pub use backing::{Backing, Change, MemoryKey, Part, Place, PlainName, Reach};
+pub use capture::Recording;
 pub use costs::{Costs, Curve, ParseCostsError};
 pub use documented::documented;
 pub use hazards::Hazard;

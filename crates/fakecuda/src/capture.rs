@@ -19,9 +19,15 @@ use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// The flags that a graph can be instantiated with: free its memory at a launch, be launched by a
-/// device, use the priorities of nodes. None changes what a graph of copies and fills does.
-const FLAGS: u64 = 1 | 4 | 8;
+/// The flag that frees the graph's memory at a launch.
+const AUTO_FREE: u64 = 1;
+
+/// The flag of a graph that a device may launch.
+const DEVICE_LAUNCH: u64 = 4;
+
+/// The flags that a graph can be instantiated with. The last uses the priorities of nodes. None
+/// changes what a graph of copies and fills does.
+const FLAGS: u64 = AUTO_FREE | DEVICE_LAUNCH | 8;
 
 /// The flag that uploads the graph, which only `cuGraphInstantiateWithParams` takes.
 const UPLOAD: u64 = 2;
@@ -48,7 +54,8 @@ unsafe fn instantiate(
 ) -> Outcome {
     let device = current()?;
     present(executable)?;
-    if flags & !permitted != 0 {
+    let both = AUTO_FREE | DEVICE_LAUNCH;
+    if flags & !permitted != 0 || flags & both == both {
         return Err(INVALID);
     }
     let graph = GraphHandle(graph.addr() as u64);

@@ -5,7 +5,6 @@ use std::thread;
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
-use super::machine::Machine;
 use super::state::State;
 use super::stream_table::{Capture, StreamKey};
 use super::work::Work;
@@ -15,7 +14,7 @@ const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 const INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
 
-/// What a stream records for: the capture, its graph, and the nodes that the next one depends on, as
+/// The capture that a stream records for, its graph, and the nodes that the next one depends on, as
 /// numbers that no other node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
@@ -25,21 +24,6 @@ pub struct Recording {
     pub graph: GraphHandle,
     /// The nodes.
     pub nodes: Vec<u64>,
-}
-
-impl<B: Backing> Machine<B> {
-    /// Returns what a stream records for, or `None` if it does not capture.
-    ///
-    /// # Errors
-    /// Returns the code that lost the context, or `INVALID_HANDLE` for a stream that does not exist.
-    #[doc(alias = "cuStreamGetCaptureInfo")]
-    pub fn recording(
-        &self,
-        device: Ordinal,
-        stream: StreamHandle,
-    ) -> Result<Option<Recording>, CUresult> {
-        self.with(|state| state.captured_graph(device, stream))
-    }
 }
 
 fn known(mode: CaptureMode) -> Answer {

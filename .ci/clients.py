@@ -5,7 +5,7 @@
 
 The script builds the stand-in, installs the clients by pip and cargo in the target folder, where later
 runs find them, and runs the programs in .ci/clients. NAME chooses some of: c, bindings, core, rust,
-upstream. The last runs cuda-core's own memory tests if CUDA_PYTHON names a checkout of NVIDIA's
+crates, upstream. The last runs cuda-core's own memory tests if CUDA_PYTHON names a checkout of NVIDIA's
 cuda-python, which no package registry holds. The checkout is that of the version of cuda-core below.
 
 The last line counts the programs.
@@ -13,8 +13,11 @@ The last line counts the programs.
 
 import collections
 import fnmatch
+import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
@@ -109,6 +112,65 @@ def rust():
     run("cargo", "run", "--quiet", "--locked", "--manifest-path", manifest, env=changed, cwd=CLIENTS)
 
 
+# The crates whose own tests run here, with the features of their tests.
+CRATES = {
+    "cudarc": ["--no-default-features", "--features", "std,driver,dynamic-loading,cuda-13000"],
+    "cust": [],
+    "rustacuda": [],
+}
+
+
+def crates():
+    """The published tests of cudarc, cust and rustacuda, with work that runs at once and late."""
+    library()
+    # The build scripts of the crates look for the library in a folder lib64, or leave it to the linker.
+    folder = PLACE / "lib64"
+    if not folder.is_symlink():
+        folder.symlink_to("lib")
+    changed = dict(
+        environment(),
+        CARGO_TARGET_DIR=str(PLACE / "crates"),
+        CUDA_LIBRARY_PATH=str(PLACE),
+        LIBRARY_PATH=str(PLACE / "lib"),
+    )
+    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--manifest-path"]
+    found = subprocess.run([*command, CLIENTS / "crates/Cargo.toml"], check=True, capture_output=True).stdout
+    sources = {one["name"]: pathlib.Path(one["manifest_path"]).parent for one in json.loads(found)["packages"]}
+    outcomes = collections.defaultdict(list)
+    for name, features in CRATES.items():
+        copy = PLACE / "sources" / sources[name].name
+        if not copy.exists():
+            shutil.copytree(sources[name], copy)
+            # The copy is no member of the workspace that the target folder lies in.
+            with open(copy / "Cargo.toml", "a", encoding="utf-8") as manifest:
+                manifest.write("\n[workspace]\n")
+        for work in ("at-once", "late"):
+            command = ["cargo", "test", "--quiet", "--lib", *features, "--", "--format", "pretty", "--test-threads", "1"]
+            options = {"env": dict(changed, FAKECUDA_WORK=work), "cwd": copy, "capture_output": True, "text": True}
+            done = subprocess.run(command, **options)
+            lines = re.findall(r"^test (\S+).* \.\.\. (ok|FAILED)$", done.stdout, re.M)
+            counted = re.search(r"^test result: .* (\d+) passed; (\d+) failed", done.stdout, re.M)
+            if not counted or len(lines) != int(counted[1]) + int(counted[2]):
+                print(done.stdout[-20000:], done.stderr[-2000:])
+                sys.exit(f"{name} did not run to its end")
+            print(name, work, counted[0])
+            for test, outcome in lines:
+                outcomes[outcome].append(f"{name}::{test}")
+    judge(outcomes["ok"], outcomes["FAILED"], CLIENTS / "crates.txt")
+
+
+def judge(passed, failed, file):
+    """Ends with an error if a test failed without a reason in the file, or passed although listed."""
+    known = dict(line.split("\t") for line in file.read_text().splitlines() if not line.startswith("#"))
+    listed = lambda name: next((why for part, why in known.items() if fnmatch.fnmatchcase(name, part)), None)
+    reason = {name: listed(name) for name in failed}
+    print(*sorted(collections.Counter(reason.values()).items(), key=str), sep="\n")
+    unknown = [name for name, why in reason.items() if why is None]
+    stale = [name for name in passed if not (listed(name) or "sometimes").startswith("sometimes")]
+    if unknown or stale:
+        sys.exit(f"without a reason: {unknown}\nlisted and passing: {stale}")
+
+
 def upstream():
     """cuda-core's own memory tests. Each test that fails is listed with its reason."""
     checkout = os.environ.get("CUDA_PYTHON")
@@ -118,7 +180,6 @@ def upstream():
     library()
     python()
     tests = pathlib.Path(checkout) / "cuda_core/tests"
-    known = dict(line.split("\t") for line in UPSTREAM.read_text().splitlines() if not line.startswith("#"))
     command = [PYTHON, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-rfEpx"]
     command += [tests / name for name in MEMORY_TESTS if (tests / name).exists()]
     # Tests of access between devices need three.
@@ -129,18 +190,14 @@ def upstream():
         outcome, _, rest = line.partition(" ")
         if outcome in ("FAILED", "ERROR", "PASSED") and "::" in rest:
             named[outcome].append(rest.split(" - ")[0])
-    failed = named["FAILED"] + named["ERROR"]
-    listed = lambda name: next((why for part, why in known.items() if fnmatch.fnmatchcase(name, part)), None)
-    reason = {name: listed(name) for name in failed}
-    print(done.stdout.splitlines()[-1], *sorted(collections.Counter(reason.values()).items(), key=str), sep="\n")
-    unknown = [name for name, why in reason.items() if why is None]
-    stale = [name for name in named["PASSED"] if not (listed(name) or "sometimes").startswith("sometimes")]
-    if unknown or stale or done.returncode not in (0, 1):
+    print(done.stdout.splitlines()[-1])
+    if done.returncode not in (0, 1):
         print(done.stdout[-20000:], done.stderr[-2000:])
-        sys.exit(f"without a reason: {unknown}\nlisted and passing: {stale}")
+        sys.exit("the tests did not run to their end")
+    judge(named["PASSED"], named["FAILED"] + named["ERROR"], UPSTREAM)
 
 
-ALL = {function.__name__: function for function in (c, bindings, core, rust, upstream)}
+ALL = {function.__name__: function for function in (c, bindings, core, rust, crates, upstream)}
 
 
 def main():

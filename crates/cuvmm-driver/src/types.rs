@@ -455,6 +455,8 @@ impl PointerAttribute {
     pub const RANGE_SIZE: Self = Self(12);
     /// The handle types that the allocation can be exported as.
     pub const ALLOWED_HANDLE_TYPES: Self = Self(14);
+    /// 1 if network cards can access the memory (GPUDirect RDMA), 0 if not.
+    pub const IS_GPU_DIRECT_RDMA_CAPABLE: Self = Self(15);
     /// The handle of the memory pool that the allocation came from.
     pub const MEMPOOL_HANDLE: Self = Self(17);
     /// The size in bytes of the mapping, or of the memory from the device that the allocation is a

@@ -189,7 +189,8 @@ fn attribute(device: Ordinal, address: u64, which: i32) -> Outcome<Option<Value>
         RANGE_SIZE => Long(asked(PointerAttribute::RANGE_SIZE)?),
         13 => Int(1),
         14 => Long(asked(PointerAttribute::ALLOWED_HANDLE_TYPES)?),
-        10 | 15 | 21 => Int(plain),
+        15 => Int(asked(PointerAttribute::IS_GPU_DIRECT_RDMA_CAPABLE)? as u32),
+        10 | 21 => Int(plain),
         16 => Int(access(device, address, found.kind)?),
         17 => Long(asked(PointerAttribute::MEMPOOL_HANDLE)?),
         18 | 19 if found.kind == Kind::Registered => {

@@ -4,15 +4,101 @@
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
+use std::ffi::{c_char, c_void};
+
 use cuvmm_driver::{CaptureMode, Driver, GraphExecHandle, GraphHandle};
 use cuvmm_sys::{
     CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
 use crate::contexts::current;
-use crate::edge::{code, export, present, put, take};
+use crate::edge::{Outcome, code, export, export_also, present, put, take};
+use crate::owned::{self, Known, Object};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// The flag that frees the graph's memory at a launch.
+const AUTO_FREE: u64 = 1;
+
+/// The flag of a graph that a device may launch.
+const DEVICE_LAUNCH: u64 = 4;
+
+/// The flags that a graph can be instantiated with. The last uses the priorities of nodes. None
+/// changes what a graph of copies and fills does.
+const FLAGS: u64 = AUTO_FREE | DEVICE_LAUNCH | 8;
+
+/// The flag that uploads the graph, which only `cuGraphInstantiateWithParams` takes.
+const UPLOAD: u64 = 2;
+
+/// The parameters of `cuGraphInstantiateWithParams`: what is asked, the node that failed, the result.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    flags: u64,
+    stream: CUstream,
+    failed: *mut c_void,
+    result: u32,
+}
+
+/// Instantiates a graph with flags, of which some are permitted.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn instantiate(
+    executable: *mut CUgraphExec,
+    graph: CUgraph,
+    flags: u64,
+    permitted: u64,
+) -> Outcome {
+    let device = current()?;
+    present(executable)?;
+    let both = AUTO_FREE | DEVICE_LAUNCH;
+    if flags & !permitted != 0 || flags & both == both {
+        return Err(INVALID);
+    }
+    let graph = GraphHandle(graph.addr() as u64);
+    // SAFETY: the caller promises valid handles, and others are refused.
+    let made = unsafe { driver()?.graph_instantiate(device, graph) }.map_err(code)?;
+    let flags = flags as u32;
+    let known = Known {
+        flags,
+        ..Known::of(device)
+    };
+    owned::own(Object::Executable(made.0), known);
+    // SAFETY: the caller promises that the pointer is null or valid.
+    unsafe {
+        put(
+            executable,
+            std::ptr::without_provenance_mut(made.0 as usize),
+        )
+    }
+}
+
+/// Instantiates a graph, and says that no node failed.
+///
+/// # Safety
+/// The pointers are null or valid for writing, the log for `size` bytes.
+unsafe fn instantiate_told(
+    executable: *mut CUgraphExec,
+    graph: CUgraph,
+    node: *mut *mut c_void,
+    log: *mut c_char,
+    size: usize,
+) -> Outcome {
+    // SAFETY: the caller promises that the pointers are null or valid.
+    unsafe {
+        instantiate(executable, graph, 0, 0)?;
+        if !node.is_null() {
+            put(node, std::ptr::null_mut())?;
+        }
+        if !log.is_null() && size != 0 {
+            put(log, 0)?;
+        }
+    }
+    Ok(())
+}
 
 export! {
     fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
@@ -52,16 +138,8 @@ export! {
     }
 
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64) {
-        let device = current()?;
-        present(executable)?;
-        if flags != 0 {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        let graph = GraphHandle(graph.addr() as u64);
-        // SAFETY: the caller promises valid handles, and others are refused.
-        let made = unsafe { driver()?.graph_instantiate(device, graph) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
-        unsafe { put(executable, std::ptr::without_provenance_mut(made.0 as usize)) }
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { instantiate(executable, graph, flags, FLAGS) }
     }
 
     fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) {
@@ -83,6 +161,57 @@ export! {
         let device = current().unwrap_or(cuvmm_driver::Ordinal(0));
         let executable = GraphExecHandle(executable.addr() as u64);
         // SAFETY: the caller promises valid handles, and others are refused.
-        unsafe { driver()?.graph_exec_destroy(device, executable) }.map_err(code)
+        unsafe { driver()?.graph_exec_destroy(device, executable) }.map_err(code)?;
+        owned::forget(Object::Executable(executable.0));
+        Ok(())
+    }
+}
+
+export_also! {
+    fn cuGraphInstantiate(
+        executable: *mut CUgraphExec,
+        graph: CUgraph,
+        node: *mut *mut c_void,
+        log: *mut c_char,
+        size: usize,
+    ) {
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe { instantiate_told(executable, graph, node, log, size) }
+    }
+
+    fn cuGraphInstantiate_v2(
+        executable: *mut CUgraphExec,
+        graph: CUgraph,
+        node: *mut *mut c_void,
+        log: *mut c_char,
+        size: usize,
+    ) {
+        // SAFETY: the caller passes valid pointers for the results, or null.
+        unsafe { instantiate_told(executable, graph, node, log, size) }
+    }
+
+    fn cuGraphInstantiateWithParams(
+        executable: *mut CUgraphExec,
+        graph: CUgraph,
+        params: *mut Params,
+    ) {
+        // SAFETY: the caller passes the structure, or null.
+        let asked = unsafe { take(params.cast_const()) }?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) }?;
+        // SAFETY: the caller passes the structure.
+        unsafe { put(params, Params { failed: std::ptr::null_mut(), result: 0, ..asked }) }
+    }
+
+    fn cuGraphExecGetFlags(executable: CUgraphExec, flags: *mut u64) {
+        let known = owned::known(Object::Executable(executable.addr() as u64)).ok_or(INVALID)?;
+        // SAFETY: the caller passes a valid pointer for the result, or null.
+        unsafe { put(flags, u64::from(known.flags)) }
+    }
+
+    fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) {
+        target(Some(stream_handle(stream)))?;
+        let known = owned::known(Object::Executable(executable.addr() as u64));
+        known.map(drop).ok_or(INVALID)
     }
 }

@@ -1,4 +1,4 @@
-//! The names of result codes, and descriptions made from them.
+//! The names and texts of result codes.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -10,31 +10,25 @@ use std::sync::OnceLock;
 use cuvmm_sys::CUresult;
 
 use crate::edge::{Outcome, export, put};
+use crate::texts::TEXTS;
 
 /// The name and the description of a code.
 type Texts = (CString, CString);
 
-/// Returns the texts of a code, if it has a name. They are never freed or moved, like the driver's.
+/// Returns the texts of a code that the driver knows. They are never freed or moved, like the
+/// driver's.
 fn texts(code: CUresult) -> Option<&'static Texts> {
-    static TEXTS: OnceLock<BTreeMap<CUresult, Texts>> = OnceLock::new();
+    static KNOWN: OnceLock<BTreeMap<CUresult, Texts>> = OnceLock::new();
     let all = || {
-        let known = CUresult::KNOWN.iter();
+        let known = TEXTS.iter().map(|&(code, text)| (CUresult(code), text));
         known
-            .filter_map(|&(name, code)| {
-                let texts = (CString::new(name).ok()?, CString::new(words(name)).ok()?);
+            .filter_map(|(code, text)| {
+                let texts = (CString::new(code.name()?).ok()?, CString::new(text).ok()?);
                 Some((code, texts))
             })
             .collect()
     };
-    TEXTS.get_or_init(all).get(&code)
-}
-
-/// Returns the words of a name: `invalid value` for `CUDA_ERROR_INVALID_VALUE`.
-fn words(name: &str) -> String {
-    match name.strip_prefix("CUDA_ERROR_") {
-        Some(rest) => rest.to_lowercase().replace('_', " "),
-        None => "no error".to_owned(),
-    }
+    KNOWN.get_or_init(all).get(&code)
 }
 
 /// Writes a text of a code; null, with an error, for a code without a name.
@@ -62,11 +56,16 @@ export! {
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::*;
 
     #[test]
-    fn a_description_is_the_name_in_words() {
-        assert_eq!(words("CUDA_ERROR_OUT_OF_MEMORY"), "out of memory");
-        assert_eq!(words("CUDA_SUCCESS"), "no error");
+    fn each_text_is_that_of_a_code_with_a_name() {
+        for &(code, text) in TEXTS {
+            let found = texts(CUresult(code)).expect("a name");
+            assert_eq!(found.1.to_str(), Ok(text));
+        }
+        let name = |code| texts(CUresult(code)).and_then(|texts| texts.0.to_str().ok());
+        assert_eq!(name(1), Some("CUDA_ERROR_INVALID_VALUE"));
+        assert_eq!(name(12_345), None);
     }
 }

@@ -86,5 +86,6 @@ mod state;
 mod status;
 mod streams;
 mod symbols;
+mod texts;
 mod watch;
 mod watched;

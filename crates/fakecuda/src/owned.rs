@@ -22,6 +22,8 @@ pub(crate) enum Object {
     Memory(u64),
     /// Memory that `cuMemFreeHost` frees.
     Pinned(u64),
+    /// A graph that can be launched. It belongs to the process.
+    Executable(u64),
     /// Host memory of the program that is registered: its first byte.
     Registered(u64),
 }
@@ -138,7 +140,7 @@ pub(crate) fn end(driver: &HostDriver, device: Ordinal, context: CUcontext) {
                     let memory = std::ptr::with_exposed_provenance_mut(address as usize);
                     driver.host_free(device, memory)
                 }
-                Object::Registered(_) => Ok(()),
+                Object::Registered(_) | Object::Executable(_) => Ok(()),
             }
         };
     }

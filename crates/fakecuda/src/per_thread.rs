@@ -74,16 +74,16 @@ per_thread! {
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
-        graph: *mut *mut u8,
-        nodes: *mut *const u8,
+        graph: *mut CUgraph,
+        nodes: *mut *const u64,
         count: *mut usize,
     );
     cuStreamGetCaptureInfo_v3_ptsz = cuStreamGetCaptureInfo_v3(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
-        graph: *mut *mut u8,
-        nodes: *mut *const u8,
+        graph: *mut CUgraph,
+        nodes: *mut *const u64,
         edges: *mut *const u8,
         count: *mut usize,
     );

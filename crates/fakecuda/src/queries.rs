@@ -3,11 +3,13 @@
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
 use cuvmm_driver::{CaptureStatus, StreamHandle};
-use cuvmm_sys::{CUcontext, CUdevice, CUresult, CUstream, CUstreamCaptureStatus};
+use cuvmm_sys::{CUcontext, CUdevice, CUgraph, CUresult, CUstream, CUstreamCaptureStatus};
 
 use crate::contexts::{current, name};
 use crate::edge::{Outcome, code, export_also, present, put};
@@ -55,6 +57,21 @@ fn about(stream: CUstream) -> Outcome<Known> {
     owned::known(Object::Stream(stream.0)).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
+thread_local! {
+    /// The nodes that the thread was last told of. They are the driver's, until its next call.
+    static NODES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Places for the results about a capture: the number, the graph, the nodes, the kinds of their edges,
+/// and how many nodes there are.
+type Places = (
+    *mut u64,
+    *mut CUgraph,
+    *mut *const u64,
+    *mut *const u8,
+    *mut usize,
+);
+
 /// Writes the state of a stream's capture.
 ///
 /// # Safety
@@ -62,20 +79,46 @@ fn about(stream: CUstream) -> Outcome<Known> {
 unsafe fn capture_info(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
-    id: *mut u64,
+    (id, graph, nodes, edges, count): Places,
 ) -> Outcome {
     let device = current()?;
     present(status)?;
+    let (driver, stream) = (driver()?, stream_handle(stream));
     // SAFETY: the caller promises valid handles, and others are refused.
-    let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) }.map_err(code)?;
+    let found = unsafe { driver.capture_status(device, stream) }.map_err(code)?;
+    // SAFETY: the caller promises that the pointers are null or valid.
+    unsafe { put(status, CUstreamCaptureStatus(found.0)) }?;
+    if found == CaptureStatus::NONE {
+        return Ok(());
+    }
+    let Some(recording) = driver.recording(device, stream)? else {
+        return Ok(());
+    };
+    let handle = std::ptr::without_provenance_mut(recording.graph.0 as usize);
+    let (listed, number) = NODES.with_borrow_mut(|kept| {
+        *kept = recording.nodes;
+        (kept.as_ptr(), kept.len())
+    });
     // SAFETY: the caller promises that the pointers are null or valid.
     unsafe {
-        put(status, CUstreamCaptureStatus(found.0))?;
-        if !id.is_null() && found != CaptureStatus::NONE {
-            put(id, stream.addr() as u64)?;
-        }
+        may_put(id, recording.id)?;
+        may_put(graph, handle)?;
+        may_put(nodes, listed)?;
+        may_put(edges, std::ptr::null())?;
+        may_put(count, number)
     }
-    Ok(())
+}
+
+/// Writes a result where the caller wants it.
+///
+/// # Safety
+/// The pointer is null or valid for writing.
+unsafe fn may_put<T>(place: *mut T, value: T) -> Outcome {
+    if place.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller promises that the pointer is valid.
+    unsafe { put(place, value) }
 }
 
 fn limit(limit: u32) -> Outcome<u64> {
@@ -139,50 +182,34 @@ export_also! {
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
     ) {
+        let places = (id, null_mut(), null_mut(), null_mut(), null_mut());
         // SAFETY: the caller passes valid pointers for the results, or null.
-        unsafe { capture_info(stream, status, id) }
+        unsafe { capture_info(stream, status, places) }
     }
 
     fn cuStreamGetCaptureInfo_v2(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
-        graph: *mut *mut u8,
-        nodes: *mut *const u8,
+        graph: *mut CUgraph,
+        nodes: *mut *const u64,
         count: *mut usize,
     ) {
-        if !(graph.is_null() && nodes.is_null() && count.is_null()) {
-            // A graph that is being captured cannot be looked into.
-            let device = current()?;
-            // SAFETY: the caller promises valid handles, and others are refused.
-            let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) };
-            if found.map_err(code)? != CaptureStatus::NONE {
-                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-            }
-        }
         // SAFETY: the caller passes valid pointers for the results, or null.
-        unsafe { capture_info(stream, status, id) }
+        unsafe { capture_info(stream, status, (id, graph, nodes, null_mut(), count)) }
     }
 
     fn cuStreamGetCaptureInfo_v3(
         stream: CUstream,
         status: *mut CUstreamCaptureStatus,
         id: *mut u64,
-        graph: *mut *mut u8,
-        nodes: *mut *const u8,
-        _edges: *mut *const u8,
+        graph: *mut CUgraph,
+        nodes: *mut *const u64,
+        edges: *mut *const u8,
         count: *mut usize,
     ) {
-        if !(graph.is_null() && nodes.is_null() && count.is_null()) {
-            let device = current()?;
-            // SAFETY: the caller promises valid handles, and others are refused.
-            let found = unsafe { driver()?.capture_status(device, stream_handle(stream)) };
-            if found.map_err(code)? != CaptureStatus::NONE {
-                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-            }
-        }
         // SAFETY: the caller passes valid pointers for the results, or null.
-        unsafe { capture_info(stream, status, id) }
+        unsafe { capture_info(stream, status, (id, graph, nodes, edges, count)) }
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32) {

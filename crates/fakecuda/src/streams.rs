@@ -179,16 +179,17 @@ fn check_external(device: Ordinal, stream: StreamHandle, flags: u32) -> Outcome 
 unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outcome {
     state()?;
     present(milliseconds).map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    let mut times = [None; 2];
-    for (time, event) in times.iter_mut().zip([start, end]) {
-        let event = event_handle(event);
-        let known = owned::known(Object::Event(event.0));
-        let known = known.filter(|known| known.flags & TIMELESS == 0);
-        *time = known.and_then(|known| known.recorded);
-    }
-    let [Some(first), Some(last)] = times else {
+    let timed = |event| {
+        let known = owned::known(Object::Event(event_handle(event).0));
+        let known = known.filter(|known| known.flags & TIMELESS == 0)?;
+        Some((known.recorded?, known.context))
+    };
+    let (Some((first, context)), Some((last, other))) = (timed(start), timed(end)) else {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     };
+    if context != other {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
     for event in [start, end] {
         let (event, device, _) = live_event(event)?;
         // SAFETY: the event is live.

@@ -190,7 +190,7 @@ macro_rules! symbols {
             cuGraphExecEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent 11010 common nowhere
             cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresSignalNodeSetParams 11020 common nowhere
             cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams 11020 common nowhere
-            cuGraphExecGetFlags cuGraphExecGetFlags 12000 common nowhere
+            cuGraphExecGetFlags cuGraphExecGetFlags 12000 common here
             cuGraphExecGetId cuGraphExecGetId 13010 common nowhere
             cuGraphExecHostNodeSetParams cuGraphExecHostNodeSetParams 10020 common nowhere
             cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams 10010 common nowhere
@@ -211,11 +211,11 @@ macro_rules! symbols {
             cuGraphGetRootNodes cuGraphGetRootNodes 10000 common nowhere
             cuGraphHostNodeGetParams cuGraphHostNodeGetParams 10000 common nowhere
             cuGraphHostNodeSetParams cuGraphHostNodeSetParams 10000 common nowhere
-            cuGraphInstantiate cuGraphInstantiate 10000 common nowhere
+            cuGraphInstantiate cuGraphInstantiate 10000 common here
             cuGraphInstantiateWithFlags cuGraphInstantiateWithFlags 11040 common here
-            cuGraphInstantiateWithParams cuGraphInstantiateWithParams 12000 common nowhere
+            cuGraphInstantiateWithParams cuGraphInstantiateWithParams 12000 common here
             cuGraphInstantiateWithParams_ptsz cuGraphInstantiateWithParams 12000 own nowhere
-            cuGraphInstantiate_v2 cuGraphInstantiate 11000 common nowhere
+            cuGraphInstantiate_v2 cuGraphInstantiate 11000 common here
             cuGraphKernelNodeCopyAttributes cuGraphKernelNodeCopyAttributes 11000 common nowhere
             cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetAttribute 11000 common nowhere
             cuGraphKernelNodeGetParams cuGraphKernelNodeGetParams 10000 common nowhere
@@ -249,7 +249,7 @@ macro_rules! symbols {
             cuGraphRemoveDependencies cuGraphRemoveDependencies 10000 common nowhere
             cuGraphRemoveDependencies_v2 cuGraphRemoveDependencies 12030 common nowhere
             cuGraphRetainUserObject cuGraphRetainUserObject 11030 common nowhere
-            cuGraphUpload cuGraphUpload 11010 common nowhere
+            cuGraphUpload cuGraphUpload 11010 common here
             cuGraphUpload_ptsz cuGraphUpload 11010 own nowhere
             cuGraphicsMapResources cuGraphicsMapResources 3000 common nowhere
             cuGraphicsMapResources_ptsz cuGraphicsMapResources 7000 own nowhere
@@ -558,6 +558,8 @@ macro_rules! symbols {
             cuPointerGetAttribute cuPointerGetAttribute 4000 common here
             cuPointerGetAttributes cuPointerGetAttributes 7000 common here
             cuPointerSetAttribute cuPointerSetAttribute 6000 common here
+            cuProfilerStart cuProfilerStart 4000 common here
+            cuProfilerStop cuProfilerStop 4000 common here
             cuSignalExternalSemaphoresAsync cuSignalExternalSemaphoresAsync 10000 common nowhere
             cuSignalExternalSemaphoresAsync_ptsz cuSignalExternalSemaphoresAsync 10000 own nowhere
             cuStreamAddCallback cuStreamAddCallback 5000 common here

@@ -5,7 +5,7 @@
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
-use super::backing::{Backing, Part};
+use super::backing::Backing;
 use super::device_state::Owner;
 use super::losses::{Loss, Taken};
 use super::slabs::{PIECE, Piece, Sharers};
@@ -83,43 +83,6 @@ impl<B: Backing> State<B> {
             slab: None,
             memory: None,
         })
-    }
-
-    /// Takes a piece of a granule that small allocations share. `granules` takes a new one.
-    pub(crate) fn take_piece(
-        &mut self,
-        sharers: Sharers,
-        owner: Option<Owner>,
-        bytes: u64,
-        granules: impl FnOnce(&mut Self, u64) -> Answer<Piece>,
-    ) -> Answer<Piece> {
-        if let Some(found) = self.slabs.take(sharers, bytes) {
-            return Ok(found);
-        }
-        let granule = self.rules.granularity;
-        let start = granules(self, granule)?;
-        self.slabs.add(sharers, owner, &start, granule);
-        self.slabs
-            .take(sharers, bytes)
-            .ok_or(super::answer::OUT_OF_MEMORY)
-    }
-
-    /// Returns the whole granules that an allocation lies in, and where they begin in the memory of
-    /// a pool that can be shared.
-    pub(crate) fn granules_of(&self, address: u64, allocation: &Allocation) -> Part {
-        let granule = self.rules.granularity;
-        let start = match (allocation.slab, allocation.memory) {
-            (Some(slab), _) => slab,
-            // Shared memory is mapped in whole granules, of which an importer may use a piece.
-            (None, Some(_)) => address - address % granule,
-            (None, None) => address,
-        };
-        let lead = address - start;
-        Part {
-            address: start,
-            size: (lead + allocation.taken).next_multiple_of(granule),
-            offset: allocation.memory.map_or(0, |(_, offset)| offset - lead),
-        }
     }
 
     /// Gives back what an allocation has taken.

@@ -9,8 +9,8 @@ use std::ptr;
 
 use super::backing::Backing;
 use super::machine::Machine;
+use super::source::Source;
 use super::state::State;
-use super::work::Source;
 use crate::error::Result;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,

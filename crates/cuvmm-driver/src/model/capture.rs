@@ -1,5 +1,6 @@
 //! Stream capture, and the calls that invalidate a capture.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
 use super::answer::{Answer, INVALID_VALUE, require};
@@ -12,6 +13,18 @@ use crate::{CUresult, CaptureMode, CaptureStatus, GraphHandle, Ordinal, StreamHa
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 const INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
+
+/// The capture that a stream records for, its graph, and the nodes that the next one depends on, as
+/// numbers that no other node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recording {
+    /// A number that no other capture has.
+    pub id: u64,
+    /// The graph that the end of the capture returns.
+    pub graph: GraphHandle,
+    /// The nodes.
+    pub nodes: Vec<u64>,
+}
 
 fn known(mode: CaptureMode) -> Answer {
     let known = [
@@ -69,6 +82,8 @@ impl<B: Backing> State<B> {
                 mode,
                 thread,
                 nodes: Vec::new(),
+                last: BTreeMap::new(),
+                graph: None,
                 broken: false,
             },
         );
@@ -96,10 +111,39 @@ impl<B: Backing> State<B> {
         let Some(capture) = self.end_capture(id) else {
             return Err(ILLEGAL_STATE);
         };
-        require(!capture.broken, INVALIDATED)?;
-        let graph = self.handles.take();
+        if capture.broken {
+            capture
+                .graph
+                .into_iter()
+                .for_each(|graph| self.handles.give_back(graph));
+            return Err(INVALIDATED);
+        }
+        let graph = capture.graph.unwrap_or_else(|| self.handles.take());
         self.graphs.insert(graph, capture.nodes);
         Ok(GraphHandle(graph))
+    }
+
+    /// Returns the capture that a stream records for, its graph, and the nodes that the next one
+    /// depends on.
+    pub(crate) fn captured_graph(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+    ) -> Answer<Option<Recording>> {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        let id = self.streams.get(key).and_then(|stream| stream.capture);
+        let Some((id, capture)) = id.and_then(|id| Some((id, self.captures.get_mut(&id)?))) else {
+            return Ok(None);
+        };
+        let handles = &mut self.handles;
+        let graph = *capture.graph.get_or_insert_with(|| handles.take());
+        let nodes = capture.last.get(&key).cloned().unwrap_or_default();
+        Ok(Some(Recording {
+            id,
+            graph: GraphHandle(graph),
+            nodes: nodes.into_iter().map(|node| id << 32 | node).collect(),
+        }))
     }
 
     /// Ends the captures that began on a device.
@@ -124,7 +168,13 @@ impl<B: Backing> State<B> {
         let Some(id) = id else { return };
         match self.captures.get_mut(&id) {
             Some(capture) if capture.origin != key => capture.broken = true,
-            _ => drop(self.end_capture(id)),
+            _ => {
+                let ended = self.end_capture(id);
+                let graph = ended.and_then(|capture| capture.graph);
+                graph
+                    .into_iter()
+                    .for_each(|graph| self.handles.give_back(graph));
+            }
         }
     }
 
@@ -137,7 +187,7 @@ impl<B: Backing> State<B> {
 
     /// Makes a stream that waits for an event of a capture record for that capture from now on. If
     /// that capture is over, the call is refused and invalidates the stream's own.
-    pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64) -> Answer {
+    pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64, nodes: BTreeSet<u64>) -> Answer {
         let recording = self.is_recording(id);
         let Some(stream) = self.streams.get_mut(key) else {
             return Err(ILLEGAL_STATE);
@@ -151,6 +201,9 @@ impl<B: Backing> State<B> {
             Some(other) if other != id => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE),
             _ => {
                 stream.capture = Some(id);
+                if let Some(capture) = self.captures.get_mut(&id) {
+                    capture.last.entry(key).or_default().extend(nodes);
+                }
                 Ok(())
             }
         }
@@ -176,6 +229,10 @@ impl<B: Backing> State<B> {
                     node.keep_source();
                     capture.nodes.push(node);
                 }
+            }
+            if !matches!(work, Work::Marker) {
+                let last = capture.nodes.len() as u64;
+                capture.last.insert(key, BTreeSet::from([last]));
             }
             return Ok(true);
         }

@@ -4,9 +4,10 @@ use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::mapping_table::Mapping;
 use super::rights::Who;
+use super::source::Source;
 use super::state::State;
 use super::stream_table::Mark;
-use super::work::{Source, Use, Work};
+use super::work::{Use, Work};
 use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 
 impl<B: Backing> State<B> {

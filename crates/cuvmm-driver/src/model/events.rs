@@ -1,5 +1,6 @@
 //! Events: marks in streams that can be queried and waited for.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
@@ -24,6 +25,7 @@ impl<B: Backing> State<B> {
             recorded: false,
             covers: Vec::new(),
             capture: None,
+            nodes: BTreeSet::new(),
             ready: Duration::ZERO,
         };
         self.events.insert(handle, event);
@@ -58,11 +60,14 @@ impl<B: Backing> State<B> {
         let capture = self.streams.get(key).and_then(|stream| stream.capture);
         let mark = self.submit(device, stream, Work::Marker)?;
         let ready = self.streams.ready(key);
+        let within = capture.and_then(|id| self.captures.get(&id));
+        let nodes = within.and_then(|capture| capture.last.get(&key)).cloned();
         let event = self.event(device, event)?;
         event.ready = ready;
         event.recorded = true;
         event.covers = mark.into_iter().collect();
         event.capture = capture;
+        event.nodes = nodes.unwrap_or_default();
         Ok(())
     }
 

@@ -14,24 +14,8 @@ use super::answer::{Answer, ILLEGAL_ADDRESS};
 use super::backing::Backing;
 use super::resolve::Piece;
 use super::state::State;
-use super::work::{Source, Use, Work};
+use super::work::{Use, Work};
 use crate::{CUresult, Call, Ordinal};
-
-impl Work {
-    /// Reads what is to be read at the call, because the work stays queued or is recorded.
-    pub(crate) fn keep_source(&mut self) {
-        if let &mut Self::ToDevice {
-            ref mut from, size, ..
-        } = self
-            && let &mut Source::Now(address) = from
-        {
-            let source = ptr::with_exposed_provenance::<u8>(address);
-            // SAFETY: this is still the call, during which the caller lets nothing write the source.
-            let bytes = unsafe { slice::from_raw_parts(source, size as usize) };
-            *from = Source::Kept(bytes.into());
-        }
-    }
-}
 
 impl<B: Backing> State<B> {
     /// Runs a piece of work now. An error loses the context.

@@ -9,6 +9,7 @@ use cuvmm_sys::{SYMBOLS, Symbol};
 
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
+use super::capture::Recording;
 use super::hazards::Hazard;
 use super::objects::Object;
 use super::options::Rules;
@@ -356,6 +357,19 @@ impl<B: Backing> Machine<B> {
     pub fn default_mem_pool_of(&self, props: &MemPoolProps) -> Result<MemPoolHandle> {
         let asked = |state: &mut State<B>| state.default_mem_pool_of(props);
         self.ask(Call::DeviceGetDefaultMemPool, asked)
+    }
+
+    /// Returns what a stream records for, or `None` if it does not capture.
+    ///
+    /// # Errors
+    /// Returns the code that lost the context, or `INVALID_HANDLE` for a stream that does not exist.
+    #[doc(alias = "cuStreamGetCaptureInfo")]
+    pub fn recording(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+    ) -> std::result::Result<Option<Recording>, CUresult> {
+        self.with(|state| state.captured_graph(device, stream))
     }
 
     /// Counts the live objects.

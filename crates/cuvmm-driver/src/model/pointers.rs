@@ -26,6 +26,8 @@ struct Found {
     device: i32,
     handle_types: u32,
     managed: bool,
+    /// Network cards can access it.
+    rdma: bool,
     pool: Option<u64>,
 }
 
@@ -48,6 +50,7 @@ impl<B: Backing> State<B> {
                 device: if on_device { props.location.id } else { 0 },
                 handle_types: props.handle_types.bits(),
                 managed: false,
+                rdma: props.rdma_capable,
                 pool: None,
             });
         }
@@ -63,6 +66,7 @@ impl<B: Backing> State<B> {
             device: allocation.device,
             handle_types: pool.map_or(0, |pool| pool.props.handle_types.bits()),
             managed: allocation.kind == Kind::Managed,
+            rdma: allocation.kind == Kind::Plain,
             pool: pool.and_then(|pool| pool.handle),
         })
     }
@@ -112,6 +116,7 @@ impl<B: Backing> State<B> {
             PointerAttribute::DEVICE_ORDINAL => Ok(found.device as u64),
             PointerAttribute::RANGE_START_ADDR => Ok(found.range.0),
             PointerAttribute::RANGE_SIZE => Ok(found.range.1),
+            PointerAttribute::IS_GPU_DIRECT_RDMA_CAPABLE => Ok(u64::from(found.rdma)),
             PointerAttribute::MAPPING_BASE_ADDR => Ok(found.block.0),
             PointerAttribute::MAPPING_SIZE => Ok(found.block.1),
             PointerAttribute::ALLOWED_HANDLE_TYPES => Ok(u64::from(found.handle_types)),

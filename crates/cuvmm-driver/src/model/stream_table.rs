@@ -412,6 +412,8 @@ pub(crate) struct Event {
     pub(crate) covers: Vec<Mark>,
     /// The capture that the event was recorded in, if any.
     pub(crate) capture: Option<u64>,
+    /// The nodes of that capture that a stream depends on once it waits for the event.
+    pub(crate) nodes: BTreeSet<u64>,
     /// The virtual time at which the covered work is done.
     pub(crate) ready: Duration,
 }
@@ -422,6 +424,10 @@ pub(crate) struct Capture {
     pub(crate) mode: CaptureMode,
     pub(crate) thread: ThreadId,
     pub(crate) nodes: Vec<Work>,
+    /// The nodes that the next one on each stream depends on.
+    pub(crate) last: BTreeMap<StreamKey, BTreeSet<u64>>,
+    /// The handle of the graph, once the program has asked for it.
+    pub(crate) graph: Option<u64>,
     pub(crate) broken: bool,
 }
 

@@ -87,7 +87,8 @@ impl<B: Backing> State<B> {
         let event = self.events.get(&event.0).ok_or(INVALID_HANDLE)?;
         let capturing = self.streams.get(key).and_then(|stream| stream.capture);
         if let Some(capture) = event.capture {
-            return self.join_capture(key, capture);
+            let nodes = event.nodes.clone();
+            return self.join_capture(key, capture, nodes);
         }
         if event.recorded && capturing.is_some() {
             self.break_captures(|id, _| Some(id) == capturing);

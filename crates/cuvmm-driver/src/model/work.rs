@@ -1,9 +1,8 @@
 //! The kinds of work that can be queued on a stream.
 
-use std::sync::Arc;
-
 use super::costs::Costs;
 use super::host_calls::HostCall;
+use super::source::Source;
 use crate::AccessFlags;
 
 /// One piece of work.
@@ -50,26 +49,6 @@ pub(crate) enum Work {
     Graph(Vec<Work>),
 }
 
-/// The host side of a copy to the device.
-#[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// An address of the program, which is read when the work runs.
-    At(usize),
-    /// An address of the program, which is read at the call.
-    Now(usize),
-    /// Bytes that were read at the call.
-    Kept(Arc<[u8]>),
-}
-
-impl Source {
-    pub(crate) fn address(&self) -> usize {
-        match self {
-            Self::At(address) | Self::Now(address) => *address,
-            Self::Kept(bytes) => bytes.as_ptr().expose_provenance(),
-        }
-    }
-}
-
 /// The kind of access that work makes to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
@@ -98,6 +77,13 @@ pub(crate) struct Named {
 }
 
 impl Work {
+    /// Reads what is to be read at the call, because the work stays queued or is recorded.
+    pub(crate) fn keep_source(&mut self) {
+        if let Self::ToDevice { from, size, .. } = self {
+            from.keep(*size);
+        }
+    }
+
     /// Returns `true` if the work contains a function of the program.
     pub(crate) fn has_function(&self) -> bool {
         match self {

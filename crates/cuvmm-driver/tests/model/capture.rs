@@ -27,6 +27,7 @@ on_both!(
     events_from_outside_break_a_capture,
     the_default_stream_breaks_blocking_captures,
     forks_and_joins,
+    a_capture_tells_its_graph_and_nodes,
     states_and_wrong_calls,
 );
 
@@ -54,6 +55,47 @@ fn end_well<B: Backing>(d: &Machine<B>, s: StreamHandle) {
     assert_eq!(status(d, s), CaptureStatus::ACTIVE);
     let graph = unsafe { d.capture_end(D0, s) }.unwrap();
     unsafe { d.graph_destroy(D0, graph) }.unwrap();
+}
+
+fn a_capture_tells_its_graph_and_nodes<B: Backing>(d: Machine<B>) {
+    let (s, other) = (stream(&d), stream(&d));
+    let event = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+    let memory = d.alloc(D0, 4096).unwrap();
+    assert_eq!(d.recording(D0, s), Ok(None));
+    begin(&d, s, CaptureMode::RELAXED);
+    let told = |s| d.recording(D0, s).unwrap().unwrap();
+    assert!(told(s).nodes.is_empty());
+    unsafe {
+        d.event_record(D0, event, s).unwrap();
+        d.stream_wait_event(D0, other, event).unwrap();
+        d.fill_async(D0, memory, 1, 64, s).unwrap();
+        d.fill_async(D0, at(memory, 64), 1, 64, other).unwrap();
+        assert_eq!([told(s).nodes.len(), told(other).nodes.len()], [1, 1]);
+        assert_ne!(told(s).nodes, told(other).nodes);
+        d.event_record(D0, event, other).unwrap();
+        d.stream_wait_event(D0, s, event).unwrap();
+        assert_eq!(told(s).nodes.len(), 2, "behind both");
+        assert_eq!(
+            (told(s).id, told(s).graph),
+            (told(other).id, told(other).graph)
+        );
+        d.fill_async(D0, memory, 2, 64, s).unwrap();
+        assert_eq!(told(s).nodes.len(), 1);
+        let graph = told(s).graph;
+        assert_eq!(d.capture_end(D0, s), Ok(graph));
+        d.graph_destroy(D0, graph).unwrap();
+        begin(&d, s, CaptureMode::RELAXED);
+        let again = told(s);
+        assert!(d.context_synchronize(D0).is_err());
+        assert_eq!(told(s), again, "also once it is invalid");
+        end_broken(&d, s);
+        d.event_destroy(D0, event).unwrap();
+        d.free(D0, memory).unwrap();
+        for s in [s, other] {
+            d.stream_destroy(D0, s).unwrap();
+        }
+    }
+    assert!(d.live().is_nothing());
 }
 
 fn a_graph_replays_at_the_same_addresses<B: Backing>(d: Machine<B>) {

@@ -7,7 +7,7 @@ use super::{Case, case};
 pub(super) const CASES: &[Case] = &[
     case("graph.flags", |a| {
         let (graph, _) = captured(a);
-        for flags in [0u64, 1, 2, 3, 4, 8, 9, 16, 1 << 32] {
+        for flags in [0u64, 1, 2, 3, 4, 5, 8, 9, 16, 1 << 32] {
             let mut made = 0u64;
             a.part(flags);
             a.say(

@@ -1,0 +1,45 @@
+//! The granules behind allocations: pieces of shared ones, and whole ones.
+
+use super::allocation_table::Allocation;
+use super::answer::{Answer, OUT_OF_MEMORY};
+use super::backing::{Backing, Part};
+use super::device_state::Owner;
+use super::slabs::{Piece, Sharers};
+use super::state::State;
+
+impl<B: Backing> State<B> {
+    /// Takes a piece of a granule that small allocations share. `granules` takes a new one.
+    pub(crate) fn take_piece(
+        &mut self,
+        sharers: Sharers,
+        owner: Option<Owner>,
+        bytes: u64,
+        granules: impl FnOnce(&mut Self, u64) -> Answer<Piece>,
+    ) -> Answer<Piece> {
+        if let Some(found) = self.slabs.take(sharers, bytes) {
+            return Ok(found);
+        }
+        let granule = self.rules.granularity;
+        let start = granules(self, granule)?;
+        self.slabs.add(sharers, owner, &start, granule);
+        self.slabs.take(sharers, bytes).ok_or(OUT_OF_MEMORY)
+    }
+
+    /// Returns the whole granules that an allocation lies in, and where they begin in the memory of
+    /// a pool that can be shared.
+    pub(crate) fn granules_of(&self, address: u64, allocation: &Allocation) -> Part {
+        let granule = self.rules.granularity;
+        let start = match (allocation.slab, allocation.memory) {
+            (Some(slab), _) => slab,
+            // Shared memory is mapped in whole granules, of which an importer may use a piece.
+            (None, Some(_)) => address - address % granule,
+            (None, None) => address,
+        };
+        let lead = address - start;
+        Part {
+            address: start,
+            size: (lead + allocation.taken).next_multiple_of(granule),
+            offset: allocation.memory.map_or(0, |(_, offset)| offset - lead),
+        }
+    }
+}

@@ -206,7 +206,7 @@ impl Server<'_> {
 struct Figures<'a> {
     at: &'a Where,
     views: Vec<LedgerView>,
-    /// What is wrong with files, as it was said last.
+    /// The errors of files, as they were said last.
     told: BTreeSet<String>,
 }
 

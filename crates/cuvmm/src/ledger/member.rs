@@ -5,6 +5,7 @@
 //! in advance.
 
 mod lending;
+mod terms;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::lending::NamedExport;
 use self::lending::{Lent, Named};
-use super::charge::{self, Attempt, Count, MOST};
+use super::charge::{self, Attempt, Count};
 use super::clock;
 use super::control::Served;
 use super::dead;
@@ -22,6 +23,7 @@ use super::givers::Givers;
 use super::joining::{self, Wishes};
 use super::layout::{SLOTS, Slot};
 use super::lock::Lock;
+use super::passing::{self, Older};
 use super::seen::{Seen, What};
 use super::stall::Stalls;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
@@ -273,8 +275,8 @@ impl Member {
         let left = limit.saturating_sub(counts.sum());
         let left = left.min(own.saturating_sub(self.count().charged()));
         let older = self.older(None);
-        let left = left.saturating_sub(self.owed_to(&older));
-        let left = left.min(self.left_behind(&older));
+        let left = left.saturating_sub(passing::owed_to(layout, &older, limit));
+        let left = left.min(passing::left_behind(layout, &older, limit));
         let charged = self.count().charged().saturating_add(left);
         let charged = charged.saturating_mul(self.granule.bytes());
         charged.saturating_sub(account.needed())
@@ -309,75 +311,6 @@ impl Member {
         idle
     }
 
-    /// Changes the bytes that the process is always charged. Raising them is a charge.
-    pub(super) fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
-        self.set_guarantee_at(bytes, None)
-    }
-
-    /// Changes the bytes that the process is always charged, for a request at a place in the line.
-    pub(super) fn set_guarantee_at(
-        &self,
-        bytes: u64,
-        place: Option<InLine>,
-    ) -> Result<(), LedgerError> {
-        self.own_process()?;
-        let guarantee = self.granules(bytes);
-        let mut account = self.account();
-        if guarantee > account.guarantee {
-            let wanted = guarantee.saturating_mul(self.granule.bytes());
-            self.charge_to(wanted, 0, (Purpose::New, place))
-                .map_err(LedgerError::Short)?;
-        }
-        account.guarantee = guarantee;
-        self.slot().guarantee.store(guarantee);
-        self.refund(&account, 0);
-        Ok(())
-    }
-
-    /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
-    /// as more is charged. Returns the bytes that stay charged beyond the limit.
-    pub(super) fn set_limit(&self, bytes: u64) -> Result<u64, LedgerError> {
-        self.own_process()?;
-        let account = self.account();
-        let granule = self.granule.bytes();
-        let least = account.guarantee.max(1).saturating_mul(granule);
-        ArgumentError::at_least(PROCESS_LIMIT, bytes, least)?;
-        let limit = (bytes / granule).min(MOST);
-        self.slot().limit.store(limit);
-        self.refund(&account, 0);
-        let (held, lent) = (account.used, account.lent.bytes());
-        drop(account);
-        let keep = limit.saturating_mul(granule).saturating_sub(lent);
-        self.give_back_to(held.min(keep));
-        // Requests that the old limit refused may go on.
-        self.file.layout().header.given.ring();
-        let excess = self.count().charged().saturating_sub(limit);
-        Ok(excess.saturating_mul(granule))
-    }
-
-    /// Changes the process's priority.
-    pub(super) fn set_priority(&self, priority: i32) -> Result<(), LedgerError> {
-        self.own_process()?;
-        let priority = i64::from(priority).cast_unsigned();
-        self.slot().priority.store(priority);
-        Ok(())
-    }
-
-    /// Makes the pools give memory back until they have at most `keep` bytes or nothing idle is
-    /// left, and refunds what they do not need. Returns the bytes that were refunded.
-    pub(super) fn give_back_to(&self, keep: u64) -> u64 {
-        let before = self.count().charged();
-        self.givers.each(|giver| {
-            let over = self.used().saturating_sub(keep);
-            if over > 0 {
-                giver.give_back(over);
-            }
-        });
-        self.trim(0);
-        let refunded = before.saturating_sub(self.count().charged());
-        refunded.saturating_mul(self.granule.bytes())
-    }
-
     /// Returns the granules that make up `bytes`, rounded up.
     pub(super) fn granules(&self, bytes: u64) -> u64 {
         let granule = self.granule.bytes();
@@ -398,7 +331,8 @@ impl Member {
             0 => 0,
             surplus => charge::refund(&layout.charges[self.index], surplus),
         };
-        self.settle_passed(account, self.count().charged());
+        let above = self.count().charged().saturating_sub(account.guarantee);
+        passing::settle(self.slot(), above);
         if surplus > 0 {
             layout.header.given.ring();
         }
@@ -431,24 +365,23 @@ impl Member {
             let left = most.saturating_sub(self.count().charged());
             return Err(refused(LedgerRefusal::ProcessLimit, left));
         }
-        let older = self.older(place);
+        let (layout, older) = (self.file.layout(), self.older(place));
         let (passing, least) = match (older.is_empty(), purpose) {
             (true, _) => (None, least),
             (false, Purpose::Growth) => (None, 0),
-            (false, Purpose::New) => match self.pass(&older, missing) {
-                Some(passing) => (Some(passing), 0),
-                None => return Err(refused(LedgerRefusal::OlderRequest, 0)),
-            },
+            (false, Purpose::New) => {
+                match passing::pass(layout, self.slot(), &older, missing, self.limit_now()) {
+                    Some(passing) => (Some(passing), 0),
+                    None => return Err(refused(LedgerRefusal::OlderRequest, 0)),
+                }
+            }
         };
         let grant = missing
             .max(self.granules(least))
             .min(most.saturating_sub(self.count().charged()));
-        let owed = || {
-            if passing.is_some() {
-                self.owed_to(&older)
-            } else {
-                0
-            }
+        let owed = || match &passing {
+            Some(_) => passing::owed_to(layout, &older, self.limit_now()),
+            None => 0,
         };
         let outcome = match self.charge(grant, owed) {
             Err((LedgerRefusal::Full | LedgerRefusal::Foreign, left))
@@ -534,6 +467,15 @@ impl Member {
                 charge::discard(word, count);
             }
         }
+    }
+
+    /// Returns the requests of other processes that wait and are older than one at this place, or than
+    /// one that has none; the oldest first.
+    pub(super) fn older(&self, place: Option<InLine>) -> Vec<Older> {
+        let own = place.map_or(u64::MAX, |it| it.ticket);
+        let layout = self.file.layout();
+        let is_waiting = |index| self.seen().is_waiting(layout, index);
+        passing::older(layout, self.index, own, is_waiting)
     }
 
     /// Returns `true` if a request of another process waits that is older than one at this place, or

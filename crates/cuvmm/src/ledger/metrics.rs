@@ -101,8 +101,8 @@ struct Snapshot(Vec<Found>);
 struct Found {
     device: String,
     stats: LedgerStats,
-    /// Whether each process answers, in the order of `stats.processes`, and its figures if it gave
-    /// them.
+    /// `true` for each process that answers, in the order of `stats.processes`, and its figures if it
+    /// gave them.
     answers: Vec<(bool, Option<ProcessReport>)>,
 }
 

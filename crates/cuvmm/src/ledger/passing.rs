@@ -19,7 +19,6 @@ use std::sync::atomic::Ordering;
 
 use super::charge::{COUNT_BITS, Count, MOST};
 use super::layout::{Layout, Slot, State};
-use super::member::{Account, InLine, Member};
 use super::word::fence;
 
 /// The granules that a process was charged past waiting requests, and the last number in the line
@@ -54,7 +53,7 @@ impl Passed {
 }
 
 /// A request of another process that waits: its ticket and slot.
-type Older = (u64, usize);
+pub(super) type Older = (u64, usize);
 
 /// Granules that are shown as charged past older requests. They count from then on if they are
 /// [charged](Self::charged).
@@ -73,92 +72,94 @@ impl Passing<'_> {
     }
 }
 
-impl Member {
-    /// Returns the requests of other processes that wait and are older than one at this place, or than
-    /// one that has none; the oldest first.
-    pub(super) fn older(&self, place: Option<InLine>) -> Vec<Older> {
-        let own = place.map_or(u64::MAX, |it| it.ticket);
-        let layout = self.file().layout();
-        let tickets = layout.tickets.iter().enumerate();
-        let others = tickets.filter(|&(index, _)| index != self.index());
-        let older = others.filter_map(|(index, ticket)| {
-            let ticket = ticket.load();
-            let waits = ticket != 0 && ticket < own && self.seen().is_waiting(layout, index);
-            waits.then_some((ticket, index))
-        });
-        let mut older: Vec<Older> = older.collect();
-        older.sort_unstable();
-        older
-    }
+/// Returns the requests of processes other than that of slot `me` that wait and have a lower ticket
+/// than `own`; the oldest first.
+pub(super) fn older(
+    layout: &Layout,
+    me: usize,
+    own: u64,
+    is_waiting: impl Fn(usize) -> bool,
+) -> Vec<Older> {
+    let tickets = layout.tickets.iter().enumerate();
+    let others = tickets.filter(|&(index, _)| index != me);
+    let older = others.filter_map(|(index, ticket)| {
+        let ticket = ticket.load();
+        let waits = ticket != 0 && ticket < own && is_waiting(index);
+        waits.then_some((ticket, index))
+    });
+    let mut older: Vec<Older> = older.collect();
+    older.sort_unstable();
+    older
+}
 
-    /// Returns the granules that this process may be charged for new memory past older requests.
-    pub(super) fn left_behind(&self, older: &[Older]) -> u64 {
-        let layout = self.file().layout();
-        let rooms = older.iter().map(|&it| room(layout, it, self.limit_now()));
-        rooms
-            .map(Option::unwrap_or_default)
-            .fold(u64::MAX, u64::min)
-    }
+/// Returns the granules that a process may be charged for new memory past older requests.
+pub(super) fn left_behind(layout: &Layout, older: &[Older], limit: u64) -> u64 {
+    let rooms = older.iter().map(|&it| room(layout, it, limit));
+    rooms
+        .map(Option::unwrap_or_default)
+        .fold(u64::MAX, u64::min)
+}
 
-    /// Returns the granules that are left and enough for older requests, which have them first.
-    pub(super) fn owed_to(&self, older: &[Older]) -> u64 {
-        let layout = self.file().layout();
-        let charges = layout.charges.iter();
-        let charged: u64 = charges.map(|it| Count::of(it.load()).charged()).sum();
-        let left = self.limit_now().saturating_sub(charged);
-        let wants = older
-            .iter()
-            .filter_map(|&(_, index)| layout.slots.get(index));
-        wants
-            .map(|slot| slot.want.load())
-            .fold(0, |owed: u64, want| {
-                let both = owed.saturating_add(want);
-                if both <= left { both } else { owed }
-            })
-    }
+/// Returns the granules that are left and enough for older requests, which have them first.
+pub(super) fn owed_to(layout: &Layout, older: &[Older], limit: u64) -> u64 {
+    let charges = layout.charges.iter();
+    let charged: u64 = charges.map(|it| Count::of(it.load()).charged()).sum();
+    let left = limit.saturating_sub(charged);
+    let wants = older
+        .iter()
+        .filter_map(|&(_, index)| layout.slots.get(index));
+    wants
+        .map(|slot| slot.want.load())
+        .fold(0, |owed: u64, want| {
+            let both = owed.saturating_add(want);
+            if both <= left { both } else { owed }
+        })
+}
 
-    /// Shows granules that this process is to be charged past older requests; `None` if these would
-    /// then wait for memory that came after them. The caller has locked the account.
-    pub(super) fn pass(&self, older: &[Older], granules: u64) -> Option<Passing<'_>> {
-        let (layout, slot) = (self.file().layout(), self.slot());
-        let oldest = older.first().map(|&(ticket, _)| ticket);
-        let found = Passed::of(slot.passed.load());
-        let before = Passed {
-            granules: found.after(oldest.unwrap_or(u64::MAX)),
+/// Shows granules that the process of a slot is to be charged past older requests; `None` if these
+/// would then wait for memory that came after them. Only the owner of the slot may call this, one call at
+/// a time.
+pub(super) fn pass<'a>(
+    layout: &Layout,
+    slot: &'a Slot,
+    older: &[Older],
+    granules: u64,
+    limit: u64,
+) -> Option<Passing<'a>> {
+    let oldest = older.first().map(|&(ticket, _)| ticket);
+    let found = Passed::of(slot.passed.load());
+    let before = Passed {
+        granules: found.after(oldest.unwrap_or(u64::MAX)),
+        ..found
+    };
+    let passing = Passing { slot, before };
+    let shown = Passed {
+        granules: before.granules.saturating_add(granules),
+        last: layout.header.last_ticket.load(),
+    };
+    slot.passed.store(shown.word());
+    fence(Ordering::SeqCst);
+    let mut all = older.iter();
+    let fits = shown.granules <= MOST && all.all(|&it| room(layout, it, limit).is_some());
+    match fits {
+        true => Some(passing),
+        false => {
+            passing.end(false);
+            None
+        }
+    }
+}
+
+/// Lowers the granules that count as charged past waiting requests to what the process of a slot has above
+/// its guarantee. Only the owner of the slot may call this.
+pub(super) fn settle(slot: &Slot, most: u64) {
+    let found = Passed::of(slot.passed.load());
+    if found.granules > most {
+        let less = Passed {
+            granules: most,
             ..found
         };
-        let passing = Passing { slot, before };
-        let shown = Passed {
-            granules: before.granules.saturating_add(granules),
-            last: layout.header.last_ticket.load(),
-        };
-        slot.passed.store(shown.word());
-        fence(Ordering::SeqCst);
-        let limit = self.limit_now();
-        let fits =
-            shown.granules <= MOST && older.iter().all(|&it| room(layout, it, limit).is_some());
-        match fits {
-            true => Some(passing),
-            false => {
-                passing.end(false);
-                None
-            }
-        }
-    }
-
-    /// Counts no more memory as charged past waiting requests than the process has above its
-    /// guarantee. The caller has locked the account.
-    pub(super) fn settle_passed(&self, account: &Account, charged: u64) {
-        let slot = self.slot();
-        let found = Passed::of(slot.passed.load());
-        let most = charged.saturating_sub(account.guarantee);
-        if found.granules > most {
-            let less = Passed {
-                granules: most,
-                ..found
-            };
-            slot.passed.store(less.word());
-        }
+        slot.passed.store(less.word());
     }
 }
 

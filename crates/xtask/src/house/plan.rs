@@ -65,7 +65,7 @@ pub(crate) const CRATES: &[Place] = &[
         library: true,
         floors: &[
             room(&["sync"]),
-            room(&["deferred"]),
+            room(&["deferred", "descriptors"]),
             room(&["log"]),
             Layer {
                 rooms: &["display", "error", "size", "growth"],

@@ -37,7 +37,7 @@ enum Phase {
     Reading(Vec<u8>),
     /// A request for the figures, which are to be read.
     Asked(Method),
-    /// What is still to be written.
+    /// The bytes that are still to be written.
     Writing(Vec<u8>),
     /// The answer is written.
     Closing,

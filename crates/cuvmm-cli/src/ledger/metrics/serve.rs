@@ -5,10 +5,8 @@
 //! connections: where more come, the one is closed whose deadline is nearest, so a client that
 //! asks at once is answered, however many are idle.
 //!
-//! The loop is written here and not taken from a library. The small HTTP servers that are well kept
-//! start a thread for each connection, or bring an asynchronous runtime that takes longer to build
-//! than the rest of the command; neither has deadlines and a cap as these are. The
-//! part of HTTP that a scraper uses is one request line and one answer.
+//! The loop is written here and not taken from a library: the part of HTTP that a scraper uses is one
+//! request line and one answer, and the deadlines and the cap need a hand on each connection.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -206,7 +204,7 @@ impl Server<'_> {
 struct Figures<'a> {
     at: &'a Where,
     views: Vec<LedgerView>,
-    /// What is wrong with files, as it was said last.
+    /// The errors of files, as they were said last.
     told: BTreeSet<String>,
 }
 

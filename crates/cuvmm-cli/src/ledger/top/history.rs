@@ -1,4 +1,4 @@
-//! What a process was charged in the last minutes, as a row of bars.
+//! The charge of a process in the last minutes, as a row of bars.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

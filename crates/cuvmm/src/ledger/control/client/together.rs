@@ -72,11 +72,12 @@ fn begin(process: &Control, patience: Duration) -> Result<UnixStream, ControlErr
 /// Waits until something can be read, and returns for each request whether that is so. Fails when
 /// no answer is awaited, or the time is over.
 fn wait(courses: &[Course], until: Until) -> io::Result<Vec<bool>> {
-    let awaited = |course| match course {
-        &Course::Reading(ref stream, _) => Some(PollFd::new(stream, PollFlags::IN)),
-        Course::Done(_) => None,
-    };
-    let mut polled: Vec<PollFd<'_>> = courses.iter().filter_map(awaited).collect();
+    let mut polled = Vec::new();
+    for course in courses {
+        if let Course::Reading(stream, _) = course {
+            polled.push(PollFd::new(stream, PollFlags::IN));
+        }
+    }
     if polled.is_empty() {
         return Err(io::ErrorKind::NotFound.into());
     }

@@ -1,0 +1,76 @@
+//! Changes of what the process may have: its guarantee, its limit and its priority.
+
+use super::super::charge::MOST;
+use super::{InLine, Member, PROCESS_LIMIT, Purpose};
+use crate::error::{ArgumentError, LedgerError};
+
+impl Member {
+    /// Changes the bytes that the process is always charged. Raising them is a charge.
+    pub(in crate::ledger) fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
+        self.set_guarantee_at(bytes, None)
+    }
+
+    /// Changes the bytes that the process is always charged, for a request at a place in the line.
+    pub(in crate::ledger) fn set_guarantee_at(
+        &self,
+        bytes: u64,
+        place: Option<InLine>,
+    ) -> Result<(), LedgerError> {
+        self.own_process()?;
+        let guarantee = self.granules(bytes);
+        let mut account = self.account();
+        if guarantee > account.guarantee {
+            let wanted = guarantee.saturating_mul(self.granule.bytes());
+            self.charge_to(wanted, 0, (Purpose::New, place))
+                .map_err(LedgerError::Short)?;
+        }
+        account.guarantee = guarantee;
+        self.slot().guarantee.store(guarantee);
+        self.refund(&account, 0);
+        Ok(())
+    }
+
+    /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
+    /// as more is charged. Returns the bytes that stay charged beyond the limit.
+    pub(in crate::ledger) fn set_limit(&self, bytes: u64) -> Result<u64, LedgerError> {
+        self.own_process()?;
+        let account = self.account();
+        let granule = self.granule.bytes();
+        let least = account.guarantee.max(1).saturating_mul(granule);
+        ArgumentError::at_least(PROCESS_LIMIT, bytes, least)?;
+        let limit = (bytes / granule).min(MOST);
+        self.slot().limit.store(limit);
+        self.refund(&account, 0);
+        let (held, lent) = (account.used, account.lent.bytes());
+        drop(account);
+        let keep = limit.saturating_mul(granule).saturating_sub(lent);
+        self.give_back_to(held.min(keep));
+        // Requests that the old limit refused may go on.
+        self.file.layout().header.given.ring();
+        let excess = self.count().charged().saturating_sub(limit);
+        Ok(excess.saturating_mul(granule))
+    }
+
+    /// Changes the process's priority.
+    pub(in crate::ledger) fn set_priority(&self, priority: i32) -> Result<(), LedgerError> {
+        self.own_process()?;
+        let priority = i64::from(priority).cast_unsigned();
+        self.slot().priority.store(priority);
+        Ok(())
+    }
+
+    /// Makes the pools give memory back until they have at most `keep` bytes or nothing idle is
+    /// left, and refunds what they do not need. Returns the bytes that were refunded.
+    pub(in crate::ledger) fn give_back_to(&self, keep: u64) -> u64 {
+        let before = self.count().charged();
+        self.givers.each(|giver| {
+            let over = self.used().saturating_sub(keep);
+            if over > 0 {
+                giver.give_back(over);
+            }
+        });
+        self.trim(0);
+        let refunded = before.saturating_sub(self.count().charged());
+        refunded.saturating_mul(self.granule.bytes())
+    }
+}

@@ -4,6 +4,7 @@ use super::allocation_table::Allocation;
 use super::answer::{Answer, OUT_OF_MEMORY};
 use super::backing::{Backing, Part};
 use super::device_state::Owner;
+use super::pool_table::{PoolKey, STEP};
 use super::slabs::{Piece, Sharers};
 use super::state::State;
 
@@ -19,10 +20,18 @@ impl<B: Backing> State<B> {
         if let Some(found) = self.slabs.take(sharers, bytes) {
             return Ok(found);
         }
-        let granule = self.rules.granularity;
-        let start = granules(self, granule)?;
-        self.slabs.add(sharers, owner, &start, granule);
+        let size = self.slab_size(sharers.pool);
+        let start = granules(self, size)?;
+        self.slabs.add(sharers, owner, &start, size);
         self.slabs.take(sharers, bytes).ok_or(OUT_OF_MEMORY)
+    }
+
+    /// Returns the size of the memory that small allocations share: a granule, or a step of a pool.
+    fn slab_size(&self, pool: Option<PoolKey>) -> u64 {
+        match pool {
+            Some(_) => STEP,
+            None => self.rules.granularity,
+        }
     }
 
     /// Returns the whole granules that an allocation lies in, and where they begin in the memory of
@@ -36,9 +45,13 @@ impl<B: Backing> State<B> {
             (None, None) => address,
         };
         let lead = address - start;
+        let size = match allocation.slab {
+            Some(_) => self.slab_size(allocation.pool),
+            None => (lead + allocation.taken).next_multiple_of(granule),
+        };
         Part {
             address: start,
-            size: (lead + allocation.taken).next_multiple_of(granule),
+            size,
             offset: allocation.memory.map_or(0, |(_, offset)| offset - lead),
         }
     }

@@ -77,7 +77,7 @@ impl<B: Backing> State<B> {
         match allocation.kind {
             Kind::Pool => (
                 part.address,
-                part.size.next_multiple_of(super::pool_memory::STEP),
+                part.size.next_multiple_of(super::pool_table::STEP),
             ),
             Kind::Opened => (start, allocation.taken),
             _ => (part.address, part.size),

@@ -2,21 +2,18 @@
 //!
 //! Simplified: the bytes of a pool are interchangeable. An allocation may use bytes that were freed
 //! in several places, and its address is new while the freed allocation's work is not done. Small
-//! allocations share granules of their pool (see `slabs`); larger ones begin at granules.
+//! allocations share a step of their pool (see `slabs`); larger ones begin at granules.
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY, require};
 use super::backing::{Backing, Change, MemoryKey, Part, Reach};
 use super::device_state::Owner;
-use super::pool_table::{Freed, Pool, PoolKey};
+use super::pool_table::{Freed, Pool, PoolKey, STEP};
 use super::slabs::{PIECE, Piece, Sharers};
 use super::state::State;
 use super::stream_table::{Mark, StreamKey};
 use crate::{AllocationType, LocationKind};
-
-/// A pool obtains and releases memory in steps of this size, as measured on an H200.
-pub(crate) const STEP: u64 = 32 << 20;
 
 /// The bytes that an allocation takes from its pool.
 struct Taken {
@@ -153,8 +150,8 @@ impl<B: Backing> State<B> {
         let (kind, device) = kind_of(self.pools.by_key.get(&key).ok_or(INVALID_VALUE)?);
         let pool = Some(key);
         let sharers = Sharers { kind, device, pool };
-        self.take_piece(sharers, None, bytes, |state, granule| {
-            state.granules_in_pool(key, granule)
+        self.take_piece(sharers, None, bytes, |state, bytes| {
+            state.granules_in_pool(key, bytes)
         })
     }
 

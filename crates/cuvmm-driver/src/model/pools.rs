@@ -37,7 +37,8 @@ impl<B: Backing> State<B> {
             true => self.rules.version >= HOST_SINCE && props.handle_types.is_empty(),
             false => props.allocation_type == AllocationType::PINNED,
         };
-        require(known && props.usage == 0, INVALID_VALUE)?;
+        let unlimited = !managed || props.maximum == 0;
+        require(known && unlimited && props.usage == 0, INVALID_VALUE)?;
         let owner = self.pool_owner(props)?;
         let refused = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
         require(!props.handle_types.intersects(refused), INVALID_VALUE)?;
@@ -52,11 +53,9 @@ impl<B: Backing> State<B> {
             false => Some(self.shared_memory(props.location)?),
         };
         let mut rights = Rights::default();
-        rights.set(resident(props.location), AccessFlags::READ_WRITE);
-        if managed {
-            for device in 0..self.devices.len() {
-                rights.set(Who::Device(device as i32), AccessFlags::READ_WRITE);
-            }
+        // As recorded, no access to a pool of managed memory is told, which everything may access.
+        if !managed {
+            rights.set(resident(props.location), AccessFlags::READ_WRITE);
         }
         let handle = self.handles.take();
         let pool = Pool::new(handle, *props, Some(owner), rights, shared);
@@ -293,7 +292,7 @@ impl<B: Backing> State<B> {
         let index = self.context(device)?;
         let key = self.pools.key(pool)?;
         let pool = self.pools.get(pool)?;
-        let local = pool.owner == Some(Owner::Device(index));
+        let local = pool.owner.is_some() && pool.props.location == Location::device(device);
         require(local, INVALID_VALUE)?;
         self.pools.current[index] = key;
         Ok(())

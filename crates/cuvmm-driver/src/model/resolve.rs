@@ -1,5 +1,6 @@
 //! Resolving a range of addresses to bytes, with the check of a device's access.
 
+use super::allocation_table::Kind;
 use super::backing::{Backing, Place};
 use super::rights::Who;
 use super::state::State;
@@ -68,7 +69,10 @@ impl<B: Backing> State<B> {
             return enough.then_some((place, start + mapping.size));
         }
         let (start, allocation) = self.allocations.containing(at)?;
-        if let Some(pool) = allocation.pool {
+        // Every device may access managed memory.
+        if let Some(pool) = allocation.pool
+            && allocation.kind != Kind::Managed
+        {
             let rights = &self.pools.by_key.get(&pool)?.rights;
             if !how.allowed(rights.of(Who::Device(device))) {
                 return None;

@@ -1,6 +1,6 @@
 //! Small allocations, which share granules, as measured: those of up to half a granule begin at
 //! multiples of 512 bytes in memory that the first of them takes from the device and the last gives
-//! back. Those of a memory pool share granules of the pool, whose bytes the pool counts.
+//! back. Those of a memory pool share a step of the pool, whose bytes the pool counts.
 
 use std::collections::BTreeMap;
 

@@ -126,6 +126,58 @@ class Publish(unittest.TestCase):
             """
         )
 
+    def test_alignment_takes_no_more_memory(self):
+        case(
+            """
+            size = 2 << 20
+            whole = made((size + 512,), torch.uint8)
+            before = live()[0]
+            for first in (1, 3, 511):
+                odd = whole.as_strided((size,), (1,), first)
+                published = cuvmm.publish({"odd": odd}, f"at {first}")
+                assert published.nbytes == size, published.nbytes
+                assert live()[0] == before + 1, (live(), before)
+                assert cuvmm.attach(f"at {first}")["odd"].bytes() == odd.bytes()
+                published.withdraw()
+            """
+        )
+
+    def test_descriptors_run_out(self):
+        case(
+            """
+            import textwrap
+            bounded = textwrap.dedent('''
+            import os, resource
+            kept, hard = [], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            def until_refused(spare, call):
+                limit = len(os.listdir("/proc/self/fd")) + spare
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                try:
+                    for at in range(limit):
+                        kept.append(call(at))
+                except cuvmm.Error as error:
+                    assert not isinstance(error, cuvmm.OutOfMemoryError), repr(error)
+                    said = str(error)
+                    assert "descriptors" in said and f"{limit} (RLIMIT_NOFILE)" in said, said
+                    return
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                raise AssertionError("not refused")
+            ''')
+            exec(bounded)
+            x = made((100,), torch.uint8)
+            for spare in range(8, 14):
+                until_refused(spare, lambda at: cuvmm.publish({"x": x}, f"{spare} {at}"))
+            read = '''
+            names = sys.argv[1:]
+            cuvmm.attach(names.pop())
+            for spare in range(8):
+                until_refused(spare, lambda at: cuvmm.attach(names.pop()))
+            '''
+            other(bounded + textwrap.dedent(read), *(it.name for it in kept))
+            """
+        )
+
     def test_nothing_but_empty_tensors(self):
         case(
             """

@@ -10,7 +10,9 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{self, LOCK_ENDING, Subscriber};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::error::Error;
@@ -54,9 +56,11 @@ pub(crate) fn own_socket() -> Result<PathBuf, Error> {
 pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     let (mut those, mut others) = (Vec::new(), BTreeSet::new());
     for socket in sockets()? {
-        // A publisher that ends meanwhile, or does not answer, publishes nothing.
-        let Ok(names) = published_at(&socket) else {
-            continue;
+        let names = match published_at(&socket) {
+            Ok(names) => names,
+            Err(error) if lacks_descriptors(&error) => return Err(error),
+            // A publisher that ends meanwhile, or does not answer, publishes nothing.
+            Err(_) => continue,
         };
         match names.iter().any(|one| one == name) {
             true => those.push(socket),
@@ -107,6 +111,17 @@ fn published_at(socket: &Path) -> Result<Vec<String>, Error> {
     Ok(listed.into_iter().map(|one| one.name).collect())
 }
 
+/// Returns `true` if a publisher could not be asked because this process may open no more descriptors.
+fn lacks_descriptors(error: &Error) -> bool {
+    let (Error::Channel(error) | Error::Share(ShareError::Channel(error))) = error else {
+        return false;
+    };
+    match error {
+        ChannelError::System { errno, .. } => *errno == Errno::MFILE,
+        error => matches!(error, ChannelError::TooManyFiles),
+    }
+}
+
 /// Returns the paths of all sockets in the folder, also of those of which only the lock is left.
 fn sockets() -> Result<BTreeSet<PathBuf>, Error> {
     let folder = path();
@@ -148,6 +163,10 @@ fn check(folder: &Path) -> Result<(), Error> {
 }
 
 fn failed(folder: &Path, error: io::Error) -> Error {
+    if let Some(errno @ Errno::MFILE) = Errno::from_io_error(&error) {
+        let call = "open";
+        return ChannelError::System { call, errno }.into();
+    }
     Error::Folder {
         path: folder.to_owned(),
         problem: format!("cannot be used: {error}"),

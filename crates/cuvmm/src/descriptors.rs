@@ -1,14 +1,21 @@
-//! File descriptors: whether a driver call failed because the process may open no more.
+//! File descriptors: whether a call failed because the process may open no more.
 //!
-//! The driver's answer does not say so: it is out of memory, or an unknown error.
+//! The driver's answer does not say so: it is out of memory, or an unknown error. The system's answer
+//! does not name the limit.
+
+use std::fmt;
 
 use cuvmm_driver::Call;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+/// The most descriptors that a driver call opens at once. One that finds too few has closed those
+/// that it opened before it returns.
+const AT_ONCE: usize = 4;
+
 /// Returns how many descriptors the process may have open (`RLIMIT_NOFILE`), if a call that failed opens
-/// some and there are no more.
+/// some and there are too few.
 pub(crate) fn lacking(call: Call) -> Option<u64> {
     let opens = matches!(
         call,
@@ -19,6 +26,77 @@ pub(crate) fn lacking(call: Call) -> Option<u64> {
             | Call::MemPoolExportToShareableHandle
             | Call::MemPoolImportFromShareableHandle
     );
-    let are_used_up = || eventfd(0, EventfdFlags::CLOEXEC).err() == Some(Errno::MFILE);
-    (opens && are_used_up()).then(|| getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
+    let are_too_few = || {
+        let tried = std::array::from_fn::<_, AT_ONCE, _>(|_| eventfd(0, EventfdFlags::CLOEXEC));
+        tried
+            .iter()
+            .any(|it| it.as_ref().err() == Some(&Errno::MFILE))
+    };
+    (opens && are_too_few()).then(most)
+}
+
+/// Returns how many descriptors the process may have open (`RLIMIT_NOFILE`).
+pub(crate) fn most() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// An error of the system, which is shown with the limit if the process may open no more descriptors.
+pub(crate) struct Why(pub(crate) Errno);
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)?;
+        if self.0 == Errno::MFILE {
+            write!(
+                f,
+                ": this process has as many file descriptors open as it may, {} (RLIMIT_NOFILE): \
+                 raise that limit",
+                most()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{ChannelError, ControlError, LedgerError};
+
+    /// Whichever call finds no descriptor, the error names descriptors and their limit.
+    #[test]
+    fn an_error_for_want_of_a_descriptor_names_the_limit() {
+        let limit = format!("{} (RLIMIT_NOFILE)", most());
+        let path = || "/there".into();
+        let all = |errno| {
+            [
+                ChannelError::System {
+                    call: "socket",
+                    errno,
+                }
+                .to_string(),
+                LedgerError::System {
+                    call: "open",
+                    path: path(),
+                    errno,
+                }
+                .to_string(),
+                ControlError::System {
+                    path: path(),
+                    errno,
+                }
+                .to_string(),
+            ]
+        };
+        let lost = ChannelError::TooManyFiles.to_string();
+        for said in all(Errno::MFILE).into_iter().chain([lost]) {
+            assert!(
+                said.contains("descriptors") && said.contains(&limit),
+                "{said}"
+            );
+        }
+        for said in all(Errno::ACCESS) {
+            assert!(!said.contains("descriptors"), "{said}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs::{File, Permissions};
+use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::sync::Arc;
@@ -479,7 +480,10 @@ fn a_default_folder_that_others_may_use_is_not_trusted() {
     std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
     match chown(&folder, Some(4321), None) {
         Ok(()) => refused("belongs to user 4321"),
-        Err(error) => eprintln!("another user's folder was not tried: {error}"),
+        Err(error) => {
+            let said = format!("*** NOT TRIED: another user's folder: {error}");
+            drop(writeln!(std::io::stderr(), "{said}"));
+        }
     }
     let own = rustix::process::geteuid().as_raw();
     chown(&folder, Some(own), None).unwrap();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::{ArgumentError, CallError};
+use crate::descriptors;
 use crate::display::Bytes;
 
 /// An error of opening a ledger or of changing its terms. Nothing has changed.
@@ -112,7 +113,7 @@ pub enum LedgerError {
     #[error("the ledger's thread could not be started: {0}")]
     Thread(Errno),
     /// A system call failed.
-    #[error("{call} failed for {}: {errno}", .path.display())]
+    #[error("{call} failed for {}: {}", .path.display(), descriptors::Why(*.errno))]
     System {
         /// The call.
         call: &'static str,
@@ -146,7 +147,7 @@ pub enum ControlError {
     #[error("the process's answer cannot be read: {0}")]
     Malformed(String),
     /// A system call failed.
-    #[error("{} cannot be used: {errno}", .path.display())]
+    #[error("{} cannot be used: {}", .path.display(), descriptors::Why(*.errno))]
     System {
         /// The path of the process's socket.
         path: PathBuf,

@@ -7,6 +7,7 @@ use cuvmm_driver::Location;
 use rustix::io::Errno;
 
 use super::{ArgumentError, MemoryError};
+use crate::descriptors;
 
 /// An error in a description of shared memory, or in its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +125,10 @@ pub enum ChannelError {
         most: usize,
     },
     /// Descriptors were lost in transit: this process may not open as many files.
-    #[error("descriptors were lost: raise the limit of open files of this process")]
+    #[error(
+        "descriptors were lost: this process may open no more than {} (RLIMIT_NOFILE): raise that limit",
+        descriptors::most()
+    )]
     TooManyFiles,
     /// The maximum number of peers is connected already.
     #[error("the maximum of {most} peers is connected already")]
@@ -149,7 +153,7 @@ pub enum ChannelError {
         problem: &'static str,
     },
     /// A system call failed.
-    #[error("{call}: {errno}")]
+    #[error("{call}: {}", descriptors::Why(*.errno))]
     System {
         /// The call.
         call: &'static str,

@@ -228,6 +228,24 @@ mod tests {
         assert!(turns(7).iter().all(Option::is_none), "no such process");
     }
 
+    /// A round in which a waiting request wakes no process begins no step.
+    #[test]
+    fn each_step_begins_in_a_round_that_wakes() {
+        use crate::ledger::waiting::wakes;
+        let offers: Vec<Offer> = (0..128).map(|it| offer(it, 1)).collect();
+        let last = FIRST_TURN + TURN * 256;
+        let mut begun = 0;
+        for me in 0..offers.len() {
+            for round in 1..=last {
+                let [before, now] = [round - 1, round].map(|it| turn(offers.clone(), me, it));
+                assert!(before == now || wakes(round), "{me} in round {round}");
+                begun += u32::from(before != now);
+            }
+        }
+        assert_eq!(begun, 2 * 128, "two steps each");
+        assert!(wakes(1), "all give from the first round on");
+    }
+
     #[test]
     fn the_lowest_priority_sleeps_first_and_guarantees_are_kept() {
         let tenant = |name: &str, priority, committed, guarantee| TenantReport {

@@ -55,6 +55,8 @@ struct State {
     next: u64,
     /// The givers that are being called, and the calling threads.
     serving: Vec<(u64, ThreadId)>,
+    /// The threads that wait in `detach`.
+    detaching: usize,
 }
 
 impl Givers {
@@ -86,12 +88,14 @@ impl Givers {
         let mut state = self.lock();
         state.attached.retain(|&(attached, _)| attached != id);
         let here = thread::current().id();
+        state.detaching += 1;
         while state.serving.iter().any(|it| it.0 == id && it.1 != here) {
             state = self
                 .done
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        state.detaching -= 1;
     }
 
     /// Calls each giver. Called by threads of the ledger, not within a call of a giver.
@@ -109,8 +113,12 @@ impl Givers {
 
         impl Drop for Served<'_> {
             fn drop(&mut self) {
-                self.0.lock().serving.retain(|it| *it != self.1);
-                self.0.done.notify_all();
+                let mut state = self.0.lock();
+                state.serving.retain(|it| *it != self.1);
+                // Notifying is a system call, and the ledger's thread calls givers all the time.
+                if state.detaching > 0 {
+                    self.0.done.notify_all();
+                }
             }
         }
 

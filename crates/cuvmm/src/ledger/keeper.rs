@@ -26,11 +26,12 @@ use crate::sync::atomic::Ordering;
 /// How often the thread looks at the ledger unless it is woken.
 const PASS: Duration = Duration::from_secs(1);
 
-/// How often it looks while a slot is dying.
+/// How often it looks while a slot is dying, or a request of its process waits: a dead process may have
+/// had the memory.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
 /// How often it looks at least while a process waits for memory. That process wakes it twice as often.
-const LONGEST_NAP: Duration = Duration::from_millis(10);
+const LONGEST_NAP: Duration = Duration::from_millis(20);
 
 /// How soon it looks again after a request has begun to wait, or the process has freed memory while
 /// one waits. Doubles up to [`LONGEST_NAP`]: memory that was just freed is often still in use by the
@@ -149,14 +150,16 @@ impl Keeper {
             *count = Some(grants);
             publish_idle(member);
         }
-        match need > 0 {
+        let nap = match need > 0 {
             true => {
-                let nap = self.nap;
-                self.nap = (2 * nap).min(LONGEST_NAP);
-                if dying { nap.min(QUICK_PASS) } else { nap }
+                let next = (2 * self.nap).min(LONGEST_NAP);
+                std::mem::replace(&mut self.nap, next)
             }
-            false if dying => QUICK_PASS,
             false => PASS,
+        };
+        match dying || member.oldest_ticket().is_some() {
+            true => nap.min(QUICK_PASS),
+            false => nap,
         }
     }
 }

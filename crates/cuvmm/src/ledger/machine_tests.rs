@@ -24,12 +24,17 @@ use super::member::Member;
 use super::probe::{self, Probe as _};
 use super::proc;
 use super::seen::Seen;
-use super::tests::{G, LIMIT, TERMS, charged, collected, directory, join, refusal, stop_time};
+use super::tests::{
+    G, LIMIT, TERMS, charged, collected, directory, join, not_tried, refusal, stop_time,
+};
 use crate::error::{LedgerError, LedgerRefusal};
 use crate::ledger::member::Purpose;
 
 /// The environment variable with a part, and the ledger's path behind a colon.
 const PART: &str = "CUVMM_LEDGER_MACHINE";
+
+/// Begins the reason of a part that the machine does not permit.
+const NOT_TRIED: &str = "not tried: ";
 
 /// Returns this test program as it plays a part, as the end of another command if there is one.
 fn play(before: &[&str], part: &str, path: &Path) -> Command {
@@ -59,16 +64,18 @@ fn played(commands: &[&[&str]], part: &str, path: &Path) {
         command.status().is_ok_and(|it| it.success())
     };
     let Some(before) = commands.iter().find(is_permitted) else {
-        eprintln!("\n*** {part} DID NOT RUN: this process may not run {commands:?} ***");
+        not_tried(&format!(
+            "a ledger, {part}: this process may not run {commands:?}"
+        ));
         return;
     };
     let played = play(before, part, path).output().unwrap();
     let said = String::from_utf8_lossy(&played.stdout);
-    if let Some(why) = said.split_once("DID NOT RUN") {
-        eprintln!(
-            "\n*** {part} DID NOT RUN{} ***",
-            why.1.lines().next().unwrap()
-        );
+    if let Some((_, why)) = said.split_once(NOT_TRIED) {
+        not_tried(&format!(
+            "a ledger, {part}: {}",
+            why.lines().next().unwrap()
+        ));
         return;
     }
     assert!(
@@ -238,7 +245,7 @@ fn deny(call: libc::c_long, errno: i32) {
             ) == 0
     };
     if !set {
-        println!("DID NOT RUN: the kernel takes no seccomp filter");
+        println!("{NOT_TRIED}the kernel takes no seccomp filter");
         std::process::exit(0);
     }
 }
@@ -258,7 +265,7 @@ fn hidden(path: &Path) {
     };
     assert_eq!(set, [0; 3]);
     if Path::new("/proc/1").exists() {
-        println!("DID NOT RUN: processes of other users are not hidden");
+        println!("{NOT_TRIED}processes of other users are not hidden");
         return;
     }
     let own = join(path, LIMIT * G);

@@ -65,6 +65,11 @@ pub(super) fn directory() -> tempfile::TempDir {
     }
 }
 
+/// Says what the machine does not permit, where test output is not captured.
+pub(super) fn not_tried(what: &str) {
+    drop(writeln!(std::io::stderr(), "*** NOT TRIED: {what}"));
+}
+
 pub(super) fn charged(member: &Member) -> u64 {
     let charges = member.file().layout().charges.iter();
     charges.map(|it| Count::of(it.load()).charged()).sum()
@@ -283,6 +288,88 @@ fn a_later_request_passes_all_older_ones_or_none() {
     }
 }
 
+/// Memory that is enough for an older request is that one's, whatever the bound leaves.
+#[test]
+fn a_later_request_takes_nothing_that_serves_an_older_one() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let members: Vec<_> = (0..4).map(|_| join(&path, 100 * G)).collect();
+    let [a, b, c, d] = &members[..] else { panic!() };
+    let new =
+        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
+    let older = (LedgerRefusal::OlderRequest, 0);
+    new(a, 60).unwrap();
+    new(c, 20).unwrap();
+    let waiting = wait(b, 30 * G);
+    assert_eq!(c.left(), 20 * G, "too little for the older one");
+    let asked = c.grant(5 * G, 10 * G, Purpose::New, None);
+    assert_eq!(asked, Ok(5 * G), "no more than what is asked for");
+    a.give(15 * G);
+    assert_eq!(c.left(), 0);
+    assert_eq!(refusal(new(c, 1)), older);
+    a.give(5 * G);
+    assert_eq!(c.left(), 5 * G);
+    assert_eq!(refusal(new(d, 6)), older);
+    new(d, 5).unwrap();
+    b.grant(30 * G, 0, Purpose::New, Some(waiting.place()))
+        .unwrap();
+    drop(waiting);
+    for (member, granules) in [(a, 40), (b, 30), (c, 25), (d, 5)] {
+        member.give(granules * G);
+    }
+    // The first leaves less than the second.
+    new(d, 50).unwrap();
+    let waiting = [wait(a, 90 * G), wait(b, 10 * G)];
+    assert_eq!(c.left(), 10 * G);
+    assert_eq!(refusal(new(c, 11)), older);
+    new(c, 10).unwrap();
+    drop(waiting);
+    c.give(10 * G);
+    d.give(50 * G);
+    // Nothing that others have serves a request if its own process has too much.
+    new(b, 80).unwrap();
+    let waiting = wait(b, 30 * G);
+    assert_eq!(c.left(), 20 * G);
+    new(c, 20).unwrap();
+    drop(waiting);
+    b.give(80 * G);
+    c.give(20 * G);
+}
+
+/// The memory beside a request depends on what its own process has, and on what came after it alone.
+#[test]
+fn a_later_request_passes_one_by_what_came_after_it() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let members: Vec<_> = (0..3).map(|_| join(&path, 100 * G)).collect();
+    let [a, b, c] = &members[..] else { panic!() };
+    let new =
+        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
+    new(a, 40).unwrap();
+    let waiting = wait(b, 90 * G);
+    new(c, 10).unwrap();
+    assert_eq!(c.left(), 0);
+    drop(waiting);
+    let waiting = wait(b, 70 * G);
+    assert_eq!(
+        c.left(),
+        30 * G,
+        "what c had before counts for the first alone"
+    );
+    new(c, 10).unwrap();
+    assert_eq!(c.left(), 20 * G);
+    drop(waiting);
+    c.give(20 * G);
+    new(b, 10).unwrap();
+    let waiting = wait(b, 60 * G);
+    assert_eq!(c.left(), 30 * G, "b keeps 10");
+    new(c, 30).unwrap();
+    drop(waiting);
+    for (member, granules) in [(a, 40), (b, 10), (c, 30)] {
+        member.give(granules * G);
+    }
+}
+
 #[test]
 fn opening_checks_the_file() {
     let dir = directory();
@@ -321,6 +408,15 @@ fn opening_checks_the_file() {
         open(group, 100 * G),
         LedgerError::Access { mode: 0o600, .. }
     ));
+    let own = rustix::process::geteuid().as_raw();
+    match std::os::unix::fs::chown(&path, Some(4321), None) {
+        Ok(()) => assert!(matches!(
+            open(TERMS, 100 * G),
+            LedgerError::Access { uid: 4321, .. }
+        )),
+        Err(error) => not_tried(&format!("a ledger of another user: {error}")),
+    }
+    std::os::unix::fs::chown(&path, Some(own), None).unwrap();
     member.file().layout().header.version.store(9);
     assert!(matches!(
         open(TERMS, 100 * G),
@@ -589,7 +685,7 @@ fn a_killed_process_of_another_pid_namespace_is_known_to_have_ended() {
     let path = dir.path().join("ledger");
     let own = join(&path, LIMIT * G);
     let Some(mut child) = play_apart("serve", &path) else {
-        eprintln!("skipped: this process may not make a PID namespace");
+        not_tried("a ledger in another PID namespace, which this process may not make");
         return;
     };
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -915,7 +1011,7 @@ fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
     one.grant(100 * G, 0, Purpose::New, None).unwrap();
     let mut keeper = super::keeper::Keeper::quiet(&one);
-    let (first, longest) = (Duration::from_micros(100), Duration::from_millis(10));
+    let (first, longest) = (Duration::from_micros(100), Duration::from_millis(20));
     let time = stop_time();
     let mut waiting = wait(&other, G);
     assert_eq!(keeper.pass(&one), first);
@@ -932,6 +1028,37 @@ fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
     drop(waiting);
     let _another = wait(&other, G);
     assert_eq!(keeper.pass(&one), first);
+    probe::set(None);
+    one.give(100 * G);
+}
+
+/// Others are woken in the rounds in which they have something new to do, and the process that waits
+/// looks for dead ones meanwhile.
+#[test]
+fn a_request_that_waits_wakes_others_when_they_have_something_to_do() {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    one.grant(100 * G, 0, Purpose::New, None).unwrap();
+    let mut keeper = super::keeper::Keeper::quiet(&other);
+    assert_eq!(keeper.pass(&other), Duration::from_secs(1));
+    let bell = &other.file().layout().header.wanted;
+    let time = stop_time();
+    let before = bell.count();
+    let mut waiting = wait(&other, G);
+    assert_eq!(bell.count() - before, 1, "at once");
+    assert_eq!(keeper.pass(&other), Duration::from_millis(5));
+    let rings = (1..=8).map(|_| {
+        time.sleep(Duration::from_millis(5));
+        let before = bell.count();
+        waiting.renew(G);
+        waiting.renew(G);
+        bell.count() - before
+    });
+    assert_eq!(rings.collect::<Vec<_>>(), [1, 1, 0, 1, 0, 1, 0, 1]);
+    assert_eq!(other.slot().round.load(), 8);
+    drop(waiting);
+    assert_eq!(keeper.pass(&other), Duration::from_secs(1));
     probe::set(None);
     one.give(100 * G);
 }

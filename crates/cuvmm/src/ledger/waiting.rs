@@ -9,8 +9,15 @@ use super::member::{Account, InLine, Member};
 use super::stall::Lacking;
 use crate::error::LedgerError;
 
-/// How long a waiting request gives other processes before it asks again.
+/// How long a round of a waiting request takes.
 const ROUND: Duration = Duration::from_millis(5);
+
+/// Returns `true` if a waiting request wakes other processes at the beginning of a round: at the first,
+/// from which on all give, and at each in which it can be a process's [turn](super::appeal). In the
+/// rounds between they would do what they have done, and memory that comes meanwhile rings.
+pub(super) const fn wakes(round: u64) -> bool {
+    round == 1 || round.is_multiple_of(2)
+}
 
 /// A request that waits for memory of other processes.
 #[derive(Debug)]
@@ -41,9 +48,11 @@ impl Waiting {
         member.publish(&mut account, now);
         if clock::since(self.rung) >= ROUND {
             self.rung = now;
-            member.slot().round.add(1);
+            let round = member.slot().round.add(1).wrapping_add(1);
             drop(account);
-            member.file().layout().header.wanted.ring();
+            if wakes(round) {
+                member.file().layout().header.wanted.ring();
+            }
         }
     }
 

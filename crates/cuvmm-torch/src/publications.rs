@@ -14,7 +14,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 use cuvmm::driver::{DeviceAddress, StreamHandle};
-use cuvmm::share::{Manifest, Users};
+use cuvmm::share::{Manifest, UserFolder, Users};
 use cuvmm::{Block, CallError, Publisher};
 use serde::Deserialize;
 
@@ -22,7 +22,7 @@ use crate::edge::complain;
 use crate::error::Error;
 use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
-use crate::{exit, folder, fork, limits};
+use crate::{exit, fork, limits};
 
 /// How long a publication waits for other processes of a ledger to give memory back.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
@@ -89,7 +89,7 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
     let of = heaps::of(request.device)?;
     let path = match &request.path {
         Some(path) => path.clone(),
-        None => folder::own_socket()?,
+        None => UserFolder::create()?.own_socket(),
     };
     let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
     let publishers = publishers.get_or_insert_default();
@@ -192,7 +192,7 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
     }
     let path = match path {
         Some(path) => path,
-        None => folder::own_socket()?,
+        None => UserFolder::create()?.own_socket(),
     };
     let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
     let publishers = publishers.get_or_insert_default();

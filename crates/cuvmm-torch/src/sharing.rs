@@ -6,9 +6,11 @@
 use std::ffi::{c_char, c_int};
 use std::time::Duration;
 
+use cuvmm::share::UserFolder;
+
 use crate::edge::{self, guard, status};
 use crate::error::Error;
-use crate::{attachments, folder, publications};
+use crate::{attachments, publications};
 
 /// Writes the path of the socket at which this process publishes if no other is named. Makes its folder
 /// if it is missing. Returns 0 and keeps the error if that fails.
@@ -17,7 +19,8 @@ use crate::{attachments, folder, publications};
 /// `buffer` is null or valid for writing `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usize {
-    let path = guard(None, || kept(folder::own_socket()));
+    let folder = guard(None, || kept(UserFolder::create().map_err(Error::from)));
+    let path = folder.map(|folder| folder.own_socket());
     let path = path.map(|path| path.into_os_string().into_encoded_bytes());
     // SAFETY: the caller says so.
     path.map_or(0, |path| unsafe { edge::write(path, buffer, length) })

@@ -8,7 +8,6 @@
 mod attach;
 mod elements;
 mod file;
-pub(crate) mod folder;
 mod list;
 mod publish;
 mod publishers;

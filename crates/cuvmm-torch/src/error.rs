@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
 use cuvmm::driver::cuda::OpenError;
-use cuvmm::error::{ChannelError, ShareError};
+use cuvmm::error::{ChannelError, FolderError, ShareError};
 use cuvmm::{
     BlockError, CallError, CloseRefusal, DeviceError, LedgerError, MemoryError, PoolError,
     SleepError,
@@ -109,8 +109,8 @@ pub(crate) enum Error {
     Ambiguous { name: String, paths: String },
     #[error("{} is open to other users than these already", path.display())]
     OtherUsers { path: PathBuf },
-    #[error("{} {problem}", path.display())]
-    Folder { path: PathBuf, problem: String },
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     #[error("{}: {cause}", path.display())]
     Publisher { path: PathBuf, cause: ShareError },
     #[error("{name:?} is on device {device}: attach it there")]

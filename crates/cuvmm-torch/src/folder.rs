@@ -1,24 +1,14 @@
-//! The folder with the sockets of this user's publishers, one for each process, as the command
-//! `cuvmm share` has them.
-//!
-//! A user with write access to the folder could impersonate a publisher. The folder must therefore
-//! belong to this user, and no other user may have access to it.
+//! The publishers of this user, found by the names that they publish.
 
 use std::collections::BTreeSet;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::share::{self, LOCK_ENDING, Subscriber};
+use cuvmm::share::{self, Subscriber, UserFolder};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
 use crate::error::Error;
-
-/// The extension of a socket.
-const SOCKET: &str = "sock";
 
 /// How long one publisher may take to answer when all are asked.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,27 +16,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The most names that an error lists.
 const MOST_NAMED: usize = 20;
 
-/// Returns the path of the folder: `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID`.
 fn path() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-        Some(folder) => Path::new(&folder).join("cuvmm"),
-        None => PathBuf::from(format!("/tmp/cuvmm-{}", geteuid().as_raw())),
-    }
+    UserFolder::path_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref())
 }
 
-/// Returns the path of this process's socket. Makes the folder if it is missing.
+/// Returns the path of this process's socket. Makes its folder if it is missing.
 ///
 /// # Errors
 /// A folder that cannot be made, belongs to another user, or is open to other users.
 pub(crate) fn own_socket() -> Result<PathBuf, Error> {
-    let folder = path();
-    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(failed(&folder, error));
-        }
-        _ => check(&folder)?,
-    }
-    Ok(folder.join(format!("{}.{SOCKET}", std::process::id())))
+    Ok(UserFolder::create(path())?.own_socket())
 }
 
 /// Returns the socket of the publisher that publishes a name. Removes what dead publishers left.
@@ -122,53 +101,10 @@ fn lacks_descriptors(error: &Error) -> bool {
     }
 }
 
-/// Returns the paths of all sockets in the folder, also of those of which only the lock is left.
+/// Returns the paths of all sockets in the folder, or none if there is no folder.
 fn sockets() -> Result<BTreeSet<PathBuf>, Error> {
-    let folder = path();
-    let entries = match std::fs::read_dir(&folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        entries => entries.map_err(|error| failed(&folder, error))?,
-    };
-    check(&folder)?;
-    let lock = LOCK_ENDING.trim_start_matches('.');
-    let mut sockets = BTreeSet::new();
-    for entry in entries {
-        let mut path = entry.map_err(|error| failed(&folder, error))?.path();
-        if path.extension().is_some_and(|ending| ending == lock) {
-            path.set_extension("");
-        }
-        if path.extension().is_some_and(|ending| ending == SOCKET) {
-            sockets.insert(path);
-        }
-    }
-    Ok(sockets)
-}
-
-fn check(folder: &Path) -> Result<(), Error> {
-    let found = std::fs::symlink_metadata(folder).map_err(|error| failed(folder, error))?;
-    let own = geteuid().as_raw();
-    let problem = if !found.is_dir() {
-        "is no folder".to_owned()
-    } else if found.uid() != own {
-        format!("belongs to user {}, and this is user {own}", found.uid())
-    } else if found.mode() & 0o077 != 0 {
-        "is open to other users: use chmod 700".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(Error::Folder {
-        path: folder.to_owned(),
-        problem,
+    Ok(match UserFolder::open(path())? {
+        Some(folder) => folder.sockets()?,
+        None => BTreeSet::new(),
     })
-}
-
-fn failed(folder: &Path, error: io::Error) -> Error {
-    if let Some(errno @ Errno::MFILE) = Errno::from_io_error(&error) {
-        let call = "open";
-        return ChannelError::System { call, errno }.into();
-    }
-    Error::Folder {
-        path: folder.to_owned(),
-        problem: format!("cannot be used: {error}"),
-    }
 }

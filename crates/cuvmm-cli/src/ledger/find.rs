@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use cuvmm::LedgerView;
 use cuvmm::ledger::{Control, FILE_ENDING, ProcessState, ProcessStats};
+use cuvmm::share::UserFolder;
 
-use crate::share::folder;
+use crate::share;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::terminal::{safe, shown, tell};
 
@@ -36,7 +37,7 @@ impl Where {
 
     /// Returns the path of the ledgers as text.
     pub(super) fn shown(&self) -> String {
-        shown(&self.given().unwrap_or_else(folder::path))
+        shown(&self.given().unwrap_or_else(share::folder))
     }
 
     /// Opens the ledgers, in the order of their names. Says on standard error which could not be
@@ -78,8 +79,8 @@ impl Where {
     fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let path = match self.given() {
             Some(path) => path,
-            None => match folder::existing()? {
-                Some(path) => path,
+            None => match UserFolder::open(share::folder())? {
+                Some(folder) => folder.path().to_owned(),
                 None => return Ok(Vec::new()),
             },
         };

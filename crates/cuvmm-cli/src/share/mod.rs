@@ -1,27 +1,32 @@
 //! `cuvmm share`: device memory that one process publishes and other processes read.
 //!
-//! From the bottom up: `folder` locates sockets, `file` reads safetensors files, and `publishers`
-//! finds publishers and their publications. `publish`, `list` and `attach` are the commands;
-//! `elements` and `shown` format the output of `attach`. The library passes the memory between
-//! processes.
+//! From the bottom up: `file` reads safetensors files, and `publishers` finds publishers and their
+//! publications. `publish`, `list` and `attach` are the commands; `elements` and `shown` format the
+//! output of `attach`. The library passes the memory between processes.
 
 mod attach;
 mod elements;
 mod file;
-pub(crate) mod folder;
 mod list;
 mod publish;
 mod publishers;
 mod shown;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use cuvmm::Device;
+use cuvmm::share::UserFolder;
 
 use cuvmm_cli::command::usage;
 use cuvmm_cli::drivers::Choice;
+
+/// Returns the path of the folder with this user's sockets and ledgers.
+pub(crate) fn folder() -> PathBuf {
+    UserFolder::path_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref())
+}
 
 /// Share device memory between processes without a copy
 ///

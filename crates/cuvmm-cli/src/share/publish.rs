@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use cuvmm::driver::HandleTypes;
-use cuvmm::share::Publisher;
+use cuvmm::share::{Publisher, UserFolder};
 use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
-use super::{Where, folder, publishers, size};
+use super::{Where, publishers, size};
 use crate::stop::{Stop, Stopped};
 use cuvmm_cli::command::usage;
 use cuvmm_cli::files;
@@ -74,7 +74,7 @@ impl Args {
         let device = self.at.open()?;
         let socket = match self.socket {
             Some(socket) => socket,
-            None => folder::own_socket()?,
+            None => UserFolder::create(super::folder())?.own_socket(),
         };
         let publisher = publishers::naming(&socket, Publisher::bind(&socket))?;
         let press = Press {

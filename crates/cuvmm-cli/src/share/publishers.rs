@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::share::{self, Listing, Subscriber};
+use cuvmm::share::{self, Listing, Subscriber, UserFolder};
 
-use super::folder;
 use cuvmm_cli::terminal::{chain, safe, shown};
 
 /// The timeout for the answer of one publisher.
@@ -60,7 +59,10 @@ impl Found {
 pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
     let mut found = Found::default();
     let sockets = match socket {
-        None => folder::sockets()?,
+        None => match UserFolder::open(super::folder())? {
+            Some(folder) => folder.sockets()?,
+            None => return Ok(found),
+        },
         Some(socket) => {
             // A socket without a publisher is an error, unless a dead publisher had left it.
             if !sweep(socket, &mut found)? {

@@ -457,7 +457,7 @@ fn every_call_fails_once() {
         used,
         true,
     );
-    assert_eq!(calls, 8);
+    assert_eq!(calls, 9);
     let calls = sweep(
         |rig| {
             let world = allocated(rig);
@@ -475,7 +475,7 @@ fn every_call_fails_once() {
         used,
         true,
     );
-    assert_eq!(calls, 9);
+    assert_eq!(calls, 10);
     let calls = sweep(
         |rig| (keeping(rig, 4), Vec::new()),
         |_, (pool, guards)| Ok(guards.push(text(pool.make_current())?)),

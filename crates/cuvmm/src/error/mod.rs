@@ -43,7 +43,7 @@ pub use ledger::{ControlError, LedgerError, LedgerRefusal, LedgerShortage};
 pub use memory::MemoryError;
 pub use plan::{PlanError, PlanProblem};
 pub use pool::PoolError;
-pub use share::{ChannelError, DescriptionError, ShareError};
+pub use share::{ChannelError, DescriptionError, FolderError, ShareError};
 pub use shortage::Shortage;
 pub use sleep::SleepError;
 

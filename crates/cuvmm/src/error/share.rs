@@ -247,6 +247,16 @@ pub enum ShareError {
     },
 }
 
+/// The [folder of this user's sockets](crate::share::UserFolder) cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path:?} {problem}")]
+pub struct FolderError {
+    /// Its path.
+    pub path: PathBuf,
+    /// The reason.
+    pub problem: String,
+}
+
 fn shared_as(given: Option<u32>) -> String {
     given.map_or_else(
         || "without elements".to_owned(),

@@ -182,6 +182,14 @@ class DeviceArray:
         dl_device: Any = _UNNAMED,
         copy: bool | None = None,
     ) -> Any:
+        """Exports the array for another library, whose first work is on `stream`.
+
+        The memory is freed behind the work of that stream. With `stream=-1` nothing is ordered and no use is
+        noted: if the library's work is still queued when its tensor is freed, it writes into the next owner's
+        memory. Name the work's stream with `record_stream`, or wait for it first.
+
+        Raises BufferError for host memory, a copy, and a stream that cannot be used.
+        """
         if stream is _UNNAMED and dl_device is not _UNNAMED:
             # A library with streams names one. NumPy has none, and would refuse the tensor only then.
             raise BufferError(f"the memory is on CUDA device {self.device}, and not in host memory")
@@ -283,7 +291,9 @@ class ForeignArray:
 
 
 def from_dlpack(tensor: Any) -> ForeignArray:
-    """Returns where a tensor of another library lies. Nothing is copied or waited for.
+    """Returns where a tensor of another library lies. Nothing is copied or waited for, and nothing is ordered
+    (`__dlpack__(stream=-1)`): wait for the work that is queued on the tensor before other streams use it, and
+    for theirs before it is freed.
 
     >>> there = cuvmm.from_dlpack(torch.ones(8, device="cuda"))  # doctest: +SKIP
     >>> there.address, there.nbytes, there.device  # doctest: +SKIP

@@ -32,14 +32,16 @@ pub enum Consumer {
     /// Work on the per-thread default stream of the exporting thread, ordered like work on any
     /// other stream.
     PerThread,
-    /// A user that knows that no work is queued, or orders itself.
+    /// A user that knows that no work is queued, or orders itself. The tensor's deleter does not wait
+    /// either: it frees the memory behind the work of the memory's own streams. If the user's work is
+    /// on another stream and still queued then, the next owner's bytes are overwritten.
     Ordered,
 }
 
 impl Consumer {
     /// Converts the argument of Python's `__dlpack__(stream=...)` for memory of a GPU: `None` and 1
-    /// are the legacy default stream of the memory's device, 2 is the per-thread one, -1 means no
-    /// ordering, and any other number is a stream handle. For host memory the argument is `None`,
+    /// are the legacy default stream of the memory's device, 2 is the per-thread one, -1 is
+    /// [`Ordered`](Self::Ordered), which orders nothing, and any other number is a stream handle. For host memory the argument is `None`,
     /// and [exporting](Consumer) waits.
     ///
     /// # Errors

@@ -217,21 +217,13 @@ impl Torch {
     }
 
     fn written(&self, write: Text, device: c_int) -> String {
-        // SAFETY: nothing is written to a null buffer.
-        let needed = unsafe { write(device, null_mut(), 0) };
-        let mut buffer = vec![b'?'; needed];
-        // SAFETY: the buffer has the length that is passed.
-        let again = unsafe { write(device, buffer.as_mut_ptr().cast(), needed) };
-        assert_eq!(again, needed);
-        if needed > 0 {
-            assert_eq!(buffer.pop(), Some(0));
-            let mut short = vec![b'?'; needed - 1];
-            // SAFETY: the buffer has the length that is passed.
-            let asked = unsafe { write(device, short.as_mut_ptr().cast(), needed - 1) };
-            assert_eq!(asked, needed);
-            assert!(short.iter().all(|&byte| byte == b'?'), "written in part");
-        }
-        String::from_utf8(buffer).unwrap()
+        // The text may be longer or shorter at each call if another thread allocates.
+        let texts = std::iter::repeat_with(|| written(write, device));
+        texts
+            .take(1000)
+            .flatten()
+            .next()
+            .expect("the length settles")
     }
 
     /// Returns a number of device 0's figures.
@@ -244,6 +236,30 @@ impl Torch {
         let value = json.get(name).or_else(|| json["heap"].get(name));
         value.and_then(serde_json::Value::as_u64).expect(name)
     }
+}
+
+/// Returns the text that a function writes, and checks that it writes nothing into a buffer that is too
+/// short. Returns `None` if the length changed between the calls.
+fn written(write: Text, device: c_int) -> Option<String> {
+    // SAFETY: nothing is written to a null buffer.
+    let needed = unsafe { write(device, null_mut(), 0) };
+    let mut buffer = vec![b'?'; needed];
+    // SAFETY: the buffer has the length that is passed.
+    let again = unsafe { write(device, buffer.as_mut_ptr().cast(), needed) };
+    if again != needed {
+        return None;
+    }
+    if needed > 0 {
+        assert_eq!(buffer.pop(), Some(0));
+        let mut short = vec![b'?'; needed - 1];
+        // SAFETY: the buffer has the length that is passed.
+        let asked = unsafe { write(device, short.as_mut_ptr().cast(), needed - 1) };
+        if asked != needed {
+            return None;
+        }
+        assert!(short.iter().all(|&byte| byte == b'?'), "written in part");
+    }
+    Some(String::from_utf8(buffer).unwrap())
 }
 
 /// Compiles a C++ file of the tests into a shared library that is linked with others. Returns its

@@ -1,5 +1,7 @@
 //! Dependencies between crates, read from their manifests.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
@@ -18,6 +20,8 @@ pub(crate) struct Package {
     pub(crate) manifest_path: String,
     #[serde(default)]
     pub(crate) targets: Vec<Target>,
+    #[serde(default)]
+    pub(crate) features: BTreeMap<String, Vec<String>>,
     dependencies: Vec<Dependency>,
 }
 
@@ -105,6 +109,7 @@ mod tests {
                 name: (*name).to_owned(),
                 manifest_path: format!("{name}/Cargo.toml"),
                 targets: Vec::new(),
+                features: BTreeMap::new(),
                 dependencies: dependencies
                     .iter()
                     .map(|(name, kind)| Dependency {

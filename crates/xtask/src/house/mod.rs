@@ -10,6 +10,7 @@ mod arrows;
 mod calls;
 mod circles;
 mod crates;
+mod features;
 mod habits;
 mod links;
 mod mentions;
@@ -144,6 +145,9 @@ fn inspect() -> Result<Inspection> {
     }
     inspection.complaints.extend(prose::check(root)?);
     inspection.complaints.extend(links::check(root)?);
+    inspection
+        .complaints
+        .extend(features::check(root, &metadata)?);
     let complaints = &mut inspection.complaints;
     for complaint in &mut *complaints {
         if let Ok(short) = complaint.file.strip_prefix(root) {

@@ -55,8 +55,8 @@ impl Passed {
 /// A request of another process that waits: its ticket and slot.
 pub(super) type Older = (u64, usize);
 
-/// Granules that are shown as charged past older requests. They count from then on if they are
-/// [charged](Self::charged).
+/// Granules that are shown as charged past older requests, until it is known whether they were
+/// charged ([`end`](Self::end)).
 #[must_use]
 pub(super) struct Passing<'a> {
     slot: &'a Slot,
@@ -64,7 +64,7 @@ pub(super) struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// Keeps what is shown, or takes it back.
+    /// Keeps what is shown if it was charged, and else takes it back.
     pub(super) fn end(self, is_charged: bool) {
         if !is_charged {
             self.slot.passed.store(self.before.word());

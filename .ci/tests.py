@@ -2,9 +2,14 @@
 """Runs some of the test programs of the workspace, as `cargo test --workspace` builds them.
 
     .ci/tests.py PACKAGE/PROGRAM... [-- ARGUMENT...]
+    .ci/tests.py --slow
 
 The program `lib` is the unit tests of a package's library. The programs get the arguments. All run, even
 after a failure, and the exit status is 1 if one failed.
+
+`cargo test` leaves out the tests in slow.txt, which are marked as ignored. Here the slow ones of a program
+run after the others, if an argument is a part of their name or no argument is a name. `--slow` runs all
+slow tests and no others, and fails unless those in slow.txt are those that are marked so.
 
 Given the names of programs, cargo itself would choose the features of their packages only, and so
 build everything again.
@@ -12,10 +17,13 @@ build everything again.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 
+MARK = '#[ignore = "slow: `.ci/run` runs it"]'
+MOST_SLOW = 150
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -40,8 +48,65 @@ def built() -> dict[str, tuple[str, str]]:
     return programs
 
 
+def slow_tests() -> dict[str, list[str]]:
+    """Returns the names of the slow tests of each program."""
+    slow: dict[str, list[str]] = {}
+    with open(os.path.join(ROOT, ".ci/slow.txt")) as file:
+        for line in file:
+            program, name = line.split()
+            slow.setdefault(program, []).append(name)
+    return slow
+
+
+def marked() -> list[str]:
+    """Returns the names of the functions that are marked as slow tests, without their modules."""
+    files = subprocess.run(
+        ["git", "grep", "-lF", MARK, "--", "crates/*.rs"],
+        check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    ).stdout.split()
+    names = []
+    for path in files:
+        with open(os.path.join(ROOT, path)) as file:
+            names += re.findall(re.escape(MARK) + r"\n(?:\s*#\[.*\]\n)*\s*fn (\w+)", file.read())
+    return names
+
+
+def differ(slow: dict[str, list[str]]) -> bool:
+    """Says in what the list of slow tests differs from the marked ones, and whether it does."""
+    listed = sorted(name.rsplit("::", 1)[-1] for names in slow.values() for name in names)
+    found = sorted(marked())
+    if listed != found:
+        both = set(listed) & set(found)
+        print("error: listed in .ci/slow.txt:", [name for name in listed if name not in both])
+        print("error: marked as slow:", [name for name in found if name not in both], flush=True)
+    if len(listed) > MOST_SLOW:
+        print(f"error: {len(listed)} slow tests, more than {MOST_SLOW}", flush=True)
+    return listed != found or len(listed) > MOST_SLOW
+
+
+def run(program: str, folder: str, arguments: list[str]) -> bool:
+    return subprocess.run([program, *arguments], cwd=folder, check=False).returncode == 0
+
+
+def run_slow(program: str, folder: str, names: list[str]) -> bool:
+    """Runs tests that are marked as ignored, and sees that there are as many as were named."""
+    command = [program, "--ignored", "--exact", *names]
+    listed = subprocess.run([*command, "--list"], cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
+    there = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+    if sorted(there) != sorted(names):
+        print(f"error: not found among its slow tests: {sorted(set(names) - set(there))}", flush=True)
+        return False
+    return run(program, folder, ["--ignored", "--exact", *names])
+
+
 def main() -> int:
+    slow, failed = slow_tests(), []
     names, arguments = sys.argv[1:], []
+    only_slow = names == ["--slow"]
+    if only_slow:
+        names = list(slow)
+        if differ(slow):
+            failed.append("slow.txt")
     if "--" in names:
         end = names.index("--")
         names, arguments = names[:end], names[end + 1 :]
@@ -53,11 +118,15 @@ def main() -> int:
     with open(os.path.join(ROOT, ".cargo/config.toml"), "rb") as file:
         for variable, value in tomllib.load(file).get("env", {}).items():
             os.environ.setdefault(variable, value)
-    failed = []
+    parts = [argument for argument in arguments if not argument.startswith("-")]
     for name in names:
         program, folder = programs[name]
         print(f"     Running {name} ({program})", flush=True)
-        if subprocess.run([program, *arguments], cwd=folder, check=False).returncode != 0:
+        succeeded = only_slow or run(program, folder, arguments)
+        chosen = [it for it in slow.get(name, []) if not parts or any(part in it for part in parts)]
+        if chosen and not run_slow(program, folder, chosen):
+            succeeded = False
+        if not succeeded:
             failed.append(name)
     for name in failed:
         print(f"error: test failed: {name}", flush=True)

@@ -1,5 +1,5 @@
-//! A KV cache of a small model, and attention on the CPU that reads the cache through its strides,
-//! as a kernel does.
+//! A KV cache of a small model, whose keys and values are read through its strides, as a kernel for
+//! attention does.
 
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{DeviceAddress, Driver};
@@ -17,6 +17,9 @@ pub const SMALL: Shape = Shape {
     max_tokens: 400,
     max_sequences: 6,
 };
+
+/// After how many elements the numbers of a row repeat: a prime.
+const PERIOD: usize = 127;
 
 pub const LAYOUTS: [Layout; 2] = [Layout::TokenMajor, Layout::LayerMajor];
 
@@ -61,16 +64,20 @@ pub fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
     parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
 }
 
-/// Returns a row of small numbers that is unique to a token, layer and part.
+/// Returns a row of small numbers that is unique to a token, layer and part. The row repeats numbers
+/// whose count divides no stride of the cache: copying is quick in a build that is not optimized.
 pub fn row(salt: u32, token: u64, layer: u32, part: Part) -> Vec<f32> {
     let part = u32::from(part == Part::Value);
     let seed = (salt * 7919 + token as u32) * 16 + layer * 2 + part;
-    let elements = SMALL.kv_heads * SMALL.head_size;
+    let elements = (SMALL.kv_heads * SMALL.head_size) as usize;
     let value = |element: u32| {
         let mixed = (seed ^ element.wrapping_mul(2_654_435_761)).wrapping_mul(2_246_822_519);
         (mixed >> 16) as f32 / 65_536.0 - 0.5
     };
-    (0..elements).map(value).collect()
+    let numbers: Vec<f32> = (0..PERIOD as u32).map(value).collect();
+    let mut row = numbers.repeat(elements.div_ceil(PERIOD));
+    row.truncate(elements);
+    row
 }
 
 /// Writes the rows of a sequence's tokens.
@@ -109,25 +116,8 @@ where
     found
 }
 
-/// Computes attention of one query over all tokens of a sequence, for one head of one layer.
-fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f32> {
-    let dot = |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
-    let scale = (query.len() as f32).sqrt().recip();
-    let scores: Vec<f32> = keys.iter().map(|key| dot(query, key) * scale).collect();
-    let most = scores.iter().copied().fold(f32::MIN, f32::max);
-    let weights: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
-    let sum: f32 = weights.iter().sum();
-    let mut out = vec![0.0; query.len()];
-    for (weight, value) in weights.iter().zip(values) {
-        for (out, value) in out.iter_mut().zip(value) {
-            *out += weight / sum * value;
-        }
-    }
-    out
-}
-
-/// Compares attention over some heads of a sequence with the expected result. `salts[n]` is the
-/// salt that token `n` was written with.
+/// Compares keys and values of some heads of a sequence, as a kernel for attention reads them, with
+/// what was written. `salts[n]` is the salt that token `n` was written with.
 pub fn assert_attends<B: Backing>(rig: &Rig<B>, cache: &KvCache, id: SequenceId, salts: &[u32])
 where
     Machine<B>: Driver,
@@ -139,23 +129,27 @@ where
     }
     let size = SMALL.head_size as usize;
     for (layer, head) in [(0, 0), (1, 1), (SMALL.layers - 1, 1)] {
-        let query = &row(99, 7, layer, Part::Key)[..size];
-        let seen = |tensor: Option<KvTensor<'_>>| -> Vec<Vec<f32>> {
+        let from = head as usize * size;
+        let tensors = [
+            (Part::Key, view.key(layer)),
+            (Part::Value, view.value(layer)),
+        ];
+        for (part, tensor) in tensors {
             let tensor = tensor.unwrap();
-            (0..view.tokens())
-                .map(|token| element(rig, tensor, token, head))
-                .collect()
-        };
-        let written = |part| -> Vec<Vec<f32>> {
-            let from = head as usize * size;
-            let of = |(token, &salt): (usize, &u32)| {
-                row(salt, token as u64, layer, part)[from..from + size].to_vec()
-            };
-            salts.iter().enumerate().map(of).collect()
-        };
-        let found = attention(query, &seen(view.key(layer)), &seen(view.value(layer)));
-        let wanted = attention(query, &written(Part::Key), &written(Part::Value));
-        assert_eq!(found, wanted, "layer {layer}, head {head}");
+            for (token, &salt) in (0..).zip(salts) {
+                let found = element(rig, tensor, token, head);
+                let written = row(salt, token, layer, part);
+                // Bytes, so that not-a-number is compared too, and quickly.
+                let (found, written): (&[u8], &[u8]) = (
+                    bytemuck::cast_slice(&found),
+                    bytemuck::cast_slice(&written[from..from + size]),
+                );
+                assert!(
+                    found == written,
+                    "{part:?}, layer {layer}, head {head}, token {token}"
+                );
+            }
+        }
     }
     assert!(view.key(SMALL.layers).is_none());
 }

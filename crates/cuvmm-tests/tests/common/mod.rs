@@ -161,6 +161,14 @@ where
     region
 }
 
+/// Returns a number of equal elements. They are copied, which in a build that is not optimized takes a
+/// small part of the time of `vec![value; count]`.
+pub fn filled<T: Copy>(value: T, count: usize) -> Vec<T> {
+    let mut elements = [value; 1024].repeat(count.div_ceil(1024));
+    elements.truncate(count);
+    elements
+}
+
 /// Queues a kernel that will write to the whole block, and holds it back.
 pub fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
 where

@@ -504,6 +504,7 @@ fn forks_zeroed_on_host() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn forks_hardened_on_host() {
     let (forks, hardened) = (8, true);
     programs(

@@ -888,6 +888,7 @@ fn run_of(cases: u32, step: impl Strategy<Value = Step>, program: impl Fn(&[Step
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_model() {
     run(8000, |steps| program(common::model(), steps, PLAIN));
 }
@@ -993,11 +994,13 @@ fn a_look_takes_nothing_back() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_host() {
     run(1200, |steps| program(common::host(), steps, PLAIN));
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_in_spite_of_failures() {
     for hardened in [None, Some(hasty())] {
         let spite = Some(6);
@@ -1022,6 +1025,7 @@ fn programs_in_spite_of_failures() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_that_export() {
     for (hardened, cases) in [(None, 750), (Some(hasty()), 250)] {
         let kind = Kind {
@@ -1039,6 +1043,7 @@ fn programs_that_export() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_in_hardened_pools() {
     for hardened in [resting_for_ever(), hasty()] {
         let kind = Kind {

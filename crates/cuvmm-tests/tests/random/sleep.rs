@@ -460,6 +460,7 @@ fn run(count: u32, program: impl Fn(&[Step])) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_model() {
     run(200, |steps| program(common::model(), steps));
 }
@@ -489,6 +490,7 @@ fn allocate(granules: u64) -> Step {
 
 /// Each call of a canceled sleep or wake fails, alone or with all later calls.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn cancelled_while_a_driver_call_fails() {
     for (lasts, keep) in [(false, false), (true, false), (false, true), (true, true)] {
         for nth in 1..20 {
@@ -517,6 +519,7 @@ fn cancelled_while_a_driver_call_fails() {
 
 /// Each call of a sleep or wake fails once, while another tenant's work keeps the device busy.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_copy_that_is_refused_once_waits_for_no_other_tenant() {
     let held = [
         Step::Allocate {

@@ -30,7 +30,7 @@ where
 const HALF: usize = 512;
 
 fn filled(grid: &SparseGrid<u32, 2>, value: u32) -> Vec<u32> {
-    vec![value; grid.bricks().brick_len()]
+    common::filled(value, grid.bricks().brick_len())
 }
 
 fn read(grid: &SparseGrid<u32, 2>, brick: usize) -> Vec<u32> {
@@ -308,7 +308,7 @@ proptest! {
                 }
                 Step::Write(brick) => {
                     let value = number as u32 + 1;
-                    let elements = vec![value; bricks.brick_len()];
+                    let elements = common::filled(value, bricks.brick_len());
                     let done = grid.write_brick(bricks.at(brick).unwrap(), &elements);
                     prop_assert_eq!(done.is_ok(), known[brick].is_some());
                     known[brick] = known[brick].map(|_| value);
@@ -329,7 +329,7 @@ proptest! {
             for (brick, known) in known.iter().enumerate() {
                 grid.read_brick(bricks.at(brick).unwrap(), &mut seen, Holes::AsZero).unwrap();
                 let wanted = known.unwrap_or(0);
-                prop_assert!(seen.iter().all(|&it| it == wanted), "step {}, brick {}", number, brick);
+                prop_assert!(seen == common::filled(wanted, seen.len()), "step {}, brick {}", number, brick);
             }
         }
         drop((grid, stream));

@@ -371,7 +371,8 @@ proptest! {
     fn it_holds_what_a_plain_array_with_holes_would(steps in prop::collection::vec(step(), 1..16)) {
         let rig = common::host();
         let mut array = array(&rig, TILES);
-        let mut known = vec![0u32; array.len()];
+        let nothing = common::filled(0u32, PER_TILE);
+        let mut known = common::filled(0u32, array.len());
         let mut has = [false; TILES];
         let mut zeros = [false; TILES];
         let clip = |at: usize, count: usize| at..(at + count).min(TILES * PER_TILE);
@@ -393,17 +394,21 @@ proptest! {
                     assert_eq!(array.decommit(range).unwrap(), gone);
                     for tile in whole {
                         has[tile] = false;
-                        known[tile * PER_TILE..(tile + 1) * PER_TILE].fill(0);
+                        known[tile * PER_TILE..(tile + 1) * PER_TILE].copy_from_slice(&nothing);
                     }
                 }
-                Step::Write(at, count) => {
-                    let range = clip(at, count);
+                Step::Write(at, wanted) => {
+                    let range = clip(at, wanted);
                     let value = number as u32 + 1;
-                    let elements = vec![value; range.len()];
-                    let here = |index: &usize| has[index / PER_TILE];
-                    let count = range.clone().filter(here).count();
+                    let elements = common::filled(value, range.len());
+                    let mut count = 0;
+                    for tile in touched(at, wanted).filter(|&tile| has[tile]) {
+                        let start = range.start.max(tile * PER_TILE);
+                        let here = start..range.end.min((tile + 1) * PER_TILE);
+                        count += here.len();
+                        known[here.clone()].copy_from_slice(&elements[..here.len()]);
+                    }
                     assert_eq!(array.write(at, &elements, Holes::AsZero).unwrap(), count);
-                    range.filter(here).for_each(|index| known[index] = value);
                 }
                 Step::Zeros(at, count) => {
                     array.back_with_zeros(clip(at, count)).unwrap();
@@ -421,7 +426,7 @@ proptest! {
             assert_eq!(stats.zero_backed, count(&zeros) as u64 * G);
             assert_eq!(stats.pending_free, 0);
             assert_eq!(committed(&array).len(), count(&has));
-            let mut seen = vec![9; array.len()];
+            let mut seen = common::filled(9, array.len());
             array.read(0, &mut seen, Holes::AsZero).unwrap();
             assert!(seen == known, "step {number}: {step:?}");
             // The device can read without a fault exactly the tiles with memory or zeros.

@@ -31,8 +31,9 @@ on_both! {
         let address = vec.address();
         assert_eq!((vec.len(), vec.capacity(), vec.held()), (0, 0, 0));
         let before = rig.device.calls();
+        let all = numbers(0, 256 * 7 + PER_GRANULE);
         for granule in 0..256 {
-            vec.extend_from_slice(&numbers(granule * 7, PER_GRANULE)).unwrap();
+            vec.extend_from_slice(&all[granule * 7..][..PER_GRANULE]).unwrap();
             assert_eq!(vec.address(), address);
             // The capacity doubles at first; later it grows by 16 MiB, or by an eighth if that is
             // more.
@@ -183,16 +184,19 @@ on_both! {
     }
 
     fn every_call_of_growing_and_shrinking_may_fail_once(rig) {
+        // Made once, because this takes longer than all else in a build that is not optimized.
+        let all = numbers(1, 32 * PER_GRANULE);
+        let from = |first: usize, granules: usize| &all[first - 1..][..granules * PER_GRANULE];
         for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
             for k in 1..100 {
                 let mut vec = empty(rig, 64);
-                vec.extend_from_slice(&numbers(1, 20 * PER_GRANULE)).unwrap();
+                vec.extend_from_slice(from(1, 20)).unwrap();
                 rig.faults.forget();
                 rig.faults.arm(common::nth_of(k, code, &[
                     Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap,
                     Call::MemcpyHtoDAsync, Call::StreamSynchronize,
                 ]));
-                let grown = vec.extend_from_slice(&numbers(7, 5 * PER_GRANULE));
+                let grown = vec.extend_from_slice(from(7, 5));
                 let len = if grown.is_ok() { 25 } else { 20 } * PER_GRANULE;
                 assert_eq!(vec.len(), len);
                 vec.truncate(2 * PER_GRANULE);
@@ -200,7 +204,7 @@ on_both! {
                 let hit = rig.faults.injected() > 0;
                 rig.faults.disarm();
                 assert!(hit || (grown.is_ok() && shrunk.is_ok()));
-                vec.extend_from_slice(&numbers(9, 30 * PER_GRANULE)).unwrap();
+                vec.extend_from_slice(from(9, 30)).unwrap();
                 if rig.keeps_bytes() {
                     assert_eq!(vec.get(2 * PER_GRANULE - 1).unwrap(), 2 * PER_GRANULE as u32);
                     assert_eq!(vec.get(2 * PER_GRANULE).unwrap(), 9);

@@ -520,16 +520,19 @@ fn killed(roles: &[Role], kills: u64) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two() {
     killed(&[Role::Giver, Role::Taker], 200);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two_with_a_memory_pool() {
     killed(&[Role::PoolGiver, Role::PoolTaker], 200);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn four_with_a_memory_pool() {
     let mut roles = vec![Role::PoolGiver];
     roles.resize(4, Role::PoolTaker);
@@ -537,11 +540,13 @@ fn four_with_a_memory_pool() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn three() {
     killed(&[Role::Publisher, Role::Subscriber, Role::Subscriber], 300);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn ten() {
     let mut roles = vec![Role::Publisher, Role::Giver, Role::Taker, Role::Taker];
     roles.resize(10, Role::Subscriber);

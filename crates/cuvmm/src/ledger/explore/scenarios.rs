@@ -69,6 +69,7 @@ fn charges_that_fit_are_made() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn charges_of_stopped_processes() {
     let mut scenario = two((&[], &[Take(6)]), (&[], &[Take(6), Give(3)]));
     (scenario.faults.stops, scenario.faults.ends) = (true, &[]);
@@ -82,6 +83,7 @@ fn guarantees_race() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn dead_processes_are_collected() {
     let waits: Part<'_> = (&[], &[Pass, MustAwait(9)]);
     for sight in [Sight::Pidfds, Sight::Numbers] {
@@ -93,6 +95,7 @@ fn dead_processes_are_collected() {
 
 /// Memory of a process of which nothing is known is free after two seconds.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn dead_processes_of_which_nothing_is_known_are_collected() {
     let waits: Part<'_> = (&[], &[Await(9, 1), Pass]);
     let mut scenario = two((&[Take(6)], &[Take(2), Give(3)]), waits);
@@ -107,12 +110,14 @@ fn requests_wait_for_what_another_gives() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn requests_wait_for_what_another_has_cached() {
     let waits: Part<'_> = (&[Take(1)], &[MustAwait(8)]);
     explore(&two((&[Take(8), Cache(8)], &[Pass, Pass]), waits));
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two_requests_wait() {
     let part: Part<'_> = (&[Take(4), Cache(4)], &[Await(9, 60), Give(2)]);
     let mut scenario = two(part, part);
@@ -123,6 +128,7 @@ fn two_requests_wait() {
 /// A request is served when the memory is given back that was charged before it came, however much two
 /// later ones have been charged past it.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn later_requests_pass_one_that_waits() {
     sample(500, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -140,6 +146,7 @@ fn later_requests_pass_one_that_waits() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn members_join_and_leave() {
     let mut scenario = two((&[Leave], &[Join, Take(3)]), (&[Take(4)], &[Leave, Join]));
     scenario.faults.interruptions = Some(2);
@@ -148,6 +155,7 @@ fn members_join_and_leave() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two_members_make_the_file() {
     let mut scenario = two((&[], &[Join]), (&[], &[Join]));
     scenario.scripts.iter_mut().for_each(|it| it.before.clear());
@@ -158,6 +166,7 @@ fn two_members_make_the_file() {
 
 /// No limit changes under a member, and one of two members that require different limits joins.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two_members_require_different_limits() {
     let part = |limit| (&[] as &[Op], [JoinUnder(limit), Take(limit)]);
     let (one, other) = (part(9), part(8));
@@ -174,6 +183,7 @@ fn a_block_is_lent_while_it_is_imported() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn an_importer_ends_or_releases_while_the_owner_leaves() {
     let exporter: Part<'_> = (&[Take(6), Export(4)], &[Leave, Join]);
     let mut scenario = two(exporter, (&[], &[Import, Release]));

@@ -32,8 +32,8 @@ needs_stand_in = unittest.skipUnless(
 )
 
 
-def run(code: str, *, fakes: bool = False, **variables: str) -> str:
-    """Runs code in a process of its own, and returns what it printed.
+def run(code: str, *, fakes: bool = False, status: int = 0, **variables: str) -> str:
+    """Runs code in a process of its own, which ends with a status, and returns what it printed.
 
     The stand-in has two devices of 256 MiB.
     """
@@ -52,6 +52,6 @@ def run(code: str, *, fakes: bool = False, **variables: str) -> str:
         text=True,
         timeout=120,
     )
-    if ended.returncode != 0:
+    if ended.returncode != status:
         raise AssertionError(f"exit {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
     return ended.stdout

@@ -40,9 +40,20 @@ fn the_stand_in_answers_in_c_as_recorded() {
 }
 
 #[test]
+fn the_stand_in_answers_in_c_as_an_h100() {
+    compare("edges-h100-580.159.tsv", "", &[("FAKECUDA_GPU", "h100")]);
+}
+
+#[test]
 fn two_devices_answer_about_peers_as_two_h100s() {
     let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_GPU", "h100")];
-    compare("edges-h100-580.159.tsv", "peer", &two);
+    compare("two-h100-580.159.tsv", "peer.", &two);
+}
+
+#[test]
+fn streams_of_another_device_answer_as_on_two_h100s() {
+    let two = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_GPU", "h100")];
+    compare("two-h100-580.159.tsv", "apart.", &two);
 }
 
 #[test]

@@ -140,6 +140,18 @@ fn attached(number: u64) -> Result<Arc<Attached>, Error> {
     found.ok_or(Error::NotAttached(number))
 }
 
+/// Returns the address, the bytes and the device of all memory that is attached.
+pub(crate) fn memory() -> Vec<(u64, u64, i32)> {
+    let state = lock();
+    let attached = state.attached.iter().flatten();
+    let attached = attached.filter(|(number, _)| !state.leaving.contains(number));
+    let each = attached.map(|(_, attached)| {
+        let memory = attached.publication.memory();
+        (memory.address().0, memory.size(), attached.device)
+    });
+    each.collect()
+}
+
 /// Describes what is attached under a number as JSON.
 pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
     let attached = attached(number)?;

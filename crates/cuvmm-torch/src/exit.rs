@@ -1,4 +1,5 @@
-//! The end of the process: the threads of mappers and publishers stop before the driver goes.
+//! The end of the process: the threads of mappers and publishers stop before the driver goes, and heaps
+//! give back what is free.
 //!
 //! The driver tears itself down in a function that the C library calls at the exit, and a thread that
 //! is then within the driver may crash or hang. Functions registered later are called earlier, so the
@@ -14,14 +15,15 @@ use std::time::Duration;
 
 use crate::fork;
 
-/// How long the exit waits for the threads. One may be within a call that the driver does not end.
+/// How long the exit waits. A thread may be within a call that the driver does not end.
 const LONGEST: Duration = Duration::from_secs(2);
 
 type End = Box<dyn FnOnce() + Send>;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Functions that are called at the exit: they stop threads and wait for them.
+/// Functions that are called at the exit, in the order in which they were added: they stop threads and wait
+/// for them, and give memory back.
 static ENDS: Mutex<Vec<End>> = Mutex::new(Vec::new());
 
 /// Calls a function when the process exits, in a thread, if [`watch`] returned `true`.
@@ -49,7 +51,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Stops all threads. Waits for them for a bounded time.
+/// Calls the functions, in a thread. Waits for that for a bounded time.
 fn stop() {
     let ends = std::mem::take(&mut *ENDS.lock().unwrap_or_else(PoisonError::into_inner));
     if ends.is_empty() {

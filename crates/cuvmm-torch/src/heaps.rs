@@ -133,7 +133,14 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     };
     let heap = DeviceHeap::new(driver, index, settings)?;
     guards::add(&heap.pool);
-    Ok(place.get_or_init(|| heap))
+    let heap = place.get_or_init(|| heap);
+    if exit::watch() {
+        // The driver gives the rest back. Nothing is left to tell the program of a refusal.
+        exit::at_end(|| {
+            let _ = heap.trim();
+        });
+    }
+    Ok(heap)
 }
 
 /// Sets how the heaps are made. What is not named stays as it was set before.

@@ -15,7 +15,8 @@
 //! leave to wait for devices, `limits` has each device's limit, `entered` has the tags of threads,
 //! `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `sharing`, `api` and
+//! `attachments` share tensors with other processes, `capsules` ends those of DLPack,
+//! `lent` lists what the program has for a stand-in for libcuda, `sharing`, `api` and
 //! this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
@@ -37,6 +38,7 @@ mod fork;
 mod graphs;
 mod guards;
 mod heaps;
+mod lent;
 mod limits;
 mod live;
 mod publications;
@@ -55,6 +57,7 @@ use self::graphs::PoolId;
 
 pub use self::api::*;
 pub use self::capsules::*;
+pub use self::lent::*;
 pub use self::sharing::*;
 
 /// The function whose failures PyTorch's exceptions name.

@@ -48,7 +48,7 @@ pub(crate) struct Entry {
     pub(crate) address: usize,
     /// The bytes, rounded up.
     size: u64,
-    requested: u64,
+    pub(crate) requested: u64,
     stream: u64,
     pool: Option<PoolId>,
 }

@@ -74,6 +74,13 @@ FAKECUDA_WEAK int fakecuda_forget(void);
 FAKECUDA_WEAK int fakecuda_report(int fd);
 FAKECUDA_WEAK int fakecuda_report_json(int fd);
 
+/* A library that keeps memory for its users until the process ends can export this function, which calls
+ * `visit` with `visitor` for all memory that users have: its address, its bytes and its device. In reports
+ * such memory is a leak, and what the library's own calls have made is none. It is called for each report,
+ * the last one when the process ends. */
+typedef void (*fakecuda_visit)(void *visitor, uint64_t address, uint64_t size, int device);
+void fakecuda_lent(fakecuda_visit visit, void *visitor);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,6 +8,7 @@ use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::attributes::{self, Kind};
 use crate::contexts::current;
+use crate::copies;
 use crate::edge::{Outcome, code, export_also};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
@@ -141,10 +142,10 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
 
 export_also! {
     fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        copy(to, from, bytes, None)
+        copies::by_current(|| copy(to, from, bytes, None))?
     }
 
     fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
-        copy(to, from, bytes, Some(stream_handle(stream)))
+        copies::by_current(|| copy(to, from, bytes, Some(stream_handle(stream))))?
     }
 }

@@ -20,9 +20,6 @@ use crate::settings::{self, Planned};
 /// takes far longer than requested.
 const WORTH_SLEEPING: Duration = Duration::from_micros(200);
 
-/// The function that retains a primary context.
-const RETAIN: &str = "cuDevicePrimaryCtxRetain";
-
 thread_local! {
     /// The name of the C function that this thread is in, or was in last.
     static CALL: Cell<&'static str> = const { Cell::new("") };
@@ -32,8 +29,6 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 static INJECTED: AtomicU64 = AtomicU64::new(0);
 /// The driver's clock, which advances by what each call costs. Set if calls take time.
 static CLOCK: OnceLock<fn() -> Duration> = OnceLock::new();
-/// Called when a primary context was retained. Set if places in the program are noted.
-static RETAINED: OnceLock<fn()> = OnceLock::new();
 /// The time on the driver's clock that threads have slept for, in nanoseconds.
 static SLEPT: AtomicU64 = AtomicU64::new(0);
 
@@ -116,12 +111,6 @@ pub(crate) fn around(
         layer.verdict(name)?;
     }
     let answer = work();
-    if name == RETAIN
-        && answer.is_ok()
-        && let Some(note) = RETAINED.get()
-    {
-        note();
-    }
     if let Some(clock) = CLOCK.get() {
         pay(clock());
     }
@@ -161,12 +150,6 @@ pub(crate) fn disarm() -> Result<(), CUresult> {
 pub(crate) fn take_time(clock: fn() -> Duration) {
     // Set once, by the one state of the process.
     let _ = CLOCK.set(clock);
-}
-
-/// Calls a function whenever a primary context was retained.
-pub(crate) fn note_retained(note: fn()) {
-    // Set once, by the one state of the process.
-    let _ = RETAINED.set(note);
 }
 
 /// Sleeps for the time on the driver's clock that no thread has slept for.

@@ -61,7 +61,8 @@ unsafe fn instantiate(
     let graph = GraphHandle(graph.addr() as u64);
     // SAFETY: the caller promises valid handles, and others are refused.
     let made = unsafe { driver()?.graph_instantiate(device, graph) }.map_err(code)?;
-    let flags = flags as u32;
+    // The driver tells no others.
+    let flags = (flags & both) as u32;
     let known = Known {
         flags,
         ..Known::of(device)
@@ -76,28 +77,35 @@ unsafe fn instantiate(
     }
 }
 
-/// Instantiates a graph, and says that no node failed.
-///
-/// # Safety
-/// The pointers are null or valid for writing, the log for `size` bytes.
-unsafe fn instantiate_told(
-    executable: *mut CUgraphExec,
-    graph: CUgraph,
-    node: *mut *mut c_void,
-    log: *mut c_char,
-    size: usize,
-) -> Outcome {
-    // SAFETY: the caller promises that the pointers are null or valid.
-    unsafe {
-        instantiate(executable, graph, 0, 0)?;
-        if !node.is_null() {
-            put(node, std::ptr::null_mut())?;
+/// Defines functions that instantiate a graph without flags, and say that no node failed.
+macro_rules! instantiates_told {
+    ($($name:ident)*) => { export_also! {$(
+        fn $name(
+            executable: *mut CUgraphExec,
+            graph: CUgraph,
+            node: *mut *mut c_void,
+            log: *mut c_char,
+            size: usize,
+        ) {
+            // SAFETY: the caller passes valid pointers for the results, or null, and a log of `size`
+            // bytes.
+            unsafe {
+                instantiate(executable, graph, 0, 0)?;
+                if !node.is_null() {
+                    put(node, std::ptr::null_mut())?;
+                }
+                if !log.is_null() && size != 0 {
+                    put(log, 0)?;
+                }
+            }
+            Ok(())
         }
-        if !log.is_null() && size != 0 {
-            put(log, 0)?;
-        }
-    }
-    Ok(())
+    )*} };
+}
+
+instantiates_told! {
+    cuGraphInstantiate
+    cuGraphInstantiate_v2
 }
 
 export! {
@@ -168,28 +176,6 @@ export! {
 }
 
 export_also! {
-    fn cuGraphInstantiate(
-        executable: *mut CUgraphExec,
-        graph: CUgraph,
-        node: *mut *mut c_void,
-        log: *mut c_char,
-        size: usize,
-    ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
-        unsafe { instantiate_told(executable, graph, node, log, size) }
-    }
-
-    fn cuGraphInstantiate_v2(
-        executable: *mut CUgraphExec,
-        graph: CUgraph,
-        node: *mut *mut c_void,
-        log: *mut c_char,
-        size: usize,
-    ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
-        unsafe { instantiate_told(executable, graph, node, log, size) }
-    }
-
     fn cuGraphInstantiateWithParams(
         executable: *mut CUgraphExec,
         graph: CUgraph,
@@ -198,9 +184,12 @@ export_also! {
         // SAFETY: the caller passes the structure, or null.
         let asked = unsafe { take(params.cast_const()) }?;
         // SAFETY: the caller passes a valid pointer for the result, or null.
-        unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) }?;
+        let made = unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) };
+        // No node has failed. 1 is an error without a kind of its own.
+        let (failed, result) = (std::ptr::null_mut(), u32::from(made.is_err()));
         // SAFETY: the caller passes the structure.
-        unsafe { put(params, Params { failed: std::ptr::null_mut(), result: 0, ..asked }) }
+        unsafe { put(params, Params { failed, result, ..asked }) }?;
+        made
     }
 
     fn cuGraphExecGetFlags(executable: CUgraphExec, flags: *mut u64) {

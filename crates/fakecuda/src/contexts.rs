@@ -133,6 +133,7 @@ fn release(device: CUdevice) -> Outcome {
             count.checked_sub(1)
         })
         .map_err(|_| NONE)?;
+    state.driver.note_released(device);
     if before == 1 {
         end(device, name(device));
     }
@@ -166,6 +167,7 @@ fn reset(device: CUdevice) -> Outcome {
     if let Some(count) = state.retained.get(device.0 as usize) {
         count.store(0, Ordering::Release);
     }
+    state.driver.note_reset(device);
     end_objects(state, device, name(device));
     state.driver.reset_context(device);
     Ok(())
@@ -298,6 +300,7 @@ export! {
                 table.ids.insert(device.0, table.count);
             });
         }
+        state.driver.note_retained(device);
         // SAFETY: the caller passes a valid pointer for the result.
         unsafe { put(context, name(device)) }
     }

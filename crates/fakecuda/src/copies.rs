@@ -17,8 +17,27 @@ use crate::owned;
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 
+/// Makes a call that copies. As recorded, memory of pools must be accessible to the current context's
+/// device, also if a stream of another one copies.
+pub(crate) fn by_current<T>(call: impl FnOnce() -> T) -> Outcome<T> {
+    let current = current()?;
+    Ok(driver()?.copying(current, current, call))
+}
+
+/// Copies between the memory of two contexts, whose devices must have access to memory of pools.
+fn between_contexts(
+    (to_context, to): (CUcontext, CUdeviceptr),
+    (from_context, from): (CUcontext, CUdeviceptr),
+    bytes: usize,
+    stream: Option<StreamHandle>,
+) -> Outcome {
+    let (_, source) = named(from_context)?;
+    let (_, target) = named(to_context)?;
+    driver()?.copying(source, target, || between(to, from, bytes, stream))
+}
+
 /// Copies between two device ranges, on a stream or on the default stream. The device that the
-/// stream belongs to copies, so it needs access to both ranges.
+/// stream belongs to copies, so it needs access to mappings in both ranges.
 fn between(
     to: CUdeviceptr,
     from: CUdeviceptr,
@@ -86,9 +105,7 @@ export! {
         from_context: CUcontext,
         bytes: usize,
     ) {
-        named(from_context)?;
-        named(to_context)?;
-        between(to, from, bytes, None)
+        between_contexts((to_context, to), (from_context, from), bytes, None)
     }
 
     fn cuMemcpyHtoDAsync_v2(
@@ -105,7 +122,7 @@ export! {
         let (driver, to, from) = (driver()?, DeviceAddress(to), from.cast::<u8>());
         // SAFETY: the caller passes `bytes` readable bytes, and keeps both ranges until the copy is
         // done.
-        unsafe {
+        by_current(|| unsafe {
             match order {
                 HostOrder::Now => {
                     let bytes = std::slice::from_raw_parts(from, bytes);
@@ -113,7 +130,7 @@ export! {
                 }
                 _ => driver.copy_to_device_async(device, to, from, bytes as u64, stream),
             }
-        }
+        })?
         .map_err(code)
     }
 
@@ -129,14 +146,14 @@ export! {
         let order = HostOrder::of(device, stream, to.addr() as u64, from)?;
         let (driver, from) = (driver()?, DeviceAddress(from));
         // SAFETY: the caller keeps both ranges until the copy is done.
-        unsafe {
-            driver
-                .copy_to_host_async(device, to.cast(), from, bytes as u64, stream)
-                .map_err(code)?;
-            match order {
-                HostOrder::Done => driver.stream_synchronize(device, stream).map_err(code),
-                _ => Ok(()),
-            }
+        by_current(|| unsafe {
+            driver.copy_to_host_async(device, to.cast(), from, bytes as u64, stream)
+        })?
+        .map_err(code)?;
+        match order {
+            // SAFETY: the stream was named in the call above.
+            HostOrder::Done => unsafe { driver.stream_synchronize(device, stream) }.map_err(code),
+            _ => Ok(()),
         }
     }
 
@@ -146,7 +163,7 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        between(to, from, bytes, Some(stream_handle(stream)))
+        by_current(|| between(to, from, bytes, Some(stream_handle(stream))))?
     }
 
     fn cuMemcpyPeerAsync(
@@ -157,9 +174,8 @@ export! {
         bytes: usize,
         stream: CUstream,
     ) {
-        named(from_context)?;
-        named(to_context)?;
-        between(to, from, bytes, Some(stream_handle(stream)))
+        let stream = Some(stream_handle(stream));
+        between_contexts((to_context, to), (from_context, from), bytes, stream)
     }
 
     fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {

@@ -24,7 +24,7 @@ const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
 
 /// The limits of a context and their values on an H200: the stack, the buffer of `printf`, the heap
 /// of `malloc` in kernels, the depth of launches, which is no more, the number of pending launches,
-/// the fetch granularity and the persisting part of the L2 cache, the shared memory of a block, and
+/// the fetch granularity and the persisting part of the L2 cache, which the device tells, the shared memory of a block, and
 /// the memory of graphics interoperation. The last two can only be read.
 const LIMITS: [Option<u64>; 9] = [
     Some(1024),
@@ -33,10 +33,14 @@ const LIMITS: [Option<u64>; 9] = [
     None,
     Some(2048),
     Some(64),
-    Some(11_796_480),
+    None,
     Some(232_448),
     Some(0),
 ];
+
+/// The limit of the persisting part of the L2 cache, and the attribute that holds the most.
+const PERSISTING: u32 = 6;
+const MOST_PERSISTING: i32 = 108;
 
 /// The number of limits that can be set.
 const SETTABLE: u32 = 7;
@@ -88,7 +92,7 @@ unsafe fn capture_info(
     let found = unsafe { driver.capture_status(device, stream) }.map_err(code)?;
     // SAFETY: the caller promises that the pointers are null or valid.
     unsafe { put(status, CUstreamCaptureStatus(found.0)) }?;
-    if found == CaptureStatus::NONE {
+    if found != CaptureStatus::ACTIVE {
         return Ok(());
     }
     let Some(recording) = driver.recording(device, stream)? else {
@@ -97,7 +101,9 @@ unsafe fn capture_info(
     let handle = std::ptr::without_provenance_mut(recording.graph.0 as usize);
     let (listed, number) = NODES.with_borrow_mut(|kept| {
         *kept = recording.nodes;
-        (kept.as_ptr(), kept.len())
+        // Without nodes there is no list.
+        let first = kept.first().map_or(std::ptr::null(), std::ptr::from_ref);
+        (first, kept.len())
     });
     // SAFETY: the caller promises that the pointers are null or valid.
     unsafe {
@@ -122,9 +128,13 @@ unsafe fn may_put<T>(place: *mut T, value: T) -> Outcome {
 }
 
 fn limit(limit: u32) -> Outcome<u64> {
-    current()?;
+    let device = current()?;
     let usual = LIMITS.get(limit as usize).ok_or(INVALID)?;
-    let usual = usual.ok_or(UNSUPPORTED)?;
+    let usual = match limit {
+        // As recorded, three tenths of the most.
+        PERSISTING => attribute(device, MOST_PERSISTING)? as u64 / 10 * 3,
+        _ => usual.ok_or(UNSUPPORTED)?,
+    };
     let context = stack::top().map_or(0, |context| context.addr());
     let set = SET.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(set.get(&(context, limit)).copied().unwrap_or(usual))

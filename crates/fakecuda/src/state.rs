@@ -60,12 +60,6 @@ fn clock() -> Duration {
     driver().map_or(Duration::ZERO, |driver| driver.clock())
 }
 
-fn note_retained() {
-    if let Ok(driver) = driver() {
-        driver.note_retained();
-    }
-}
-
 impl State {
     fn make() -> Outcome<Self> {
         let settings = settings::get().map_err(|_| CUresult::CUDA_ERROR_SYSTEM_NOT_READY)?;
@@ -80,7 +74,6 @@ impl State {
             // The report is made when the process ends, not when the program closes the library.
             loaded::stay();
             status::watch();
-            calls::note_retained(note_retained);
         }
         let driver = Watched::new(HostDriver::new(options(settings)), watched);
         let retained = (0..settings.devices).map(|_| AtomicU32::new(0)).collect();

@@ -7,6 +7,7 @@
 //! method of the host driver requires.
 #![allow(unsafe_code)]
 
+mod leaks;
 mod noting;
 
 pub(crate) use noting::Contexts;

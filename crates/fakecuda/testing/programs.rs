@@ -24,6 +24,11 @@ impl Programs {
 
     /// Compiles a program of `tests/c`, with lines for the report.
     pub(crate) fn compile(&self, name: &str) -> PathBuf {
+        self.compile_with(name, &[])
+    }
+
+    /// Compiles a program of `tests/c` with more options.
+    pub(crate) fn compile_with(&self, name: &str, options: &[&str]) -> PathBuf {
         let here = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fakecuda"));
         let program = self.path(name);
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
@@ -37,6 +42,7 @@ impl Programs {
                 "-Wextra",
                 "-Werror",
             ])
+            .args(options)
             .arg("-I")
             .arg(here.join("include"))
             .arg("-o")

@@ -153,6 +153,28 @@ fn streams_and_contexts_are_leaks_if_all_are_asked_for() {
 }
 
 #[test]
+fn what_a_library_keeps_is_no_leak_and_what_its_users_have_is() {
+    let programs = Programs::new();
+    let keeper = programs.compile_with("keeper", &["-rdynamic"]);
+    let output = programs.run(&keeper, &[], &[REPORT, ALL]);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = said(&output);
+    assert!(text.contains("calls: 2 findings\n"), "{text}");
+    for line in [
+        "leaked: memory of keeper, 1000 B at 0x",
+        " on device 0; 2 times here, 1 KiB in all\n    made by cuMemAlloc_v2\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let output = programs.run(&keeper, &["forget"], &[REPORT, ALL]);
+    assert!(said(&output).contains("nothing found"), "{}", said(&output));
+    // Without the function the same calls are leaks.
+    let keeper = programs.compile("keeper");
+    let output = programs.run(&keeper, &[], &[REPORT, ALL]);
+    assert!(!output.status.success(), "{}", said(&output));
+}
+
+#[test]
 fn uses_after_release_are_found_with_three_places() {
     let programs = Programs::new();
     let faulty = programs.compile("faulty");

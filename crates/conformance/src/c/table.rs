@@ -7,6 +7,9 @@ use std::path::Path;
 /// The beginning of the reason of a difference that depends on the machine, and may be none.
 const MACHINE: &str = "machine: ";
 
+/// What stands in a recording for questions that are newer.
+const NOT_ASKED: &str = "not asked";
+
 /// Answers, by the name of the case and its part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
@@ -46,18 +49,15 @@ impl Table {
     }
 
     /// Returns a sentence for each answer that differs from the recorded one, unless a known
-    /// difference begins with its name, and for each known difference that is none any more.
+    /// difference covers its name, and for each known difference that is none any more. A question that
+    /// the recording lists as not asked has no difference.
     pub(crate) fn differences(&self, recorded: &Self, known: &Self, filter: &str) -> Vec<String> {
         let mut differences = Vec::new();
         let mut used = vec![false; known.lines.len()];
         let mut differ = |name: &str, sentence: String| {
-            let covers = |listed: &str| match listed.strip_suffix('*') {
-                Some(beginning) => name.starts_with(beginning),
-                None => name == listed,
-            };
             let mut allowed = false;
             for ((listed, _), used) in known.lines.iter().zip(&mut used) {
-                if covers(listed) {
+                if covers(listed, name) {
                     *used = true;
                     allowed = true;
                 }
@@ -66,8 +66,14 @@ impl Table {
                 differences.push(sentence);
             }
         };
+        let later = recorded.lines.iter();
+        let later: Vec<_> = later
+            .filter(|(_, answer)| *answer == NOT_ASKED)
+            .map(|(listed, _)| listed)
+            .collect();
         for (name, answer) in &self.lines {
             match recorded.lines.get(name) {
+                None if later.iter().any(|listed| covers(listed, name)) => (),
                 None => differ(name, format!("{name}: {answer}, not recorded")),
                 Some(there) if there != answer => {
                     differ(name, format!("{name}: {answer}, recorded: {there}"));
@@ -76,19 +82,29 @@ impl Table {
             }
         }
         for (name, answer) in &recorded.lines {
-            if name.contains(filter) && !self.lines.contains_key(name) {
+            let asked = name.contains(filter) && answer != NOT_ASKED;
+            if asked && !self.lines.contains_key(name) {
                 differ(name, format!("{name}: no answer, recorded: {answer}"));
             }
         }
         let listed = known.lines.iter().zip(&used);
         let stale = listed.filter(|((name, reason), used)| {
-            !**used && name.contains(filter) && !reason.starts_with(MACHINE)
+            let was_asked = !later.iter().any(|listed| covers(listed, name));
+            !**used && was_asked && name.contains(filter) && !reason.starts_with(MACHINE)
         });
         let stale: Vec<_> = stale
             .map(|((name, _), _)| format!("{name}: listed as different and is not"))
             .collect();
         differences.extend(stale);
         differences
+    }
+}
+
+/// Returns `true` if a listed name, which may end in `*`, covers a name.
+fn covers(listed: &str, name: &str) -> bool {
+    match listed.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == listed,
     }
 }
 
@@ -122,5 +138,10 @@ mod tests {
         assert!(now.differences(&then, &known, "").is_empty());
         let stale = now.differences(&now, &table("a\treason\n"), "");
         assert_eq!(stale, ["a: listed as different and is not"]);
+        let newer = table("c.*\tnot asked\na\t1\nb\t2\n");
+        assert!(now.differences(&newer, &Table::default(), "").is_empty());
+        let newer = table("c.*\tnot asked\na\t1\n");
+        let all = now.differences(&newer, &Table::default(), "");
+        assert_eq!(all, ["b: 2, not recorded"]);
     }
 }

@@ -296,7 +296,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Creates an event that has been recorded and is complete.
-fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
+pub(super) fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
     let (stream, event) = (b.stream()?, b.event()?);
     b.record(event, stream)?;
     b.synchronize(stream)?;

@@ -32,6 +32,7 @@ macro_rules! in_each_mode {
         )+]
     };
 }
+pub(super) use in_each_mode;
 
 pub(super) const OF_CONTEXT: &[Case] = in_each_mode!(
     CONTEXT,

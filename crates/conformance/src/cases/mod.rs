@@ -6,6 +6,7 @@ mod advice_ranges;
 mod aliases;
 mod capture;
 mod capture_always;
+mod capture_unsafe;
 mod context;
 mod copies;
 mod create;
@@ -58,6 +59,7 @@ const GROUPS: &[&[Case]] = &[
     capture::CASES,
     capture_always::OF_CONTEXT,
     capture_always::OF_EVENTS,
+    capture_unsafe::CASES,
     managed_capture::CASES,
     host_memory::CASES,
     seams::CASES,

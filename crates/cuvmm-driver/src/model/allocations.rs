@@ -186,6 +186,7 @@ impl<B: Backing> State<B> {
 
     pub(crate) fn host_free(&mut self, device: Ordinal, address: u64) -> Answer {
         self.context(device)?;
+        self.refuse_in_capture(None)?;
         self.allocation(address, &[Kind::Pinned])?;
         self.end_allocation(Call::MemFreeHost, address);
         Ok(())

@@ -246,7 +246,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Refuses a call that is not allowed while a stream captures: a query, a synchronization, a
-    /// plain allocation.
+    /// plain or pinned allocation and its end, the instantiation of a graph.
     ///
     /// Invalidates the captures during which the call is not allowed. A stream that is itself
     /// capturing may not be queried in any mode.

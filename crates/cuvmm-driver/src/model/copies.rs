@@ -1,5 +1,7 @@
 //! Copies and fills: the checks made at the call, before the work is queued on a stream.
 
+use std::thread;
+
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::mapping_table::Mapping;
@@ -13,7 +15,13 @@ use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 impl<B: Backing> State<B> {
     /// Checks the access to a range at the call. A refusal has no other effect.
     fn check(&self, device: i32, start: DeviceAddress, size: u64, how: Use) -> Answer {
-        self.resolve(device, start.0, size, how)
+        let parties = self.parties.get(&thread::current().id());
+        let pools = match (parties, how) {
+            (None, _) => device,
+            (Some(&(from, _)), Use::Read) => from,
+            (Some(&(_, to)), Use::Write) => to,
+        };
+        self.resolve(device, Some(pools), start.0, size, how)
             .map(drop)
             .ok_or(INVALID_VALUE)
     }

@@ -117,7 +117,8 @@ impl<B: Backing> State<B> {
     }
 
     fn now(&self, device: i32, start: u64, size: u64, how: Use) -> Answer<Vec<Piece>> {
-        self.resolve(device, start, size, how)
+        // The call that queued the work has checked the access to memory pools.
+        self.resolve(device, None, start, size, how)
             .ok_or(ILLEGAL_ADDRESS)
     }
 

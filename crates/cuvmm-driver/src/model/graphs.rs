@@ -13,6 +13,7 @@ impl<B: Backing> State<B> {
         graph: GraphHandle,
     ) -> Answer<GraphExecHandle> {
         self.context(device)?;
+        self.refuse_in_capture(None)?;
         let nodes = self.graphs.get(&graph.0).ok_or(INVALID_VALUE)?.clone();
         let handle = self.handles.take();
         self.graph_execs.insert(handle, (device.0, nodes));

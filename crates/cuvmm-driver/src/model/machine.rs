@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use cuvmm_sys::{SYMBOLS, Symbol};
@@ -370,6 +371,16 @@ impl<B: Backing> Machine<B> {
         stream: StreamHandle,
     ) -> std::result::Result<Option<Recording>, CUresult> {
         self.with(|state| state.captured_graph(device, stream))
+    }
+
+    /// Makes a call of this thread that copies. Memory of pools must be accessible to `from` where it is
+    /// read, and to `to` where it is written, and not to the device that copies.
+    pub fn copying<T>(&self, from: Ordinal, to: Ordinal, call: impl FnOnce() -> T) -> T {
+        let thread = thread::current().id();
+        self.with(|state| state.parties.insert(thread, (from.0, to.0)));
+        let answer = call();
+        self.with(|state| state.parties.remove(&thread));
+        answer
     }
 
     /// Counts the live objects.

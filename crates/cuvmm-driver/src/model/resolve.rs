@@ -17,10 +17,12 @@ impl<B: Backing> State<B> {
     /// Returns the bytes behind a range, which may span several mappings.
     ///
     /// Returns `None` if any of it is not mapped or the device lacks the access. Only the page
-    /// table is checked, never the hardware.
+    /// table is checked, never the hardware. What memory pools have must be accessible to the device of
+    /// `pools`, if one is named.
     pub(crate) fn resolve(
         &self,
         device: i32,
+        pools: Option<i32>,
         start: u64,
         size: u64,
         how: Use,
@@ -29,7 +31,7 @@ impl<B: Backing> State<B> {
         let mut pieces = Vec::with_capacity(1);
         let mut at = start;
         while at < end {
-            let (place, piece_end) = self.place(device, at, how)?;
+            let (place, piece_end) = self.place(device, pools, at, how)?;
             let size = piece_end.min(end) - at;
             pieces.push(Piece { place, size });
             at += size;
@@ -49,7 +51,7 @@ impl<B: Backing> State<B> {
         size: u64,
         how: Use,
     ) -> Option<Vec<Piece>> {
-        let pieces = self.resolve(device, start, size, how)?;
+        let pieces = self.resolve(device, Some(device), start, size, how)?;
         let apart = |piece: &Piece| match piece.place {
             Place::Memory(..) => true,
             Place::Allocation(address) => {
@@ -61,7 +63,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Returns the place of one address and the end of the mapping or allocation that contains it.
-    fn place(&self, device: i32, at: u64, how: Use) -> Option<(Place, u64)> {
+    fn place(&self, device: i32, pools: Option<i32>, at: u64, how: Use) -> Option<(Place, u64)> {
         if let Some((start, mapping)) = self.mappings.containing(at) {
             let enough = how.allowed(mapping.rights.of(Who::Device(device)));
             let physical = self.physicals.by_handle.get(&mapping.handle)?;
@@ -70,7 +72,7 @@ impl<B: Backing> State<B> {
         }
         let (start, allocation) = self.allocations.containing(at)?;
         // Every device may access managed memory.
-        if let Some(pool) = allocation.pool
+        if let (Some(pool), Some(device)) = (allocation.pool, pools)
             && allocation.kind != Kind::Managed
         {
             let rights = &self.pools.by_key.get(&pool)?.rights;

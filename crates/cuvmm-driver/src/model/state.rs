@@ -46,6 +46,8 @@ pub(crate) struct State<B> {
     /// The number of captures begun so far, which is the id of the last one.
     pub(crate) captures_begun: u64,
     pub(crate) capture_modes: HashMap<ThreadId, CaptureMode>,
+    /// The devices whose access to memory pools counts in the copies of a thread: from, to.
+    pub(crate) parties: HashMap<ThreadId, (i32, i32)>,
     pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
     pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
     pub(crate) handles: Handles,
@@ -103,6 +105,7 @@ impl<B: Backing> State<B> {
             captures: BTreeMap::new(),
             captures_begun: 0,
             capture_modes: HashMap::new(),
+            parties: HashMap::new(),
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
             progress: false,

@@ -21,6 +21,7 @@ on_both!(
     calls_that_are_fine,
     queries_break_a_capture,
     relaxed_mode_is_fine,
+    pinned_memory_and_instantiation_break_a_capture,
     modes_belong_to_threads,
     what_concerns_the_context_breaks_it,
     captured_events_break_their_capture_alone,
@@ -94,6 +95,42 @@ fn a_capture_tells_its_graph_and_nodes<B: Backing>(d: Machine<B>) {
         for s in [s, other] {
             d.stream_destroy(D0, s).unwrap();
         }
+    }
+    assert!(d.live().is_nothing());
+}
+
+fn pinned_memory_and_instantiation_break_a_capture<B: Backing>(d: Machine<B>) {
+    let s = stream(&d);
+    begin(&d, s, CaptureMode::RELAXED);
+    let graph = unsafe { d.capture_end(D0, s) }.unwrap();
+    let pinned = d.host_alloc(D0, 4096, 0).unwrap().expose_provenance();
+    let free = || unsafe { d.host_free(D0, std::ptr::with_exposed_provenance_mut(pinned)) };
+    let instantiate = || unsafe { d.graph_instantiate(D0, graph) };
+    let refused = |call: &(dyn Fn() -> Result<()> + Sync)| {
+        for mode in [CaptureMode::GLOBAL, CaptureMode::THREAD_LOCAL] {
+            begin(&d, s, mode);
+            assert_eq!(code(call()), CAPTURE_UNSUPPORTED);
+            end_broken(&d, s);
+        }
+        // A global capture is broken by other threads too, and by none in relaxed mode.
+        begin(&d, s, CaptureMode::GLOBAL);
+        let elsewhere = thread::scope(|scope| scope.spawn(call).join().unwrap());
+        assert_eq!(code(elsewhere), CAPTURE_UNSUPPORTED);
+        end_broken(&d, s);
+    };
+    refused(&|| d.host_alloc(D0, 4096, 0).map(drop));
+    refused(&free);
+    refused(&|| instantiate().map(drop));
+    begin(&d, s, CaptureMode::GLOBAL);
+    let before = d.exchange_capture_mode(CaptureMode::RELAXED).unwrap();
+    free().unwrap();
+    let executable = instantiate().unwrap();
+    d.exchange_capture_mode(before).unwrap();
+    end_well(&d, s);
+    unsafe {
+        d.graph_exec_destroy(D0, executable).unwrap();
+        d.graph_destroy(D0, graph).unwrap();
+        d.stream_destroy(D0, s).unwrap();
     }
     assert!(d.live().is_nothing());
 }

@@ -105,8 +105,8 @@ pub(crate) struct Books {
     order: VecDeque<(Key, u64)>,
     releases: u64,
     pub(crate) descriptors: Vec<Descriptor>,
-    /// The place where a primary context was last retained.
-    pub(crate) retained: Option<Arc<Site>>,
+    /// The places where each device's primary context was retained, for each reference.
+    retained: BTreeMap<i32, Vec<Arc<Site>>>,
     /// Objects that do not count as leaks.
     forgiven: BTreeSet<Key>,
 }
@@ -211,8 +211,51 @@ impl Books {
     }
 
     fn covers(&self, class: Class, address: u64) -> bool {
-        let before = self.made.range((class, 0)..=(class, address)).last();
-        before.is_some_and(|(&(_, start), made)| address - start < made.size)
+        self.at(class, address).is_some()
+    }
+
+    /// Returns the live object of a class that contains an address.
+    pub(crate) fn at(&self, class: Class, address: u64) -> Option<&Made> {
+        let (&(_, start), made) = self.made.range((class, 0)..=(class, address)).last()?;
+        (address - start < made.size).then_some(made)
+    }
+
+    /// Notes a reference to a device's primary context.
+    pub(crate) fn retain(&mut self, device: i32, site: Arc<Site>) {
+        self.retained.entry(device).or_default().push(site);
+    }
+
+    /// Notes that one reference to a device's primary context ends: of the module that ends one, the
+    /// last.
+    pub(crate) fn unretain(&mut self, device: i32, site: &Site) {
+        let Some(sites) = self.retained.get_mut(&device) else {
+            return;
+        };
+        let caller = |site: &Site| site.caller().map(|module| module.base);
+        let by = caller(site);
+        let same = sites.iter().rposition(|made| caller(made) == by);
+        match same {
+            Some(index) => drop(sites.remove(index)),
+            None => drop(sites.pop()),
+        }
+    }
+
+    /// Notes that a device's primary context ends with all references.
+    pub(crate) fn reset(&mut self, device: i32) {
+        self.retained.remove(&device);
+    }
+
+    /// Returns the places of all that lives.
+    pub(crate) fn sites(&self) -> Vec<Arc<Site>> {
+        let made = self.made.values().map(|made| &made.site);
+        let descriptors = self.descriptors.iter().map(|descriptor| &descriptor.site);
+        let retained = self.retained.values().flatten();
+        made.chain(descriptors).chain(retained).cloned().collect()
+    }
+
+    /// Returns the places where a device's primary context was retained.
+    pub(crate) fn retained(&self, device: i32) -> &[Arc<Site>] {
+        self.retained.get(&device).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the first addresses of the live objects of a class that lie in a range.

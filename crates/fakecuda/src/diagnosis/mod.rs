@@ -11,11 +11,13 @@
 //! | `python` | the lines of a Python program |
 //! | `site` | a place in the program |
 //! | `books` | the sites of objects that live, and of the last ones that were released |
+//! | `keepers` | libraries that keep memory for their users until the process ends |
 //! | `findings` | what was found, each once with the number of times |
 //! | `report` | the text and the JSON |
 
 pub(crate) mod books;
 pub(crate) mod findings;
+pub(crate) mod keepers;
 mod python;
 pub(crate) mod report;
 pub(crate) mod site;

@@ -6,7 +6,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::python::{self, Line};
-use crate::{calls, loaded};
+use crate::calls;
+use crate::loaded::{self, Module};
 
 /// The most frames that are kept of one site.
 const DEPTH: usize = 48;
@@ -46,6 +47,16 @@ impl Site {
             native,
             python: python::lines(),
         })
+    }
+
+    /// Returns the module whose code made the call.
+    pub(crate) fn caller(&self) -> Option<Module> {
+        let ours = loaded::of(loaded::own()).map(|module| module.base);
+        let mut modules = self
+            .native
+            .iter()
+            .filter_map(|&address| loaded::of(address));
+        modules.find(|module| Some(module.base) != ours)
     }
 
     /// Returns the native frames from the caller of the C function to `main`.

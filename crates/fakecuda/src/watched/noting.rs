@@ -1,18 +1,17 @@
-//! Notes of calls, and the findings that they lead to.
+//! Notes of calls, and the misuse that they show.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::host::HostDriver;
-use cuvmm_driver::model::{Hazard, Object, ObjectKind, Unwritten};
-use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, DriverError, Location, Ordinal, Result};
+use cuvmm_driver::model::{Hazard, Unwritten};
+use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, DriverError, Ordinal, Result};
 
 use super::Watched;
 use crate::diagnosis::books::{Books, Class, Gone};
 use crate::diagnosis::findings::{Finding, Findings, What};
 use crate::diagnosis::report::size;
 use crate::diagnosis::site::Site;
-use crate::settings::Leaks;
 
 /// The contexts that live.
 pub(crate) struct Contexts {
@@ -42,11 +41,11 @@ impl Watched {
         self.on.load(Ordering::Relaxed)
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn findings(&self) -> MutexGuard<'_, Findings> {
+    pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,12 +56,25 @@ impl Watched {
         }
     }
 
-    /// Notes the place where a primary context was retained. The last one of all devices is kept.
-    pub(crate) fn note_retained(&self) {
+    /// Notes the place where a device's primary context was retained.
+    pub(crate) fn note_retained(&self, device: Ordinal) {
         if self.is_on() {
             let site = Site::here();
-            self.books().retained = Some(site);
+            self.books().retain(device.0, site);
         }
+    }
+
+    /// Notes that a reference to a device's primary context was released.
+    pub(crate) fn note_released(&self, device: Ordinal) {
+        if self.is_on() {
+            let site = Site::here();
+            self.books().unretain(device.0, &site);
+        }
+    }
+
+    /// Notes that a device's primary context was reset.
+    pub(crate) fn note_reset(&self, device: Ordinal) {
+        self.books().reset(device.0);
     }
 
     /// Notes a context that the program created.
@@ -239,153 +251,6 @@ impl Watched {
         for read in unwritten {
             findings.add(unwritten_read(&read, Arc::clone(&site)));
         }
-    }
-
-    /// Returns what was found so far, and the leaks if the process ended now.
-    pub(crate) fn found(&self, leaks: Leaks, contexts: &Contexts) -> Findings {
-        let objects = self.host.objects();
-        let mut found = Findings::default();
-        for finding in &self.findings().kept {
-            found.add(finding.clone());
-        }
-        found.dropped = self.findings().dropped;
-        let books = self.books();
-        for object in &objects {
-            if counts(object.kind, leaks)
-                && let Some(class) = Class::of(object.kind)
-                && !books.is_forgiven(class, object.value)
-            {
-                let site = books.live(class, object.value).map(|made| &made.site);
-                found.add(leak(object, site.map(Arc::clone)));
-            }
-        }
-        if leaks != Leaks::None {
-            for descriptor in &books.descriptors {
-                let now = crate::descriptors::identity(descriptor.fd);
-                if now == Some(descriptor.identity) {
-                    found.add(open_descriptor(descriptor));
-                }
-            }
-        }
-        if leaks == Leaks::All {
-            for &(number, device) in &contexts.created {
-                if !books.is_forgiven(Class::Context, number) {
-                    let made = books.live(Class::Context, number);
-                    found.add(created(number, device, made.map(|made| &made.site)));
-                }
-            }
-            let retained = contexts.retained.iter().enumerate();
-            for (device, &count) in retained.filter(|(_, count)| **count > 0) {
-                found.add(still_retained(device, count, books.retained.clone()));
-            }
-        }
-        found
-    }
-
-    /// Forgets what was found, and makes everything that lives no leak.
-    pub(crate) fn forget(&self, contexts: &Contexts) {
-        let objects = self.host.objects();
-        let live = objects
-            .iter()
-            .filter_map(|object| Some((Class::of(object.kind)?, object.value)));
-        let created = contexts.created.iter();
-        let created = created.map(|&(number, _)| (Class::Context, number));
-        self.books().forgive(live.chain(created));
-        *self.findings() = Findings::default();
-        let _ = self.host.take_hazards();
-        let _ = self.host.take_unwritten();
-    }
-}
-
-/// Returns `true` if a live object of a kind counts as a leak.
-fn counts(kind: ObjectKind, leaks: Leaks) -> bool {
-    let memory = !matches!(
-        kind,
-        ObjectKind::Stream | ObjectKind::Event | ObjectKind::Graph | ObjectKind::GraphExec
-    );
-    match leaks {
-        Leaks::None => false,
-        Leaks::Memory => memory,
-        Leaks::All => true,
-    }
-}
-
-fn name(kind: ObjectKind) -> &'static str {
-    match kind {
-        ObjectKind::PoolAllocation => "allocation of a memory pool",
-        ObjectKind::Pinned => "pinned allocation",
-        ObjectKind::Managed => "managed allocation",
-        kind => Class::of(kind).map_or("object", Class::name),
-    }
-}
-
-fn place(location: Option<Location>) -> String {
-    location.map_or_else(String::new, |location| format!(" on {location}"))
-}
-
-fn leak(object: &Object, site: Option<Arc<Site>>) -> Finding {
-    let kind = name(object.kind);
-    let mut text = format!("{kind} {:#x}", object.value);
-    if object.size > 0 {
-        text.push_str(&format!(", {}", size(object.size)));
-    }
-    text.push_str(&place(object.location));
-    if object.references > 1 {
-        text.push_str(&format!(", {} references", object.references));
-    }
-    if site.is_none() {
-        text.push_str(", made where is not known");
-    }
-    Finding {
-        what: What::Leak,
-        object: kind,
-        values: vec![object.value],
-        text,
-        sites: site.map(|site| ("made", site)).into_iter().collect(),
-        times: 1,
-        bytes: object.size,
-    }
-}
-
-fn open_descriptor(descriptor: &crate::diagnosis::books::Descriptor) -> Finding {
-    Finding {
-        what: What::Leak,
-        object: descriptor.what,
-        values: vec![descriptor.fd as u64],
-        text: format!("{} {}, still open", descriptor.what, descriptor.fd),
-        sites: vec![("made", Arc::clone(&descriptor.site))],
-        times: 1,
-        bytes: 0,
-    }
-}
-
-fn created(number: u64, device: Ordinal, site: Option<&Arc<Site>>) -> Finding {
-    Finding {
-        what: What::Leak,
-        object: Class::Context.name(),
-        values: vec![number],
-        text: format!("context {number:#x} of device {}", device.0),
-        sites: site
-            .map(|site| ("made", Arc::clone(site)))
-            .into_iter()
-            .collect(),
-        times: 1,
-        bytes: 0,
-    }
-}
-
-fn still_retained(device: usize, count: u32, last: Option<Arc<Site>>) -> Finding {
-    Finding {
-        what: What::Leak,
-        object: "primary context",
-        values: vec![device as u64],
-        text: format!("primary context of device {device}, {count} references"),
-        sites: last
-            .map(|site| ("last retained", site))
-            .into_iter()
-            .collect(),
-        times: 1,
-        bytes: 0,
     }
 }
 

@@ -1,0 +1,115 @@
+//! Calls that are unsafe during a capture: they invalidate captures of their own thread that are not
+//! relaxed, and global ones of all threads, unless the calling thread is in relaxed mode.
+
+use std::thread;
+
+use cuvmm_driver::{
+    CUresult, Call, CaptureMode, DriverError, EventHandle, GraphHandle, StreamHandle,
+};
+
+use super::capture::{during, recorded, relaxed};
+use super::capture_always::in_each_mode;
+use crate::{Answered, Bench, Case};
+
+const UNSAFE: &str = "capture-unsafe";
+
+/// What the calls name. None of it has to do with the capture.
+#[derive(Clone, Copy)]
+struct Named {
+    stream: StreamHandle,
+    event: EventHandle,
+    graph: GraphHandle,
+    pinned: usize,
+}
+
+/// A call, and a way to make it.
+type Ask = fn(&mut Bench, Named) -> Result<(), DriverError>;
+type Way = fn(&mut Bench, Named, Ask) -> Result<(), DriverError>;
+
+const HOST_ALLOC: Ask = |b, _| b.pinned(4096, 0).map(drop);
+const HOST_FREE: Ask = |b, named| b.free_pinned(named.pinned);
+const INSTANTIATE: Ask = |b, named| b.instantiate(named.graph).map(drop);
+const EVENT_QUERY: Ask = |b, named| b.event_is_done(named.event).map(drop);
+const STREAM_QUERY: Ask = |b, named| b.stream_is_done(named.stream).map(drop);
+const STREAM_SYNCHRONIZE: Ask = |b, named| b.synchronize(named.stream);
+
+const USUAL: Way = |b, named, ask| ask(b, named);
+const RELAXED: Way = |b, named, ask| relaxed(b, |b| ask(b, named));
+const ELSEWHERE: Way = |b, named, ask| {
+    let gone = DriverError::new(Call::EventQuery, CUresult::CUDA_ERROR_UNKNOWN);
+    let asked = thread::scope(|scope| scope.spawn(|| ask(b, named)).join());
+    asked.unwrap_or(Err(gone))
+};
+
+pub(super) const CASES: &[Case] = in_each_mode!(
+    UNSAFE,
+    "unsafe_host_alloc",
+    "Allocate pinned memory",
+    |b, mode| asked(b, mode, HOST_ALLOC, USUAL),
+    "unsafe_host_alloc_relaxed_thread",
+    "Allocate pinned memory, this thread in relaxed mode",
+    |b, mode| asked(b, mode, HOST_ALLOC, RELAXED),
+    "unsafe_host_alloc_other_thread",
+    "Allocate pinned memory on another thread",
+    |b, mode| asked(b, mode, HOST_ALLOC, ELSEWHERE),
+    "unsafe_host_free",
+    "Free pinned memory",
+    |b, mode| asked(b, mode, HOST_FREE, USUAL),
+    "unsafe_host_free_relaxed_thread",
+    "Free pinned memory, this thread in relaxed mode",
+    |b, mode| asked(b, mode, HOST_FREE, RELAXED),
+    "unsafe_host_free_other_thread",
+    "Free pinned memory on another thread",
+    |b, mode| asked(b, mode, HOST_FREE, ELSEWHERE),
+    "unsafe_instantiate",
+    "Instantiate a graph",
+    |b, mode| asked(b, mode, INSTANTIATE, USUAL),
+    "unsafe_instantiate_relaxed_thread",
+    "Instantiate a graph, this thread in relaxed mode",
+    |b, mode| asked(b, mode, INSTANTIATE, RELAXED),
+    "unsafe_instantiate_other_thread",
+    "Instantiate a graph on another thread",
+    |b, mode| asked(b, mode, INSTANTIATE, ELSEWHERE),
+    "unsafe_event_query",
+    "Query an event",
+    |b, mode| asked(b, mode, EVENT_QUERY, USUAL),
+    "unsafe_event_query_relaxed_thread",
+    "Query an event, this thread in relaxed mode",
+    |b, mode| asked(b, mode, EVENT_QUERY, RELAXED),
+    "unsafe_event_query_other_thread",
+    "Query an event on another thread",
+    |b, mode| asked(b, mode, EVENT_QUERY, ELSEWHERE),
+    "unsafe_stream_query",
+    "Query another stream",
+    |b, mode| asked(b, mode, STREAM_QUERY, USUAL),
+    "unsafe_stream_query_relaxed_thread",
+    "Query another stream, this thread in relaxed mode",
+    |b, mode| asked(b, mode, STREAM_QUERY, RELAXED),
+    "unsafe_stream_query_other_thread",
+    "Query another stream on another thread",
+    |b, mode| asked(b, mode, STREAM_QUERY, ELSEWHERE),
+    "unsafe_stream_synchronize",
+    "Wait for another stream",
+    |b, mode| asked(b, mode, STREAM_SYNCHRONIZE, USUAL),
+    "unsafe_stream_synchronize_relaxed_thread",
+    "Wait for another stream, this thread in relaxed mode",
+    |b, mode| asked(b, mode, STREAM_SYNCHRONIZE, RELAXED),
+    "unsafe_stream_synchronize_other_thread",
+    "Wait for another stream on another thread",
+    |b, mode| asked(b, mode, STREAM_SYNCHRONIZE, ELSEWHERE),
+);
+
+/// Makes a call while a stream captures.
+fn asked(b: &mut Bench, mode: CaptureMode, ask: Ask, way: Way) -> Answered {
+    let stream = b.stream()?;
+    b.capture_begin(stream, CaptureMode::RELAXED)?;
+    let graph = b.capture_end(stream)?;
+    let (event, pinned) = (recorded(b)?, b.pinned(4096, 0)?);
+    let named = Named {
+        stream,
+        event,
+        graph,
+        pinned,
+    };
+    during(b, mode, |b, _| way(b, named, ask))
+}

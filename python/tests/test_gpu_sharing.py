@@ -1,8 +1,13 @@
 """Publications between processes: `cuvmm.publish` and `cuvmm.attach`."""
 
+import array
+import json
 import os
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import unittest
 
@@ -203,6 +208,39 @@ class Sharing(GpuTest):
         del large
         published.withdraw()
         self.assertEqual(cuvmm.stats().limit, before)
+
+    def test_kernels_read_a_tensor_at_an_odd_place_of_a_file(self):
+        # A kernel that reads float32 at such an address ends the process's use of the GPU.
+        command = os.environ.get("CUVMM_BIN") or shutil.which("cuvmm")
+        if command is None:
+            self.skipTest("there is no command cuvmm: name it in CUVMM_BIN")
+        count, name = 1 << 16, NAME + "-odd"
+        end = 3 + 4 * count
+        header = {
+            "mask": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+            "weights": {"dtype": "F32", "shape": [count], "data_offsets": [3, end]},
+        }
+        text = json.dumps(header).encode()
+        values = array.array("f", range(count))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, name + ".safetensors")
+            with open(path, "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text + bytes([7, 8, 9]))
+                file.write(values.tobytes())
+            publisher = subprocess.Popen(
+                [command, "share", "publish", "--driver", "cuda", path],
+                stdout=subprocess.DEVNULL,
+            )
+            try:
+                odd = cuvmm.attach(name, timeout=60)
+                weights, mask = odd["weights"], odd["mask"]
+            finally:
+                publisher.terminate()
+                publisher.wait()
+        self.assertEqual(weights.data_ptr() % 16, 0)
+        torch.testing.assert_close((weights + 1).cpu(), torch.arange(1.0, count + 1))
+        torch.cuda.synchronize()
+        self.assertEqual(mask.tolist(), [7, 8, 9])
 
     def test_cupy_reads_it(self):
         try:

@@ -51,6 +51,7 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         "kv-stats" => (Idle::Pool, false, Among::Alone, stats),
         "kv-admission" => (Idle::Pool, false, Among::Alone, admission),
         "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
+        "charge" => (Idle::Pool, false, Among::Crowd, charge),
         "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),
         _ => bail!("there is no case {name}"),
     };
@@ -173,6 +174,19 @@ fn headroom(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
 fn pool_stats(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     crowd.between(marks, |crowd| {
         std::hint::black_box(crowd.pool.stats());
+        Ok(())
+    })
+}
+
+/// Charges a ledger for a granule more than the pool has, and refunds it.
+fn charge(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let ledger = crowd.ledger.clone().context("the pool is in a ledger")?;
+    let beyond = crowd.pool.stats().committed + 64 * GRANULE;
+    crowd.between(marks, |_| {
+        for _ in 0..batch {
+            ledger.set_guarantee(beyond)?;
+            ledger.set_guarantee(0)?;
+        }
         Ok(())
     })
 }

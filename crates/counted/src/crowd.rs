@@ -66,6 +66,8 @@ pub(crate) struct Crowd {
     /// The number of allocations so far, from which different sizes are derived.
     pub(crate) made: u64,
     pub(crate) pool: Pool,
+    /// The ledger that grants the pool's memory, if one does.
+    pub(crate) ledger: Option<Ledger>,
     pub(crate) device: Device,
     pub(crate) stream: Stream,
     pub(crate) tenants: Vec<Tenant>,
@@ -125,7 +127,15 @@ impl Crowd {
         let driver = ModelDriver::new(ModelOptions::new().capacity(bytes));
         let device = Device::open(Arc::new(driver), 0)?;
         let directory = in_ledger.then(Directory::new);
-        let pool = pool(&device, bytes, directory.as_ref())?;
+        let ledger = directory
+            .as_ref()
+            .map(|it| ledger(&device, bytes, it))
+            .transpose()?;
+        let pool = Pool::builder(&device).limit(Limit::Bytes(bytes));
+        let pool = match &ledger {
+            Some(ledger) => pool.ledger(ledger).build()?,
+            None => pool.build()?,
+        };
         let stream = Stream::new(&device)?;
         let register = |number| pool.tenant(format!("tenant {number}")).register();
         let tenants = (0..count).map(register).collect::<Result<Vec<_>, _>>()?;
@@ -149,6 +159,7 @@ impl Crowd {
             cache: None,
             made: 0,
             pool,
+            ledger,
             device,
             stream,
             tenants,
@@ -195,15 +206,10 @@ impl Crowd {
     }
 }
 
-/// Creates a pool, in a ledger if there is a directory for one.
-fn pool(device: &Device, bytes: u64, directory: Option<&Directory>) -> Result<Pool> {
-    let pool = Pool::builder(device).limit(Limit::Bytes(bytes));
-    let Some(directory) = directory else {
-        return Ok(pool.build()?);
-    };
+/// Opens a ledger in a directory.
+fn ledger(device: &Device, bytes: u64, directory: &Directory) -> Result<Ledger> {
     let ledger = Ledger::builder(device, &directory.0).limit(bytes);
-    let ledger = ledger.remote(Remote::Nothing).open()?;
-    Ok(pool.ledger(&ledger).build()?)
+    Ok(ledger.remote(Remote::Nothing).open()?)
 }
 
 fn keep_off_stream_caches(blocks: &[Block], home: &Stream) -> Result<()> {

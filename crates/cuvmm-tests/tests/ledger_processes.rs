@@ -6,11 +6,11 @@ mod common;
 mod ledger_support;
 
 use std::io::Write as _;
-use std::time::Duration;
 
 use common::G;
 use cuvmm::ledger::ProcessState;
-use ledger_support::process::{Place, Process, until};
+use ledger_support::process::{Place, until};
+use ledger_support::storm;
 use rustix::process::Signal;
 
 /// Granules of the ledger.
@@ -25,105 +25,9 @@ fn process() {
     ledger_support::member::play();
 }
 
-/// Returns the number of kills: a few, or `CUVMM_STORM_KILLS`.
-fn kills() -> u64 {
-    let kills = std::env::var("CUVMM_STORM_KILLS").ok();
-    kills.map_or(60, |kills| kills.parse().unwrap())
-}
-
-/// Ends processes at random: at once, stopped first, or as the driver of a real GPU ends them, whose
-/// memory is free 60 to 90 ms after the process was killed, long after its locks.
-fn end_one(process: Process, random: &mut fastrand::Rng) {
-    match random.u8(..10) {
-        0 => {
-            process.stop();
-            std::thread::sleep(Duration::from_millis(random.u64(..200)));
-        }
-        1..4 => {
-            process.stop();
-            process.lose_locks();
-            std::thread::sleep(Duration::from_millis(random.u64(60..90)));
-        }
-        _ => {}
-    }
-    process.kill();
-}
-
 #[test]
 fn a_storm_of_killed_and_stopped_processes() {
-    let place = Place::new(LIMIT, LIMIT + BEYOND);
-    let seed = std::env::var("PROPTEST_RNG_SEED").ok();
-    let seed = seed.map_or(1, |seed| seed.parse::<u64>().unwrap());
-    let mut random = fastrand::Rng::with_seed(seed << 20 | kills());
-    let mut started = 0;
-    let mut start = || {
-        started += 1;
-        let mut process = place.start(&format!("storm {started}"));
-        process.tell(&format!("storm {started}"));
-        process
-    };
-    let mut living: Vec<Process> = (0..8).map(|_| start()).collect();
-    let mut created = 0;
-    for _ in 0..kills() {
-        std::thread::sleep(Duration::from_millis(random.u64(..50)));
-        // However busy the machine is, something is done between two kills.
-        until("no process gets memory", || {
-            place.device.counts().created > created + 8
-        });
-        created = place.device.counts().created;
-        if random.u8(..5) == 0 {
-            let stopped = &living[random.usize(..living.len())];
-            stopped.stop();
-            std::thread::sleep(Duration::from_millis(random.u64(..200)));
-            stopped.signal(Signal::CONT);
-        }
-        let killed = living.swap_remove(random.usize(..living.len()));
-        end_one(killed, &mut random);
-        living.push(start());
-        place.within_limit();
-    }
-    for process in &mut living {
-        assert_eq!(process.answer(), "ready");
-        process.tell("quiet");
-    }
-    for process in &living {
-        assert_eq!(process.answer(), "quiet");
-    }
-    // The others live, and give back what they have cached.
-    let view = place.view();
-    let mut last = place.join("last");
-    assert_eq!(last.ask(&format!("allocate {LIMIT} 60000")), "ok");
-    assert_eq!(place.device.counts().now, LIMIT * G);
-    until("the killed processes' slots are free", || {
-        let stats = view.stats();
-        let waiting = stats.processes.iter().any(|it| it.waits_for.is_some());
-        stats.processes.len() == 9 && !waiting
-    });
-    living.into_iter().for_each(Process::end);
-    until("the slots are free", || view.stats().processes.len() == 1);
-    assert_eq!(
-        (view.stats().charged, view.stats().limit),
-        (LIMIT * G, LIMIT * G)
-    );
-    last.end();
-    assert_eq!((view.stats().charged, view.stats().processes.len()), (0, 0));
-    until("the device has everything back", || {
-        place.device.counts().now == 0
-    });
-    place.within_limit();
-    assert_eq!(
-        place.files().len(),
-        1,
-        "sockets are left: {:?}",
-        place.files()
-    );
-    let counts = place.device.counts();
-    println!(
-        "{} kills: memory was created {} times, {} granules at most",
-        kills(),
-        counts.created,
-        counts.peak / G
-    );
+    storm::run(&Place::new(LIMIT, LIMIT + BEYOND), None, storm::kills(60));
 }
 
 #[test]

@@ -34,12 +34,17 @@ pub(crate) fn own_socket() -> Result<PathBuf, Error> {
 /// No publisher, with the names that are published, or several.
 pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     let (mut those, mut others) = (Vec::new(), BTreeSet::new());
+    let mut silent = String::new();
     for socket in sockets()? {
         let names = match published_at(&socket) {
             Ok(names) => names,
             Err(error) if lacks_descriptors(&error) => return Err(error),
-            // A publisher that ends meanwhile, or does not answer, publishes nothing.
-            Err(_) => continue,
+            // A publisher that ends meanwhile publishes nothing.
+            Err(error) if error.is_not_published() => continue,
+            Err(error) => {
+                silent += &format!("; {} does not answer: {error}", socket.display());
+                continue;
+            }
         };
         match names.iter().any(|one| one == name) {
             true => those.push(socket),
@@ -52,11 +57,14 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     if those.is_empty() {
         let named: Vec<_> = others.iter().take(MOST_NAMED).collect();
         let instead = match others.len() - named.len() {
-            0 if named.is_empty() => "no process of this user publishes anything".to_owned(),
+            0 if named.is_empty() && silent.is_empty() => {
+                "no process of this user publishes anything".to_owned()
+            }
+            0 if named.is_empty() => "nothing is".to_owned(),
             0 => format!("published are {named:?}"),
             more => format!("published are {named:?} and {more} more"),
         };
-        let name = name.to_owned();
+        let (name, instead) = (name.to_owned(), instead + &silent);
         return Err(Error::NotPublished { name, instead });
     }
     Err(ambiguous(name))

@@ -6,6 +6,7 @@
 //! is in the ledger. Everything else is the same, so that what differs between two runs is the policy.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::model::ModelDriver;
@@ -22,6 +23,10 @@ use super::policy::Policy;
 #[cfg(test)]
 use super::stamps::Verified;
 use super::stamps::{self, Bytes};
+
+/// How long the growth of a block waits for memory that other processes have idle. To preempt a
+/// request instead costs far more.
+const GROWTH_WAITS: Duration = Duration::from_millis(5);
 
 /// How the memory is to be divided.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -237,11 +242,32 @@ impl Pooled {
         Ok(held)
     }
 
-    /// Returns `true` if the last refusal was because another process waited before.
-    pub(crate) fn is_behind(&self) -> bool {
+    /// Returns why the ledger refused the last request that did not fit; `None` if it did not.
+    pub(crate) fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
         let refusal = self.last_refusal.as_ref().and_then(BlockError::shortage);
-        let refusal = refusal.and_then(|shortage| shortage.ledger);
-        refusal.is_some_and(|it| it.reason == LedgerRefusal::OlderRequest)
+        Some(refusal?.ledger?.reason)
+    }
+
+    /// Grows a block as [`grow`](Memory::grow) does, and waits a moment for memory of other
+    /// processes.
+    pub(crate) fn grow_waiting(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
+        self.grow_by(held, granules, Block::grow_to)
+    }
+
+    fn grow_by(
+        &mut self,
+        held: &mut Held,
+        granules: u64,
+        grow: fn(&mut Block, u64) -> Result<(), BlockError>,
+    ) -> anyhow::Result<bool> {
+        let size = granules * self.granule;
+        let outcome = self.charged(held.model, |_, _| grow(&mut held.block, size));
+        if self.fitted(outcome)?.is_none() {
+            return Ok(false);
+        }
+        let from = std::mem::replace(&mut held.granules, granules);
+        self.stamp(held, from)?;
+        Ok(true)
     }
 
     fn stamp(&mut self, held: &mut Held, from: u64) -> anyhow::Result<()> {
@@ -263,14 +289,14 @@ impl Pooled {
     }
 }
 
-/// A block of the first size in bytes that can grow to the second.
+/// A block of the first size in bytes that can grow to the second. Its timeout is that of growth.
 fn wish<'a>(
     tenant: &'a Tenant,
     stream: &'a Stream,
     (size, capacity): (u64, u64),
 ) -> BlockBuilder<'a> {
     let builder = tenant.block(size).capacity(capacity);
-    builder.home_stream(stream)
+    builder.home_stream(stream).timeout(GROWTH_WAITS)
 }
 
 impl Memory for Pooled {
@@ -302,14 +328,7 @@ impl Memory for Pooled {
     }
 
     fn grow(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
-        let size = granules * self.granule;
-        let outcome = self.charged(held.model, |_, _| held.block.try_grow_to(size));
-        if self.fitted(outcome)?.is_none() {
-            return Ok(false);
-        }
-        let from = std::mem::replace(&mut held.granules, granules);
-        self.stamp(held, from)?;
-        Ok(true)
+        self.grow_by(held, granules, Block::try_grow_to)
     }
 
     fn free(&mut self, mut held: Held) -> anyhow::Result<()> {

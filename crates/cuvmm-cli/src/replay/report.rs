@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::pooled::Division;
+use super::process::Process;
 use super::settings::{Nanos, Settings};
 use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{self, counted, safe};
@@ -114,6 +115,14 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     if setup.speed.is_some() {
         writeln!(text, "\nProcesses (real time in ms)")?;
         writeln!(text, "{}", process_table(results, page))?;
+        let members: Vec<_> = members(results).collect();
+        if !members.is_empty() {
+            writeln!(
+                text,
+                "\nTime of the processes in the ledger (real time in ms)"
+            )?;
+            writeln!(text, "{}", grants_table(&members, page))?;
+        }
     }
     for (policy, figures) in results {
         if let Some(expected) = &figures.expected {
@@ -273,6 +282,64 @@ fn process_table(results: &Results, page: Page) -> Table {
             stalled.map_or("-".to_owned(), |time| format!("{time:.1}")),
             format!("{:.1}", process.late_max_ms),
         ]);
+    }
+    table
+}
+
+/// Returns the processes that were members of a ledger.
+fn members(results: &Results) -> impl Iterator<Item = &Process> {
+    let all = results.iter().flat_map(|(_, figures)| &figures.processes);
+    all.filter(|process| process.ledger_stalled_ms.is_some())
+}
+
+/// Shows how often and for how long each process of a ledger waited, gave and called the driver.
+fn grants_table(members: &[&Process], page: Page) -> Table {
+    let unit = Unit::of_bytes(members.iter().map(|process| process.gave_bytes));
+    let memory = unit.head("memory");
+    let head = ["models", "what", "times", &memory, "ms"];
+    let mut table = page.table(&head, |column| column >= 2);
+    let ms = |ms: f64| format!("{ms:.1}");
+    let none = String::new;
+    for process in members {
+        let gave = unit.figure(process.gave_bytes as f64);
+        let stalled = process.ledger_stalled_ms.unwrap_or_default();
+        let growth = process.growth_waited_ms;
+        let calls = process.calls.iter();
+        let calls =
+            calls.map(|(call, made)| (call.as_str(), Some(made.count), none(), ms(made.ms)));
+        let rows = [
+            (
+                "requests waited",
+                Some(process.waits),
+                none(),
+                ms(process.waited_ms),
+            ),
+            ("longest wait", None, none(), ms(process.waited_max_ms)),
+            ("refused by the ledger", None, none(), ms(stalled)),
+            (
+                "gave to others",
+                Some(process.gave),
+                gave,
+                ms(process.gave_ms),
+            ),
+            (
+                "growth waited",
+                Some(process.growth_waits),
+                none(),
+                ms(growth),
+            ),
+            (
+                "served by that",
+                Some(process.growth_served),
+                none(),
+                none(),
+            ),
+        ];
+        for (what, times, memory, ms) in rows.into_iter().chain(calls) {
+            let models = safe(&process.models.join(", ")).into_owned();
+            let times = times.map_or_else(none, |times| times.to_string());
+            table.add_row([models, what.to_owned(), times, memory, ms]);
+        }
     }
     table
 }

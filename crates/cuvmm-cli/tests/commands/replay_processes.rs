@@ -202,8 +202,22 @@ fn one_process_and_two_are_in_one_report() {
         "growth_refused",
         "growth_refused_behind",
         "late_max_ms",
+        "waited_ms",
+        "waited_max_ms",
+        "growth_waits",
+        "growth_served",
+        "growth_waited_ms",
+        "gave",
+        "gave_bytes",
+        "gave_ms",
     ] {
         assert!(all.iter().all(|it| it[key].is_number()), "{key}");
+    }
+    for process in &all {
+        assert!(process["calls"]["cuMemCreate"]["count"].as_u64() > Some(0));
+        let why = process["growth_refused_why"].as_object().unwrap();
+        let why: u64 = why.values().map(|it| it.as_u64().unwrap()).sum();
+        assert_eq!(process["growth_refused"], why);
     }
     assert_eq!(private(runtime.path()), [] as [PathBuf; 0]);
 }
@@ -226,6 +240,8 @@ fn tables_and_the_chart_have_both_processes() {
         "| ledger  | all   |",
         "| elastic | conv, code |",
         "| ledger  | conv       |",
+        "| conv   | gave to others ",
+        "| code   | cuMemUnmap ",
         "p99 time to first token over all requests: ledger takes ",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");

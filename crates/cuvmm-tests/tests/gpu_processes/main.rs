@@ -1,9 +1,15 @@
 //! Several processes with one GPU.
-#![allow(missing_docs)]
+// `common`, `gpu` and `ledger_support` each have the small files that they need.
+#![allow(missing_docs, clippy::duplicate_mod)]
 
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../gpu/mod.rs"]
 mod gpu;
+#[path = "../ledger_support/mod.rs"]
+mod ledger_support;
 
 mod ledger;
 mod share;
 mod share_pool;
+mod storm;

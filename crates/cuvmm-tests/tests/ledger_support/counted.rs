@@ -1,4 +1,4 @@
-//! A host driver whose memory is counted by a [device](super::device) of several processes.
+//! A driver whose memory is counted by a [device](super::device) of several processes.
 //!
 //! `unsafe` is allowed here because methods of the trait are `unsafe`; the caller's promise is
 //! passed on to the inner driver unchanged.
@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm::driver::Result;
-use cuvmm::driver::host::HostDriver;
 use cuvmm::driver::{
     AccessDesc, AccessFlags, Advice, CUresult, Call, CaptureMode, CaptureStatus, CudaVersion,
     DeviceAddress, DeviceAttribute, DeviceMemory, Driver, DriverError, DriverKind, EventFlags,
@@ -22,10 +21,10 @@ use cuvmm::driver::{
 
 use super::device::{Topic, ask, tell};
 
-/// A host driver that asks the device before it creates memory and tells it of released memory.
+/// A driver that asks the device before it creates memory and tells it of released memory.
 #[derive(Debug)]
 pub struct CountedDriver {
-    inner: HostDriver,
+    inner: Arc<dyn Driver>,
     pid: u32,
     device: Mutex<UnixStream>,
     /// The memory that this process has created: its handle, its size, and how often it must be
@@ -35,7 +34,7 @@ pub struct CountedDriver {
 
 impl CountedDriver {
     /// Connects this process to the device at a path.
-    pub fn connect(path: &Path, inner: HostDriver) -> Arc<Self> {
+    pub fn connect(path: &Path, inner: Arc<dyn Driver>) -> Arc<Self> {
         let device = UnixStream::connect(path).unwrap();
         let pid = std::process::id();
         assert!(ask(&device, Topic::Process, pid.into()));

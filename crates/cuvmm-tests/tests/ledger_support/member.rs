@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use cuvmm::driver::Driver;
-use cuvmm::driver::HandleTypes;
+use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::{Driver, DriverKind, HandleTypes};
 use cuvmm::error::{BlockError, LedgerError, PoolError, ShareError, SleepError};
 use cuvmm::share::{Listener, sweep};
 use cuvmm::{
@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, WaitOptions, getppid, set_parent_process_death_signal, wait};
 
 use super::counted::CountedDriver;
-use super::process::{ANSWER, LONG, PART};
+use super::process::{ANSWER, LONG, ON_GPU, PART};
 use crate::common::{G, manner};
 
 /// How long a forked child of the random work lives at most.
@@ -36,18 +36,26 @@ pub fn play() {
     let Ok(part) = std::env::var(PART) else {
         return;
     };
-    let mut words = part.splitn(4, ':');
+    let mut words = part.splitn(5, ':');
     let mut word = || words.next().unwrap();
-    let (test, limit, name, dir) = (word(), word(), word(), PathBuf::from(word()));
+    let (test, limit, driver) = (word(), word(), word());
+    let (name, dir) = (word(), PathBuf::from(word()));
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     if parent.to_string() != test {
         return;
     }
-    let host = HostOptions::new().manner(manner()).capacity(1 << 30);
-    let driver = CountedDriver::connect(&dir.join("device"), HostDriver::new(host));
+    let inner: Arc<dyn Driver> = match driver {
+        ON_GPU => Arc::new(CudaDriver::open().unwrap()),
+        _ => {
+            let host = HostOptions::new().manner(manner()).capacity(1 << 30);
+            Arc::new(HostDriver::new(host))
+        }
+    };
+    let driver = CountedDriver::connect(&dir.join("device"), inner);
     let shared: Arc<dyn Driver> = driver.clone();
     let device = Device::open(shared, 0).unwrap();
+    assert_eq!(device.granularity(), G);
     let setting = Setting {
         store: HostStore::builder(&device)
             .ordinary(16 * G)
@@ -426,7 +434,9 @@ fn step(member: &mut Member<'_>, random: &mut fastrand::Rng, stamp: &mut u64) {
             Ok(()) | Err(LedgerError::Short(_)) => {}
             Err(error) => panic!("{error:?}"),
         },
-        81..84 => {
+        // A forked child keeps the files of the real driver open, and so the memory of its parent if
+        // that is killed.
+        81..84 if member.setting.device.driver().kind() != DriverKind::Cuda => {
             member.fork(SHORT_LIFE.mul_f64(random.f64()));
         }
         84..90 => {

@@ -1,6 +1,7 @@
-//! One device for several processes: a thread that counts what they have created, and a driver that
-//! asks it. They share no code with the ledger.
+//! One device for several processes: a thread that counts what they have created, a driver that asks
+//! it, and a storm that kills them. They share no code with the ledger.
 #![allow(
+    dead_code,
     missing_docs,
     unreachable_pub,
     clippy::unwrap_used,
@@ -14,3 +15,4 @@ pub mod member;
 #[path = "../../../cuvmm-driver/testing/own_process.rs"]
 mod own_process;
 pub mod process;
+pub mod storm;

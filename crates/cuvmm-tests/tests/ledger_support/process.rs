@@ -26,9 +26,12 @@ use super::device::Device;
 use super::own_process;
 use crate::common::G;
 
-/// The environment variable with the test's process id, the ledger's limit in granules, the name of
-/// the process, and the directory of the ledger and the device.
+/// The environment variable with the test's process id, the ledger's limit in granules, the driver,
+/// the name of the process, and the directory of the ledger and the device.
 pub const PART: &str = "CUVMM_LEDGER_PROCESS";
+
+/// The driver of processes on a GPU; others use the host driver.
+pub const ON_GPU: &str = "cuda";
 
 /// The beginning of each answer, which tells it from what the test runner prints.
 pub const ANSWER: &str = "> ";
@@ -41,12 +44,22 @@ pub const LONG: Duration = Duration::from_secs(120);
 pub struct Place {
     pub device: Device,
     dir: tempfile::TempDir,
-    limit: u64,
+    /// Granules of the ledger.
+    pub limit: u64,
+    /// The test that plays a process, and the driver that it uses.
+    part: &'static str,
+    driver: &'static str,
 }
 
 impl Place {
-    /// Starts a device with `capacity` granules, for processes whose ledger has `limit` granules.
+    /// Starts a device with `capacity` granules, for processes on the host driver whose ledger has
+    /// `limit` granules and which the test `process` plays.
     pub fn new(limit: u64, capacity: u64) -> Self {
+        Self::of("process", "host", (limit, capacity))
+    }
+
+    /// Starts a device for processes that another test plays with another driver.
+    pub fn of(part: &'static str, driver: &'static str, (limit, capacity): (u64, u64)) -> Self {
         let memory = Path::new("/dev/shm");
         let dir = match memory.is_dir() {
             true => tempfile::tempdir_in(memory).unwrap(),
@@ -56,15 +69,18 @@ impl Place {
             device: Device::start(&dir.path().join("device"), capacity * G),
             dir,
             limit,
+            part,
+            driver,
         }
     }
 
     /// Starts a process.
     pub fn start(&self, name: &str) -> Process {
         let (test, limit, dir) = (std::process::id(), self.limit, self.dir.path().display());
-        let child = own_process::only("process")
+        let driver = self.driver;
+        let child = own_process::only(self.part)
             .arg("--test-threads=1")
-            .env(PART, format!("{test}:{limit}:{name}:{dir}"))
+            .env(PART, format!("{test}:{limit}:{driver}:{name}:{dir}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn();
@@ -84,13 +100,14 @@ impl Place {
             child,
             name: name.to_owned(),
             answers,
+            joined: false,
         }
     }
 
     /// Starts a process and waits until it has opened the ledger.
     pub fn join(&self, name: &str) -> Process {
-        let process = self.start(name);
-        assert_eq!(process.answer(), "ready");
+        let mut process = self.start(name);
+        process.await_joined();
         process
     }
 
@@ -122,11 +139,35 @@ pub struct Process {
     input: Option<ChildStdin>,
     name: String,
     answers: Receiver<String>,
+    joined: bool,
 }
 
 impl Process {
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns `true` if the process has opened the ledger.
+    pub fn has_joined(&mut self) -> bool {
+        if !self.joined
+            && let Ok(answer) = self.answers.try_recv()
+        {
+            assert_eq!(answer, "ready", "{}", self.name);
+            self.joined = true;
+        }
+        self.joined
+    }
+
+    /// Waits until the process has opened the ledger.
+    pub fn await_joined(&mut self) {
+        if !self.joined {
+            assert_eq!(self.answer(), "ready", "{}", self.name);
+            self.joined = true;
+        }
     }
 
     /// Sends a command.

@@ -342,6 +342,9 @@ fn idle_connections_are_bounded() {
         assert_eq!(served.list().unwrap().all, 1);
         if many > 1024 {
             let mut last = idle.pop().unwrap();
+            let (kind, why, _) = last.hear().unwrap();
+            let why = String::from_utf8(why).unwrap();
+            assert!(kind == TEXT && why.contains("connected already"), "{why}");
             assert!(last.hear().is_none(), "too many connections");
         }
         drop(idle);

@@ -510,6 +510,46 @@ fn a_giver_that_may_open_few_files() {
     });
 }
 
+/// A reader that raises its own limit and is told why it is refused.
+fn refused_for_want_of_descriptors(path: &Path, limit: u64) {
+    let own = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: own.maximum,
+        ..own
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
+    let mut reader = Subscriber::connect(path).unwrap();
+    let refused = reader.list().unwrap_err();
+    let said = refused.to_string();
+    assert!(matches!(refused, ShareError::Refused { .. }), "{said}");
+    let why = format!("may, {limit} (RLIMIT_NOFILE)");
+    assert!(said.contains(&why), "{said}");
+}
+
+#[test]
+fn a_publisher_that_may_open_no_more_files_says_so_to_each_reader() {
+    in_a_child(|| {
+        let (_folder, path) = folder();
+        let giver = common::host();
+        let publisher = Publisher::bind(&path).unwrap();
+        let region = shareable_region(&giver, 4);
+        let memory = publisher.publish("model", Manifest::default(), region);
+        memory.unwrap();
+        let before = getrlimit(Resource::Nofile);
+        allow_more_files(0);
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        for _ in 0..3 {
+            let reader = fork(|| refused_for_want_of_descriptors(&path, limit));
+            assert_eq!(ended(reader, PROMPT), Some(0));
+        }
+        setrlimit(Resource::Nofile, before).unwrap();
+        let listed = Subscriber::connect(&path).unwrap().list().unwrap();
+        assert_eq!(listed.publications[0].name, "model");
+        drop(publisher);
+        common::nothing_left(giver);
+    });
+}
+
 /// The usual limit is 1024 files, and many readers may attach to a publisher at once.
 #[test]
 fn ten_readers_of_many_extents_at_once() {

@@ -187,19 +187,25 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
             .map_or(0, |it| it.above.min(need)),
         false => share(offers.clone(), member.index(), need),
     };
+    let begun = clock::now();
     // What is charged without need is given first.
-    let mut left = mine.saturating_sub(member.trim(0));
+    let mut given = member.trim(0);
+    let mut left = mine.saturating_sub(given);
     member.givers().each(|giver| {
         if left > 0 {
             let before = member.used();
             giver.give_back(left.saturating_mul(member.granule().bytes()));
-            let given = before.saturating_sub(member.used());
-            left = left.saturating_sub(given / member.granule().bytes());
+            let gave = before.saturating_sub(member.used()) / member.granule().bytes();
+            left = left.saturating_sub(gave);
+            given = given.saturating_add(gave);
         }
     });
     if mine > 0 {
         member.trim(0);
         publish_idle(member);
+    }
+    if given > 0 {
+        member.note_given(given, clock::since(begun));
     }
     offers
 }

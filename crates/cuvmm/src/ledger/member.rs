@@ -26,6 +26,7 @@ use super::lock::Lock;
 use super::passing::{self, Older};
 use super::seen::{Seen, What};
 use super::stall::Stalls;
+use super::stats::GivenStats;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
@@ -106,6 +107,8 @@ pub(super) struct Account {
     pub(super) waiting: Vec<(InLine, u64)>,
     /// For how long they have waited.
     pub(super) stalls: Stalls,
+    /// Memory that was given back to other processes.
+    given: GivenStats,
 }
 
 impl Account {
@@ -291,6 +294,20 @@ impl Member {
     pub(super) fn trim(&self, keep: u64) -> u64 {
         let account = self.account();
         self.refund(&account, self.granules(keep))
+    }
+
+    /// Counts granules that were given back to other processes.
+    pub(super) fn note_given(&self, granules: u64, took: Duration) {
+        let given = &mut self.account().given;
+        given.times += 1;
+        given.bytes = given
+            .bytes
+            .saturating_add(granules.saturating_mul(self.granule.bytes()));
+        given.took = given.took.saturating_add(took);
+    }
+
+    pub(super) fn given(&self) -> GivenStats {
+        self.account().given
     }
 
     /// Returns the bytes that the pools have.

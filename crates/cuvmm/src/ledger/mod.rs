@@ -180,7 +180,9 @@ pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
 pub(crate) use stall::Lacking;
-pub use stats::{ExportStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages};
+pub use stats::{
+    ExportStats, GivenStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages,
+};
 pub(crate) use waiting::Waiting;
 pub use waits::{HolderStats, WaitStats};
 
@@ -429,6 +431,12 @@ impl Ledger {
             Some(self.member.index()),
             &mut Seen::default(),
         )
+    }
+
+    /// Returns what this process has given back because requests of other processes lacked it.
+    #[must_use]
+    pub fn given(&self) -> GivenStats {
+        self.member.given()
     }
 
     /// Returns the slot of this process, as in [`ProcessStats::slot`].

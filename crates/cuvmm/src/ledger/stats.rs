@@ -91,6 +91,19 @@ pub struct StallAverages {
     pub avg300: f64,
 }
 
+/// The memory that a process has given back because requests of other processes lacked it, since it
+/// joined the ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct GivenStats {
+    /// How often memory was given back.
+    pub times: u64,
+    /// The memory in bytes.
+    pub bytes: u64,
+    /// How long that took on the ledger's thread, with the driver calls that unmap and release.
+    pub took: Duration,
+}
+
 /// One block that a process has exported to others. Its memory is charged to its owner only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]

@@ -65,6 +65,19 @@ pub(super) fn directory() -> tempfile::TempDir {
     }
 }
 
+/// A directory, and the path of a ledger in it.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let dir = directory();
+    let path = dir.path().join("ledger");
+    (dir, path)
+}
+
+/// Members of a new ledger, and its directory.
+fn members<const N: usize>(limit: u64) -> (tempfile::TempDir, [Arc<Member>; N]) {
+    let (dir, path) = place();
+    (dir, std::array::from_fn(|_| join(&path, limit)))
+}
+
 /// Says what the machine does not permit, where test output is not captured.
 pub(super) fn not_tried(what: &str) {
     drop(writeln!(std::io::stderr(), "*** NOT TRIED: {what}"));
@@ -80,14 +93,21 @@ pub(super) fn refusal(outcome: Result<u64, LedgerShortage>) -> (LedgerRefusal, u
     (refused.reason, refused.left / G)
 }
 
+/// The refusal of memory that an older request has first.
+const OLDER: (LedgerRefusal, u64) = (LedgerRefusal::OlderRequest, 0);
+
+/// Grants granules for a new block without a place in the line.
+fn new(member: &Member, granules: u64) -> Result<u64, LedgerShortage> {
+    member.grant(granules * G, 0, Purpose::New, None)
+}
+
 fn wait(member: &Arc<Member>, bytes: u64) -> Waiting {
     member.wait(member.line_up(), bytes)
 }
 
 #[test]
 fn two_members_have_one_budget() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
     assert_eq!(one.grant(3 * G, 32 * G, Purpose::New, None), Ok(32 * G));
     assert_eq!(other.grant(60 * G, 32 * G, Purpose::New, None), Ok(60 * G));
@@ -96,12 +116,9 @@ fn two_members_have_one_budget() {
         Ok(5 * G),
         "what is asked for, of what is left"
     );
-    assert_eq!(
-        refusal(other.grant(4 * G, 0, Purpose::New, None)),
-        (LedgerRefusal::Full, 3)
-    );
+    assert_eq!(refusal(new(&other, 4)), (LedgerRefusal::Full, 3));
     assert_eq!((one.left(), other.left()), (3 * G, 3 * G));
-    assert_eq!(other.grant(3 * G, 0, Purpose::New, None), Ok(3 * G));
+    assert_eq!(new(&other, 3), Ok(3 * G));
     assert_eq!(charged(&one), 100);
     one.give(37 * G);
     assert_eq!((charged(&one), other.left()), (63, 37 * G));
@@ -114,16 +131,11 @@ fn two_members_have_one_budget() {
 
 #[test]
 fn a_guarantee_is_charged_in_advance_and_kept() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let (_dir, [one, other]) = members(100 * G);
     one.set_guarantee(60 * G).unwrap();
-    assert_eq!(
-        refusal(other.grant(41 * G, 0, Purpose::New, None)),
-        (LedgerRefusal::Full, 40)
-    );
-    other.grant(40 * G, 0, Purpose::New, None).unwrap();
-    one.grant(60 * G, 0, Purpose::New, None).unwrap();
+    assert_eq!(refusal(new(&other, 41)), (LedgerRefusal::Full, 40));
+    new(&other, 40).unwrap();
+    new(&one, 60).unwrap();
     one.give(60 * G);
     assert_eq!((one.trim(0), charged(&one)), (0, 100));
     assert!(matches!(
@@ -133,22 +145,21 @@ fn a_guarantee_is_charged_in_advance_and_kept() {
     assert_eq!(one.slot().guarantee.load(), 60);
     one.set_guarantee(10 * G).unwrap();
     assert_eq!((one.left(), other.left()), (60 * G, 50 * G));
-    other.grant(50 * G, 0, Purpose::New, None).unwrap();
+    new(&other, 50).unwrap();
     other.give(90 * G);
 }
 
 #[test]
 fn a_process_has_a_limit_of_its_own() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let own = Wishes {
         process_limit: 10 * G,
         ..wishes(100 * G)
     };
     let member = Arc::new(Member::join(path, TERMS, &own).unwrap());
-    member.grant(8 * G, 0, Purpose::New, None).unwrap();
+    new(&member, 8).unwrap();
     assert_eq!(
-        refusal(member.grant(3 * G, 0, Purpose::New, None)),
+        refusal(new(&member, 3)),
         (LedgerRefusal::ProcessLimit, 2),
         "it has 8"
     );
@@ -157,27 +168,16 @@ fn a_process_has_a_limit_of_its_own() {
 
 #[test]
 fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_life() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let (_dir, [one, other]) = members(100 * G);
     let mut waiting = wait(&one, 200 * G);
     assert_eq!(one.slot().want.load(), 200);
-    assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::OlderRequest, 0)
-    );
+    assert_eq!(refusal(new(&other, 1)), (LedgerRefusal::OlderRequest, 0));
     let behind = wait(&other, 100 * G);
-    assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::OlderRequest, 0)
-    );
+    assert_eq!(refusal(new(&other, 1)), (LedgerRefusal::OlderRequest, 0));
     one.grant(G, 0, Purpose::New, Some(waiting.place()))
         .unwrap();
     // A request of the same process that came later has no part in the place of the first.
-    assert_eq!(
-        refusal(one.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::OlderRequest, 0)
-    );
+    assert_eq!(refusal(new(&one, 1)), (LedgerRefusal::OlderRequest, 0));
     // Blocks that exist grow, by no more than they need.
     assert_eq!(other.grant(2 * G, 32 * G, Purpose::Growth, None), Ok(2 * G));
     assert_eq!(
@@ -187,13 +187,10 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     other.give(2 * G);
     waiting.renew(150 * G);
     assert_eq!(one.slot().want.load(), 150);
-    assert_eq!(
-        refusal(other.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::OlderRequest, 0)
-    );
+    assert_eq!(refusal(new(&other, 1)), (LedgerRefusal::OlderRequest, 0));
     // A stopped process does not renew.
     std::thread::sleep(Duration::from_millis(120));
-    other.grant(G, 0, Purpose::New, None).unwrap();
+    new(&other, 1).unwrap();
     drop(behind);
     drop(waiting);
     let layout = one.file().layout();
@@ -206,31 +203,26 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
 /// The example of a large request that waits: others get what it leaves of the limit.
 #[test]
 fn a_later_request_passes_if_the_older_one_waits_for_no_memory_of_its() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let members: Vec<_> = (0..4).map(|_| join(&path, 1024 * G)).collect();
-    let [a, b, c, d] = &members[..] else { panic!() };
-    let new =
-        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
-    let older = (LedgerRefusal::OlderRequest, 0);
+    let (_dir, members) = members(1024 * G);
+    let [a, b, c, d] = &members;
     new(a, 600).unwrap();
     let waiting = wait(b, 900 * G);
     assert_eq!(c.left(), 124 * G);
     new(c, 10).unwrap();
     assert_eq!(c.left(), 114 * G);
-    assert_eq!(refusal(new(c, 120)), older);
-    assert_eq!(refusal(new(d, 115)), older, "what others had counts");
+    assert_eq!(refusal(new(c, 120)), OLDER);
+    assert_eq!(refusal(new(d, 115)), OLDER, "what others had counts");
     // What was refused counts not, and what is given back no more.
     new(d, 114).unwrap();
-    assert_eq!(refusal(new(c, 1)), older);
+    assert_eq!(refusal(new(c, 1)), OLDER);
     d.give(100 * G);
     new(c, 100).unwrap();
     // Growth is excepted, and what came before is not passed on.
     a.grant(20 * G, 0, Purpose::Growth, None).unwrap();
     a.give(20 * G);
-    assert_eq!(refusal(new(a, 1)), older);
+    assert_eq!(refusal(new(a, 1)), OLDER);
     a.give(500 * G);
-    assert_eq!(refusal(new(a, 1)), older);
+    assert_eq!(refusal(new(a, 1)), OLDER);
     a.give(100 * G);
     let place = Some(waiting.place());
     b.grant(900 * G, 0, Purpose::New, place).unwrap();
@@ -244,13 +236,8 @@ fn a_later_request_passes_if_the_older_one_waits_for_no_memory_of_its() {
 /// Each older request counts, with what its own process and the guarantees of others keep.
 #[test]
 fn a_later_request_passes_all_older_ones_or_none() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let members: Vec<_> = (0..4).map(|_| join(&path, 100 * G)).collect();
-    let [a, b, c, d] = &members[..] else { panic!() };
-    let new =
-        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
-    let older = (LedgerRefusal::OlderRequest, 0);
+    let (_dir, members) = members(100 * G);
+    let [a, b, c, d] = &members;
     a.set_guarantee(10 * G).unwrap();
     new(a, 60).unwrap();
     new(b, 5).unwrap();
@@ -259,10 +246,10 @@ fn a_later_request_passes_all_older_ones_or_none() {
     let second = wait(c, 80 * G);
     // The first leaves 35, of which 5 are taken. The second leaves 10.
     assert_eq!(d.left(), 10 * G);
-    assert_eq!(refusal(new(d, 11)), older);
+    assert_eq!(refusal(new(d, 11)), OLDER);
     let mut third = wait(d, 12 * G);
     let place = Some(third.place());
-    assert_eq!(refusal(d.grant(12 * G, 0, Purpose::New, place)), older);
+    assert_eq!(refusal(d.grant(12 * G, 0, Purpose::New, place)), OLDER);
     drop(second);
     // All that passed while the first waited counts for it alone.
     d.grant(12 * G, 0, Purpose::New, place).unwrap();
@@ -291,13 +278,8 @@ fn a_later_request_passes_all_older_ones_or_none() {
 /// Memory that is enough for an older request is that one's, whatever the bound leaves.
 #[test]
 fn a_later_request_takes_nothing_that_serves_an_older_one() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let members: Vec<_> = (0..4).map(|_| join(&path, 100 * G)).collect();
-    let [a, b, c, d] = &members[..] else { panic!() };
-    let new =
-        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
-    let older = (LedgerRefusal::OlderRequest, 0);
+    let (_dir, members) = members(100 * G);
+    let [a, b, c, d] = &members;
     new(a, 60).unwrap();
     new(c, 20).unwrap();
     let waiting = wait(b, 30 * G);
@@ -306,10 +288,10 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
     assert_eq!(asked, Ok(5 * G), "no more than what is asked for");
     a.give(15 * G);
     assert_eq!(c.left(), 0);
-    assert_eq!(refusal(new(c, 1)), older);
+    assert_eq!(refusal(new(c, 1)), OLDER);
     a.give(5 * G);
     assert_eq!(c.left(), 5 * G);
-    assert_eq!(refusal(new(d, 6)), older);
+    assert_eq!(refusal(new(d, 6)), OLDER);
     new(d, 5).unwrap();
     b.grant(30 * G, 0, Purpose::New, Some(waiting.place()))
         .unwrap();
@@ -321,7 +303,7 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
     new(d, 50).unwrap();
     let waiting = [wait(a, 90 * G), wait(b, 10 * G)];
     assert_eq!(c.left(), 10 * G);
-    assert_eq!(refusal(new(c, 11)), older);
+    assert_eq!(refusal(new(c, 11)), OLDER);
     new(c, 10).unwrap();
     drop(waiting);
     c.give(10 * G);
@@ -339,12 +321,8 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
 /// The memory beside a request depends on what its own process has, and on what came after it alone.
 #[test]
 fn a_later_request_passes_one_by_what_came_after_it() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let members: Vec<_> = (0..3).map(|_| join(&path, 100 * G)).collect();
-    let [a, b, c] = &members[..] else { panic!() };
-    let new =
-        |member: &Arc<Member>, granules: u64| member.grant(granules * G, 0, Purpose::New, None);
+    let (_dir, members) = members(100 * G);
+    let [a, b, c] = &members;
     new(a, 40).unwrap();
     let waiting = wait(b, 90 * G);
     new(c, 10).unwrap();
@@ -372,8 +350,7 @@ fn a_later_request_passes_one_by_what_came_after_it() {
 
 #[test]
 fn opening_checks_the_file() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (dir, path) = place();
     let member = join(&path, 100 * G);
     let open = |terms: Terms, limit: u64| {
         Member::join(path.clone(), terms, &wishes(limit))
@@ -451,14 +428,13 @@ fn opening_checks_the_file() {
 /// Files that a machine's end has left without contents.
 #[test]
 fn a_file_that_lost_its_contents_is_made_anew() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     drop(join(&path, 100 * G));
     let zeros = vec![0; usize::try_from(super::layout::SIZE).unwrap()];
     for contents in [&zeros[..], &[]] {
         std::fs::write(&path, contents).unwrap();
         let member = join(&path, 50 * G);
-        member.grant(50 * G, 0, Purpose::New, None).unwrap();
+        new(&member, 50).unwrap();
         member.give(50 * G);
     }
 }
@@ -466,8 +442,7 @@ fn a_file_that_lost_its_contents_is_made_anew() {
 #[test]
 fn a_new_file_has_its_mode_and_no_other_file_is_left() {
     use std::os::unix::fs::PermissionsExt as _;
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (dir, path) = place();
     let group = Terms {
         group: true,
         ..TERMS
@@ -481,28 +456,20 @@ fn a_new_file_has_its_mode_and_no_other_file_is_left() {
 
 #[test]
 fn no_more_is_charged_once_the_file_is_gone() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let member = join(&path, 100 * G);
     member.grant(G, 32 * G, Purpose::New, None).unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(
-        refusal(member.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::Replaced, 0)
-    );
+    assert_eq!(refusal(new(&member, 1)), (LedgerRefusal::Replaced, 0));
     let other = join(&path, 100 * G);
-    assert_eq!(
-        refusal(member.grant(G, 0, Purpose::New, None)),
-        (LedgerRefusal::Replaced, 0)
-    );
+    assert_eq!(refusal(new(&member, 1)), (LedgerRefusal::Replaced, 0));
     drop(other);
     member.give(32 * G);
 }
 
 #[test]
 fn all_slots_can_be_taken_and_no_more() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let members: Vec<_> = (0..SLOTS).map(|_| join(&path, 1000 * G)).collect();
     let refused = Member::join(path.clone(), TERMS, &wishes(1000 * G)).unwrap_err();
     assert!(matches!(refused, LedgerError::Full { slots: SLOTS, .. }));
@@ -513,9 +480,7 @@ fn all_slots_can_be_taken_and_no_more() {
 /// Values that no owner would write are no reason to panic.
 #[test]
 fn any_contents_are_survived() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
+    let (_dir, [one, other]) = members(100 * G);
     let mut random = fastrand::Rng::with_seed(16);
     for _ in 0..2_000 {
         let layout = one.file().layout();
@@ -625,10 +590,8 @@ fn meets(own: &Member, other: usize, generation: u64, seen: &mut Seen) -> bool {
 /// ended, however long that is.
 #[test]
 fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 50).unwrap();
     one.slot().pid_namespace.store(1);
     serve(&one);
     let time = stop_time();
@@ -681,8 +644,7 @@ fn play_apart(part: &str, path: &Path) -> Option<Child> {
 /// The clock of the process that collects stands still: no slot is free because time has passed.
 #[test]
 fn a_killed_process_of_another_pid_namespace_is_known_to_have_ended() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let own = join(&path, LIMIT * G);
     let Some(mut child) = play_apart("serve", &path) else {
         not_tried("a ledger in another PID namespace, which this process may not make");
@@ -743,13 +705,13 @@ fn child() {
     if how == "stop" {
         crash::after(-1);
     }
-    member.grant(40 * G, 0, Purpose::New, None).unwrap();
+    new(&member, 40).unwrap();
     if !joins && part != "serve" {
         crash::after(writes);
     }
     match part {
         "join" | "collect" | "leave" => member.give(40 * G),
-        "take" => drop(member.grant(100 * G, 0, Purpose::New, None).unwrap()),
+        "take" => drop(new(&member, 100).unwrap()),
         // Until it is killed.
         "serve" => {
             serve(&member);
@@ -769,7 +731,7 @@ fn child() {
         "wait" => {
             let mut waiting = wait(&member, 9 * G);
             waiting.renew(8 * G);
-            member.grant(9 * G, 0, Purpose::New, None).unwrap();
+            new(&member, 9).unwrap();
         }
         // Another process charges at the same time.
         "race" => {
@@ -780,7 +742,7 @@ fn child() {
             charges[other.unwrap()].store(299 << 24);
             crash::after(writes);
             // It takes the other for stopped after a while.
-            member.grant(30 * G, 0, Purpose::New, None).unwrap();
+            new(&member, 30).unwrap();
         }
         _ => unreachable!(),
     }
@@ -978,10 +940,8 @@ fn a_process_that_stops_while_it_joins_has_the_limit_of_the_others_or_they_have_
 /// A killed process's memory counts until the process has ended, although its lock is free.
 #[test]
 fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 50).unwrap();
     super::lock::Lock::Owner(one.index())
         .release(one.file().file())
         .unwrap();
@@ -989,16 +949,13 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     for _ in 0..3 {
         assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
         assert_eq!(one.slot().state().0, State::Live);
-        assert_eq!(
-            refusal(other.grant(51 * G, 0, Purpose::New, None)),
-            (LedgerRefusal::Full, 50)
-        );
+        assert_eq!(refusal(new(&other, 51)), (LedgerRefusal::Full, 50));
     }
     // As a process of that number and another start time would.
     one.slot().started.store(1);
     let mut seen = Seen::default();
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
-    other.grant(100 * G, 0, Purpose::New, None).unwrap();
+    new(&other, 100).unwrap();
     other.give(100 * G);
     one.give(50 * G);
 }
@@ -1006,10 +963,8 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
 /// A request that goes on waiting costs other processes little, and a new one is served at once.
 #[test]
 fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(100 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 100).unwrap();
     let mut keeper = super::keeper::Keeper::quiet(&one);
     let (first, longest) = (Duration::from_micros(100), Duration::from_millis(20));
     let time = stop_time();
@@ -1036,10 +991,8 @@ fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
 /// looks for dead ones meanwhile.
 #[test]
 fn a_request_that_waits_wakes_others_when_they_have_something_to_do() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(100 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 100).unwrap();
     let mut keeper = super::keeper::Keeper::quiet(&other);
     assert_eq!(keeper.pass(&other), Duration::from_secs(1));
     let bell = &other.file().layout().header.wanted;
@@ -1066,8 +1019,7 @@ fn a_request_that_waits_wakes_others_when_they_have_something_to_do() {
 /// A process that was stopped while it collected a slot goes on when the slot has a new owner.
 #[test]
 fn a_late_collector_takes_nothing_from_a_new_owner() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
+    let (_dir, path) = place();
     let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
     let (index, found) = (other.index(), other.slot().state());
     drop(other);
@@ -1087,10 +1039,8 @@ fn a_late_collector_takes_nothing_from_a_new_owner() {
 /// A process that could not read when it started is not taken for another one of its number.
 #[test]
 fn a_process_whose_start_is_unknown_is_not_collected_while_it_lives() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 50).unwrap();
     one.slot().started.store(0);
     let mut seen = Seen::default();
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
@@ -1101,10 +1051,8 @@ fn a_process_whose_start_is_unknown_is_not_collected_while_it_lives() {
 /// A process in another PID namespace cannot be looked up.
 #[test]
 fn a_slot_of_another_namespace_is_free_two_seconds_after_its_lock() {
-    let dir = directory();
-    let path = dir.path().join("ledger");
-    let (one, other) = (join(&path, 100 * G), join(&path, 100 * G));
-    one.grant(50 * G, 0, Purpose::New, None).unwrap();
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 50).unwrap();
     one.slot().pid_namespace.store(1);
     let mut seen = Seen::default();
     assert!(

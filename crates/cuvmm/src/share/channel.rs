@@ -311,7 +311,8 @@ impl Channel {
                 Err(errno) => break Err(system("sendmsg")(errno)),
             }
         };
-        self.broken |= sent.is_err();
+        // A peer that has gone may have said why before.
+        self.broken |= !matches!(sent, Ok(()) | Err(ChannelError::Closed));
         self.sent = self.sent.wrapping_add(1);
         sent
     }
@@ -324,9 +325,9 @@ impl Channel {
         if self.broken {
             return Err(ChannelError::Broken);
         }
-        // Ends an exchange with a peer that sends without end.
-        deadline.check()?;
         loop {
+            // Ends an exchange with a peer that sends without end.
+            deadline.check()?;
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDLES))];
             let mut beside = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(buffer)];
@@ -338,7 +339,9 @@ impl Channel {
                     self.wait(PollFlags::IN, deadline)?;
                     continue;
                 }
-                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
+                // The peer has gone without reading all. The system says so once, before it hands out
+                // what the peer had sent.
+                Err(Errno::CONNRESET) => continue,
                 Err(errno) => return Err(system("recvmsg")(errno)),
             };
             // Owned first, so that no descriptor leaks whatever check fails.

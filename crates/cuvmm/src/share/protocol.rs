@@ -1,5 +1,7 @@
 //! The messages between a publisher and its readers.
 
+use std::time::Duration;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,9 @@ pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
 
 /// The longest name of a publication in bytes.
 pub(super) const MOST_NAME: usize = 255;
+
+/// How long a publisher waits until a reader that it refuses has room for the reason.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// A reader's request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,6 +64,8 @@ pub(super) enum Reply {
     Newest(Option<u64>),
     /// There is no publication with that name.
     NotPublished,
+    /// The publisher cannot answer, for this reason. May come before the request.
+    Refused(String),
 }
 
 /// A published name and its newest version.
@@ -127,6 +134,15 @@ impl Channel {
         let text =
             serde_json::to_vec(what).map_err(|_| ChannelError::Malformed("not serializable"))?;
         self.send_message(Kind::Text, &[&text], deadline)
+    }
+
+    /// Tells a reader that the publisher cannot answer it, if it can be told at once.
+    pub(super) fn turn_away(&mut self, why: &ChannelError) {
+        let pid = std::process::id();
+        let reply = Reply::Refused(format!("process {pid} cannot answer: {why}"));
+        if let Err(error) = self.tell(&reply, Deadline::after(AT_ONCE)) {
+            log!(debug, %error, "a reader was not told why it was refused");
+        }
     }
 
     pub(super) fn hear<T: DeserializeOwned>(

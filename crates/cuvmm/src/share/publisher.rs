@@ -16,6 +16,7 @@ use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
 use super::readers::{Bounds, accept_all};
 use super::seal::Publishable;
 use super::system::failed;
+use crate::descriptors::Spare;
 use crate::error::{ArgumentError, ChannelError, HandedBack, ShareError};
 use crate::peer::Users;
 use crate::sync::thread::{self, JoinHandle};
@@ -25,7 +26,8 @@ use crate::sync::thread::{self, JoinHandle};
 ///
 /// A publisher serves as many readers at once as a quarter of the files that this process may open
 /// (`RLIMIT_NOFILE`), at most 1,024, and gives each permitted user an equal share of them. Further
-/// readers are refused. A reader that sends no request is disconnected after a time (see
+/// readers are refused with the reason, and so are readers that come while the process may open no more
+/// files, after a second. A reader that sends no request is disconnected after a time (see
 /// [`Subscriber`](super::Subscriber)).
 ///
 /// Dropping the publisher ends its service; readers that attached memory keep it.
@@ -70,10 +72,10 @@ impl Publisher {
     pub fn bind_for(path: impl AsRef<Path>, users: Users) -> Result<Self, ChannelError> {
         let listener = Arc::new(Listener::bind_for(path, users)?);
         let shared = Arc::new(Shared::new()?);
-        let (readers, accepts) = (Arc::clone(&shared), Arc::clone(&listener));
+        let (readers, accepts, spare) = (Arc::clone(&shared), Arc::clone(&listener), Spare::new());
         let thread = thread::Builder::new()
             .name("cuvmm-publisher".to_owned())
-            .spawn(move || accept_all(&readers, &accepts, Bounds::USUAL))
+            .spawn(move || accept_all(&readers, (&accepts, spare), Bounds::USUAL))
             .map_err(failed("starting a thread"))?;
         Ok(Self {
             shared,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::catalogue::{Shared, WakerGuard};
@@ -13,12 +14,16 @@ use super::listener::{FRESH, Listener};
 use super::protocol::{MOST_LISTED, MOST_REQUEST, Reply, Request};
 use super::system::failed;
 use super::wait::{Deadline, pause, wait_for};
+use crate::descriptors::Spare;
 use crate::error::{ChannelError, ShareError};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
 /// The pause after the system refused another connection.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// How long the process lacks descriptors before readers are told so. Until then they wait.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// Limits on the number of readers, and on the time that a reader may send no request.
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +53,20 @@ impl Bounds {
 }
 
 /// Accepts readers until the publisher stops, then waits for the threads that serve them.
-pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Bounds) {
+pub(super) fn accept_all(
+    shared: &Arc<Shared>,
+    (listener, mut spare): (&Listener, Spare),
+    bounds: Bounds,
+) {
     let mut serving: Vec<Reader> = vec![];
     let wanted = [
         (shared.stop.as_fd(), PollFlags::IN),
         (listener.as_fd(), PollFlags::IN),
     ];
+    // Since when no reader could be accepted for want of descriptors.
+    let mut short_since = None;
     while !shared.stop.is_woken() {
+        spare.keep();
         let waited = wait_for(&wanted, Some(Deadline::after(FRESH)));
         listener.refresh();
         serving
@@ -65,9 +77,17 @@ pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Boun
             Ok(_) | Err(ChannelError::TimedOut { .. }) => Ok(None),
             Err(error) => Err(error),
         };
+        let is_short = matches!(&came, Err(error) if lacks_descriptors(error));
+        short_since = is_short.then(|| short_since.unwrap_or_else(Instant::now));
         match came {
             Ok(reader) => serving.extend(reader),
             Err(error) => {
+                if short_since.is_some_and(|since| since.elapsed() >= SHORT)
+                    && spare.give_up()
+                    && let Ok(Some(mut channel)) = listener.accept_now()
+                {
+                    channel.turn_away(&error);
+                }
                 if let Some(untold) = shared.log.admit(Instant::now()) {
                     log!(warn, %error, untold, "a reader was refused");
                 }
@@ -88,7 +108,7 @@ fn accept(
     serving: &[Reader],
     bounds: Bounds,
 ) -> Result<Option<Reader>, ChannelError> {
-    let Some(channel) = listener.accept_now()? else {
+    let Some(mut channel) = listener.accept_now()? else {
         return Ok(None);
     };
     let most = bounds.most();
@@ -97,12 +117,25 @@ fn accept(
     let of_user = serving.iter().filter(|reader| reader.uid == uid).count();
     for (connected, most) in [(serving.len(), most), (of_user, share)] {
         if connected >= most {
-            return Err(ChannelError::Busy { most });
+            let busy = ChannelError::Busy { most };
+            channel.turn_away(&busy);
+            return Err(busy);
         }
     }
     let channel = channel.until(Arc::clone(&shared.stop));
     let reader = Reader::serve(Arc::clone(shared), channel, bounds);
     reader.map(Some).map_err(failed("starting a thread"))
+}
+
+/// Returns `true` if this process, or the system, may open no more descriptors.
+const fn lacks_descriptors(error: &ChannelError) -> bool {
+    matches!(
+        error,
+        ChannelError::System {
+            errno: Errno::MFILE | Errno::NFILE,
+            ..
+        }
+    )
 }
 
 /// The thread that serves a reader.
@@ -162,6 +195,9 @@ fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
             Ok(()) => silence = bounds.between,
             Err(ChannelError::Closed) => return,
             Err(error) => {
+                if lacks_descriptors(&error) {
+                    channel.turn_away(&error);
+                }
                 if let Some(untold) = shared.log.admit(Instant::now()) {
                     log!(warn, %error, pid = peer.pid, untold, "a reader was disconnected");
                 }
@@ -268,7 +304,7 @@ mod tests {
             between,
         };
         std::thread::scope(|scope| {
-            let serving = scope.spawn(|| accept_all(&shared, &listener, bounds));
+            let serving = scope.spawn(|| accept_all(&shared, (&listener, Spare::new()), bounds));
             let over = Over(&shared.stop);
             work(&listener);
             drop(over);

@@ -10,6 +10,7 @@ use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
 use super::manifest::Manifest;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
+use super::wait::Deadline;
 use crate::error::{ChannelError, ShareError};
 use crate::own::CloseError;
 use crate::peer::Users;
@@ -18,7 +19,9 @@ use crate::view::View;
 /// A connection to a [`Publisher`](super::Publisher).
 ///
 /// The publisher closes a new connection that sends no request within 10 seconds, and any
-/// connection that sends none for 10 minutes. [Waiting](Self::wait_for_newer) is a request.
+/// connection that sends none for 10 minutes. [Waiting](Self::wait_for_newer) is a request. A
+/// publisher that has too many readers or may open no more file descriptors says so in
+/// [`ShareError::Refused`].
 ///
 /// # Examples
 /// ```
@@ -93,8 +96,7 @@ impl Subscriber {
     /// [`ShareError`] if the publisher does not answer.
     pub fn list(&mut self) -> Result<Listings, ShareError> {
         let deadline = self.channel.deadline();
-        self.channel.tell(&Request::List, deadline)?;
-        match self.channel.hear(MOST_LISTING, deadline)? {
+        match self.ask(&Request::List, deadline, (MOST_LISTING, deadline))? {
             Reply::Publications(publications) => Ok(Listings {
                 all: publications.len() as u64,
                 publications,
@@ -121,8 +123,8 @@ impl Subscriber {
             return Err(ShareError::NotFound(name));
         }
         let request = Request::Attach { name: name.clone() };
-        self.channel.tell(&request, deadline)?;
-        let (publisher, version, manifest) = match self.channel.hear(MOST_REPLY, deadline)? {
+        let reply = self.ask(&request, deadline, (MOST_REPLY, deadline))?;
+        let (publisher, version, manifest) = match reply {
             Reply::Published {
                 publisher,
                 version,
@@ -165,12 +167,29 @@ impl Subscriber {
             millis: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
         };
         let deadline = self.channel.deadline();
-        self.channel.tell(&request, deadline)?;
-        let deadline = self.channel.deadline_after(timeout);
-        match self.channel.hear(MOST_REPLY, deadline)? {
+        let until = self.channel.deadline_after(timeout);
+        match self.ask(&request, deadline, (MOST_REPLY, until))? {
             Reply::Newest(version) => Ok(version),
             Reply::NotPublished => Err(ShareError::NotFound(name)),
             _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Sends a request, and returns the reply: at most `most` bytes, which come in time.
+    fn ask(
+        &mut self,
+        request: &Request,
+        deadline: Deadline,
+        (most, until): (usize, Deadline),
+    ) -> Result<Reply, ShareError> {
+        match self.channel.tell(request, deadline) {
+            // A publisher that refuses a reader says so before it hears the request.
+            Ok(()) | Err(ChannelError::Closed) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match self.channel.hear(most, until)? {
+            Reply::Refused(why) => Err(ShareError::Refused(why)),
+            reply => Ok(reply),
         }
     }
 

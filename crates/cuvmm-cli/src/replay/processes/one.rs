@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::message::{Order, Played, Said, StartAt};
 use super::paced::{Clock, Counts, Paced};
 use crate::replay::pooled::Pooled;
-use crate::replay::process::Process;
+use crate::replay::process::{Made, Process};
 use crate::replay::simulate;
 use cuvmm_cli::drivers::{Choice, StandIn};
 use cuvmm_cli::terminal;
@@ -145,7 +145,14 @@ fn run(
         let mine = stats.processes.iter().find(|it| it.slot == ledger.slot());
         mine.map_or(Duration::ZERO, |it| it.stalled)
     });
+    let given = ledger.map(Ledger::given).unwrap_or_default();
     let (costs, all) = memory.finish()?;
+    let calls = all.by_call.iter().filter(|(_, made)| made.0 > 0);
+    let calls = calls.map(|(call, &(count, time))| {
+        let ms = time.as_secs_f64() * 1e3;
+        (call.name().to_owned(), Made { count, ms })
+    });
+    let calls = calls.collect();
     Ok(Played {
         outcomes: played.outcomes,
         memory: played.timeline.into_course(),
@@ -156,8 +163,18 @@ fn run(
             models: order.models.clone(),
             pid: std::process::id(),
             waits: counts.waits,
+            waited_ms: counts.waited.as_secs_f64() * 1e3,
+            waited_max_ms: counts.waited_max.as_secs_f64() * 1e3,
+            growth_waits: counts.growth_waits,
+            growth_served: counts.growth_served,
+            growth_waited_ms: counts.growth_waited.as_secs_f64() * 1e3,
             growth_refused: counts.growth_refused,
             growth_refused_behind: counts.growth_refused_behind,
+            growth_refused_why: counts.growth_refused_why,
+            gave: given.times,
+            gave_bytes: given.bytes,
+            gave_ms: given.took.as_secs_f64() * 1e3,
+            calls,
             ledger_stalled_ms: stalled.map(|time| time.as_secs_f64() * 1e3),
             late_max_ms: counts.late.as_secs_f64() * 1e3,
         },

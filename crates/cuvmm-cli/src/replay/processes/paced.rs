@@ -4,6 +4,7 @@
 //! Only the oldest waiting request of each model waits here. It gives way when a running request
 //! grows, so what came free is first for requests that run.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use cuvmm::Block;
+use cuvmm::error::LedgerRefusal;
 use cuvmm::pool::futures::AllocateFuture;
 
 use crate::replay::memory::Memory;
@@ -60,7 +62,7 @@ pub(super) struct Paced<'a> {
 }
 
 /// Counts of the events of a run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     /// How often a request was refused and waited for memory of other processes.
     pub(super) waits: u64,
@@ -68,6 +70,15 @@ pub(super) struct Counts {
     /// process waited.
     pub(super) growth_refused: u64,
     pub(super) growth_refused_behind: u64,
+    pub(super) growth_refused_why: BTreeMap<String, u64>,
+    /// How long requests waited that were granted, in all and at most.
+    pub(super) waited: Duration,
+    pub(super) waited_max: Duration,
+    /// How often a growth waited for memory of other processes, how often that served it, and how
+    /// long that took.
+    pub(super) growth_waits: u64,
+    pub(super) growth_served: u64,
+    pub(super) growth_waited: Duration,
     /// How late the latest event was.
     pub(super) late: Duration,
 }
@@ -76,6 +87,7 @@ pub(super) struct Counts {
 pub(super) struct Asked {
     request: u64,
     granules: u64,
+    since: Instant,
     state: Waiting,
 }
 
@@ -95,7 +107,12 @@ impl Paced<'_> {
                 let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
                 match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
                     Poll::Pending => continue,
-                    Poll::Ready(block) => asked.state = Waiting::Granted(block?),
+                    Poll::Ready(block) => {
+                        let waited = asked.since.elapsed();
+                        self.counts.waited += waited;
+                        self.counts.waited_max = self.counts.waited_max.max(waited);
+                        asked.state = Waiting::Granted(block?);
+                    }
                 }
             }
             any = true;
@@ -146,6 +163,7 @@ impl Memory for Paced<'_> {
         self.asked[model] = Some(Asked {
             request,
             granules,
+            since: Instant::now(),
             state: Waiting::Pending(self.memory.ask(model, granules, capacity)),
         });
         Ok(None)
@@ -162,8 +180,21 @@ impl Memory for Paced<'_> {
                 return Ok(true);
             }
         }
+        if self.asks {
+            let begun = Instant::now();
+            let served = self.memory.grow_waiting(held, granules)?;
+            self.counts.growth_waits += 1;
+            self.counts.growth_waited += begun.elapsed();
+            if served {
+                self.counts.growth_served += 1;
+                return Ok(true);
+            }
+        }
         self.counts.growth_refused += 1;
-        self.counts.growth_refused_behind += u64::from(self.memory.is_behind());
+        let why = self.memory.refusal_of_ledger();
+        self.counts.growth_refused_behind += u64::from(why == Some(LedgerRefusal::OlderRequest));
+        let why = why.map_or("Pool".to_owned(), |why| format!("{why:?}"));
+        *self.counts.growth_refused_why.entry(why).or_default() += 1;
         Ok(false)
     }
 

@@ -125,23 +125,41 @@ fn two_requests_wait() {
     explore(&scenario);
 }
 
-/// A request is served when the memory is given back that was charged before it came, however much two
-/// later ones have been charged past it.
+/// Returns a scenario of a request that is served when the memory is given back that was charged
+/// before it came, however much two later ones are charged past it: these granules.
+fn passing(later: [&[u64]; 2]) -> Scenario {
+    let waits: Part<'_> = (&[], &[MustAwait(8)]);
+    let mut scenario = two((&[Take(7)], &[Give(7)]), waits);
+    for granules in later {
+        scenario.scripts.push(Script {
+            before: vec![Join],
+            ops: granules.iter().map(|&it| TakeBehind(it)).collect(),
+        });
+    }
+    (scenario.faults.most, scenario.faults.ends) = (0, &[]);
+    scenario
+}
+
+/// Two granules are left to those that pass, which want three: in all orders in which a member that
+/// could go on is interrupted once, the request that waits is served. These are 239,000 states; with
+/// two interruptions there are too many for a test that always runs. One and one granules, and two and
+/// two, were explored in the same way, with about as many states.
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn later_requests_pass_one_that_waits() {
+    let mut scenario = passing([&[1], &[2]]);
+    scenario.faults.interruptions = Some(1);
+    explore(&scenario);
+}
+
+/// With two charges each and any number of interruptions there are too many orders to take all.
+#[test]
+fn later_requests_pass_one_that_waits_at_random() {
     sample(500, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
-        let waits: Part<'_> = (&[], &[MustAwait(8)]);
-        let mut scenario = two((&[Take(7)], &[Give(7)]), waits);
-        for _ in 0..2 {
-            scenario.scripts.push(Script {
-                before: vec![Join],
-                ops: vec![TakeBehind(random.u64(1..3)), TakeBehind(1)],
-            });
-        }
-        (scenario.faults.most, scenario.faults.ends) = (0, &[]);
-        scenario
+        let mut later = || [random.u64(1..3), 1];
+        let (one, other) = (later(), later());
+        passing([&one, &other])
     });
 }
 

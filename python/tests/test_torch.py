@@ -646,6 +646,27 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_sleep_says_what_the_driver_does_not_take_back(self):
+        case(
+            """
+            import ctypes
+            fail = ctypes.CDLL("libcuda.so.1").fakecuda_fail
+            cuvmm.torch.install()
+            with cuvmm.torch.pool("weights"):
+                kept = [torch.empty(8 << 20)]
+            assert fail(b"cuMemRelease:1-:UNKNOWN") == 0
+            slept = cuvmm.sleep("weights")
+            assert slept.given == {"weights": 8 << 20} and slept.quarantined == 8 << 20, slept
+            stats = cuvmm.stats()
+            assert stats.quarantined == 8 << 20 and stats.held == 10 << 20, stats
+            assert fail(None) == 0
+            cuvmm.empty_cache()
+            assert (cuvmm.stats().quarantined, cuvmm.stats().held) == (0, 2 << 20), cuvmm.stats()
+            cuvmm.wake("weights")
+            assert cuvmm.sleep("weights").quarantined == 0
+            """
+        )
+
     def test_sleep_says_what_it_gave_up_on_another_device(self):
         """A block that was entered before makes tensors there while the pool sleeps here."""
         case(

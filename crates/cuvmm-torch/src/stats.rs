@@ -33,6 +33,9 @@ struct All<'a> {
     sleeping: u64,
     /// Host memory that is kept for contents, in bytes.
     host: u64,
+    /// The part of `held` that the driver refused to take back, in bytes. Nothing uses it, and the
+    /// driver is asked again.
+    quarantined: u64,
     /// All allocations: of the heap, under tags, and of graphs.
     total: Total,
     /// The heap alone.
@@ -110,6 +113,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         published: known.published().map_or(0, heaps::held),
         sleeping: figures.sleeping,
         host: pools.iter().map(TagFigures::host).sum(),
+        quarantined: pool.quarantined,
         total: Total {
             allocations: figures.all.count.current,
             live,

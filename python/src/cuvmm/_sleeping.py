@@ -26,6 +26,9 @@ class Slept:
     #: The memory that stays: of pools that are awake, of the heap under its tenant's name, and of PyTorch's own
     #: allocator as "PyTorch".
     held: dict[str, int]
+    #: The memory that the driver refused to take back, of all devices: it is in no use, and not free for other
+    #: programs. The driver is asked again by the next `sleep`, by `empty_cache`, and when memory is short.
+    quarantined: int = 0
 
 
 def check(name: str) -> None:
@@ -144,7 +147,8 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
     library.check(library.sleep(names, int(keep)))
     figures = _figures()
     given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
-    return Slept(_sum(given), _held(figures))
+    quarantined = sum(found["quarantined"] for found in figures.values())
+    return Slept(_sum(given), _held(figures), quarantined)
 
 
 def wake(tags: str | Iterable[str] | None = None) -> None:

@@ -43,6 +43,9 @@ class Stats:
     sleeping: int = 0
     #: Host memory that is kept for the contents of pools.
     host: int = 0
+    #: The part of `held` that the driver refused to take back. Nothing uses it, and the driver is asked
+    #: again by `empty_cache`, by `sleep`, and when memory is short.
+    quarantined: int = 0
     #: All that the library reports, with further figures: "pools" and "graphs" have theirs.
     all: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, hash=False)
     table: str = dataclasses.field(default="", repr=False, compare=False)
@@ -85,6 +88,7 @@ def stats(device: Any = 0) -> Stats:
         published=figures.get("published", 0),
         sleeping=figures.get("sleeping", 0),
         host=figures.get("host", 0),
+        quarantined=figures.get("quarantined", 0),
         all=figures,
         table=library.text("table", device),
         **{name: total.get(name, 0) for name in _TOTAL},

@@ -366,7 +366,7 @@ fn what_cannot_be_given_back_stays_charged() {
     let tenant = one.pool.tenant("a").register().unwrap();
     drop(tenant.try_allocate(8 * G).unwrap());
     rig.faults
-        .arm(nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemRelease]));
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemRelease));
     assert_eq!(one.pool.trim(0).unwrap(), 0);
     assert_eq!(one.obtained(), 8);
     drop(tenant);

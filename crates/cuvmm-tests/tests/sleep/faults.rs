@@ -350,3 +350,63 @@ fn a_copy_outlasts_its_wait(
     world.pool.close().unwrap();
     assert_eq!(rig.machine.hazards(), 0);
 }
+
+/// A driver that refuses every release.
+fn refuses_releases(rig: &Rig<Nothing>) {
+    let refusal = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);
+    rig.faults.arm(refusal.of(Call::MemRelease));
+}
+
+#[test]
+fn memory_that_the_driver_does_not_take_back_is_in_what_sleep_returns() {
+    for contents in [false, true] {
+        let rig = common::model();
+        let world = sleepers(&rig);
+        let contents = match contents {
+            false => Contents::Discard,
+            true => Contents::Keep(&world.store),
+        };
+        refuses_releases(&rig);
+        let slept = world.tenant.blocks().release(true).sleep(contents).unwrap();
+        rig.faults.disarm();
+        assert_eq!((slept.given, slept.quarantined), (10 * G, 10 * G));
+        let stats = books(&world.pool);
+        assert_eq!((stats.committed, stats.free), (0, 0));
+        assert_eq!(stats.quarantined, slept.quarantined);
+        // The driver takes it now, and the next sleep says that nothing is left.
+        let slept = world.tenant.blocks().wake().unwrap();
+        assert_eq!(slept.mapped, 10 * G);
+        let slept = world
+            .tenant
+            .blocks()
+            .release(true)
+            .sleep(Contents::Discard)
+            .unwrap();
+        assert_eq!((slept.given, slept.quarantined), (10 * G, 0));
+        assert_eq!(
+            books(&world.pool).quarantined,
+            0,
+            "that of the first sleep too"
+        );
+    }
+}
+
+#[test]
+fn a_release_that_is_refused_once_is_asked_for_again_before_sleep_ends() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    let cached = world.tenant.allocate_on(&world.stream, 4 * G).unwrap();
+    drop(cached);
+    let refusal = common::nth_of(2, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemRelease]);
+    rig.faults.arm(refusal);
+    let slept = world
+        .tenant
+        .blocks()
+        .release(true)
+        .sleep(Contents::Discard)
+        .unwrap();
+    assert_eq!(rig.faults.injected(), 1);
+    assert_eq!((slept.given, slept.quarantined), (14 * G, 0));
+    assert_eq!(books(&world.pool).quarantined, 0);
+    assert_eq!(rig.machine.live().physical_bytes, 0);
+}

@@ -545,6 +545,11 @@ impl Budget {
         self.quarantined += bytes;
         self.mappings += mappings;
     }
+
+    /// Counts bytes as quarantined no more: they went back to the driver.
+    pub(crate) const fn end_quarantine(&mut self, bytes: u64) {
+        self.quarantined -= bytes;
+    }
 }
 
 #[cfg(test)]

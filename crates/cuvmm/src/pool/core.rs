@@ -81,6 +81,8 @@ pub(crate) struct Locked<'a> {
     pub(super) place: Option<InLine>,
     /// The bytes that the operation may create without asking what is free.
     pub(super) room: Room<'a>,
+    /// The bytes that the driver refused to take back from the operation.
+    pub(super) refused: u64,
     section: Section,
 }
 
@@ -122,6 +124,7 @@ impl Core {
             core: self,
             place: None,
             room: Room::new(&self.claimed),
+            refused: 0,
             section: Section::enter(),
         }
     }
@@ -357,6 +360,7 @@ impl<'a> Locked<'a> {
             core,
             place,
             room: Room::new(&core.claimed),
+            refused: 0,
             section,
         }
     }

@@ -194,6 +194,7 @@ impl Locked<'_> {
     ) -> Result<(), PoolError> {
         match self.check_guarantee(tenant, guarantee, limit) {
             Err(PoolError::GuaranteeTooLarge { .. }) => {
+                self.retry_releases(1);
                 self.empty_holders()?;
                 self.check_guarantee(tenant, guarantee, limit)
             }

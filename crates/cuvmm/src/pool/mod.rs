@@ -182,7 +182,7 @@ pub(crate) use holder::{Given, Holder, HolderFigures, HolderId};
 pub use lease::Lease;
 pub(crate) use lend::Lending;
 pub use limits::{Limit, LimitChange};
-pub(crate) use moving::{Choice, TransitioningBlock};
+pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};
 pub use pressure::{Pressure, PressureHook};
 pub(crate) use room::Room;
 pub(crate) use sleep::ToSleep;

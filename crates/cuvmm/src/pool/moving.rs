@@ -24,7 +24,7 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
-use crate::own::Span;
+use crate::own::{Physical, Span};
 
 /// A block that is being put to sleep or woken, and the lease that keeps other operations from it.
 #[derive(Debug)]
@@ -78,25 +78,60 @@ impl Tally {
     }
 }
 
+/// Memory that sleep gave up, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GivenUp {
+    pub(crate) bytes: u64,
+    /// The part that the driver refused to take back.
+    pub(crate) refused: u64,
+}
+
+impl Locked<'_> {
+    /// Ends an operation that gave up `bytes`: with `release`, the free list, which had `before` bytes,
+    /// gives the memory to the driver.
+    pub(super) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
+        if release {
+            self.release_growth(before);
+        }
+        // At the end of the operation it would be too late to say what the driver refused.
+        self.release_marked();
+        let refused = self.refused;
+        GivenUp { bytes, refused }
+    }
+}
+
 impl Tenant {
     /// Returns `true` if a block of the tenant may be asleep or moving. Takes no lock.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.owner().stream_caches.is_bypassed()
     }
 
-    /// Reclaims the tenant's idle memory; with `release`, gives it to the driver. Returns the
-    /// bytes.
-    pub(crate) fn give_up_cached(&self, release: bool) -> Result<u64, CallError> {
+    /// Reclaims the tenant's idle memory; with `release`, gives it to the driver. After an error the
+    /// memory that was reclaimed before it is given up, and the rest stays.
+    pub(crate) fn give_up_cached(&self, release: bool) -> (GivenUp, Result<(), CallError>) {
         let owner = self.owner();
         let mut state = owner.core.lock();
         let free_list = state.free_list.bytes();
-        let given = state.take_back_all_of(owner.tenant);
-        if release {
-            state.release_growth(free_list);
-        }
+        let taken = state.take_back_all_of(owner.tenant);
+        let bytes = taken.as_ref().map_or(0, |&bytes| bytes);
+        let given = state.gave_up(bytes, free_list, release);
         drop(state);
         owner.core.announce();
-        given
+        (given, taken.map(drop))
+    }
+
+    /// Asks the driver again to take all memory of the pool that it has refused. Returns the bytes
+    /// that it refuses still.
+    pub(crate) fn retry_releases(&self) -> u64 {
+        let core = &self.owner().core;
+        let mut state = core.lock();
+        let (released, _) = state.retry_releases(usize::MAX);
+        let left = state.quarantine.physicals.iter().map(Physical::size).sum();
+        drop(state);
+        if released > 0 {
+            core.announce();
+        }
+        left
     }
 }
 

@@ -173,7 +173,7 @@ impl Locked<'_> {
             let before = self.budget.quarantined();
             self.carry_out(plan)?;
             // Exported memory goes to the driver, which may refuse it.
-            let lost = self.budget.quarantined() - before;
+            let lost = self.budget.quarantined().saturating_sub(before);
             if plan.gained.saturating_sub(lost) >= total {
                 return Ok(());
             }
@@ -233,9 +233,10 @@ impl Locked<'_> {
         self.carry_out(&plan)
     }
 
-    /// Collects idle memory from stream caches and shared memory, and reads the figures of the
-    /// driver's memory pools. May release the lock.
+    /// Collects idle memory from stream caches and shared memory, reads the figures of the driver's
+    /// memory pools, and asks the driver again to take what it has refused. May release the lock.
     pub(super) fn gather_idle(&mut self) {
+        self.retry_releases(1);
         self.refresh_driver_memory();
         self.sweep_all();
         self.part_all();

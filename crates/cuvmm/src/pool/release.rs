@@ -2,7 +2,8 @@
 
 use super::core::Locked;
 use super::state::State;
-use crate::own::CloseRefusal;
+use crate::error::CallError;
+use crate::own::{CloseError, CloseRefusal, Physical};
 use crate::region::{Space, Unmapped};
 
 impl Locked<'_> {
@@ -10,7 +11,7 @@ impl Locked<'_> {
     /// quarantined.
     pub(super) fn give_space_back(&mut self, space: Space) {
         if space.stuck_count() > 0 {
-            self.quarantine.1.push(space);
+            self.quarantine.spaces.push(space);
             return;
         }
         let freed = self.unlocked(|| space.give_back());
@@ -40,13 +41,8 @@ impl Locked<'_> {
     /// Returns the bytes released.
     pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
-        let block = unmapped.physical.export_mark().counted_as();
-        match self.unlocked(|| unmapped.physical.close()) {
-            Ok(()) => {
-                self.budget.released(size);
-                self.note_released(size, block);
-                size
-            }
+        match self.close_physical(unmapped.physical) {
+            Ok(()) => size,
             Err(failed) => {
                 let reason = match failed.reason {
                     CloseRefusal::Call(error) => error.to_string(),
@@ -54,10 +50,50 @@ impl Locked<'_> {
                 };
                 log!(error, %reason, size, "a physical could not be released: quarantined");
                 self.budget.quarantine(size, 0);
-                self.quarantine.0.push(failed.owner);
+                self.refused += size;
+                self.quarantine.physicals.push_back(failed.owner);
                 0
             }
         }
+    }
+
+    /// Releases a physical to the driver, and counts it as released.
+    fn close_physical(&mut self, physical: Physical) -> Result<(), CloseError<Physical>> {
+        let (size, block) = (physical.size(), physical.export_mark().counted_as());
+        self.unlocked(|| physical.close())?;
+        self.budget.released(size);
+        self.note_released(size, block);
+        Ok(())
+    }
+
+    /// Tries again to release quarantined physicals, until the driver has refused `refusals` of them.
+    /// Returns the bytes released, and the last refusal. A release that was refused has changed nothing, so it may be asked
+    /// for again. One that is mapped elsewhere is left alone until it is not.
+    ///
+    /// Called when memory is short or to be given back. The next call begins with the physicals that
+    /// this one did not reach.
+    pub(crate) fn retry_releases(&mut self, refusals: usize) -> (u64, Option<CallError>) {
+        let (mut released, mut refused, mut refusal) = (0, 0, None);
+        for _ in 0..self.quarantine.physicals.len() {
+            let Some(physical) = self.quarantine.physicals.pop_front() else {
+                break;
+            };
+            let size = physical.size();
+            let Err(failed) = self.close_physical(physical) else {
+                self.budget.end_quarantine(size);
+                released += size;
+                continue;
+            };
+            self.quarantine.physicals.push_back(failed.owner);
+            if let CloseRefusal::Call(error) = failed.reason {
+                refusal = Some(error);
+                refused += 1;
+            }
+            if refused == refusals {
+                break;
+            }
+        }
+        (released, refusal)
     }
 
     /// Releases memory of the free list to the driver until at most `keep` bytes of it are left.

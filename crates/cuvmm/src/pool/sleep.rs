@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::budget::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
-use super::moving::{Choice, Chosen, Tally, TransitioningBlock};
+use super::moving::{Choice, Chosen, GivenUp, Tally, TransitioningBlock};
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
@@ -84,10 +84,10 @@ impl ToSleep {
             .map_or(Ok(()), TransitioningBlock::withdraw)
     }
 
-    /// Gives up the memory that was put aside; returns its bytes.
-    pub(crate) fn sleep(mut self, release: bool) -> u64 {
+    /// Gives up the memory that was put aside.
+    pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
         let Some(moving) = self.moving.take() else {
-            return 0;
+            return GivenUp::default();
         };
         let mut state = moving.lock();
         let given = state.settle_asleep(moving.place().slot, self.saved.take(), release);
@@ -241,8 +241,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Gives up the memory of a moving block that was put aside; returns its bytes.
-    fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
+    /// Gives up the memory of a moving block that was put aside.
+    fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
         let free_list = self.free_list.bytes();
         let given = self.with_slot_out(id, |state, slot| {
             let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
@@ -255,10 +255,7 @@ impl Locked<'_> {
             given
         });
         self.update_bypass(id.tenant);
-        if release {
-            self.release_growth(free_list);
-        }
-        given.unwrap_or(0)
+        self.gave_up(given.unwrap_or(0), free_list, release)
     }
 
     /// Puts the memory that was put aside back. If that fails the block sleeps, with what was saved

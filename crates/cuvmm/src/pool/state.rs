@@ -142,8 +142,7 @@ pub(crate) struct State {
     pub(super) to_free: Vec<FreedBlock>,
     /// The live capture guards, and what polls of fences have found.
     pub(super) polls: Polls,
-    /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
-    pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
+    pub(super) quarantine: Quarantine,
     pub(crate) refusals: u64,
     /// How often the state was [audited](super::audit).
     #[cfg(debug_assertions)]
@@ -162,6 +161,17 @@ pub(crate) struct State {
     next_tenant: u64,
     /// The stream that fills and copies for blocks without a home stream, once there is one.
     pub(super) scrubber: Option<Stream>,
+}
+
+/// Memory and addresses that the driver would not take back.
+#[derive(Debug, Default)]
+pub(super) struct Quarantine {
+    /// Physicals that it did not release, or that are mapped elsewhere. Their release is tried again
+    /// when memory is short or to be given back, and at the end of the pool.
+    pub(super) physicals: VecDeque<Physical>,
+    /// Spaces with mappings stuck in them. Work may still use them, so they stay until the end of the
+    /// pool.
+    pub(super) spaces: Vec<Space>,
 }
 
 impl State {
@@ -187,7 +197,7 @@ impl State {
             is_uncovered: false,
             to_free: Vec::new(),
             polls: Polls::default(),
-            quarantine: (Vec::new(), Vec::new()),
+            quarantine: Quarantine::default(),
             refusals: 0,
             #[cfg(debug_assertions)]
             audits: 0,

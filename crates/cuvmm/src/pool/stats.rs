@@ -51,8 +51,11 @@ pub struct PoolStats {
     /// Memory from the driver that is unmapped and that no tenant holds, including memory on its
     /// way back to the driver.
     pub free: u64,
-    /// Memory that could not be given back to the driver. The pool does not use it, and tries again
-    /// to give it back when it is closed.
+    /// Memory that could not be given back to the driver, which the pool does not use. Where the driver
+    /// has refused a release, the pool asks again before a request is refused, in
+    /// [`trim`](super::Pool::trim), at the end of a sleep that [releases](crate::sleep::Blocks::release)
+    /// memory, and when a limit is lowered or a guarantee granted. What work may still use is given back
+    /// when the pool is closed.
     pub quarantined: u64,
     /// Idle memory in one extent with memory in use, which no other tenant can have.
     pub stranded: u64,

@@ -12,6 +12,7 @@ use crate::region::TakenOut;
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
         let before = self.budget.given_back();
+        self.retry_releases(1);
         self.purge_all();
         let excess = |state: &State| state.budget.obtained().saturating_sub(keep);
         if excess(self) > self.free_list.bytes() {
@@ -27,6 +28,13 @@ impl Locked<'_> {
 
     /// Gives everything back. No tenant, block or lease handle exists any more.
     pub(crate) fn shut(&mut self) -> Result<(), CallError> {
+        let outcome = self.give_all_back();
+        let (_, refusal) = self.retry_releases(usize::MAX);
+        outcome.and(refusal.map_or(Ok(()), Err))
+    }
+
+    /// Gives everything back except for physicals that the driver refuses to release.
+    fn give_all_back(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device.forked() {
             return Err(forked);
         }
@@ -37,7 +45,7 @@ impl Locked<'_> {
         }
         self.release_free(0);
         self.release_marked();
-        outcome.and(self.retry_quarantine())
+        outcome.and(self.empty_quarantined_spaces())
     }
 
     /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
@@ -78,16 +86,11 @@ impl Locked<'_> {
         stripped
     }
 
-    /// Tries once more to give back quarantined memory. Work may still use it, so it is unmapped
+    /// Tries once more to give back quarantined spaces. Work may still use them, so they are unmapped
     /// behind all work of the device.
-    fn retry_quarantine(&mut self) -> Result<(), CallError> {
-        let physicals = std::mem::take(&mut self.quarantine.0);
-        self.unlocked(|| drop(physicals));
-        if self.quarantine.1.is_empty() {
-            return Ok(());
-        }
+    fn empty_quarantined_spaces(&mut self) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        for mut space in std::mem::take(&mut self.quarantine.1) {
+        for mut space in std::mem::take(&mut self.quarantine.spaces) {
             let failed = self.unlocked(|| {
                 let drained = space.drained();
                 let error = drained.and_then(|mut space| space.retry_all()).err()?;
@@ -95,7 +98,7 @@ impl Locked<'_> {
                 Some((space, error))
             });
             if let Some((space, error)) = failed {
-                self.quarantine.1.push(space);
+                self.quarantine.spaces.push(space);
                 outcome = outcome.and(Err(error));
             }
         }
@@ -107,10 +110,11 @@ impl Drop for Core {
     fn drop(&mut self) {
         let mut state = self.lock();
         let held = state.budget.obtained();
-        let refused: u64 = state.quarantine.0.iter().map(Physical::size).sum();
-        let shut = state.shut();
-        // What is counted still was quarantined. What the driver refused to release once stays
-        // charged to the ledger: whether it was released now is not known.
+        let shut = state.give_all_back();
+        state.retry_releases(usize::MAX);
+        let refused: u64 = state.quarantine.physicals.iter().map(Physical::size).sum();
+        // What the driver refused to release stays charged to the ledger. Its owners report it when
+        // they are dropped. What else is counted was released with its mapping.
         let counted = state.budget.obtained();
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);

@@ -97,6 +97,9 @@ pub struct Slept {
     /// The bytes of memory that were given up, including the tenant's cached memory if no tag was
     /// given.
     pub given: u64,
+    /// The part of `given` that the driver refused to take back, also when it was asked again at the
+    /// end. It is in the pool's [`quarantined`](crate::PoolStats::quarantined) memory.
+    pub quarantined: u64,
     /// The bytes of contents that were kept.
     pub kept: u64,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Blocks, Slept, Woken};
 use crate::error::SleepError;
-use crate::pool::{Tenant, ToSleep, ToWake};
+use crate::pool::{GivenUp, Tenant, ToSleep, ToWake};
 
 /// Blocks that are ready to sleep: their contents are kept or may be lost, and their memory is put
 /// aside. Made by [`Blocks::prepare_sleep`].
@@ -32,7 +32,8 @@ impl PreparedSleep {
         }
     }
 
-    /// Gives the memory of the blocks up. They sleep from here on.
+    /// Gives the memory of the blocks up. They sleep from here on. What the driver does not take back
+    /// is [quarantined](Slept::quarantined).
     pub fn finish(self) -> Slept {
         let mut slept = Slept {
             kept: self.kept,
@@ -40,16 +41,18 @@ impl PreparedSleep {
         };
         for one in self.to_sleep {
             slept.blocks += 1;
-            slept.given += one.sleep(self.release);
+            slept.add(one.sleep(self.release));
         }
         if self.is_whole {
-            match self.tenant.give_up_cached(self.release) {
-                Ok(given) => slept.given += given,
-                // It stays charged, and is reclaimed when another tenant needs it.
-                Err(error) => {
-                    log!(warn, %error, "cached memory of a sleeping tenant stays mapped")
-                }
+            let (given, outcome) = self.tenant.give_up_cached(self.release);
+            slept.add(given);
+            // It stays charged, and is reclaimed when another tenant needs it.
+            if let Err(error) = outcome {
+                log!(warn, %error, "cached memory of a sleeping tenant stays mapped");
             }
+        }
+        if self.release || slept.quarantined > 0 {
+            slept.quarantined = slept.quarantined.min(self.tenant.retry_releases());
         }
         slept
     }
@@ -64,6 +67,13 @@ impl PreparedSleep {
             SleepError::Cancelled => Ok(()),
             stayed => Err(stayed),
         }
+    }
+}
+
+impl Slept {
+    const fn add(&mut self, given: GivenUp) {
+        self.given += given.bytes;
+        self.quarantined += given.refused;
     }
 }
 

@@ -18,6 +18,7 @@ mod replay;
 mod share;
 mod signals;
 mod stop;
+mod subprocess;
 
 use std::process::ExitCode;
 
@@ -45,6 +46,9 @@ enum Command {
     Heap(heap::Args),
     Share(share::Args),
     Fake(fake::Args),
+    Demo(ledger::demo::Args),
+    #[command(hide = true)]
+    DemoService(ledger::demo::Service),
     Top(ledger::top::Args),
     Ctl(ledger::ctl::Args),
     Metrics(ledger::metrics::Args),
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         Command::Heap(args) => args.run(),
         Command::Share(args) => args.run(),
         Command::Fake(args) => args.run(),
+        Command::Demo(args) => args.run(),
+        Command::DemoService(service) => service.run(),
         Command::Top(args) => args.run(),
         Command::Ctl(args) => args.run(),
         Command::Metrics(args) => args.run(),

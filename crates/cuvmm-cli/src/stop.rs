@@ -1,12 +1,15 @@
-//! Termination signals as an event to wait for, so that destructors run before the process ends.
+//! Requests to end as an event to wait for, so that destructors run before the process ends: termination
+//! signals, or the end of standard input.
 
 use std::fmt;
+use std::io::{self, Read as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
 use crate::signals;
 
-/// The event that a signal asks the process to end.
+/// The event that the process is asked to end.
 #[derive(Debug)]
 pub(crate) struct Stop(Receiver<()>);
 
@@ -24,21 +27,34 @@ impl Stop {
         Ok(Self(receiver))
     }
 
-    /// Waits up to `time` and returns `true` if a signal asks the process to end meanwhile.
+    /// Reads standard input on a thread from now on. Its end asks the process to end.
+    ///
+    /// # Errors
+    /// The error of starting the thread.
+    pub(crate) fn on_input_end() -> io::Result<Self> {
+        let (sender, receiver) = channel();
+        thread::Builder::new().spawn(move || {
+            while matches!(io::stdin().lock().read(&mut [0; 64]), Ok(read) if read > 0) {}
+            drop(sender);
+        })?;
+        Ok(Self(receiver))
+    }
+
+    /// Waits up to `time` and returns `true` if the process is asked to end meanwhile.
     pub(crate) fn within(&self, time: Duration) -> bool {
         !matches!(self.0.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
 
-    /// Waits until a signal asks the process to end.
+    /// Waits until the process is asked to end.
     pub(crate) fn wait(&self) {
-        // The thread never ends, so the sender is never dropped.
+        // The end of the input drops the sender.
         let _ = self.0.recv();
     }
 
-    /// Checks that no signal has asked the process to end.
+    /// Checks that the process was not asked to end.
     ///
     /// # Errors
-    /// [`Stopped`] if a signal has.
+    /// [`Stopped`] if it was.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
         match self.within(Duration::ZERO) {
             true => Err(Stopped),
@@ -47,7 +63,7 @@ impl Stop {
     }
 }
 
-/// The error that a signal asked the process to end before the work was done.
+/// The error that the process was asked to end before the work was done.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 

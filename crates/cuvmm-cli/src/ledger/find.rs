@@ -29,6 +29,13 @@ pub(super) struct Opened {
 }
 
 impl Where {
+    /// Returns a place that was not chosen on the command line.
+    pub(super) fn at(path: &Path) -> Self {
+        Self {
+            ledger: Some(path.to_owned()),
+        }
+    }
+
     /// Returns the path that the user has given, if any.
     fn given(&self) -> Option<PathBuf> {
         let set = || std::env::var_os("CUVMM_LEDGER").filter(|path| !path.is_empty());

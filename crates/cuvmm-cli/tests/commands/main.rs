@@ -13,6 +13,7 @@ mod programs;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod demo;
 mod fake;
 mod generated;
 mod heap;

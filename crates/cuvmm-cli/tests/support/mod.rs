@@ -12,3 +12,4 @@
 mod own_process;
 pub(crate) mod program;
 pub(crate) mod pty;
+pub(crate) mod svg;

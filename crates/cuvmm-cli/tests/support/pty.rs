@@ -72,6 +72,11 @@ impl Pty {
         }
     }
 
+    /// Returns the screen as it was shown last.
+    pub(crate) fn screen(&self) -> &vt100::Screen {
+        self.screen.screen()
+    }
+
     /// Presses keys.
     pub(crate) fn press(&mut self, keys: &str) {
         self.owner.write_all(keys.as_bytes()).unwrap();

@@ -14,6 +14,9 @@ use super::{Complaint, prose};
 /// The address of the repository's files, used where a relative link would not work.
 const PAGE: &str = "https://github.com/cuvmm/cuvmm/blob/main/";
 
+/// The address of their bytes, used for pictures.
+const BYTES: &str = "https://github.com/cuvmm/cuvmm/raw/main/";
+
 /// Checks the links of all documents, and those to the repository's page in all other text.
 pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     let root = root.canonicalize().context("the folder to check")?;
@@ -22,7 +25,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     for file in prose::files(&root)? {
         let text = read(&file)?;
         for (line, link) in links(&text) {
-            let path = match link.strip_prefix(PAGE) {
+            let path = match link.strip_prefix(PAGE).or(link.strip_prefix(BYTES)) {
                 Some(path) => root.join(path),
                 None if !is_markdown(&file) || link.contains("://") => continue,
                 None if link.starts_with('#') => PathBuf::from(format!("{}{link}", file.display())),
@@ -130,7 +133,7 @@ fn slug(heading: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE, anchors, check};
+    use super::{BYTES, PAGE, anchors, check};
 
     #[test]
     fn anchors_are_made_as_on_github() {
@@ -166,7 +169,10 @@ mod tests {
         );
         assert_eq!(check(folder.path()).expect("read"), []);
 
-        write("a.md", "\n[a](docs/none.md) [h](#top)\n[out](../out.md)\n");
+        write(
+            "a.md",
+            &format!("\n[a](docs/none.md) [h](#top)\n[out](../out.md) ![p]({BYTES}c.svg)\n"),
+        );
         write("c.rs", &format!("//! [b]({PAGE}docs/b.md#nowhere)\n"));
         let found = check(folder.path()).expect("read");
         let lines: Vec<(String, usize)> = found
@@ -186,6 +192,7 @@ mod tests {
             [
                 at("a.md", 2),
                 at("a.md", 2),
+                at("a.md", 3),
                 at("a.md", 3),
                 at("c.rs", 1),
                 at("b.md", 2)

@@ -1,11 +1,9 @@
 //! The loop of the live picture: it waits for events and draws.
 
-use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use signal_hook::low_level::emulate_default_handler;
 
 use super::keys::{Action, press};
 use super::screen::Screen;
@@ -21,11 +19,12 @@ enum End {
     Signal(i32),
 }
 
-/// Shows the figures until a key or a signal ends it. The terminal is then as it was.
+/// Shows the figures until a key or a signal ends it, and returns the signal. The terminal is then as
+/// it was.
 ///
 /// # Errors
 /// A ledger that cannot be read at first, and an error of the terminal.
-pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<ExitCode> {
+pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<Option<i32>> {
     // What is wrong from the beginning is told before the screen changes.
     at.open()?;
     let (to, events) = channel();
@@ -40,10 +39,10 @@ pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<ExitCode> {
     state.folder = at.shown();
     let end = watch(state, &mut screen, &events, &requests);
     drop(screen);
-    if let End::Signal(signal) = end? {
-        emulate_default_handler(signal)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(match end? {
+        End::Quit => None,
+        End::Signal(signal) => Some(signal),
+    })
 }
 
 fn watch(

@@ -23,6 +23,8 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use signal_hook::low_level::emulate_default_handler;
+
 use super::find::Where;
 use cuvmm_cli::terminal::{json, print};
 
@@ -61,15 +63,43 @@ impl Args {
     /// # Errors
     /// A ledger that cannot be read, and a terminal that cannot be used.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let look = || anyhow::Ok(look::look(&self.at.open()?));
         if self.json {
-            print(&json(&serde_json::json!({ "ledgers": look()? }))?)?;
+            let ledgers = look::look(&self.at.open()?);
+            print(&json(&serde_json::json!({ "ledgers": ledgers }))?)?;
             return Ok(ExitCode::SUCCESS);
         }
         if self.once || !std::io::stdout().is_terminal() {
-            print(&plain::text(&look()?, &self.at.shown()))?;
+            once(&self.at)?;
             return Ok(ExitCode::SUCCESS);
         }
-        live::run(&self.at, Duration::from_secs(self.interval.into()))
+        live(&self.at, Duration::from_secs(self.interval.into()), || {
+            Ok(())
+        })
     }
+}
+
+/// Prints the figures once, as text.
+///
+/// # Errors
+/// A ledger that cannot be read.
+pub(super) fn once(at: &Where) -> anyhow::Result<()> {
+    print(&plain::text(&look::look(&at.open()?), &at.shown()))
+}
+
+/// Shows the figures on the terminal until a key or a signal ends it, and then calls `after`. A signal
+/// has its default effect after that.
+///
+/// # Errors
+/// A ledger that cannot be read, a terminal that cannot be used, and an error of `after`.
+pub(super) fn live(
+    at: &Where,
+    interval: Duration,
+    after: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    let signal = live::run(at, interval)?;
+    after()?;
+    if let Some(signal) = signal {
+        emulate_default_handler(signal)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }

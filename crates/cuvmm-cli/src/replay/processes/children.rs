@@ -5,7 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,10 +15,8 @@ use serde::Serialize;
 
 use super::message::Said;
 use crate::stop::Stop;
+use crate::subprocess;
 use cuvmm_cli::terminal::safe;
-
-/// How long a process has to end once its input has ended.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// How often signals and silent processes are looked for.
 const LOOK: Duration = Duration::from_millis(50);
@@ -157,13 +155,10 @@ impl Children {
         for one in &mut self.each {
             one.tell = None;
         }
-        let until = Instant::now() + GRACE;
+        let until = subprocess::grace();
         for one in &mut self.each {
-            if one.within(until).is_none() {
-                // It fails if the process has ended meanwhile.
-                let _ = one.process.kill();
-                let _ = one.process.wait();
-            }
+            // What cannot be waited for has ended.
+            let _ = subprocess::end(&mut one.process, until);
         }
     }
 }
@@ -180,19 +175,9 @@ impl One {
         format!("{} (process {})", self.name, self.process.id())
     }
 
-    /// Returns how the process ended, if it does until then.
-    fn within(&mut self, until: Instant) -> Option<ExitStatus> {
-        loop {
-            match self.process.try_wait() {
-                Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(2)),
-                outcome => return outcome.ok().flatten(),
-            }
-        }
-    }
-
     /// Says how the process ended, whose output has ended.
     fn status(&mut self) -> String {
-        let status = self.within(Instant::now() + GRACE);
+        let status = subprocess::ended(&mut self.process, subprocess::grace());
         status.map_or("its output is closed".to_owned(), |it| it.to_string())
     }
 }

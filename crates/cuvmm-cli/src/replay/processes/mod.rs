@@ -26,6 +26,7 @@ use super::simulate::{self, Request};
 use super::timeline::{Course, Timeline};
 use super::workload::Workload;
 use crate::stop::Stop;
+use crate::subprocess::private_directory;
 
 pub(crate) use self::one::One;
 
@@ -70,7 +71,7 @@ pub(crate) fn play(
     let parts: Vec<_> = parts.collect();
     // Removed when the processes have ended.
     let private = (shared && terms.ledger.is_none())
-        .then(private)
+        .then(|| private_directory("cuvmm-replay-"))
         .transpose()?;
     let named = terms.ledger.as_deref().filter(|_| shared);
     let ledger = named.or(private.as_ref().map(TempDir::path));
@@ -189,17 +190,4 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
         all,
         processes,
     })
-}
-
-/// Makes a directory that only this user can open, in memory if possible.
-fn private() -> anyhow::Result<TempDir> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let places = runtime.into_iter().chain([PathBuf::from("/dev/shm")]);
-    let mut builder = tempfile::Builder::new();
-    let builder = builder.prefix("cuvmm-replay-");
-    let made = places
-        .filter_map(|place| builder.tempdir_in(place).ok())
-        .next();
-    made.map_or_else(|| builder.tempdir(), Ok)
-        .context("no private directory for the ledger")
 }

@@ -1,16 +1,13 @@
 //! One process: it reads its order, waits for the start, plays, and says how it went.
 
 use std::cell::Cell;
-use std::io::{BufRead as _, Read as _, Write as _};
-use std::path::Path;
+use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use clap::ValueEnum as _;
-use cuvmm::{Device, Ledger, LedgerView};
+use cuvmm::{Device, Ledger};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,14 +16,13 @@ use super::paced::{Clock, Counts, Paced};
 use crate::replay::pooled::Pooled;
 use crate::replay::process::{Made, Process};
 use crate::replay::simulate;
+use crate::stop::Stop;
+use crate::subprocess::remove_left;
 use cuvmm_cli::drivers::{Choice, StandIn};
 use cuvmm_cli::terminal;
 
 /// How often a process says that it lives.
 const BEAT: Duration = Duration::from_millis(250);
-
-/// How often a process that has played looks whether all have.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// Play a part of `cuvmm replay --processes`, which starts this command
 #[derive(Debug, clap::Args)]
@@ -78,8 +74,7 @@ fn join(order: &Order) -> anyhow::Result<()> {
     let memory = Pooled::new(&device, models, division, stamped, clock, ledger)?;
     say(&Said::Ready)?;
     let StartAt(start) = line()?;
-    let unwanted = Arc::new(AtomicBool::new(false));
-    watch_input(&unwanted)?;
+    let unwanted = Stop::on_input_end()?;
     let wait = Duration::from_nanos(start).saturating_sub(since_1970());
     let clock = Clock {
         start: Instant::now() + wait,
@@ -89,20 +84,8 @@ fn join(order: &Order) -> anyhow::Result<()> {
     let played = run(order, memory, ledger, clock, &unwanted)?;
     say(&Said::Ended(Box::new(played)))?;
     // The guarantee stays charged until all models have played, as in one process.
-    while !unwanted.load(Ordering::Relaxed) {
-        std::thread::sleep(LOOK);
-    }
+    unwanted.wait();
     Ok(())
-}
-
-/// Removes a private directory when no process is left in its ledger, even if the replay that made
-/// it was killed. What is not removed here is removed by the process that ends after this one.
-fn remove_left(directory: &Path) {
-    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut ledgers = files.filter_map(|file| LedgerView::open(file.path()).ok());
-    if !ledgers.any(|ledger| !ledger.stats().processes.is_empty()) {
-        let _ = std::fs::remove_dir_all(directory);
-    }
 }
 
 /// Plays the requests against the memory, and gives it back.
@@ -111,7 +94,7 @@ fn run(
     memory: Pooled,
     ledger: Option<&Ledger>,
     clock: Clock,
-    unwanted: &AtomicBool,
+    unwanted: &Stop,
 ) -> anyhow::Result<Played> {
     let done = Cell::new(0);
     let said = Cell::new(Instant::now());
@@ -193,16 +176,6 @@ fn say<T: Serialize>(said: &T) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     Ok(out.flush()?)
-}
-
-/// Sets a flag when standard input ends, as it does when the other end is closed or dies.
-fn watch_input(ended: &Arc<AtomicBool>) -> anyhow::Result<()> {
-    let ended = Arc::clone(ended);
-    std::thread::Builder::new().spawn(move || {
-        while matches!(std::io::stdin().lock().read(&mut [0; 64]), Ok(read) if read > 0) {}
-        ended.store(true, Ordering::Relaxed);
-    })?;
-    Ok(())
 }
 
 /// Returns the time since 1970, which all processes of a machine count alike.

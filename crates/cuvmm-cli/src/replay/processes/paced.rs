@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use cuvmm::pool::futures::AllocateFuture;
 use crate::replay::memory::Memory;
 use crate::replay::pooled::{Held, Pooled};
 use crate::replay::settings::Nanos;
+use crate::stop::Stop;
 
 /// How often a process that waits looks whether it is still wanted, and says that it lives.
 const LOOK: Duration = Duration::from_millis(250);
@@ -51,7 +51,7 @@ pub(super) struct Paced<'a> {
     /// True if a request that is refused waits for memory of other processes.
     pub(super) asks: bool,
     /// Set when this process is not wanted any more.
-    pub(super) unwanted: &'a AtomicBool,
+    pub(super) unwanted: &'a Stop,
     /// Says that the process lives.
     pub(super) lives: &'a dyn Fn() -> anyhow::Result<()>,
     /// Added to the numbers of the requests in stamps: no two processes stamp alike.
@@ -216,7 +216,7 @@ impl Memory for Paced<'_> {
 
     fn pause(&mut self, due: Option<Nanos>) -> anyhow::Result<Option<Nanos>> {
         loop {
-            let wanted = !self.unwanted.load(Ordering::Relaxed);
+            let wanted = !self.unwanted.within(Duration::ZERO);
             ensure!(wanted, "the replay that started this process has ended");
             (self.lives)()?;
             if self.may_fit()? {

@@ -1,0 +1,191 @@
+//! `cuvmm demo`: two services in two processes under one ledger, and `cuvmm top` beside them.
+//!
+//! `service` is one of the processes: this command, started again.
+
+mod service;
+
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use cuvmm_cli::command::usage;
+use cuvmm_cli::drivers::Choice;
+use cuvmm_cli::terminal::{safe, tell};
+use tempfile::TempDir;
+
+use super::find::Where;
+use super::top;
+use crate::stop::{Stop, Stopped};
+use crate::subprocess;
+
+pub(crate) use self::service::Service;
+
+/// The names of the services.
+const NAMES: [&str; 2] = ["chat", "code"];
+
+/// The interval between two looks of `top`.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The seconds after which the figures are printed where there is no terminal.
+const SECONDS: u32 = 10;
+
+/// Run two services under one memory limit, with `cuvmm top` beside them
+///
+/// Each service is a process with a cache that grows and shrinks, one while the other does the
+/// opposite, and both want more than the 1 GiB that a ledger allows them together. On a terminal
+/// it shows `cuvmm top` until `q` is pressed. The ledger is in a private folder that `top` names: give
+/// it to `cuvmm ctl --ledger` in a second terminal. Both services and the folder are gone at the end,
+/// also when this command is killed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm demo
+  cuvmm demo --seconds 10
+  cuvmm demo --driver cuda --device 1")]
+pub(crate) struct Args {
+    /// The driver of both services
+    #[arg(long, value_enum, default_value_t)]
+    driver: Choice,
+
+    /// The device of the driver
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    device: u32,
+
+    /// Print the figures once after this time, and stop [default without a terminal: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: Option<u32>,
+}
+
+impl Args {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A driver that cannot be opened, a service that fails, a signal before the figures are printed,
+    /// and a terminal that cannot be used.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.driver == Choice::Model {
+            return Err(usage(
+                "the model has no memory to give to services: use --driver host",
+            ));
+        }
+        let terminal = std::io::stdout().is_terminal();
+        let seconds = self.seconds.or((!terminal).then_some(SECONDS));
+        let mut services = Services::new()?;
+        let at = Where::at(services.folder.path());
+        let Some(seconds) = seconds else {
+            // Nothing but the picture may be written to the terminal.
+            services.start(&self, Stdio::null)?;
+            return top::live(&at, INTERVAL, || services.end());
+        };
+        let stop = Stop::on_signals()?;
+        services.start(&self, Stdio::inherit)?;
+        if stop.within(Duration::from_secs(seconds.into())) {
+            return Err(Stopped.into());
+        }
+        top::once(&at)?;
+        services.end()?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The services and their private folder. They end, and the folder is removed, when this is dropped.
+#[derive(Debug)]
+struct Services {
+    each: Vec<Running>,
+    folder: TempDir,
+}
+
+#[derive(Debug)]
+struct Running {
+    name: &'static str,
+    process: Child,
+    /// One line when it has joined the ledger, and one with the reason if it fails.
+    output: BufReader<ChildStdout>,
+}
+
+impl Services {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            each: Vec::new(),
+            folder: subprocess::private_directory("cuvmm-demo-")?,
+        })
+    }
+
+    /// Starts all services and waits until each has joined the ledger in the folder.
+    ///
+    /// # Errors
+    /// A process that cannot be started, and the reason for which a service could not join.
+    fn start(&mut self, args: &Args, errors: fn() -> Stdio) -> anyhow::Result<()> {
+        for name in NAMES {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .arg("demo-service")
+                .arg(self.folder.path())
+                .arg(name);
+            command.args([args.driver.word(), &args.device.to_string()]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            // Ctrl-C reaches this process alone, which ends the services.
+            let process = command.stderr(errors()).process_group(0).spawn();
+            let mut process = process.with_context(|| format!("{name}: no process"))?;
+            let output = process.stdout.take().context("output is piped")?;
+            self.each.push(Running {
+                name,
+                process,
+                output: BufReader::new(output),
+            });
+        }
+        for (index, service) in self.each.iter_mut().enumerate() {
+            let mut line = String::new();
+            service.output.read_line(&mut line)?;
+            let line = line.trim_end();
+            match line.strip_prefix(service::JOINED) {
+                Some(driver) if index == 0 => tell(&format!("two services on {driver}")),
+                Some(_) => {}
+                None => bail!("{}: {}", service.name, said(line)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all services and waits for them. The last one removes the folder.
+    ///
+    /// # Errors
+    /// The reason for which a service failed before.
+    fn end(&mut self) -> anyhow::Result<()> {
+        for service in &mut self.each {
+            drop(service.process.stdin.take());
+        }
+        let until = subprocess::grace();
+        let mut failed = Ok(());
+        for mut service in self.each.drain(..) {
+            let status = subprocess::end(&mut service.process, until)?;
+            if !status.success() && failed.is_ok() {
+                let mut line = String::new();
+                // What cannot be read is no reason.
+                let _ = service.output.read_to_string(&mut line);
+                failed = Err(anyhow::anyhow!(
+                    "{} ({status}): {}",
+                    service.name,
+                    said(&line)
+                ));
+            }
+        }
+        failed
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        // The first error is on its way already.
+        let _ = self.end();
+    }
+}
+
+/// Returns what a service said last, as one line.
+fn said(line: &str) -> String {
+    match line.trim() {
+        "" => "it ended without a word".to_owned(),
+        line => safe(line).into_owned(),
+    }
+}

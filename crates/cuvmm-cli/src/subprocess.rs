@@ -1,0 +1,98 @@
+//! Processes in which this command runs itself again, and the private directory of their ledger.
+//!
+//! Such a process ends when its standard input ends ([`Stop::on_input_end`]), which happens when the process that started it
+//! ends in any way, SIGKILL included. So no process outlives the command, and the last one removes the
+//! directory if the command could not.
+//!
+//! [`Stop::on_input_end`]: crate::stop::Stop::on_input_end
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use cuvmm::LedgerView;
+use cuvmm::ledger::FILE_ENDING;
+use tempfile::TempDir;
+
+/// How long a process has to end once its input has ended.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often a process that is to end is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Makes a directory that only this user can open, in memory if possible.
+///
+/// # Errors
+/// No directory can be made.
+pub(crate) fn private_directory(prefix: &str) -> anyhow::Result<TempDir> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let places = runtime.into_iter().chain([PathBuf::from("/dev/shm")]);
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(prefix).permissions(only_this_user());
+    let made = places
+        .filter_map(|place| builder.tempdir_in(place).ok())
+        .next();
+    made.map_or_else(|| builder.tempdir(), Ok)
+        .context("no private directory for the ledger")
+}
+
+fn only_this_user() -> Permissions {
+    Permissions::from_mode(0o700)
+}
+
+/// Removes a private directory when no process is left in its ledger, even if the command that made
+/// it was killed. What is not removed here is removed by the process that ends after this one. A
+/// directory with other files than those of ledgers stays.
+pub(crate) fn remove_left(directory: &Path) {
+    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let (ledgers, others): (Vec<PathBuf>, Vec<PathBuf>) = files
+        .map(|file| file.path())
+        .partition(|path| path.to_string_lossy().contains(FILE_ENDING));
+    let used = |path: &PathBuf| {
+        let ledger = LedgerView::open(path);
+        ledger.is_ok_and(|ledger| !ledger.stats().processes.is_empty())
+    };
+    if others.is_empty() && !ledgers.iter().any(used) {
+        ledgers.iter().for_each(|path| {
+            // Another process that ends may have removed it.
+            let _ = std::fs::remove_file(path);
+        });
+        let _ = std::fs::remove_dir(directory);
+    }
+}
+
+/// Returns the instant until which processes whose input ends now may take to end.
+pub(crate) fn grace() -> Instant {
+    Instant::now() + GRACE
+}
+
+/// Returns how a process ended, if it does until then.
+pub(crate) fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
+    loop {
+        match process.try_wait() {
+            Ok(None) if Instant::now() < until => thread::sleep(LOOK),
+            outcome => return outcome.ok().flatten(),
+        }
+    }
+}
+
+/// Waits for a process whose input has ended, and kills it if it does not end until then. Returns how
+/// it ended.
+///
+/// # Errors
+/// The process cannot be waited for.
+pub(crate) fn end(process: &mut Child, until: Instant) -> io::Result<ExitStatus> {
+    match ended(process, until) {
+        Some(status) => Ok(status),
+        None => {
+            // It fails if the process has ended meanwhile.
+            let _ = process.kill();
+            process.wait()
+        }
+    }
+}

@@ -171,19 +171,23 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
     let _giving = member.giving();
     let layout = member.file().layout();
     publish_idle(member);
-    let offer = |(index, slot): (usize, &super::layout::Slot)| {
-        let charged = Count::of(layout.charges[index].load()).charged();
-        Offer {
+    // The charges lie together, and a slot has lines of its own: while a request waits, all members
+    // come here again and again.
+    let offer = |(index, charge): (usize, &Word)| {
+        let charged = Count::of(charge.load()).charged();
+        let slot = &layout.slots[index];
+        (charged > 0).then(|| Offer {
             index,
             above: charged.saturating_sub(slot.guarantee.load()),
             priority: slot.priority.load().cast_signed(),
             idle: slot.idle.load(),
-        }
+        })
     };
-    let offers: Vec<Offer> = layout.slots.iter().enumerate().map(offer).collect();
+    let offers: Vec<Offer> = layout.charges.iter().enumerate().filter_map(offer).collect();
     let mine = match unmet.rounds > 0 {
         true => offers
-            .get(member.index())
+            .iter()
+            .find(|offer| offer.index == member.index())
             .map_or(0, |it| it.above.min(need)),
         false => share(offers.clone(), member.index(), need),
     };

@@ -8,7 +8,6 @@ use cuvmm_sys::{CUdeviceptr, CUresult, CUstream};
 
 use crate::attributes::{self, Kind};
 use crate::contexts::current;
-use crate::copies;
 use crate::edge::{Outcome, code, export_also};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
@@ -95,6 +94,13 @@ enum Side {
     Pageable,
 }
 
+/// Makes a call that copies. As recorded, memory of pools must be accessible to the current context's
+/// device, also if a stream of another one copies.
+pub(crate) fn by_current<T>(call: impl FnOnce() -> T) -> Outcome<T> {
+    let current = current()?;
+    Ok(driver()?.copying(current, current, call))
+}
+
 /// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
     current()?;
@@ -142,10 +148,10 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
 
 export_also! {
     fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        copies::by_current(|| copy(to, from, bytes, None))?
+        by_current(|| copy(to, from, bytes, None))?
     }
 
     fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
-        copies::by_current(|| copy(to, from, bytes, Some(stream_handle(stream))))?
+        by_current(|| copy(to, from, bytes, Some(stream_handle(stream))))?
     }
 }

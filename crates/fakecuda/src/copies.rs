@@ -9,20 +9,13 @@ use std::ffi::c_void;
 use cuvmm_driver::{DeviceAddress, StreamHandle};
 use cuvmm_sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
-use crate::anywhere::{self, HostOrder};
+use crate::anywhere::{self, HostOrder, by_current};
 use crate::contexts::{current, named};
 use crate::edge::{Outcome, code, export, present};
 use crate::fills;
 use crate::owned;
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
-
-/// Makes a call that copies. As recorded, memory of pools must be accessible to the current context's
-/// device, also if a stream of another one copies.
-pub(crate) fn by_current<T>(call: impl FnOnce() -> T) -> Outcome<T> {
-    let current = current()?;
-    Ok(driver()?.copying(current, current, call))
-}
 
 /// Copies between the memory of two contexts, whose devices must have access to memory of pools.
 fn between_contexts(

@@ -7,7 +7,7 @@ use std::path::Path;
 /// The beginning of the reason of a difference that depends on the machine, and may be none.
 const MACHINE: &str = "machine: ";
 
-/// What stands in a recording for questions that are newer.
+/// The answer that a recording lists for questions that are newer.
 const NOT_ASKED: &str = "not asked";
 
 /// Answers, by the name of the case and its part.

@@ -13,7 +13,7 @@ use crate::{Answered, Bench, Case};
 
 const UNSAFE: &str = "capture-unsafe";
 
-/// What the calls name. None of it has to do with the capture.
+/// The objects that the calls name. None of them has to do with the capture.
 #[derive(Clone, Copy)]
 struct Named {
     stream: StreamHandle,

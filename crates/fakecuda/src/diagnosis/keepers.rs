@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -46,12 +47,11 @@ impl Keepers {
             lent: Vec::new(),
         };
         for module in sites.iter().filter_map(|site| site.caller()) {
-            if !found.modules.contains_key(&module.base) {
+            if let Entry::Vacant(place) = found.modules.entry(module.base) {
                 let list = list_of(&module);
-                found.modules.insert(module.base, list.is_some());
-                found
-                    .lent
-                    .extend(list.into_iter().flat_map(|list| asked(&module, list)));
+                place.insert(list.is_some());
+                let lent = list.map(|list| asked(&module, list));
+                found.lent.extend(lent.into_iter().flatten());
             }
         }
         found

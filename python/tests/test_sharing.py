@@ -473,6 +473,33 @@ class Attach(unittest.TestCase):
             """
         )
 
+    def test_a_publisher_without_files_is_named(self):
+        case(
+            """
+            code = '''
+            import resource
+            cuvmm.publish({"it": cuvmm.empty(3 << 20)}, "model")
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+            files = []
+            try:
+                while True:
+                    files.append(open("/dev/null"))
+            except OSError:
+                pass
+            print("ready", flush=True)
+            sys.stdin.read()
+            '''
+            import textwrap
+            giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
+                + textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert giver.stdout.readline() == b"ready\\n"
+            refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "does not answer")
+            giver.stdin.close()
+            giver.wait()
+            """
+        )
+
     def test_paths(self):
         case(
             """

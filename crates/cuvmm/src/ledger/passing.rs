@@ -106,6 +106,9 @@ pub(super) fn left_behind(layout: &Layout, older: &[Older], limit: u64) -> u64 {
 
 /// Returns the granules that are left and enough for older requests, which have them first.
 pub(super) fn owed_to(layout: &Layout, older: &[Older], limit: u64) -> u64 {
+    if older.is_empty() {
+        return 0;
+    }
     let charges = layout.charges.iter();
     let charged: u64 = charges.map(|it| Count::of(it.load()).charged()).sum();
     let left = limit.saturating_sub(charged);

@@ -12,6 +12,7 @@ use std::ptr;
 
 use cuvmm::driver::StreamHandle;
 
+use crate::collecting::{self, Collector};
 use crate::cxx::{Exception, Filter, StreamFilter};
 use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
@@ -203,6 +204,22 @@ fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
     }
 }
 
+/// Sets a function that [`cuvmm_malloc`](crate::cuvmm_malloc) calls once for each request that lacks
+/// memory, before it fails: one that frees memory which its program does not reach any more, such as
+/// Python's garbage collector. Null sets none, and waits until no other thread is within the last one.
+///
+/// The function is called on the thread that allocates, with no lock of this library held. It is not
+/// called from within itself, for memory of pools and tags, while a graph may be captured, nor by
+/// `cuvmm_try_malloc` and `cuvmm_tag_malloc`.
+///
+/// # Safety
+/// The function may be called from any thread until another one is set, and unwinds into no caller. A thread
+/// that has a lock for which the function waits must not call this with null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_set_collector(collector: Option<Collector>) {
+    guard((), || collecting::set(collector));
+}
+
 /// Writes a device's figures as one JSON object. Returns 0 if the device has no heap yet, and in a
 /// forked child. Makes no driver call.
 ///
@@ -328,10 +345,14 @@ pub extern "C" fn cuvmm_tag_malloc(
     guard(ptr::null_mut(), || match tags::allocate(size, device) {
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(error) => {
+            let advice = match error.is_out_of_memory() {
+                true => collecting::ADVICE,
+                false => "",
+            };
             complain(
                 &error,
                 &format!(
-                    "allocation of {size} bytes under a tag on device {device} failed: {error}"
+                    "allocation of {size} bytes under a tag on device {device} failed: {error}{advice}"
                 ),
             );
             ptr::null_mut()

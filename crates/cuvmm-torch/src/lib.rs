@@ -13,10 +13,10 @@
 //! calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and knows
 //! their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives
 //! leave to wait for devices, `limits` has each device's limit, `entered` has the tags of threads,
-//! `live` finds allocations by address, `blocks` and `tags`
+//! `collecting` has garbage collected, `live` finds allocations by address, `blocks` and `tags`
 //! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `capsules` ends those of DLPack,
-//! `lent` lists what the program has for a stand-in for libcuda, `sharing`, `api` and
+//! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `copies` moves bytes
+//! for Python, `lent` lists what the program has for a stand-in for libcuda, `sharing`, `api` and
 //! this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
@@ -27,6 +27,8 @@ mod attachments;
 mod blocks;
 mod capsules;
 mod captures;
+mod collecting;
+mod copies;
 mod cxx;
 mod edge;
 mod entered;
@@ -57,6 +59,7 @@ use self::graphs::PoolId;
 
 pub use self::api::*;
 pub use self::capsules::*;
+pub use self::copies::*;
 pub use self::lent::*;
 pub use self::sharing::*;
 
@@ -75,7 +78,10 @@ enum Outcome {
 /// The address is a multiple of 512. Returns null for a size of 0. On a thread that has entered a tag
 /// the memory is a block of the tag, which can be put to sleep, unless a pool of graphs takes it.
 ///
-/// If memory is short, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
+/// If memory is short outside of pools and tags, [collects garbage](cuvmm_set_collector) once and tries
+/// again, if that was set up.
+///
+/// If memory is short then, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
 /// fails, such as for the per-thread default stream, and after a panic. Without PyTorch in the process, and in a forked
 /// child of a process that has used this library, prints one line on standard error and returns null.
 ///
@@ -106,13 +112,20 @@ fn panicked() -> Outcome {
 }
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
-    let outcome = match pool.is_none() && entered::is_entered() {
+    let attempt = || match pool.is_none() && entered::is_entered() {
         true => tags::allocate(size, device),
         false => live::allocate(size, device, handle(stream), pool),
     };
+    // No lock is held here: another thread may have to free memory before it lets the collector run.
+    let outcome = match attempt() {
+        Err(error) if pool.is_none() && collecting::helps(&error) => {
+            attempt().map_err(|it| (it, ""))
+        }
+        outcome => outcome.map_err(|it| (it, collecting::ADVICE)),
+    };
     match outcome {
         Ok(address) => Outcome::Address(ptr::with_exposed_provenance_mut(address)),
-        Err(error) => failed(size, device, &error),
+        Err((error, advice)) => failed(size, device, &error, advice),
     }
 }
 
@@ -127,8 +140,41 @@ pub unsafe extern "C" fn cuvmm_try_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
+    tried(size, device, stream, |_| false)
+}
+
+/// Allocates memory as [`cuvmm_try_malloc`] does. If memory is short, calls a function once and tries again:
+/// one that frees memory which its program does not reach any more. It is called on this thread with no
+/// lock of this library held, but not from within itself, nor while a graph may be captured.
+///
+/// # Safety
+/// The requirements of [`cuvmm_malloc`]. The function unwinds into no caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_collecting_malloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+    collector: collecting::Collector,
+) -> *mut c_void {
+    tried(size, device, stream, |error| {
+        collecting::collects(error, Some(collector))
+    })
+}
+
+/// Allocates memory, a second time if that helps, or keeps the error.
+fn tried(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+    helps: impl FnOnce(&Error) -> bool,
+) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        match live::allocate(size, device, handle(stream), None) {
+        let attempt = || live::allocate(size, device, handle(stream), None);
+        let outcome = attempt().or_else(|error| match helps(&error) {
+            true => attempt(),
+            false => Err(error),
+        });
+        match outcome {
             Ok(address) => ptr::with_exposed_provenance_mut(address),
             Err(error) => {
                 heaps::note_failure(device);
@@ -139,16 +185,17 @@ pub unsafe extern "C" fn cuvmm_try_malloc(
     })
 }
 
-/// Reports an allocation that failed.
+/// Reports an allocation that failed, with advice for a lack of memory.
 #[cold]
-fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
+fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
     heaps::note_failure(device);
     edge::keep(error);
     let bytes = u64::try_from(size);
+    let advice = if error.is_out_of_memory() { advice } else { "" };
     let exception = if error.is_out_of_memory() {
         let begins = stats::out_of_memory(device, bytes.unwrap_or_default());
         let table = stats::table(device).unwrap_or_default();
-        Exception::out_of_memory(MALLOC, &format!("{begins} cuvmm: {error}\n{table}"))
+        Exception::out_of_memory(MALLOC, &format!("{begins} cuvmm: {error}{advice}\n{table}"))
     } else {
         None
     };
@@ -156,7 +203,7 @@ fn failed(size: isize, device: c_int, error: &Error) -> Outcome {
         Ok(bytes) => error::size(bytes).to_string(),
         Err(_) => format!("{size} bytes"),
     };
-    let text = format!("allocation of {size} on device {device} failed: {error}");
+    let text = format!("allocation of {size} on device {device} failed: {error}{advice}");
     // A forked child does as little as it can.
     let exception = exception.or_else(|| match error {
         Error::Forked => None,

@@ -13,8 +13,9 @@ mod common;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, OnceLock};
 
 use common::{Cuda, MIB, Torch, default_stream, over_the_stand_in};
 
@@ -497,4 +498,145 @@ fn churn(torch: Torch, cuda: Cuda, thread: u8) -> u64 {
     }
     live.into_iter().for_each(check);
     made
+}
+
+/// A collector of garbage for the cases below: it takes the lock that stands for the interpreter's, and
+/// frees what is listed as garbage.
+extern "C" fn collect() {
+    COLLECTIONS.fetch_add(1, Ordering::SeqCst);
+    if let Some(reached) = &*REACHED.lock().unwrap() {
+        reached.send(()).unwrap();
+    }
+    let _interpreter = INTERPRETER.lock().unwrap();
+    let torch = LIBRARY.get().unwrap();
+    let garbage = std::mem::take(&mut *GARBAGE.lock().unwrap());
+    for address in garbage {
+        // A finalizer that allocates at the limit, before anything is freed.
+        assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0);
+        torch.free(address, null_mut());
+    }
+}
+
+static COLLECTIONS: AtomicUsize = AtomicUsize::new(0);
+static INTERPRETER: Mutex<()> = Mutex::new(());
+static GARBAGE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Told when a thread is within the collector.
+static REACHED: Mutex<Option<Sender<()>>> = Mutex::new(None);
+
+/// Returns the library with the collector, under a limit of 100 MiB of which 80 are allocated.
+fn collected() -> (Torch, usize) {
+    let (torch, cuda) = (Torch::load(), Cuda::load());
+    cuda.enter(0);
+    assert!(LIBRARY.set(torch).is_ok());
+    set_collector(&torch, Some(collect));
+    let address = torch.malloc(size(80 * MIB), null_mut());
+    assert_ne!(address, 0);
+    (torch, address)
+}
+
+fn set_collector(torch: &Torch, collector: Option<unsafe extern "C" fn()>) {
+    let set: unsafe extern "C" fn(Option<unsafe extern "C" fn()>) =
+        torch.function("cuvmm_set_collector");
+    // SAFETY: the function may be called from any thread at any time.
+    unsafe { set(collector) };
+}
+
+/// Has the collector say that a thread is within it.
+fn reached() -> Receiver<()> {
+    let (tell, told) = channel();
+    *REACHED.lock().unwrap() = Some(tell);
+    told
+}
+
+over_the_stand_in! {
+    garbage_is_collected_once_for_each_request_that_lacks_memory ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
+        "allocation of 80.0 MiB on device 0 failed",
+        "allocation of 80.0 MiB on device 0 failed",
+    ] {
+        let (torch, address) = collected();
+        GARBAGE.lock().unwrap().push(address);
+        // The finalizer's own request fails, and begins no collection within this one.
+        let again = torch.malloc(size(80 * MIB), null_mut());
+        assert_ne!(again, 0);
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 1);
+        assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0, "there is no garbage");
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 2);
+        assert_ne!(torch.malloc(size(10 * MIB), null_mut()), 0, "memory is not short");
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 2);
+        assert_eq!(torch.figure("failed"), 2);
+    }
+
+    garbage_is_not_collected_for_others ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
+        "allocation of 80.0 MiB on device 0 failed: out of memory",
+        "bytes under a tag on device 0 failed: out of memory",
+        "failed: out of memory",
+        "gc.collect()",
+    ] {
+        let (torch, _address) = collected();
+        let attempt: unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void =
+            torch.function("cuvmm_try_malloc");
+        // SAFETY: the stream is the default one.
+        unsafe { assert!(attempt(size(80 * MIB), 0, null_mut()).is_null()) };
+        let enter: unsafe extern "C" fn(*const c_char) -> c_int = torch.function("cuvmm_tag_enter");
+        let leave: unsafe extern "C" fn() = torch.function("cuvmm_tag_leave");
+        // SAFETY: the text ends with a zero byte.
+        unsafe { assert_eq!(enter(c"tag".as_ptr()), 0) };
+        assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0);
+        let tagged: unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void =
+            torch.function("cuvmm_tag_malloc");
+        // SAFETY: the stream is not used.
+        unsafe { assert!(tagged(size(80 * MIB), 0, null_mut()).is_null()) };
+        // SAFETY: it takes no arguments.
+        unsafe { leave() };
+        // A capture may begin: a pool of graphs is open, and has accepted no stream yet.
+        let begin: unsafe extern "C" fn(c_int, [u64; 2], *const c_void) =
+            torch.function("cuvmm_begin_allocate_to_pool");
+        // SAFETY: a pair of numbers is passed as an array of two, and there is no filter.
+        unsafe { begin(0, [1, 2], null_mut()) };
+        assert_eq!(torch.malloc_on(0, size(80 * MIB), null_mut()), 0);
+        set_collector(&torch, None);
+        assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0);
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 0);
+    }
+
+    a_thread_that_has_the_interpreter_frees_at_the_limit ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
+        let (torch, address) = collected();
+        let reached = reached();
+        let interpreter = INTERPRETER.lock().unwrap();
+        std::thread::scope(|scope| {
+            let short = scope.spawn(|| torch.malloc(size(80 * MIB), null_mut()));
+            // It waits for the interpreter, and holds up nothing of the library.
+            reached.recv().unwrap();
+            torch.free(address, null_mut());
+            assert_eq!(torch.figure("allocations"), 0);
+            torch.reset();
+            drop(interpreter);
+            assert_ne!(short.join().unwrap(), 0);
+        });
+    }
+
+    no_collection_outlasts_the_interpreter ["CUVMM_TORCH_LIMIT" = "100MiB"] says [
+        "failed: out of memory",
+        "failed: out of memory",
+    ] {
+        let (torch, _address) = collected();
+        let reached = reached();
+        let interpreter = INTERPRETER.lock().unwrap();
+        std::thread::scope(|scope| {
+            let short = scope.spawn(|| torch.malloc(size(80 * MIB), null_mut()));
+            reached.recv().unwrap();
+            let (ended, waits) = channel();
+            scope.spawn(move || {
+                set_collector(&torch, None);
+                ended.send(()).unwrap();
+            });
+            // From here on the function is gone, or about to be. The one that runs is waited for.
+            assert!(waits.try_recv().is_err());
+            drop(interpreter);
+            waits.recv().unwrap();
+            assert_eq!(short.join().unwrap(), 0);
+        });
+        assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0);
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 1);
+    }
 }

@@ -7,7 +7,7 @@
 `cuvmm.torch.install` makes all of PyTorch's tensors use the heap; `cuvmm.torch.pool` only those of
 a block of code, which `cuvmm.sleep` and `cuvmm.wake` move out and in. `cuvmm.cupy.install` does it
 for CuPy. `cuvmm.stats` shows who has what. `cuvmm.empty` and `cuvmm.from_dlpack` exchange memory
-with any library that has DLPack. `cuvmm.publish` gives tensors to other processes, which
+with any library that has DLPack, and `copy_from` and `numpy` copy from and to NumPy. `cuvmm.publish` gives tensors to other processes, which
 `cuvmm.attach` them without a copy.
 """
 

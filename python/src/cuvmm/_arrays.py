@@ -24,10 +24,12 @@ _UNNAMED: Any = object()
 class _Memory:
     """An allocation. It is freed when the last array and the last tensor over it are gone."""
 
+    is_writable = True
+
     def __init__(self, nbytes: int, device: int, stream: int) -> None:
         library = _library.get()
         # An array without elements has an address too, which other libraries expect.
-        address = library.try_malloc(max(1, nbytes), device, stream)
+        address = library.allocate(max(1, nbytes), device, stream)
         if not address:
             raise library.failure(f"cannot allocate {text_of(nbytes)} on device {device}")
         self.address, self.device, self.stream = address, device, stream
@@ -57,7 +59,7 @@ class _Memory:
 class SharedMemory:
     """Part of a publication that is attached, which `keeps` keeps. No work of this process wrote it."""
 
-    stream = 0
+    stream, is_writable = 0, False
 
     def __init__(self, address: int, device: int, keeps: Any) -> None:
         self.address, self.device, self._keeps = address, device, keeps
@@ -171,6 +173,62 @@ class DeviceArray:
         """
         self._memory.record(stream_of(stream))
 
+    def copy_from(self, source: Any, stream: Any = None) -> None:
+        """Copies an array of NumPy into this one, and waits for the copy.
+
+        source: an array of the same shape and element type in host memory, without holes: of NumPy, or of another
+            library that has the array interface.
+        stream: the stream behind whose work it is copied; by default the one that the memory was allocated for.
+
+        >>> array.copy_from(numpy.ones((1024, 1024), "float32"))  # doctest: +SKIP
+
+        Raises TypeError for another object or element type, ValueError for another shape, for holes, and for an
+        array that is attached for reading, and `cuvmm.Error` if the driver refuses or a graph is captured.
+        """
+        there = getattr(source, "__array_interface__", None)
+        if there is None:
+            raise TypeError(f"{type(source).__name__} is no array in host memory: pass numpy.asarray(...) of it")
+        if not self._memory.is_writable:
+            raise ValueError("the array is attached for reading")
+        if tuple(there["shape"]) != self.shape:
+            raise ValueError(f"an array of shape {tuple(there['shape'])} does not fit one of shape {self.shape}")
+        if there["typestr"] != self._dtype.typestr:
+            raise TypeError(
+                f"the elements are {there['typestr']}, and not {self._dtype.typestr} ({self.dtype}): convert them"
+                f" with astype({self.dtype!r})"
+            )
+        if there.get("strides") is not None:
+            raise ValueError("the array has holes or another order: pass numpy.ascontiguousarray(...) of it")
+        address = there["data"][0]
+        self._copy("write", stream, self.address, address)
+
+    def numpy(self, stream: Any = None) -> Any:
+        """Returns a copy as an array of NumPy, which must be installed, behind the work of a stream.
+
+        stream: the stream whose work is waited for; by default the one that the memory was allocated for. Work
+            that other libraries have queued elsewhere must be waited for first.
+
+        >>> array.numpy()  # doctest: +SKIP
+
+        Raises TypeError for an element type that NumPy lacks, ValueError for an array with holes, and
+        `cuvmm.Error` if the driver refuses or a graph is captured.
+        """
+        import numpy
+
+        if self._dtype.typestr[1] == "V":
+            raise TypeError(f"NumPy has no {self.dtype}: convert it on the device, or copy an array of uint8")
+        copy = numpy.empty(self.shape, self._dtype.typestr)
+        self._copy("read", stream, copy.__array_interface__["data"][0], self.address)
+        return copy
+
+    def _copy(self, function: str, stream: Any, to: int, source: int) -> None:
+        if self.strides != _dlpack.dense(self.shape):
+            raise ValueError("the array has holes")
+        stream = self._memory.stream if stream is None else stream_of(stream)
+        self._memory.record(stream)
+        library = _library.get()
+        library.check(getattr(library, function)(self.device, to, source, self.nbytes, stream))
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return (_dlpack.CUDA, self.device)
 
@@ -258,8 +316,8 @@ def empty(
     >>> array = cuvmm.empty((1024, 1024), "bfloat16")  # doctest: +SKIP
     >>> tensor = torch.from_dlpack(array)  # doctest: +SKIP
 
-    Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if another thing fails, such
-    as for a device that is not there.
+    Raises `cuvmm.OutOfMemoryError` if there is no memory, also after garbage was collected, and `cuvmm.Error` if
+    another thing fails, such as for a device that is not there.
     """
     sizes = _sizes_of(shape)
     if any(size < 0 for size in sizes):

@@ -7,8 +7,10 @@ file than the one in the package.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
+import threading
 from typing import Any
 
 from ._errors import Error, NotPublishedError, OutOfMemoryError
@@ -22,9 +24,13 @@ _CLASSES: dict[int, type[Error]] = {-3: OutOfMemoryError, -4: NotPublishedError}
 # The functions that this package calls: the type of the result, and those of the arguments.
 _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_try_malloc": (_pointer, [ctypes.c_ssize_t, _int, _pointer]),
+    "cuvmm_collecting_malloc": (_pointer, [ctypes.c_ssize_t, _int, _pointer, _pointer]),
     "cuvmm_free": (None, [_pointer, ctypes.c_ssize_t, _int, _pointer]),
     "cuvmm_try_record_stream": (_int, [_pointer, _pointer]),
     "cuvmm_reset": (None, []),
+    "cuvmm_write": (_int, [_int, _number, _pointer, _size, _pointer]),
+    "cuvmm_read": (_int, [_int, _pointer, _number, _size, _pointer]),
+    "cuvmm_set_collector": (None, [_pointer]),
     "cuvmm_stats": (_size, [_int, _text, _size]),
     "cuvmm_table": (_size, [_int, _text, _size]),
     "cuvmm_memory_stats": (_size, [_int, _text, _size]),
@@ -55,6 +61,25 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_detach": (_int, [_number]),
     "cuvmm_detach_later": (_int, [_number]),
 }
+
+
+#: Held while garbage is collected. A thread that lacks memory meanwhile waits for what that frees: Python's
+#: collector does nothing while another thread collects.
+_collecting = threading.Lock()
+
+
+@ctypes.CFUNCTYPE(None)
+def _collect() -> None:
+    """Collects garbage. Takes the interpreter's lock, which the thread that allocates may have or not.
+
+    The library calls it from within itself on no thread, as where a finalizer allocates.
+    """
+    with _collecting:
+        gc.collect()
+
+
+#: The address of the function that collects garbage.
+COLLECT = ctypes.cast(_collect, _pointer)
 
 
 def path() -> str:
@@ -124,6 +149,13 @@ class Library:
         """Returns the figures that a function writes as JSON; empty if the device has none yet."""
         text = self.text(name, device)
         return json.loads(text) if text else {}
+
+    def allocate(self, size: int, device: int, stream: int) -> int:
+        """Allocates memory; returns 0 if that fails.
+
+        If memory is short, garbage is collected once: arrays in reference cycles keep theirs until then.
+        """
+        return self.collecting_malloc(size, device, stream, COLLECT) or 0
 
     def reason(self) -> str:
         """Returns why the last call of this thread failed."""

@@ -91,7 +91,8 @@ def install(
     longer. Before a stream of another library (`cupy.cuda.ExternalStream`) is destroyed, call
     `cuvmm.end_stream`.
 
-    A failed allocation raises `cupy.cuda.memory.OutOfMemoryError`. Arrays that exist keep their
+    An allocation that finds no memory collects garbage once and tries again, as CuPy's own pool does. If it fails
+    then, it raises `cupy.cuda.memory.OutOfMemoryError`. Arrays that exist keep their
     memory from CuPy's own pool.
 
     >>> cuvmm.cupy.install(limit="20GiB")  # doctest: +SKIP
@@ -110,7 +111,7 @@ def install(
 
     def malloc(size: int, device: int) -> int:
         stream = cupy.cuda.get_current_stream(device)
-        address = library.try_malloc(size, device, stream.ptr)
+        address = library.allocate(size, device, stream.ptr)
         if address:
             streams.made(address, stream)
         elif size > 0:
@@ -121,7 +122,7 @@ def install(
             raise cupy.cuda.memory.OutOfMemoryError(
                 size, figures.get("total", {}).get("held", 0), figures.get("limit", 0)
             )
-        return address or 0
+        return address
 
     def free(address: int, device: int) -> None:
         # The stream that is current now may be another one than the array was made on.

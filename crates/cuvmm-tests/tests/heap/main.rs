@@ -13,5 +13,6 @@ mod mapper;
 mod peers;
 mod policy;
 mod refused;
+mod reports;
 mod tenants;
 mod threads;

@@ -1,10 +1,12 @@
 // A stand-in for the parts of PyTorch's libc10.so and libc10_cuda.so that throw for a lack of memory.
 // With WITHOUT_CLASSES it has only the function that throws c10::Error.
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -75,6 +77,21 @@ int c10_attempt(Malloc allocate, long size, void *stream, void **address, char *
     } catch (...) {
         return 3;
     }
+}
+
+// Allocates in threads, one allocation each. Returns how many got an address.
+int c10_attempts(Malloc allocate, long size, int threads) {
+    std::atomic<int> made{0};
+    std::vector<std::thread> all;
+    for (int at = 0; at < threads; at++) {
+        all.emplace_back([&] {
+            void *address = nullptr;
+            char text[64];
+            made += c10_attempt(allocate, size, nullptr, &address, text, sizeof text) == 0;
+        });
+    }
+    for (auto &thread : all) thread.join();
+    return made;
 }
 
 using Id = std::pair<unsigned long long, unsigned long long>;

@@ -62,6 +62,16 @@ impl Shortage {
         format!("tenant {tenant:?} needs {wanted} more, {available} available")
     }
 
+    /// Returns why memory is stranded and what helps, if the request would fit in what is.
+    fn stranding(&self) -> Option<&'static str> {
+        let decides =
+            self.stranded > 0 && self.available.saturating_add(self.stranded) >= self.wanted;
+        decides.then_some(
+            "an extent is mapped as a whole, so its free part is stranded while the rest is in use: \
+             smaller extents, or another heap or tag for memory that lives longer, leave whole extents free",
+        )
+    }
+
     /// The figures that may explain the refusal, each with its name.
     fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let figures = [
@@ -91,6 +101,9 @@ impl fmt::Display for Shortage {
         }
         row("largest free extent".to_owned(), self.largest_run);
         table.fmt(f)?;
+        if let Some(reason) = self.stranding() {
+            write!(f, "\n{reason}")?;
+        }
         match self.ledger {
             Some(ledger) => write!(f, "\n{ledger}"),
             None => Ok(()),
@@ -123,6 +136,9 @@ impl fmt::Display for Summary<'_> {
             more => write!(f, ", the rest by {more} more tenants")?,
         }
         f.write_str(")")?;
+        if let Some(reason) = shortage.stranding() {
+            write!(f, "; {reason}")?;
+        }
         match shortage.ledger {
             Some(ledger) => write!(f, "; {ledger}"),
             None => Ok(()),

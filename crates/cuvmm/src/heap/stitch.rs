@@ -256,7 +256,8 @@ impl Planner<'_> {
         plan.new = vec![largest; usize::try_from(count).ok()?];
         plan.new_used = bytes;
         if rest > 0 {
-            let spare = self.bound().saturating_sub(self.levels.held + whole);
+            let most = self.bound().min(self.levels.limit);
+            let spare = most.saturating_sub(self.levels.held + whole);
             let spare = self.granule.round_down(spare.min(extra));
             plan.new.push(largest.min(rest + spare));
         }

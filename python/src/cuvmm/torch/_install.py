@@ -12,7 +12,7 @@ import torch
 
 from .. import _library
 from .._settings import configure
-from . import _figures, _refusals
+from . import _collecting, _figures, _refusals
 
 # PyTorch's setters, and the functions that they get.
 _HOOKS = {
@@ -48,6 +48,8 @@ def install(
     peers: Iterable[int] | None = None,
     aliases: bool | None = None,
     stream_waits: bool | None = None,
+    *,
+    collect: bool = False,
 ) -> None:
     """Makes PyTorch allocate all CUDA memory from the heap. Call it before CUDA starts.
 
@@ -58,6 +60,10 @@ def install(
     argument`: `check_access` says why. It is left out by default because mapping memory takes many
     times as long with it; processes with one device each, as data-parallel training has, do not need
     it.
+
+    With `collect=True` an allocation that finds no memory collects Python's garbage once and tries again, so that
+    tensors in reference cycles are not what it lacks. PyTorch's own allocator does not. Memory of
+    `cuvmm.torch.pool` and of graphs that are captured is left out, and call `gc.collect()` for it: README says why.
 
     An allocation that finds no memory raises `torch.cuda.OutOfMemoryError`, with a table of what is
     held. `memory_stats`, `memory_summary`, `max_memory_allocated`, `memory_reserved` and snapshots
@@ -71,6 +77,8 @@ def install(
     has no CUDA; TypeError or ValueError for a wrong setting. Nothing is changed then.
     """
     global _installed
+    if not isinstance(collect, bool):
+        raise TypeError(f"collect is True or False, not {collect!r}")
     with _lock:
         _refuse_late()
         library = _library.get()
@@ -92,6 +100,8 @@ def install(
         _installed = allocator
         _figures.report(library)
         _refusals.explain()
+        if collect:
+            _collecting.begin(library)
 
 
 def _refuse_late() -> None:

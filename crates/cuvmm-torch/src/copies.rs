@@ -1,0 +1,77 @@
+//! Copies between the device and host memory, for programs that have no other library that copies.
+//!
+//! `unsafe` is used to export the functions under their C names, and for the driver's copies.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+
+use cuvmm::CallError;
+use cuvmm::driver::{DeviceAddress, Driver, DriverError, Ordinal, StreamHandle};
+
+use crate::edge::status;
+use crate::error::Error;
+use crate::{fork, graphs, heaps};
+
+/// Copies `size` bytes of host memory to a device, behind the work of a stream, and waits for the copy
+/// (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph is captured.
+///
+/// # Safety
+/// Both ranges have `size` bytes, and nothing else uses them until the call returns, except work of the
+/// stream. `stream` is a stream of the device's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_write(
+    device: c_int,
+    to: u64,
+    from: *const c_void,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    copied(device, size, stream, |driver, ordinal, stream| {
+        let (from, size) = (from.cast(), size as u64);
+        // SAFETY: the caller says so, and the copy is waited for.
+        unsafe { driver.copy_to_device_async(ordinal, DeviceAddress(to), from, size, stream) }
+    })
+}
+
+/// Copies `size` bytes of a device to host memory, as [`cuvmm_write`] does the other way.
+///
+/// # Safety
+/// The requirements of [`cuvmm_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_read(
+    device: c_int,
+    to: *mut c_void,
+    from: u64,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    copied(device, size, stream, |driver, ordinal, stream| {
+        let (to, size) = (to.cast(), size as u64);
+        // SAFETY: the caller says so, and the copy is waited for.
+        unsafe { driver.copy_to_host_async(ordinal, to, DeviceAddress(from), size, stream) }
+    })
+}
+
+/// Queues a copy on a stream and waits for it. Does nothing for a size of 0.
+fn copied(
+    device: c_int,
+    size: usize,
+    stream: *mut c_void,
+    queue: impl FnOnce(&dyn Driver, Ordinal, StreamHandle) -> Result<(), DriverError>,
+) -> c_int {
+    status(|| {
+        if fork::is_child() {
+            return Err(Error::Forked);
+        }
+        let of = heaps::of(device)?;
+        if size == 0 {
+            return Ok(());
+        }
+        let _leave = graphs::waiting().ok_or(Error::Capturing)?;
+        of.with_stream(crate::handle(stream), |stream| {
+            queue(&**of.device.driver(), of.device.ordinal(), stream.as_raw())
+                .map_err(CallError::Driver)?;
+            Ok(stream.synchronize()?)
+        })
+    })
+}

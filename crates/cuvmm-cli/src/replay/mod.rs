@@ -74,7 +74,7 @@ impl Args {
         let device = Device::open(Arc::clone(&opened.driver), self.device)?;
         let terms = self.terms(opened.driver.kind(), calls)?;
         let mut setup = self.setup(&workload, &device)?;
-        setup.driver = opened.said(page);
+        setup.driver = opened.said();
         setup.stamps = opened.driver.kind() != DriverKind::Model;
         setup.speed = terms.as_ref().map(|terms| terms.speed);
 

@@ -65,6 +65,14 @@ impl Modelled {
 }
 
 impl Figures {
+    /// Returns the ratios of memory held over memory live, as one line.
+    pub(super) fn headline(&self) -> String {
+        let [heap, native, expandable] = [self.ratio, self.native.ratio, self.expandable.ratio];
+        format!(
+            "held over live: heap {heap:.3}, PyTorch native {native:.3}, expandable {expandable:.3}"
+        )
+    }
+
     pub(super) fn new(
         outcome: &run::Outcome,
         smallest_limit_bytes: Option<u64>,
@@ -144,7 +152,7 @@ impl Figures {
         if let Some(time) = self.us_per_operation {
             text += &format!("An operation took {time:.2} us in all.\n");
         }
-        text
+        Page::Narrow.fold(&text)
     }
 }
 

@@ -64,15 +64,19 @@ impl Modelled {
     }
 }
 
-impl Figures {
-    /// Returns the ratios of memory held over memory live, as one line.
-    pub(super) fn headline(&self) -> String {
-        let [heap, native, expandable] = [self.ratio, self.native.ratio, self.expandable.ratio];
-        format!(
-            "held over live: heap {heap:.3}, PyTorch native {native:.3}, expandable {expandable:.3}"
-        )
-    }
+/// Returns the ratios of memory held over memory live, as one line.
+pub(super) fn headline(figures: &Figures) -> String {
+    let [heap, native, expandable] = [
+        figures.ratio,
+        figures.native.ratio,
+        figures.expandable.ratio,
+    ];
+    format!(
+        "held over live: heap {heap:.3}, PyTorch native {native:.3}, expandable {expandable:.3}"
+    )
+}
 
+impl Figures {
     pub(super) fn new(
         outcome: &run::Outcome,
         smallest_limit_bytes: Option<u64>,

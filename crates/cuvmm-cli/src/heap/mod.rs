@@ -180,7 +180,7 @@ impl Args {
         ];
         let figures = Figures::new(&outcome, smallest, modelled);
         if let Some(file) = &self.chart {
-            chart::draw(file, &figures.headline(), &courses)?;
+            chart::draw(file, &figures::headline(&figures), &courses)?;
         }
         let text = match self.json {
             true => json(&figures)?,

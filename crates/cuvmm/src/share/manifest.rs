@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::wire::is_within;
 use crate::error::DescriptionError;
+use crate::size::aligned;
 
 /// The contents of published memory: tensors by name, and metadata, like the header of a
 /// safetensors file.
@@ -144,7 +145,7 @@ impl ManifestBuilder {
         shape: &[u64],
     ) -> Result<Self, DescriptionError> {
         // An overflow is refused with the size of the tensor.
-        let offset = self.end.checked_next_multiple_of(Self::ALIGNMENT);
+        let offset = aligned(self.end, Self::ALIGNMENT);
         self.tensor_at(name, dtype, shape, offset.unwrap_or(u64::MAX))
     }
 

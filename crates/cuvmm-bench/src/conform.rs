@@ -15,7 +15,6 @@ use cuvmm::driver::Ordinal;
 use serde_json::json;
 
 use crate::stated::{driver_version, today};
-use cuvmm_cli::drivers::brief;
 use cuvmm_cli::drivers::{Choice, Concrete, Opened};
 use cuvmm_cli::files;
 use cuvmm_cli::page::Page;
@@ -266,7 +265,7 @@ fn as_text(
         recording.driver_version,
         recording.cuda_version,
         opened.driver.kind().name(),
-        brief(&opened.reason, page)
+        opened.reason
     )?;
     match comparison {
         None => {

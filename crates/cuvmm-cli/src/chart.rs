@@ -12,7 +12,13 @@ use cuvmm_cli::files;
 /// The width of a chart.
 const WIDTH: u32 = 1_160;
 /// The part of the width that is right of the plots.
-const LEGEND: u32 = 160;
+const LEGEND: u32 = 190;
+/// The height of the headline above the plots.
+const HEADLINE: u32 = 52;
+/// The sizes of type: of the headline, of the title of a plot, and of everything else.
+const LARGE: i32 = 26;
+pub(crate) const TITLE: i32 = 20;
+pub(crate) const SMALL: i32 = 16;
 pub(crate) const GIB: f64 = (1u64 << 30) as f64;
 /// The color of limits.
 pub(crate) const LIMIT: RGBColor = RGBColor(190, 30, 45);
@@ -35,6 +41,21 @@ pub(crate) fn color(series: usize) -> RGBColor {
     COLORS.get(series % COLORS.len()).copied().unwrap_or(LIMIT)
 }
 
+/// Checks that a chart can be written to a file, before work that takes minutes.
+///
+/// # Errors
+/// Wrong usage: a name that ends as that of another kind of picture, and a file that cannot be opened for
+/// writing.
+pub(crate) fn writable(file: &Path) -> anyhow::Result<()> {
+    match file.extension() {
+        Some(kind) if !kind.eq_ignore_ascii_case("svg") => Err(files::wrong(
+            file,
+            "charts are SVG: give the file a name that ends with .svg",
+        )),
+        _ => files::writable(file),
+    }
+}
+
 /// Writes a chart to a file.
 ///
 /// # Errors
@@ -43,19 +64,24 @@ pub(crate) fn write(file: &Path, svg: &str) -> anyhow::Result<()> {
     files::write(file, svg)
 }
 
-/// Returns the chart that `draw` draws on a white area of this height.
+/// Returns the chart that `draw` draws on a white area of this height, below a headline.
 ///
 /// # Errors
 /// Drawing fails.
 pub(crate) fn svg(
     height: u32,
+    headline: &str,
     draw: impl FnOnce(&Area<'_>) -> Result<(), String>,
 ) -> anyhow::Result<String> {
     let mut svg = String::new();
     {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        let root =
+            SVGBackend::with_string(&mut svg, (WIDTH, height + HEADLINE)).into_drawing_area();
         root.fill(&WHITE).map_err(|error| failed(&error))?;
-        draw(&root).map_err(|error| failed(&error))?;
+        let (top, plots) = root.split_vertically(HEADLINE);
+        let headline = Text::new(headline, (16, 16), ("sans-serif", LARGE).into_font());
+        top.draw(&headline).map_err(|error| failed(&error))?;
+        draw(&plots).map_err(|error| failed(&error))?;
         root.present().map_err(|error| failed(&error))?;
     }
     Ok(svg)
@@ -83,7 +109,7 @@ pub(crate) enum Mark {
 /// # Errors
 /// Drawing fails.
 pub(crate) fn legend<'a>(area: &Area<'a>, entries: &[(Mark, &str)]) -> Result<(), Failed<'a>> {
-    let font = ("sans-serif", 14).into_font();
+    let font = ("sans-serif", SMALL).into_font();
     for (at, &(mark, name)) in entries.iter().enumerate() {
         let y = 50 + 22 * at as i32;
         match mark {

@@ -50,7 +50,12 @@ pub fn run<C: Parser>(
                 Err(error) => complain(&error.to_string(), FAILURE),
             };
         }
-        Err(error) => return complain(&one_line(program, &error), USAGE),
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // The help of the command whose subcommand is missing.
+            terminal::tell_lines(&error.render().to_string());
+            return ExitCode::from(USAGE);
+        }
+        Err(error) => return complain(&one_line(&error), USAGE),
     };
     terminal::log();
     match command(parsed) {
@@ -74,12 +79,14 @@ fn complain(program: &str, what: &str, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Returns the message of an error of clap without the usage that clap prints after it.
-fn one_line(program: &str, error: &clap::Error) -> String {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return format!("no command is given; `{program} --help` lists them");
-    }
+/// Returns the message of an error of clap and its tips, without the usage that clap prints after them.
+fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
-    let what = text.split("\n\n").next().unwrap_or_default();
-    what.strip_prefix("error: ").unwrap_or(what).to_owned()
+    let mut parts = text.split("\n\n");
+    let what = parts.next().unwrap_or_default();
+    let what = what.strip_prefix("error: ").unwrap_or(what);
+    let tips = parts
+        .map(str::trim)
+        .filter(|part| part.starts_with("tip: "));
+    tips.fold(what.to_owned(), |text, tip| format!("{text} ({tip})"))
 }

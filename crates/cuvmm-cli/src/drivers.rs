@@ -8,7 +8,6 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Costs, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, DriverKind};
 
-use crate::page::Page;
 use crate::terminal::shown;
 
 /// The word on the command line.
@@ -45,7 +44,7 @@ pub struct Opened {
     pub driver: Arc<dyn Driver>,
     /// The driver by its own type.
     pub concrete: Concrete,
-    /// For people: why it is this one, in full.
+    /// For people: why it is this one.
     pub reason: String,
 }
 
@@ -168,36 +167,7 @@ impl Opened {
     }
 
     /// For people: which driver, and why this one.
-    pub fn said(&self, page: Page) -> String {
-        let reason = brief(&self.reason, page);
-        format!("the {} driver ({reason})", self.driver.kind().name())
-    }
-}
-
-/// The head of the list of places where libcuda was looked for.
-const TRIED: &str = ": libcuda.so.1: ";
-
-/// Returns the reason for a driver; on a narrow page without the places where libcuda was looked for.
-pub fn brief(reason: &str, page: Page) -> &str {
-    match reason.split_once(TRIED) {
-        Some((brief, _)) if !page.is_verbose() => brief,
-        _ => reason,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::brief;
-    use crate::page::Page;
-
-    #[test]
-    fn places_are_named_on_a_verbose_page_alone() {
-        let reason = "no GPU: no CUDA driver library could be opened: libcuda.so.1: no such file; \
-                      /usr/lib/wsl/lib/libcuda.so.1: no such file";
-        let short = "no GPU: no CUDA driver library could be opened";
-        assert_eq!(brief(reason, Page::Narrow), short);
-        assert_eq!(brief(reason, Page::Verbose), reason);
-        let other = "the host driver was requested";
-        assert_eq!(brief(other, Page::Narrow), other);
+    pub fn said(&self) -> String {
+        format!("the {} driver ({})", self.driver.kind().name(), self.reason)
     }
 }

@@ -7,6 +7,7 @@ mod topology;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use cuvmm::driver::auto::OpenError;
 use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
@@ -97,8 +98,9 @@ impl Args {
         })?;
         let driver = &*opened.driver;
         let count = driver.device_count()?;
+        let full = self.json || self.verbose;
         let info = Info {
-            drivers: vec![found(Choice::Cuda), found(Choice::Host)],
+            drivers: vec![found(Choice::Cuda, full), found(Choice::Host, full)],
             driver: driver.kind().name(),
             reason: opened.reason,
             cuda_version: driver.version()?.to_string(),
@@ -116,14 +118,21 @@ impl Args {
     }
 }
 
-/// Opens a driver and returns whether that succeeds, with the reason.
-fn found(choice: Choice) -> Found {
+/// Opens a driver and returns whether that succeeds, with the reason. In full, it has the dynamic
+/// linker's messages.
+fn found(choice: Choice, full: bool) -> Found {
     let opened = choice
         .open()
         .and_then(|opened| Ok(opened.driver.device_count()?));
     let (there, reason) = match opened {
         Ok(count) => (count > 0, counted(count.unsigned_abs().into(), "device")),
-        Err(error) => (false, chain(&error)),
+        Err(error) => (
+            false,
+            match error.downcast_ref::<OpenError>() {
+                Some(error) if full => format!("{error:#}"),
+                _ => chain(&error),
+            },
+        ),
     };
     Found {
         driver: choice.word(),

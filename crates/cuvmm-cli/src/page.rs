@@ -1,9 +1,16 @@
-//! Text for people: tables and lines of at most [`WIDTH`] columns, and units for columns of figures.
+//! Text for people: tables and lines of at most [`WIDTH`] columns, or as many as the terminal has, and
+//! units for columns of figures.
+
+use std::io::{IsTerminal as _, stdout};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle, presets};
+use ratatui::crossterm::terminal::size;
 
 /// The most columns of a line of default output.
 pub const WIDTH: usize = 100;
+
+/// The fewest columns for which output is laid out.
+const LEAST: usize = 40;
 
 /// The form of the text that a command prints for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +34,7 @@ impl Page {
 
     /// Makes a table in Markdown. Columns for which `figures` is true are aligned to the right.
     pub fn table(self, head: &[&str], figures: impl Fn(usize) -> bool) -> Table {
-        let mut table = self.bare(presets::ASCII_MARKDOWN);
+        let mut table = self.bare(presets::ASCII_MARKDOWN, WIDTH);
         table.set_header(head);
         for (index, column) in table.column_iter_mut().enumerate() {
             if figures(index) {
@@ -39,44 +46,98 @@ impl Page {
 
     /// Makes a table without a header and without lines.
     pub fn list(self) -> Table {
-        self.bare(presets::NOTHING)
+        self.bare(presets::NOTHING, columns())
     }
 
-    fn bare(self, style: TableStyle) -> Table {
+    fn bare(self, style: TableStyle, width: usize) -> Table {
         let mut table = Table::new();
         table.load_style(style);
         if self == Self::Narrow {
             table
                 .set_content_arrangement(ContentArrangement::Dynamic)
-                .set_width(WIDTH as u16);
+                .set_width(width as u16);
         }
         table
     }
 
-    /// Returns the text with lines that are too long folded at spaces. Rows of tables stay as they
-    /// are.
+    /// Returns the text with lines that are too long folded at spaces. A table that is too wide for the
+    /// terminal loses columns at its right, which are named below it.
     pub fn fold(self, text: &str) -> String {
-        if self == Self::Verbose {
-            return text.to_owned();
+        match self {
+            Self::Verbose => text.to_owned(),
+            Self::Narrow => fold_all(text, columns()),
         }
-        let mut folded = String::with_capacity(text.len());
-        for line in text.lines() {
-            if line.starts_with('|') {
-                folded.push_str(line);
-            } else {
-                fold(&mut folded, line);
-            }
+    }
+}
+
+/// Returns the columns of the terminal, or as many as default output has elsewhere.
+fn columns() -> usize {
+    let terminal = stdout().is_terminal().then(size);
+    let columns = terminal.and_then(Result::ok).map(|(columns, _)| columns);
+    columns.map_or(WIDTH, |columns| usize::from(columns).clamp(LEAST, WIDTH))
+}
+
+/// Folds lines and narrows tables for a page of this width.
+fn fold_all(text: &str, width: usize) -> String {
+    let mut folded = String::with_capacity(text.len());
+    let lines: Vec<&str> = text.lines().collect();
+    for part in lines.chunk_by(|one, next| is_row(one) == is_row(next)) {
+        if part.first().is_some_and(|line| is_row(line)) {
+            narrow(&mut folded, part, width);
+            continue;
+        }
+        for line in part {
+            fold(&mut folded, line, width);
             folded.push('\n');
         }
-        folded
+    }
+    folded
+}
+
+fn is_row(line: &str) -> bool {
+    line.starts_with('|')
+}
+
+/// Adds a table without the columns that do not fit, and a line that names these.
+fn narrow(folded: &mut String, rows: &[&str], width: usize) {
+    // Rows have their bars where the line below the head has them.
+    let line = rows.iter().find(|row| row.starts_with("|-"));
+    let bars = line.map_or("", |line| line).chars().enumerate();
+    let bars: Vec<usize> = bars
+        .filter(|(_, it)| *it == '|')
+        .map(|(at, _)| at)
+        .collect();
+    let fits = bars.iter().filter(|at| **at < width).max();
+    let (Some(&end), Some(&last)) = (fits, bars.last()) else {
+        rows.iter().for_each(|row| *folded += &format!("{row}\n"));
+        return;
+    };
+    for row in rows {
+        folded.extend(row.chars().take(end + 1));
+        folded.push('\n');
+    }
+    if end < last {
+        let head = rows.first().map_or("", |row| row);
+        let rest: String = head.chars().skip(end + 1).collect();
+        let names: Vec<&str> = rest
+            .split('|')
+            .map(str::trim)
+            .filter(|it| !it.is_empty())
+            .collect();
+        fold(
+            folded,
+            &format!("not shown for want of columns: {}", names.join(", ")),
+            width,
+        );
+        folded.push('\n');
     }
 }
 
 /// Adds a line, with a line break and an indentation for each part that does not fit.
-fn fold(folded: &mut String, line: &str) {
+fn fold(folded: &mut String, line: &str, width: usize) {
     let indent = line.len() - line.trim_start().len() + 2;
     let mut rest = line;
-    let mut room = WIDTH;
+    let mut room = width;
     while rest.chars().count() > room {
         let end = rest
             .char_indices()
@@ -95,7 +156,7 @@ fn fold(folded: &mut String, line: &str) {
         folded.push('\n');
         folded.push_str(&" ".repeat(indent));
         rest = next.trim_start();
-        room = WIDTH - indent.min(WIDTH / 2);
+        room = width - indent.min(width / 2);
     }
     folded.push_str(rest);
 }
@@ -168,7 +229,28 @@ fn largest_in(units: [Unit; 4], value: f64, least: f64) -> Unit {
 
 #[cfg(test)]
 mod tests {
-    use super::{Page, Unit, WIDTH};
+    use super::{Page, Unit, WIDTH, fold_all};
+
+    #[test]
+    fn a_table_loses_columns_that_do_not_fit_and_names_them() {
+        let mut table = Page::Narrow.table(&["process", "pid", "charged", "state"], |_| false);
+        table.add_row(["chat", "17", "0.81 of all of it", "running"]);
+        let text = format!("above\n{table}\nbelow\n");
+        assert_eq!(fold_all(&text, WIDTH), text);
+        let narrow = fold_all(&text, 40);
+        let lines: Vec<&str> = narrow.lines().collect();
+        assert!(
+            lines.iter().all(|line| line.chars().count() <= 40),
+            "{narrow}"
+        );
+        let [above, head, line, row, names, below] = lines[..] else {
+            panic!("{narrow}");
+        };
+        assert_eq!((above, below), ("above", "below"));
+        assert!(head.starts_with("| process | pid | charged ") && head.ends_with('|'));
+        assert!(row.ends_with("it |") && line.ends_with("-|"), "{narrow}");
+        assert_eq!(names, "not shown for want of columns: state");
+    }
 
     #[test]
     fn a_long_line_is_folded_at_spaces_and_a_short_one_stays() {

@@ -99,6 +99,11 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Prints lines to standard error.
+pub fn tell_lines(text: &str) {
+    text.lines().for_each(tell);
+}
+
 /// Prints one line to standard error.
 pub fn tell(line: &str) {
     // An error of standard error itself cannot be reported.

@@ -43,11 +43,14 @@ impl fmt::Display for Attempt {
 }
 
 /// The reason why the driver's library could not be loaded.
+///
+/// The text of [`NotFound`](Self::NotFound) has the names that were tried; with `{:#}` it also has the
+/// dynamic linker's message for each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// No library could be opened, as on a machine without NVIDIA's driver.
-    #[error("no CUDA driver library could be opened: {}", join(.tried))]
+    #[error(fmt = not_found)]
     NotFound {
         /// Each name that was tried, in order.
         tried: Vec<Attempt>,
@@ -73,9 +76,22 @@ pub enum LoadError {
     },
 }
 
-fn join(tried: &[Attempt]) -> String {
-    let each: Vec<String> = tried.iter().map(Attempt::to_string).collect();
-    each.join("; ")
+/// Writes the names that were tried, and in the alternate form the linker's message for each.
+fn not_found(tried: &[Attempt], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str("no CUDA driver library could be opened: ")?;
+    let (before, between) = if f.alternate() {
+        ("", "; ")
+    } else {
+        ("tried ", ", ")
+    };
+    for (index, attempt) in tried.iter().enumerate() {
+        f.write_str(if index == 0 { before } else { between })?;
+        match f.alternate() {
+            true => fmt::Display::fmt(attempt, f)?,
+            false => fmt::Display::fmt(&attempt.library.display(), f)?,
+        }
+    }
+    Ok(())
 }
 
 impl Api {

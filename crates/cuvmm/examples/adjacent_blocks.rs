@@ -1,7 +1,7 @@
 //! A multichannel recording that grows while it is made. Its channels are adjacent blocks: a kernel
 //! sees one strided tensor, and each channel grows in place.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

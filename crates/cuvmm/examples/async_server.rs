@@ -3,7 +3,7 @@
 //!
 //! The example uses tokio on one thread. The library depends on no runtime.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! Versions of a table that share memory. Each version is a fork of the previous one, shares the
 //! unchanged pages with it, and grows at its own address.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A device vector that grows in place: its address never changes.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

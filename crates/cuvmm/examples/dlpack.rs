@@ -1,7 +1,7 @@
 //! Exports a block and a vector through DLPack. Their memory lives until the last tensor over it is
 //! dropped.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 //!
 //! `unsafe` is used to import tensors: the importer vouches that their memory is what they
 //! describe.

@@ -4,7 +4,7 @@
 //! This process imports the handles itself, which works the same way. To reach another process, a
 //! file descriptor is sent through a Unix socket.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! A grid of 512 x 512 x 512 voxels, stored in bricks. Only the bricks near the surface of a sphere
 //! have memory.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

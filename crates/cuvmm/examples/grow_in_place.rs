@@ -1,7 +1,7 @@
 //! A block that grows in place: it keeps its address and its contents, and only the new part is
 //! mapped.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

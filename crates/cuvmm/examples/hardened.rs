@@ -2,7 +2,7 @@
 //! address shows the next block's memory. In a hardened pool nothing is mapped there, and the
 //! driver reports an error.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 //!
 //! `unsafe` is used for the driver's own copy, which takes any address. The safe API has none that
 //! does.

@@ -1,10 +1,11 @@
 //! A KV cache: the keys and values of sequences grow token by token at stable addresses.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 
 use std::error::Error;
+use std::time::Duration;
 
 use cuvmm::kv::{Layout, Part, Shape};
 use cuvmm::{Device, KvCache, Limit, Mapper, Pool, Stream};
@@ -18,6 +19,9 @@ const SHAPE: Shape = Shape {
     max_tokens: 4096,
     max_sequences: 64,
 };
+
+/// The time of a decode step's kernels, which are none here. On a GPU they take longer.
+const STEP: Duration = Duration::from_millis(1);
 
 /// Runs the example.
 ///
@@ -58,12 +62,13 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let address = cache.view(first)?.key(3).ok_or("no such layer")?.address();
 
     // A decode step appends one token to each sequence in one call, which appends all of them or
-    // none.
+    // none. The mapper's thread makes the driver calls between the steps.
     let before = device.calls();
     let mapped = device.mapper_calls();
     let step = [(first, 1), (second, 1), (third, 1)];
     for _ in 0..500 {
         cache.append(&step)?;
+        std::thread::sleep(STEP);
     }
     let calls = device.calls().since(&before).total();
     let ahead = device.mapper_calls().since(&mapped).total();

@@ -1,7 +1,7 @@
 //! Beam search with forks: sequences that begin with the same tokens share the memory of that
 //! prefix, and forks of strong beams replace weak ones.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! A running pool that yields memory to another program: its limit and its guarantees change while
 //! its tenants work, and memory in use is released once it is freed.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

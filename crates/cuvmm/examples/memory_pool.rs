@@ -3,7 +3,7 @@
 //! Libraries such as candle and cudarc allocate from the device's current memory pool of the driver.
 //! Here a stand-in for such a library does so.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 //!
 //! `unsafe` is used for the calls that the other library would make.
 #![allow(unsafe_code)]

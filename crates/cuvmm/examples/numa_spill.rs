@@ -1,7 +1,7 @@
 //! A buffer that outgrows the device. Its overflow is in host memory at the next addresses, and
 //! moves to the device under the same addresses when memory becomes free.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,16 +1,17 @@
 //! Runs a plan in advance, to compare what a vector of 8 GiB costs when it grows in steps of 2 MiB
 //! and when it is committed at once.
 //!
-//! Runs on the model driver, whose calls cost what they cost on an H200. With `CUVMM_DRIVER=cuda`
-//! the plan also runs on a GPU, and both reports are printed.
+//! Runs on the model driver, whose calls cost what they cost on an H200. Where there is a GPU, the plan
+//! also runs on it, and both reports are printed.
+
+mod support;
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cuvmm::driver::Call;
-use cuvmm::driver::auto::{self, OpenOptions, Wanted};
 use cuvmm::driver::model::ModelDriver;
+use cuvmm::driver::{Call, DriverKind};
 use cuvmm::plan::{Clock, Report, WallClock};
 use cuvmm::{Device, Plan};
 
@@ -70,9 +71,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     assert!(grown.calls[&Call::MemCreate] > once.calls[&Call::MemCreate]);
     assert_eq!(once.in_use.padding, 2 * 5);
 
-    if std::env::var("CUVMM_DRIVER").as_deref() == Ok("cuda") {
-        let opened = auto::open(OpenOptions::new().wanted(Wanted::Cuda))?;
-        let devices = [Device::open(opened.driver, 0)?];
+    let driver = support::driver()?;
+    if driver.kind() == DriverKind::Cuda {
+        let devices = [Device::open(driver, 0)?];
         let measured = plan.run(&devices, &WallClock::new())?;
         show("measured", &measured);
         println!("measured total: {:?}", measured.time());

@@ -4,7 +4,7 @@
 //! `processes DIRECTORY NAME [ROUNDS]`: run it in two terminals with the same directory and two
 //! names, and `cuvmm top --ledger DIRECTORY` in a third.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

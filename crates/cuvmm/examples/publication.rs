@@ -1,7 +1,7 @@
 //! Publishes weights that one process loads and several processes read, as complete versions under
 //! a name.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`. Each reader is a process that
+//! Runs on a GPU, or on the host driver where there is none. Each reader is a process that
 //! runs this program again.
 
 #[path = "support/process.rs"]

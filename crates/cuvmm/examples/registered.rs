@@ -1,6 +1,6 @@
 //! Registered memory, as NCCL or a NIC needs it: it stays mapped even when its owner is dropped.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A ring buffer of samples that a reader always sees as one contiguous run.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! Two models share one device. Each has a guarantee, idle memory moves to the model that needs it,
 //! and a refused allocation explains the shortage in figures.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

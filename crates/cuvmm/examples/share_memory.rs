@@ -1,7 +1,7 @@
 //! Shares memory between two processes without a copy: a vector for reading and a region for
 //! writing. The memory outlives the process that created it.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`. The giver is a second process
+//! Runs on a GPU, or on the host driver where there is none. The giver is a second process
 //! that runs this program again.
 
 #[path = "support/process.rs"]

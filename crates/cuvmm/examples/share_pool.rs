@@ -1,7 +1,7 @@
 //! Shares what was allocated from a memory pool of the driver (`cuMemAllocAsync`) between two
 //! processes: one fills batches, the other reads them, and each batch's memory comes back.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`. The taker is a second process
+//! Runs on a GPU, or on the host driver where there is none. The taker is a second process
 //! that runs this program again.
 
 #[path = "support/process.rs"]

@@ -1,7 +1,7 @@
 //! Two models take turns in memory that fits only one. The idle model sleeps: its weights move to
 //! host memory, its cache is discarded, and its addresses stay reserved.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

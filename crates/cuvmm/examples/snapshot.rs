@@ -1,6 +1,6 @@
 //! Takes a checkpoint of a buffer without a copy, while work on the buffer continues.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A voxel grid of 1 TiB, in which only the tiles near a surface have memory.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! A range striped across two devices, written by one and read by the other.
 //!
-//! Runs on the host driver, which models two devices, or on GPUs with `CUVMM_DRIVER=cuda`. With a
+//! Runs on GPUs, or on the host driver, which models two devices, where there is none. With a
 //! single GPU all stripes are on it.
 
 mod support;

@@ -1,7 +1,7 @@
 //! A buffer that the host and the device share without explicit copies. Borrows order their
 //! accesses.
 //!
-//! Runs on the host driver, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Runs on a GPU, or on the host driver where there is none.
 
 mod support;
 

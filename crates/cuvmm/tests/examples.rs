@@ -87,6 +87,21 @@ mod striping;
 #[path = "../examples/unified_buffer.rs"]
 mod unified_buffer;
 
+#[path = "../examples/support/mod.rs"]
+mod support;
+
+#[test]
+fn the_variable_of_the_examples_names_a_driver_or_is_refused() {
+    use cuvmm::driver::auto::Wanted;
+    let wanted = |word: &str| support::wanted(Ok(word.to_owned()));
+    assert_eq!(wanted("auto").unwrap(), Wanted::Best);
+    assert_eq!(wanted("cuda").unwrap(), Wanted::Cuda);
+    assert_eq!(wanted("host").unwrap(), Wanted::Host);
+    let refused = wanted("gpu").unwrap_err();
+    let sentence = "CUVMM_DRIVER is \"gpu\", which is no driver: use auto, cuda or host";
+    assert_eq!(format!("{refused:?}"), sentence);
+}
+
 #[test]
 fn rows_of_a_tensor_grow_together() {
     adjacent_blocks::main().unwrap();

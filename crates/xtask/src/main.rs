@@ -6,6 +6,7 @@ mod cargo;
 mod house;
 mod instructions;
 mod pack;
+mod release;
 
 use clap::Parser;
 
@@ -18,6 +19,7 @@ enum Task {
     House(house::House),
     Instructions(instructions::Instructions),
     Pack(pack::Pack),
+    Release(release::Release),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -27,5 +29,6 @@ fn main() -> anyhow::Result<()> {
         Task::House(house) => house.run(),
         Task::Instructions(instructions) => instructions.run(),
         Task::Pack(pack) => pack.run(),
+        Task::Release(release) => release.run(),
     }
 }

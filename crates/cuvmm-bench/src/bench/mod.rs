@@ -67,7 +67,6 @@ use self::report::Report;
 use self::stage::Stage;
 use self::wanted::Wanted;
 use cuvmm_cli::files;
-use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::print;
 
 pub(crate) use options::Args;
@@ -262,11 +261,7 @@ impl Args {
             .collect();
         let wanted = Wanted::new(&self.only, &known)?;
         let (opened, costs) = self.open()?;
-        let about = format!(
-            "{}, CUDA {}",
-            opened.said(Page::verbose(self.verbose)),
-            opened.driver.version()?
-        );
+        let about = format!("{}, CUDA {}", opened.said(), opened.driver.version()?);
         let driver = opened.driver.kind().name();
         let stage = Stage::new(opened, self.device, costs, self.quick)?;
         let device = stage.device.name().to_owned();

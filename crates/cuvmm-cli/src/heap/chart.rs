@@ -12,16 +12,16 @@ const HEIGHT: u32 = 420;
 const TITLE: &str = "memory live, and held by the heap and by models of PyTorch's allocators";
 const LIVE: RGBColor = RGBColor(200, 200, 200);
 
-/// Draws the courses of the heap and of PyTorch's native and expandable allocators to an SVG file.
+/// Draws the courses of the heap and of PyTorch's native and expandable allocators to an SVG file, below a headline.
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn draw(file: &Path, courses: &[Course; 3]) -> anyhow::Result<()> {
-    chart::write(file, &svg(courses)?)
+pub(super) fn draw(file: &Path, headline: &str, courses: &[Course; 3]) -> anyhow::Result<()> {
+    chart::write(file, &svg(headline, courses)?)
 }
 
-fn svg(courses: &[Course; 3]) -> anyhow::Result<String> {
-    chart::svg(HEIGHT, |root| {
+fn svg(headline: &str, courses: &[Course; 3]) -> anyhow::Result<String> {
+    chart::svg(HEIGHT, headline, |root| {
         draw_all(root, courses).map_err(|error| error.to_string())
     })
 }
@@ -34,16 +34,17 @@ fn draw_all<'a>(root: &Area<'a>, courses: &[Course; 3]) -> Result<(), Failed<'a>
     let most = points.map(|&(live, held)| live.max(held)).max();
     let most = most.unwrap_or(0).max(1) as f64 / GIB;
     let mut chart = ChartBuilder::on(&plot)
-        .caption(TITLE, ("sans-serif", 18))
+        .caption(TITLE, ("sans-serif", chart::TITLE))
         .margin(10)
-        .x_label_area_size(36)
-        .y_label_area_size(56)
+        .x_label_area_size(44)
+        .y_label_area_size(66)
         .build_cartesian_2d(0.0..operations.max(1) as f64, 0.0..most * 1.04)?;
     chart
         .configure_mesh()
         .x_desc("operations")
         .y_desc("GiB")
         .light_line_style(WHITE)
+        .label_style(("sans-serif", chart::SMALL))
         .x_labels(12)
         .x_label_formatter(&|count| format!("{count:.0}"))
         .y_labels(6)
@@ -83,7 +84,8 @@ mod tests {
             (0..3).for_each(|at| course.note(|| (at << 30, held << 30)));
             course
         };
-        let svg = svg(&[course(3), course(4), course(5)]).unwrap();
+        let svg = svg("held 1.04", &[course(3), course(4), course(5)]).unwrap();
+        assert_eq!(svg.matches("held 1.04").count(), 1);
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for series in 0..3 {
             let RGBColor(red, green, blue) = color(series);
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn an_empty_course_can_be_drawn() {
-        let svg = svg(&[Course::of(0), Course::of(0), Course::of(0)]).unwrap();
+        let svg = svg("", &[Course::of(0), Course::of(0), Course::of(0)]).unwrap();
         assert!(svg.contains("</svg>"));
     }
 }

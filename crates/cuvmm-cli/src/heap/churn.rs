@@ -13,9 +13,10 @@ use super::trace::{Operation, Trace};
 const MIB: u64 = 1 << 20;
 
 /// A law of sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Law {
     /// 1 to 512 MiB, each size as likely as any other; 32 GiB live, 4,000 allocations
+    #[default]
     Uniform,
     /// From 8 to 512 MiB in even steps, each times 0.75 to 1.25; 32 GiB live, 4,000 allocations
     Growing,

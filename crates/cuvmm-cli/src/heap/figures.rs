@@ -64,6 +64,18 @@ impl Modelled {
     }
 }
 
+/// Returns the ratios of memory held over memory live, as one line.
+pub(super) fn headline(figures: &Figures) -> String {
+    let [heap, native, expandable] = [
+        figures.ratio,
+        figures.native.ratio,
+        figures.expandable.ratio,
+    ];
+    format!(
+        "held over live: heap {heap:.3}, PyTorch native {native:.3}, expandable {expandable:.3}"
+    )
+}
+
 impl Figures {
     pub(super) fn new(
         outcome: &run::Outcome,
@@ -144,7 +156,7 @@ impl Figures {
         if let Some(time) = self.us_per_operation {
             text += &format!("An operation took {time:.2} us in all.\n");
         }
-        text
+        Page::Narrow.fold(&text)
     }
 }
 

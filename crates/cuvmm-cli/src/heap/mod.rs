@@ -33,7 +33,6 @@ use self::trace::Trace;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::files;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::{json, print};
 
@@ -46,13 +45,13 @@ use cuvmm_cli::terminal::{json, print};
 /// expandable segments, which never run on a driver. Exit code 1 when an allocation of the heap fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cuvmm heap torch-llama.gz
-  cuvmm heap torch-llama.gz --preset fast --json
+  cuvmm heap
+  cuvmm heap --churn growing --seed 7 --smallest-limit
   cuvmm heap snapshot.pickle --chart heap.svg
-  cuvmm heap --churn uniform --seed 7 --smallest-limit")]
+  cuvmm heap snapshot.pickle --preset fast --json")]
 pub(crate) struct Args {
-    /// The trace
-    #[arg(required_unless_present = "churn", conflicts_with = "churn")]
+    /// The trace [default: one that is made, by `--churn uniform`]
+    #[arg(conflicts_with = "churn")]
     file: Option<PathBuf>,
 
     /// The device of a snapshot with several
@@ -60,8 +59,15 @@ pub(crate) struct Args {
     device: Option<usize>,
 
     /// A trace that is made by a law instead
-    #[arg(long, value_enum, value_name = "LAW")]
-    churn: Option<Law>,
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LAW",
+        num_args = 0..=1,
+        default_value_t,
+        default_missing_value = "uniform"
+    )]
+    churn: Law,
 
     /// The seed of the law
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
@@ -136,16 +142,18 @@ impl Args {
     /// # Errors
     /// A trace or options that cannot be used, and a driver that cannot be opened.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let trace = match (&self.file, self.churn) {
-            (Some(file), _) => file::read(file, self.device)?,
-            (None, Some(law)) => law.trace(self.seed),
-            (None, None) => return Err(usage("a trace or --churn is needed")),
+        let trace = match &self.file {
+            Some(file) => file::read(file, self.device)?,
+            None if self.device.is_some() => {
+                return Err(usage("--device chooses from a snapshot: name its file"));
+            }
+            None => self.churn.trace(self.seed),
         };
         if self.ahead.is_some() && self.driver != Choice::Model {
             return Err(usage("--ahead is for the model"));
         }
         if let Some(file) = &self.chart {
-            files::writable(file)?;
+            crate::chart::writable(file)?;
         }
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
         let course = || match self.chart {
@@ -170,10 +178,10 @@ impl Args {
             self.model(Kind::Native, &trace, &costs, &outcome, of_native)?,
             self.model(Kind::Expandable, &trace, &costs, &outcome, of_expandable)?,
         ];
-        if let Some(file) = &self.chart {
-            chart::draw(file, &courses)?;
-        }
         let figures = Figures::new(&outcome, smallest, modelled);
+        if let Some(file) = &self.chart {
+            chart::draw(file, &figures::headline(&figures), &courses)?;
+        }
         let text = match self.json {
             true => json(&figures)?,
             false => figures.text(),

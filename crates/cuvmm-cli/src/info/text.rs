@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use cuvmm_cli::drivers::brief;
 use cuvmm_cli::page::Page;
 
 use super::topology::{Place, Reaches};
@@ -14,15 +13,13 @@ pub(super) fn of(info: &Info, page: Page) -> String {
     let mut drivers = page.list();
     for found in &info.drivers {
         let there = if found.there { "there" } else { "not there" };
-        drivers.add_row([found.driver, there, brief(&found.reason, page)]);
+        drivers.add_row([found.driver, there, &*found.reason]);
     }
     let mut text = format!("Drivers\n{}\n", drivers.trim_fmt());
     let _ = write!(
         text,
         "\nDevices of the {} driver, CUDA {} ({})\n",
-        info.driver,
-        info.cuda_version,
-        brief(&info.reason, page)
+        info.driver, info.cuda_version, info.reason
     );
     for device in &info.devices {
         describe(&mut text, device, page);

@@ -37,17 +37,22 @@ const MEMORY: u32 = 320;
 const WAITING: u32 = 180;
 const NANOS_A_MINUTE: f64 = 60e9;
 
-/// Draws the panels to an SVG file.
+/// Draws the panels to an SVG file, below a headline.
 ///
 /// # Errors
 /// The file cannot be written.
-pub(crate) fn draw(file: &Path, scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<()> {
-    chart::write(file, &svg(scale, panels)?)
+pub(crate) fn draw(
+    file: &Path,
+    headline: &str,
+    scale: &Scale<'_>,
+    panels: &[Panel],
+) -> anyhow::Result<()> {
+    chart::write(file, &svg(headline, scale, panels)?)
 }
 
-fn svg(scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<String> {
+fn svg(headline: &str, scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<String> {
     let height = (MEMORY + WAITING) * panels.len().max(1) as u32;
-    chart::svg(height, |root| {
+    chart::svg(height, headline, |root| {
         draw_all(root, scale, panels).map_err(|error| error.to_string())
     })
 }
@@ -101,15 +106,16 @@ fn draw_memory<'a>(
     };
     let title = format!("{}: memory by model, {areas}", panel.policy);
     let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 18))
+        .caption(title, ("sans-serif", chart::TITLE))
         .margin(10)
-        .x_label_area_size(20)
-        .y_label_area_size(56)
+        .x_label_area_size(26)
+        .y_label_area_size(66)
         .build_cartesian_2d(0.0..minutes(end), 0.0..gib(scale.limit) * 1.04)?;
     chart
         .configure_mesh()
         .y_desc("GiB")
         .light_line_style(WHITE)
+        .label_style(("sans-serif", chart::SMALL))
         .x_labels(12)
         .x_label_formatter(&minutes_label(end))
         .y_labels(6)
@@ -151,14 +157,15 @@ fn draw_waiting<'a>(
 ) -> Result<(), Failed<'a>> {
     let mut chart = ChartBuilder::on(area)
         .margin(10)
-        .x_label_area_size(36)
-        .y_label_area_size(56)
+        .x_label_area_size(44)
+        .y_label_area_size(66)
         .build_cartesian_2d(0.0..minutes(end), 0.0..longest as f64 * 1.04)?;
     chart
         .configure_mesh()
         .x_desc("minutes since the first request")
         .y_desc("requests waiting")
         .light_line_style(WHITE)
+        .label_style(("sans-serif", chart::SMALL))
         .x_labels(12)
         .x_label_formatter(&minutes_label(end))
         .y_labels(4)
@@ -228,7 +235,7 @@ mod tests {
         };
         let panels = [Policy::Static, Policy::Elastic, Policy::Ledger]
             .map(|policy| panel(policy, &timeline));
-        let svg = svg(&scale, &panels).unwrap();
+        let svg = svg("4.27 times", &scale, &panels).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for (text, times) in [
             ("static: memory", 1),
@@ -240,6 +247,7 @@ mod tests {
             ("limit of the pool", 1),
             ("limit of the ledger", 1),
             ("requests waiting", 3),
+            ("4.27 times", 1),
         ] {
             assert_eq!(svg.matches(text).count(), times, "{text}");
         }
@@ -265,6 +273,10 @@ mod tests {
             share: 1,
         };
         let panels = [panel(Policy::Elastic, &Timeline::new(1))];
-        assert!(svg(&scale, &panels).unwrap().contains("</svg>"));
+        assert!(
+            svg("4.27 times", &scale, &panels)
+                .unwrap()
+                .contains("</svg>")
+        );
     }
 }

@@ -43,7 +43,6 @@ use self::report::Setup;
 use self::workload::Workload;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::StandIn;
-use cuvmm_cli::files;
 use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::print;
 
@@ -60,7 +59,7 @@ impl Args {
         let page = Page::verbose(self.verbose);
         let workload = self.workload()?;
         if let Some(file) = &self.chart {
-            files::writable(file)?;
+            crate::chart::writable(file)?;
         }
         let table = self.cost_table()?;
         let costs = costs::about(&table).to_owned();
@@ -74,7 +73,7 @@ impl Args {
         let device = Device::open(Arc::clone(&opened.driver), self.device)?;
         let terms = self.terms(opened.driver.kind(), calls)?;
         let mut setup = self.setup(&workload, &device)?;
-        setup.driver = opened.said(page);
+        setup.driver = opened.said();
         setup.stamps = opened.driver.kind() != DriverKind::Model;
         setup.speed = terms.as_ref().map(|terms| terms.speed);
 
@@ -117,7 +116,8 @@ impl Args {
         results.sort_by_key(|(policy, _)| *policy);
         panels.sort_by_key(|panel| panel.policy);
         if let Some(file) = &self.chart {
-            chart::draw(file, &scale(&workload.models, &setup), &panels)?;
+            let headline = report::headline(&results);
+            chart::draw(file, &headline, &scale(&workload.models, &setup), &panels)?;
         }
         let report = if self.json {
             report::json(&setup, &results)?

@@ -68,6 +68,35 @@ fn ledger_ratio(results: &Results) -> Option<f64> {
     figures::p99_ratio(ledger, elastic)
 }
 
+/// Returns what the policies come to, as one line: nothing where there is no pair to compare.
+pub(crate) fn headline(results: &Results) -> String {
+    let lines = [ledger_line(results), elastic_line(results)];
+    let lines = lines
+        .into_iter()
+        .flatten()
+        .map(|line| format!("{P99}: {line}"));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// The figure of the headline.
+const P99: &str = "p99 time to first token over all requests";
+
+fn ledger_line(results: &Results) -> Option<String> {
+    let ratio = ledger_ratio(results)?;
+    Some(format!("ledger takes {ratio:.2} times as long as elastic"))
+}
+
+fn elastic_line(results: &Results) -> Option<String> {
+    let (split, elastic) = beside_elastic(results, Policy::Static)?;
+    let gain = figures::p99_ratio(split, elastic)?;
+    let (better, times) = if gain >= 1.0 {
+        ("better", gain)
+    } else {
+        ("worse", 1.0 / gain)
+    };
+    Some(format!("elastic is {times:.2} times {better} than static"))
+}
+
 /// The report for people.
 pub(crate) fn text(setup: &Setup, results: &Results, page: Page) -> String {
     let mut text = String::new();
@@ -144,26 +173,15 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
             "No stamps: this driver has no memory behind its addresses."
         )?;
     }
-    if let Some(ratio) = ledger_ratio(results) {
-        writeln!(
-            text,
-            "\np99 time to first token over all requests: ledger takes {ratio:.2} times as long as elastic."
-        )?;
+    for line in [ledger_line(results), elastic_line(results)]
+        .iter()
+        .flatten()
+    {
+        writeln!(text, "\n{P99}: {line}.")?;
     }
     let Some((split, elastic)) = beside_elastic(results, Policy::Static) else {
         return Ok(());
     };
-    if let Some(gain) = figures::p99_ratio(split, elastic) {
-        let (better, times) = if gain >= 1.0 {
-            ("better", gain)
-        } else {
-            ("worse", 1.0 / gain)
-        };
-        writeln!(
-            text,
-            "\np99 time to first token over all requests: elastic is {times:.2} times {better} than static."
-        )?;
-    }
     let losses = figures::losses(split, elastic);
     if losses.is_empty() {
         writeln!(text, "No model loses under elastic.")?;

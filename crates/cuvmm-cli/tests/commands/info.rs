@@ -131,3 +131,18 @@ fn a_driver_that_is_not_there_is_a_failure() {
         .assert()
         .code(2);
 }
+
+#[test]
+fn where_a_library_was_looked_for_is_shown_and_why_it_is_none_in_full() {
+    let text = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+        let assert = command.args(arguments).assert().success();
+        String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+    };
+    let narrow = text(&["info"]);
+    let full = text(&["info", "--verbose"]);
+    if narrow.contains("could be opened") {
+        assert!(narrow.contains("tried libcuda.so.1,"), "{narrow}");
+        assert!(full.contains("opened: libcuda.so.1: cannot open"), "{full}");
+    }
+}

@@ -1,4 +1,4 @@
-//! The former names of `cuvmm-bench` commands print the new program.
+//! The command line itself: former names of commands, words that are misspelled, and missing verbs.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -24,4 +24,35 @@ fn a_command_that_has_moved_is_named_with_its_new_program() {
     let help = command.arg("--help").assert().success();
     let help = String::from_utf8(help.get_output().stdout.clone()).unwrap();
     assert!(!help.contains("conform"), "{help}");
+}
+
+#[test]
+fn a_word_that_is_misspelled_is_answered_with_the_right_one() {
+    let said = stderr(&["relpay"]);
+    assert!(
+        said.starts_with("cuvmm: unrecognized subcommand 'relpay' (tip: "),
+        "{said}"
+    );
+    assert!(
+        said.contains("'replay'") && said.lines().count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
+fn a_command_without_its_verb_shows_its_own_help() {
+    let ctl = stderr(&["ctl"]);
+    assert!(ctl.contains("Usage: cuvmm ctl "), "{ctl}");
+    for verb in ["limit", "guarantee", "priority", "trim", "sleep", "wake"] {
+        assert!(ctl.contains(&format!("  {verb} ")), "{ctl}");
+    }
+    assert!(stderr(&["share"]).contains("Usage: cuvmm share "));
+    assert!(stderr(&[]).contains("Usage: cuvmm "));
+}
+
+/// Runs the command with arguments that are wrong usage, and returns its complaint.
+fn stderr(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.args(arguments).assert().code(2).stdout("");
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
 }

@@ -4,6 +4,8 @@
 
 use assert_cmd::Command;
 
+use super::support::pty::Pty;
+
 fn text(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
     let assert = command.args(arguments).assert().success();
@@ -61,4 +63,24 @@ fn details_are_in_verbose_output() {
     assert!(wide.contains("mappings |") && !narrow.contains("mappings |"));
     let replay = text(&["replay", "--driver", "model", "-v"]);
     assert!(replay.contains("TTFT p95"), "{replay}");
+}
+
+#[test]
+fn on_a_narrow_terminal_tables_have_fewer_columns() {
+    for arguments in [
+        &["replay", "--driver", "model"][..],
+        &["heap", "--churn", "small"],
+        &["info", "--driver", "host"],
+    ] {
+        // A line that is too long would be continued in the next line, at its first column.
+        let screen = Pty::start(env!("CARGO_BIN_EXE_cuvmm"), arguments, 60, 120);
+        let (status, shown) = screen.ended();
+        assert!(status.success(), "{arguments:?}: {shown}");
+        for row in shown.lines().filter(|line| line.starts_with('|')) {
+            assert!(
+                row.trim_end().ends_with('|'),
+                "{arguments:?}: {row}\n{shown}"
+            );
+        }
+    }
 }

@@ -1,8 +1,11 @@
 //! Errors in the values of arguments.
 
+use std::fmt;
 use std::ops::Range;
 
 use cuvmm_driver::Location;
+
+use crate::display::Bytes;
 
 /// An argument that cannot be used. Nothing has been done, and nothing has changed.
 ///
@@ -14,7 +17,7 @@ pub enum ArgumentError {
     #[error("{0}: at least one is required")]
     Zero(&'static str),
     /// The value is below the minimum.
-    #[error("{what}: {value} is less than the minimum of {least}")]
+    #[error("{what}: {} is less than the minimum of {}", Figure(.what, *.value), Figure(.what, *.least))]
     TooSmall {
         /// The argument.
         what: &'static str,
@@ -24,7 +27,7 @@ pub enum ArgumentError {
         least: u64,
     },
     /// The value is above the maximum.
-    #[error("{what}: {value} is more than the maximum of {most}")]
+    #[error("{what}: {} is more than the maximum of {}", Figure(.what, *.value), Figure(.what, *.most))]
     TooLarge {
         /// The argument.
         what: &'static str,
@@ -34,7 +37,7 @@ pub enum ArgumentError {
         most: u64,
     },
     /// The value does not fit 64 bits once it is rounded up or multiplied.
-    #[error("{what}: {value} overflows 64 bits when it is rounded up or multiplied")]
+    #[error("{what}: {} overflows 64 bits when it is rounded up or multiplied", Figure(.what, *.value))]
     #[doc(alias = "Uncountable")]
     Overflow {
         /// The argument.
@@ -44,7 +47,7 @@ pub enum ArgumentError {
     },
     /// The value is not a multiple of the granularity, an element's size or an alignment, as
     /// required.
-    #[error("{what}: {value} is not a multiple of {multiple}")]
+    #[error("{what}: {} is not a multiple of {}", Figure(.what, *.value), Figure(.what, *.multiple))]
     Misaligned {
         /// The argument.
         what: &'static str,
@@ -62,7 +65,7 @@ pub enum ArgumentError {
     #[error("{0} has access already: it is the memory's own device, or is named twice")]
     HasAccess(Location),
     /// The value is not a power of two.
-    #[error("{what}: {value} is not a power of two")]
+    #[error("{what}: {} is not a power of two", Figure(.what, *.value))]
     NotPowerOfTwo {
         /// The argument.
         what: &'static str,
@@ -111,6 +114,18 @@ pub enum ArgumentError {
     /// is required.
     #[error("handle types {0:#x} are not supported: use one type, a descriptor or a fabric handle")]
     HandleType(u32),
+}
+
+/// The value of an argument, with a unit if it is a number of bytes, which its name then begins with.
+struct Figure<'a>(&'a str, u64);
+
+impl fmt::Display for Figure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.starts_with("bytes") {
+            true => Bytes(self.1).fmt(f),
+            false => self.1.fmt(f),
+        }
+    }
 }
 
 impl ArgumentError {
@@ -195,5 +210,26 @@ impl ArgumentError {
             end: range.end as u64,
             len: len as u64,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ArgumentError;
+
+    #[test]
+    fn numbers_of_bytes_have_units_and_others_have_none() {
+        let said = |what, value, least| {
+            let refused = ArgumentError::at_least(what, value, least);
+            refused.map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            said("bytes of a limit", 1 << 20, 128 << 20),
+            Err("bytes of a limit: 1 MiB is less than the minimum of 128 MiB".to_owned())
+        );
+        assert_eq!(
+            said("sequences", 1, 2),
+            Err("sequences: 1 is less than the minimum of 2".to_owned())
+        );
     }
 }

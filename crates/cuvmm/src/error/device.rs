@@ -7,7 +7,10 @@ use super::CallError;
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device does not exist.
-    #[error("there is no device {ordinal}: the driver has {count} devices")]
+    #[error(
+        "there is no device {ordinal}: the driver has {count} {}",
+        if *count == 1 { "device" } else { "devices" }
+    )]
     NoSuchDevice {
         /// The requested ordinal.
         ordinal: u32,

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::{ArgumentError, MemoryError};
 use crate::descriptors;
+use crate::display::Bytes;
 
 /// An error in a description of shared memory, or in its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +70,47 @@ pub enum DescriptionError {
         length: u64,
         /// The size of the allocation in bytes.
         size: u64,
+    },
+    /// The element type of a tensor is none that safetensors names, and has no lower-case letter, as a
+    /// name of the publisher's own has.
+    #[error(
+        "tensor {name:?}: the element type {dtype:?} is none of safetensors, such as F32 or BF16"
+    )]
+    ElementType {
+        /// The tensor's name.
+        name: String,
+        /// The name of the type.
+        dtype: String,
+    },
+    /// The elements of a tensor are no whole bytes, or their bytes do not fit 64 bits.
+    #[error(
+        "tensor {name:?}: elements of type {dtype} in the shape {shape:?} are no whole bytes, or overflow \
+         64 bits"
+    )]
+    Shape {
+        /// The tensor's name.
+        name: String,
+        /// The type of its elements.
+        dtype: String,
+        /// Its size in each dimension, in elements.
+        shape: Vec<u64>,
+    },
+    /// The size of a tensor is not that of its elements.
+    #[error(
+        "tensor {name:?}: {}, but {} are needed for elements of type {dtype} in the shape {shape:?}",
+        Bytes(*.size), Bytes(*.wanted)
+    )]
+    TensorSize {
+        /// The tensor's name.
+        name: String,
+        /// The type of its elements.
+        dtype: String,
+        /// Its size in each dimension, in elements.
+        shape: Vec<u64>,
+        /// The size given, in bytes.
+        size: u64,
+        /// The bytes of its elements.
+        wanted: u64,
     },
     /// Two tensors have this name.
     #[error("two tensors have the name {0:?}")]

@@ -70,7 +70,7 @@ pub use folder::UserFolder;
 pub use importer::PoolImporter;
 pub use listener::Listener;
 pub use lock::LOCK_ENDING;
-pub use manifest::{Manifest, Tensor};
+pub use manifest::{Manifest, ManifestBuilder, Tensor};
 pub use offer::Offer;
 pub use parcel::Parcel;
 pub use protocol::{Listing, Listings};

@@ -150,6 +150,7 @@ impl Publisher {
     ) -> Result<(Offer, Vec<u8>), ShareError> {
         Self::check_name(name)?;
         // Checked first, because offered memory counts as exported for good.
+        manifest.check_sizes()?;
         memory.may_be_sealed()?;
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;

@@ -1,6 +1,7 @@
 //! Dependencies between crates, read from their manifests.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -14,15 +15,34 @@ pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) version: String,
     pub(crate) manifest_path: String,
+    /// The registries that the package may go to: none if the list is empty, all without a list.
+    #[serde(default)]
+    publish: Option<Vec<String>>,
+    #[serde(default)]
+    license: Option<String>,
+    #[serde(default)]
+    readme: Option<String>,
+    /// The tables under `package.metadata`.
+    #[serde(default)]
+    metadata: serde_json::Value,
     #[serde(default)]
     pub(crate) targets: Vec<Target>,
     #[serde(default)]
     pub(crate) features: BTreeMap<String, Vec<String>>,
     dependencies: Vec<Dependency>,
+}
+
+impl Package {
+    /// Returns `true` if the package is for a registry.
+    pub(crate) fn is_published(&self) -> bool {
+        self.publish.as_ref().is_none_or(|to| !to.is_empty())
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,6 +72,32 @@ impl Metadata {
     pub(crate) fn parse(json: &str) -> Result<Self> {
         serde_json::from_str(json).context("what cargo metadata printed is not as expected")
     }
+}
+
+/// Returns a complaint for everything that a published package lacks: its licenses as files, its page,
+/// and settings for docs.rs.
+pub(crate) fn check_packages(metadata: &Metadata) -> Vec<Complaint> {
+    let published = metadata.packages.iter().filter(|it| it.is_published());
+    let lacking = published.flat_map(|package| {
+        let folder = Path::new(&package.manifest_path).with_file_name("");
+        let file = |name: &str| folder.join(name).is_file();
+        let lacks = [
+            (!file("LICENSE-MIT"), "the file LICENSE-MIT"),
+            (!file("LICENSE-APACHE"), "the file LICENSE-APACHE"),
+            (package.license.is_none(), "a license"),
+            (package.readme.is_none(), "a readme"),
+            (
+                package.metadata["docs"]["rs"]["targets"].is_null(),
+                "[package.metadata.docs.rs] with targets",
+            ),
+        ];
+        let lacks = lacks.into_iter().filter(|(lacks, _)| *lacks);
+        lacks.map(|(_, what)| {
+            let what = format!("{} is published and lacks {what}", package.name);
+            Complaint::in_file(&package.manifest_path, what)
+        })
+    });
+    lacking.collect()
 }
 
 /// Returns a complaint for every dependency between two crates of this workspace that the plan does
@@ -108,8 +154,6 @@ mod tests {
             .map(|(name, dependencies)| Package {
                 name: (*name).to_owned(),
                 manifest_path: format!("{name}/Cargo.toml"),
-                targets: Vec::new(),
-                features: BTreeMap::new(),
                 dependencies: dependencies
                     .iter()
                     .map(|(name, kind)| Dependency {
@@ -117,12 +161,45 @@ mod tests {
                         kind: kind.map(str::to_owned),
                     })
                     .collect(),
+                ..Package::default()
             })
             .collect();
         check(&Metadata { packages })
             .iter()
             .map(ToString::to_string)
             .collect()
+    }
+
+    #[test]
+    fn published_packages_have_licenses_a_page_and_settings() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let manifest = folder.path().join("Cargo.toml");
+        let mut package = Package {
+            name: "it".to_owned(),
+            manifest_path: manifest.to_string_lossy().into(),
+            ..Package::default()
+        };
+        package.publish = Some(Vec::new());
+        let lacking = |package: Package| {
+            check_packages(&Metadata {
+                packages: vec![package],
+            })
+            .len()
+        };
+        assert_eq!(lacking(package), 0);
+        let package = |readme| Package {
+            name: "it".to_owned(),
+            manifest_path: manifest.to_string_lossy().into(),
+            license: Some("MIT".to_owned()),
+            readme,
+            metadata: serde_json::json!({"docs": {"rs": {"targets": ["x"]}}}),
+            ..Package::default()
+        };
+        assert_eq!(lacking(package(None)), 3);
+        for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            std::fs::write(folder.path().join(name), "").expect("written");
+        }
+        assert_eq!(lacking(package(Some("README.md".to_owned()))), 0);
     }
 
     #[test]

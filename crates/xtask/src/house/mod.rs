@@ -9,7 +9,7 @@
 mod arrows;
 mod calls;
 mod circles;
-mod crates;
+pub(crate) mod crates;
 mod features;
 mod habits;
 mod links;
@@ -149,6 +149,7 @@ fn inspect() -> Result<Inspection> {
         .complaints
         .extend(features::check(root, &metadata)?);
     let complaints = &mut inspection.complaints;
+    complaints.extend(crates::check_packages(&metadata));
     for complaint in &mut *complaints {
         if let Ok(short) = complaint.file.strip_prefix(root) {
             complaint.file = short.to_owned();

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use cuvmm::error::BlockError;
 use cuvmm::{Contents, Device, Ledger, Pool, Tenant};
 use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::{chain, print, safe};
 
 use super::NAMES;
@@ -82,7 +81,7 @@ impl Service {
             capacity: Some(CAPACITY),
             ..StandIn::default()
         })?;
-        let driver = opened.said(Page::Narrow);
+        let driver = opened.said();
         let device = Device::open(opened.driver, self.device)?;
         // The tenant that sleep and wake move. This program queues no work on its blocks.
         let sleeper: Arc<Mutex<Option<Tenant>>> = Arc::default();

@@ -108,7 +108,7 @@ impl Args {
         let text = if self.json {
             as_json(&opened, &recording, &report, comparison.as_ref())?
         } else {
-            let mut text = as_text(&opened, &recording, &report, comparison.as_ref(), page)?;
+            let mut text = as_text(&opened, &recording, &report, comparison.as_ref())?;
             if let Err(reason) = &kernels {
                 writeln!(text, "Kernels cannot be run: {reason}")?;
             }
@@ -255,7 +255,6 @@ fn as_text(
     recording: &Recording,
     report: &Report,
     comparison: Option<&Comparison>,
-    page: Page,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
     writeln!(

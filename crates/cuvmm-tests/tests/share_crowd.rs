@@ -247,7 +247,7 @@ fn large_manifest(tensors: u64) -> Manifest {
     let tensor = |number| Tensor {
         name: format!("model.layers.{number}.self_attn.q_proj.weight"),
         dtype: "BF16".to_owned(),
-        shape: vec![4096, 0],
+        shape: vec![4096, 4096, 0],
         offset: 0,
         size: 0,
     };

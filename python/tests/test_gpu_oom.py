@@ -134,7 +134,55 @@ def fill_but(rest: int) -> list:
     return fill(LIMIT - torch.cuda.memory_reserved() - rest - 512 * MIB)
 
 
+#: A tensor in a reference cycle fills most of the limit, and an allocation that needs its memory is made by
+#: the main thread and by autograd's thread.
+GARBAGE = """
+import gc
+import torch
+import cuvmm.torch
+
+cuvmm.torch.install(limit=2 << 30, collect=True)
+gc.disable()
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+        self.tensor = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
+
+class Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        Cycle()
+        big = torch.full((3 << 29,), 7, dtype=torch.uint8, device="cuda")
+        assert int(big[-1]) == 7
+        return gradient
+
+Cycle()
+big = torch.full((3 << 29,), 5, dtype=torch.uint8, device="cuda")
+assert int(big[-1]) == 5
+del big
+first = torch.zeros(1000, device="cuda", requires_grad=True)
+Greedy.apply(first).sum().backward()
+assert float(first.grad[0]) == 1.0
+try:
+    torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError:
+    print("collected")
+"""
+
+
 class Uncaught(unittest.TestCase):
+    @only_installed
+    def test_garbage_at_the_limit_is_collected(self):
+        ended = subprocess.run(
+            [sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=120
+        )
+        self.assertEqual((ended.returncode, ended.stdout), (0, "collected\n"), ended.stderr)
+
     def test_the_process_ends_with_a_traceback(self):
         """An exception that no code catches ends the process as one does, without an abort."""
         code = "import modes; modes.torch.empty(1 << 50, dtype=modes.torch.uint8, device='cuda')"

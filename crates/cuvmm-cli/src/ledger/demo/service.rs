@@ -4,10 +4,11 @@ use std::f64::consts::TAU;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use cuvmm::error::BlockError;
-use cuvmm::{Contents, Device, Ledger, Pool, Tenant};
+use cuvmm::{CloseRefusal, Contents, Device, Ledger, Pool, Tenant};
 use cuvmm_cli::drivers::{Choice, StandIn};
 use cuvmm_cli::terminal::{chain, print, safe};
 
@@ -95,7 +96,8 @@ impl Service {
         let first = NAMES.first() == Some(&&*self.name);
         let done = work(&cache, first, &stop);
         *sleeper.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        drop(weights);
+        drop((weights, cache));
+        close(pool)?;
         done
     }
 
@@ -125,6 +127,19 @@ impl Service {
             });
         Ok(ledger.open()?)
     }
+}
+
+/// Gives the pool's memory back before the process ends. A thread of the ledger may still be asking the
+/// pool for its figures, and would give the memory back when the driver has ended.
+fn close(mut pool: Pool) -> anyhow::Result<()> {
+    for _ in 0..10 {
+        match pool.close() {
+            Err(refused) if refused.reason == CloseRefusal::InUse => pool = refused.owner,
+            closed => return Ok(closed?),
+        }
+        thread::sleep(TICK);
+    }
+    Ok(())
 }
 
 /// Keeps the cache at the size that is wanted at each time, as far as there is memory.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::terminal;
 
@@ -55,7 +55,7 @@ pub fn run<C: Parser>(
             terminal::tell_lines(&error.render().to_string());
             return ExitCode::from(USAGE);
         }
-        Err(error) => return complain(&one_line(&error), USAGE),
+        Err(error) => return complain(&one_line(&without_hidden::<C>(error)), USAGE),
     };
     terminal::log();
     match command(parsed) {
@@ -77,6 +77,26 @@ fn complain(program: &str, what: &str, code: u8) -> ExitCode {
         .join(" ");
     terminal::tell(&format!("{program}: {line}"));
     ExitCode::from(code)
+}
+
+/// Removes hidden commands from those that an error suggests for a misspelled word.
+fn without_hidden<C: Parser>(mut error: clap::Error) -> clap::Error {
+    let kind = ContextKind::SuggestedSubcommand;
+    let Some(ContextValue::Strings(names)) = error.get(kind) else {
+        return error;
+    };
+    let all = C::command();
+    let is_hidden = |name: &String| {
+        let command = all.find_subcommand(name);
+        command.is_some_and(clap::Command::is_hide_set)
+    };
+    let mut shown = names.clone();
+    shown.retain(|name| !is_hidden(name));
+    match shown.is_empty() {
+        true => error.remove(kind),
+        false => error.insert(kind, ContextValue::Strings(shown)),
+    };
+    error
 }
 
 /// Returns the message of an error of clap and its tips, without the usage that clap prints after them.

@@ -28,11 +28,20 @@ impl Completions {
     /// Standard output cannot be written.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "cuvmm", &mut text);
+        clap_complete::generate(self.shell, &mut shown_commands(), "cuvmm", &mut text);
         // Tabs would be escaped.
         print(&String::from_utf8(text)?.replace('\t', "        "))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Returns the command line without its hidden commands, which completions would offer.
+fn shown_commands() -> clap::Command {
+    let all = Cli::command();
+    let shown = all.get_subcommands().filter(|it| !it.is_hide_set());
+    clap::Command::new("cuvmm")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommands(shown.cloned())
 }
 
 /// Write the man pages of all commands to a folder

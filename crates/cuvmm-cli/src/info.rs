@@ -92,15 +92,18 @@ impl Args {
     /// # Errors
     /// When the driver that was requested cannot be opened or does not count its devices.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.driver.open_as(&StandIn {
+        let like = StandIn {
             devices: self.devices,
             ..StandIn::default()
-        })?;
+        };
+        let opened = self.driver.open_as(&like)?;
         let driver = &*opened.driver;
         let count = driver.device_count()?;
         let full = self.json || self.verbose;
         let info = Info {
-            drivers: vec![found(Choice::Cuda, full), found(Choice::Host, full)],
+            drivers: [Choice::Cuda, Choice::Host]
+                .map(|choice| found(choice, &like, full))
+                .into(),
             driver: driver.kind().name(),
             reason: opened.reason,
             cuda_version: driver.version()?.to_string(),
@@ -120,9 +123,9 @@ impl Args {
 
 /// Opens a driver and returns whether that succeeds, with the reason. In full, it has the dynamic
 /// linker's messages.
-fn found(choice: Choice, full: bool) -> Found {
+fn found(choice: Choice, like: &StandIn, full: bool) -> Found {
     let opened = choice
-        .open()
+        .open_as(like)
         .and_then(|opened| Ok(opened.driver.device_count()?));
     let (there, reason) = match opened {
         Ok(count) => (count > 0, counted(count.unsigned_abs().into(), "device")),

@@ -30,8 +30,8 @@ const LOOK: Duration = Duration::from_millis(2);
 /// # Errors
 /// No directory can be made.
 pub(crate) fn private_directory(prefix: &str) -> anyhow::Result<TempDir> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let places = runtime.into_iter().chain([PathBuf::from("/dev/shm")]);
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    let places = runtime.into_iter().chain(["/dev/shm".into()]);
     let mut builder = tempfile::Builder::new();
     let builder = builder.prefix(prefix).permissions(only_this_user());
     let made = places

@@ -105,10 +105,10 @@ impl Figures {
         }
     }
 
-    /// Returns the text for people.
-    pub(super) fn text(&self) -> String {
+    /// Returns the text for people. `origin` follows the number of operations.
+    pub(super) fn text(&self, origin: &str) -> String {
         let mut text = format!(
-            "{} operations, at most {} live\n",
+            "{} operations{origin}, at most {} live\n",
             self.operations,
             size(self.peak_live_bytes)
         );

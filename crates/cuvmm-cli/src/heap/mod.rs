@@ -21,6 +21,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::ValueEnum as _;
 use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
 
@@ -34,7 +35,7 @@ use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, StandIn};
 use cuvmm_cli::size::size;
-use cuvmm_cli::terminal::{json, print};
+use cuvmm_cli::terminal::{json, print, tell};
 
 /// Run a trace of allocations on a heap: memory held over memory live, mappings, driver time
 ///
@@ -111,7 +112,7 @@ pub(crate) struct Args {
     memory: Option<u64>,
 
     /// Draw memory live and held over the operations to an SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE.svg")]
     chart: Option<PathBuf>,
 
     /// Print one JSON object
@@ -184,13 +185,24 @@ impl Args {
         }
         let text = match self.json {
             true => json(&figures)?,
-            false => figures.text(),
+            false => figures.text(&self.origin()),
         };
         print(&text)?;
+        if self.smallest_limit && outcome.failed > 0 {
+            tell("no smallest limit: allocations failed with the memory that the heap may hold");
+        }
         Ok(match outcome.failed {
             0 => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
         })
+    }
+
+    /// Returns which law made the trace, as a part of a sentence. Empty if it was read from a file.
+    fn origin(&self) -> String {
+        match (&self.file, self.churn.to_possible_value()) {
+            (None, Some(law)) => format!(" made by `{}` from seed {}", law.get_name(), self.seed),
+            _ => String::new(),
+        }
     }
 
     /// Plays a trace on a heap on a fresh driver.

@@ -141,9 +141,18 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     writeln!(text, "{}", requests_table(results, page))?;
     writeln!(text, "\nMemory")?;
     writeln!(text, "{}", memory_table(results, page))?;
-    if setup.speed.is_some() {
+    if let Some(speed) = setup.speed {
         writeln!(text, "\nProcesses (real time in ms)")?;
         writeln!(text, "{}", process_table(results, page))?;
+        if let Some((late_ms, policy)) = too_late(results, speed) {
+            writeln!(
+                text,
+                "warning: under {policy} events were up to {late_ms:.1} ms late, {:.0} ms of the trace: \
+                 this machine does not keep the pace, which makes times to first token longer. Use a \
+                 lower --speed.",
+                late_ms * speed
+            )?;
+        }
         let members: Vec<_> = members(results).collect();
         if !members.is_empty() {
             writeln!(
@@ -302,6 +311,22 @@ fn process_table(results: &Results, page: Page) -> Table {
         ]);
     }
     table
+}
+
+/// Returns how late the latest event of all was, in real time, and under which policy, if under any
+/// policy that is more than a quarter of its median time to first token.
+fn too_late(results: &Results, speed: f64) -> Option<(f64, Policy)> {
+    let late_ms = |figures: &PolicyFigures| {
+        let processes = figures.processes.iter().map(|process| process.late_max_ms);
+        processes.fold(0.0, f64::max)
+    };
+    let is_late = results.iter().any(|(_, figures)| {
+        let first_token = figures.all.first_token;
+        first_token.is_some_and(|ttft| late_ms(figures) * speed * 4e6 > ttft.p50 as f64)
+    });
+    let all = results.iter().map(|(policy, of)| (late_ms(of), *policy));
+    all.max_by(|one, other| one.0.total_cmp(&other.0))
+        .filter(|_| is_late)
 }
 
 /// Returns the processes that were members of a ledger.

@@ -106,6 +106,19 @@ fn without_a_terminal_the_figures_are_printed_once() {
 }
 
 #[test]
+fn an_empty_variable_names_no_folder() {
+    let here = TempDir::new().unwrap();
+    let mut command = demo(Path::new(""));
+    let output = command.current_dir(here.path()).arg("--seconds=1").output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let ledger = Path::new(text.lines().next().unwrap());
+    assert!(
+        ledger.is_absolute() && !ledger.starts_with(here.path()),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_terminal_shows_top_until_a_key_or_a_signal_ends_it() {
     let runtime = TempDir::new().unwrap();
     let variable = format!("XDG_RUNTIME_DIR={}", runtime.path().display());

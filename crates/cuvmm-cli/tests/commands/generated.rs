@@ -41,6 +41,9 @@ fn completions_name_the_commands() {
         let text = output(&["completions", shell]);
         assert!(text.contains("replay"), "{shell}: {text}");
         assert!(text.contains("guarantee"), "{shell}: {text}");
+        for hidden in ["replay-one", "demo-service", "conform"] {
+            assert!(!text.contains(hidden), "{shell}: {hidden}: {text}");
+        }
     }
 }
 

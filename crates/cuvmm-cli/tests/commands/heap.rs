@@ -154,6 +154,19 @@ fn without_a_file_a_trace_is_made() {
     assert_eq!(made(&["--churn"]), uniform);
     assert_eq!(made(&["--churn", "uniform"]), uniform);
     wrong(&["--device", "1"], "name its file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let arguments = [
+        "heap",
+        "--churn=uniform",
+        "--limit=8GiB",
+        "--smallest-limit",
+    ];
+    let assert = command.args(arguments).assert().code(1);
+    let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    let origin = "7872 operations made by `uniform` from seed 0, ";
+    assert!(text.starts_with(origin), "{text}");
+    let said = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(said.starts_with("no smallest limit: "), "{said}");
 }
 
 #[test]

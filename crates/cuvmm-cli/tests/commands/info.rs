@@ -116,6 +116,16 @@ fn every_driver_is_named_with_a_reason() {
 }
 
 #[test]
+fn the_list_of_drivers_has_the_number_of_devices_that_is_asked_for() {
+    let text = info(&["--driver", "host", "--devices", "2"]);
+    let host = text.lines().find(|line| line.starts_with(" host "));
+    assert!(
+        host.is_some_and(|line| line.ends_with(" 2 devices")),
+        "{text}"
+    );
+}
+
+#[test]
 fn people_get_a_page_without_trailing_blanks() {
     let text = info(&["--driver", "host"]);
     assert!(text.starts_with("Drivers\n"), "{text}");

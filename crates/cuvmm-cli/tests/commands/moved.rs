@@ -37,6 +37,8 @@ fn a_word_that_is_misspelled_is_answered_with_the_right_one() {
         said.contains("'replay'") && said.lines().count() == 1,
         "{said}"
     );
+    assert!(!said.contains("replay-one"), "a hidden command: {said}");
+    assert!(!stderr(&["demo-servic"]).contains("demo-service"));
 }
 
 #[test]

@@ -185,7 +185,7 @@ impl Drop for Services {
 /// Returns what a service said last, as one line.
 fn said(line: &str) -> String {
     match line.trim() {
-        "" => "it ended without a word".to_owned(),
+        "" => "it ended and named no reason".to_owned(),
         line => safe(line).into_owned(),
     }
 }

@@ -22,27 +22,28 @@ const BAR: u16 = 40;
 const KEYS: &str =
     "q quit  ? help  j/k select  Enter details  s sort  r reverse  t trim  z sleep  w wake";
 
+/// Fits a terminal of 80 columns and 24 lines.
 const HELP: &[&str] = &[
-    "up, down, k, j     select a process or tenant; also PageUp, PageDown, Home, End",
-    "Enter, space       show or hide details and tenants of the selected process",
-    "s, S               sort by the next or the previous column, r turns the order around",
-    "t                  trim: the process gives idle memory back to the driver",
-    "z, w               put the process or tenant to sleep, if you say y; wake it",
-    "q, Esc, Ctrl-C     quit",
+    "up, down, k, j   select a process or tenant; also PageUp, PageDown, Home, End",
+    "Enter, space     show or hide details and tenants of the selected process",
+    "s, S             sort by the next or previous column (v marks it, ^ reversed)",
+    "r                reverse the order",
+    "t                trim: the process gives idle memory back to the driver",
+    "z, w             put the process or tenant to sleep, if you say y; wake it",
+    "q, Esc, Ctrl-C   quit",
     "",
-    "charged   the share of the ledger that the process has: its pools' memory, what its",
+    "charged   what the process has of the ledger: its pools' memory, what its",
     "          guarantee keeps, and a little that it has ready",
     "cached    idle memory of its tenants whose work is complete",
     "idle      memory that it could give back without waiting, as it last found",
     "guar.     memory that always stays charged to it",
-    "limit     the most that can be charged to it: the least of its own, its pool's, the ledger's",
-    "prio      priority: others take memory from the lower ones first; of tenants within a process",
-    "stalled   seconds in which a request of it waited for memory of other processes",
-    "some%     share of the last 10 seconds in which one waited (a decaying average)",
-    "full%     share in which all of its tenants waited that have memory in use",
+    "limit     the most that can be charged: the least of its own, pool's, ledger's",
+    "prio      others take memory from the lower ones first; of tenants in a process",
+    "stalled   seconds in which a request of it waited for memory of others",
+    "some%     share of the last 10 seconds in which one waited (decaying average)",
+    "full%     share in which all its tenants with memory in use waited at once",
     "growth    change of charged in one second",
-    "last 5 min, in the details: the most that was charged in each 10 seconds, the newest on the",
-    "          right, since top began to look; a full block is the ledger's limit",
+    "last 5 min: most charged in each 10 s, newest right; a full block is the limit",
     "In the bar, # is memory in use or kept and = is idle memory.",
 ];
 

@@ -13,7 +13,7 @@ use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 
 use super::draw::draw;
@@ -45,7 +45,8 @@ impl Screen {
         }));
         enable_raw_mode()?;
         taken.0.store(true, Ordering::SeqCst);
-        let entered = execute!(io::stdout(), EnterAlternateScreen);
+        // A terminal that has no second screen shows what was written before.
+        let entered = execute!(io::stdout(), EnterAlternateScreen, Clear(ClearType::All));
         let terminal = entered.and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
         match terminal {
             Ok(terminal) => Ok(Self { terminal, taken }),

@@ -183,7 +183,12 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
             idle: slot.idle.load(),
         })
     };
-    let offers: Vec<Offer> = layout.charges.iter().enumerate().filter_map(offer).collect();
+    let offers: Vec<Offer> = layout
+        .charges
+        .iter()
+        .enumerate()
+        .filter_map(offer)
+        .collect();
     let mine = match unmet.rounds > 0 {
         true => offers
             .iter()

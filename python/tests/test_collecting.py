@@ -110,6 +110,53 @@ class Arrays(unittest.TestCase):
             BEGIN,
         )
 
+    def test_threads_that_do_not_end_before_the_interpreter(self):
+        """One that asks for the interpreter's lock after its end would end within the library, which aborts."""
+        case(
+            """
+            cuvmm.configure(limit="100MiB")
+            kept, lacks = cuvmm.empty(80 * MIB), threading.Event()
+
+            def work():
+                while True:
+                    try:
+                        cuvmm.empty(80 * MIB)
+                    except MemoryError:
+                        lacks.set()
+
+            for _ in range(4):
+                threading.Thread(target=work, daemon=True).start()
+            lacks.wait()
+            """,
+            BEGIN,
+        )
+
+    def test_a_finalizer_that_waits_for_a_thread_that_lacks_memory(self):
+        case(
+            """
+            from cuvmm import _library
+            cuvmm.configure(limit="100MiB")
+            _library.PATIENCE = 0.1
+            kept, failed = cuvmm.empty(80 * MIB), []
+
+            def lacks():
+                try:
+                    cuvmm.empty(80 * MIB)
+                except MemoryError as error:
+                    failed.append(error)
+
+            def end():
+                thread = threading.Thread(target=lacks)
+                thread.start()
+                thread.join()
+
+            Garbage(end=end)
+            lacks()
+            assert len(failed) == 2 and len(collections) == 1, (failed, collections)
+            """,
+            BEGIN,
+        )
+
 
 @needs_stand_in
 class PyTorch(unittest.TestCase):

@@ -89,6 +89,16 @@ class NumPy(unittest.TestCase):
                     "shape": (4, 6), "typestr": "<f4", "data": (4096, False), "strides": (48, 4), "version": 3}
 
             refused(ValueError, "numpy.ascontiguousarray", Holes())
+
+            class Picture:
+                __array_interface__ = {"shape": (4, 6), "typestr": "<f4", "data": bytes(96), "version": 3}
+
+            refused(TypeError, "numpy.asarray", Picture())
+
+            class Buffer:
+                __array_interface__ = {"shape": (4, 6), "typestr": "<f4", "version": 3}
+
+            refused(TypeError, "numpy.asarray", Buffer())
             half = cuvmm.empty(4, "bfloat16")
             try:
                 half.numpy()

@@ -50,9 +50,13 @@ fn only_this_user() -> Permissions {
 /// directory with other files than those of ledgers stays.
 pub(crate) fn remove_left(directory: &Path) {
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let (ledgers, others): (Vec<PathBuf>, Vec<PathBuf>) = files
-        .map(|file| file.path())
-        .partition(|path| path.to_string_lossy().contains(FILE_ENDING));
+    // The name alone: that of a directory above it says nothing about a file.
+    let is_ledgers = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().contains(FILE_ENDING)
+    };
+    let (ledgers, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        files.map(|file| file.path()).partition(is_ledgers);
     let used = |path: &PathBuf| {
         let ledger = LedgerView::open(path);
         ledger.is_ok_and(|ledger| !ledger.stats().processes.is_empty())
@@ -94,5 +98,25 @@ pub(crate) fn end(process: &mut Child, until: Instant) -> io::Result<ExitStatus>
             let _ = process.kill();
             process.wait()
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{FILE_ENDING, private_directory, remove_left};
+
+    #[test]
+    fn a_directory_with_other_files_stays_whatever_its_name_is() {
+        let folder = private_directory(&format!("cuvmm-test{FILE_ENDING}-")).unwrap();
+        let [ledger, other] = [format!("gpu{FILE_ENDING}"), "notes".to_owned()];
+        let [ledger, other] = [ledger, other].map(|name| folder.path().join(name));
+        std::fs::write(&ledger, "").unwrap();
+        std::fs::write(&other, "").unwrap();
+        remove_left(folder.path());
+        assert!(ledger.exists() && other.exists());
+        std::fs::remove_file(&other).unwrap();
+        remove_left(folder.path());
+        assert!(!folder.path().exists());
     }
 }

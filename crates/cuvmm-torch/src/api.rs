@@ -206,7 +206,9 @@ fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
 
 /// Sets a function that [`cuvmm_malloc`](crate::cuvmm_malloc) calls once for each request that lacks
 /// memory, before it fails: one that frees memory which its program does not reach any more, such as
-/// Python's garbage collector. Null sets none, and waits until no other thread is within the last one.
+/// Python's garbage collector. Null sets none, and no function that is passed to
+/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) is called either until one is set. It waits
+/// until no other thread is within one.
 ///
 /// The function is called on the thread that allocates, with no lock of this library held. It is not
 /// called from within itself, for memory of pools and tags, while a graph may be captured, nor by

@@ -22,12 +22,15 @@ pub(crate) type Collector = unsafe extern "C" fn();
 
 struct State {
     collector: Option<Collector>,
+    /// `true` from the time when none was set until one is set: no other function is called either.
+    has_ended: bool,
     /// The number of threads that are within it.
     running: usize,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     collector: None,
+    has_ended: false,
     running: 0,
 });
 
@@ -43,8 +46,8 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the function, or none. Then waits until no other thread is within the last one, so that an
-/// interpreter can end.
+/// Sets the function. Or ends all collections, also those with another function, and waits until no other
+/// thread is within one, so that an interpreter can end.
 pub(crate) fn set(collector: Option<Collector>) {
     // A forked child has none of the threads, and may find the lock held.
     if fork::is_child() {
@@ -52,8 +55,9 @@ pub(crate) fn set(collector: Option<Collector>) {
     }
     let mut state = lock();
     state.collector = collector;
+    state.has_ended = collector.is_none();
     let own = usize::from(COLLECTS.with(Cell::get));
-    while collector.is_none() && state.running > own {
+    while state.has_ended && state.running > own {
         state = LEFT.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
 }
@@ -69,6 +73,9 @@ impl Within {
             return None;
         }
         let mut state = lock();
+        if state.has_ended {
+            return None;
+        }
         let collector = collector.or(state.collector)?;
         state.running += 1;
         COLLECTS.with(|collects| collects.set(true));
@@ -79,6 +86,10 @@ impl Within {
 impl Drop for Within {
     fn drop(&mut self) {
         COLLECTS.with(|collects| collects.set(false));
+        // A finalizer may have forked, and a thread that the child lacks may have held the lock.
+        if fork::is_child() {
+            return;
+        }
         lock().running -= 1;
         LEFT.notify_all();
     }

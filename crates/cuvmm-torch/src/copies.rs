@@ -13,7 +13,8 @@ use crate::error::Error;
 use crate::{fork, graphs, heaps};
 
 /// Copies `size` bytes of host memory to a device, behind the work of a stream, and waits for the copy
-/// (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph is captured.
+/// (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph may be captured, and on a stream that
+/// captures.
 ///
 /// # Safety
 /// Both ranges have `size` bytes, and nothing else uses them until the call returns, except work of the
@@ -69,6 +70,11 @@ fn copied(
         }
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| {
+            // A capture that no pool was opened for is not known. It would have the copy, and the wait would
+            // break it.
+            if stream.is_capturing()? {
+                return Err(Error::Capturing);
+            }
             queue(&**of.device.driver(), of.device.ordinal(), stream.as_raw())
                 .map_err(CallError::Driver)?;
             Ok(stream.synchronize()?)

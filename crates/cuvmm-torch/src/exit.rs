@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -22,14 +22,36 @@ type End = Box<dyn FnOnce() + Send>;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Functions that are called at the exit, in the order in which they were added: they stop threads and wait
-/// for them, and give memory back.
-static ENDS: Mutex<Vec<End>> = Mutex::new(Vec::new());
+/// Functions that are called at the exit.
+struct Ends {
+    /// They stop threads and wait for them.
+    threads: Vec<End>,
+    /// They give memory back. They are called last: what they take of the time may be all of it.
+    memory: Vec<End>,
+}
 
-/// Calls a function when the process exits, in a thread, if [`watch`] returned `true`.
-pub(crate) fn at_end(end: impl FnOnce() + Send + 'static) {
-    let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-    ends.push(Box::new(end));
+static ENDS: Mutex<Ends> = Mutex::new(Ends::NONE);
+
+impl Ends {
+    const NONE: Self = Self {
+        threads: Vec::new(),
+        memory: Vec::new(),
+    };
+}
+
+fn ends() -> MutexGuard<'static, Ends> {
+    ENDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls a function that stops threads when the process exits, in a thread, if [`watch`] returned `true`.
+pub(crate) fn at_end(stop: impl FnOnce() + Send + 'static) {
+    ends().threads.push(Box::new(stop));
+}
+
+/// Calls a function that gives memory back when the process exits, behind those that stop threads, if
+/// [`watch`] returned `true`.
+pub(crate) fn at_last(give: impl FnOnce() + Send + 'static) {
+    ends().memory.push(Box::new(give));
 }
 
 /// Registers the function that is called at the exit. Returns `false` if that fails: no thread that
@@ -53,17 +75,49 @@ extern "C" fn at_exit() {
 
 /// Calls the functions, in a thread. Waits for that for a bounded time.
 fn stop() {
-    let ends = std::mem::take(&mut *ENDS.lock().unwrap_or_else(PoisonError::into_inner));
-    if ends.is_empty() {
+    let Ends { threads, memory } = std::mem::replace(&mut *ends(), Ends::NONE);
+    if threads.is_empty() && memory.is_empty() {
         return;
     }
     let (done, stopped) = mpsc::channel();
     let stop = move || {
-        ends.into_iter().for_each(|end| end());
+        threads.into_iter().chain(memory).for_each(|end| end());
         let _ = done.send(());
     };
     // Without a thread, dropping the closure leaves the others as they are.
     if thread::Builder::new().spawn(stop).is_ok() {
         let _ = stopped.recv_timeout(LONGEST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{at_end, at_last, stop};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn threads_stop_before_memory_is_given_back() {
+        let (tell, told) = channel();
+        let says = |what: &'static str| {
+            let tell = tell.clone();
+            move || tell.send(what).unwrap_or_default()
+        };
+        at_last(says("memory of the first heap"));
+        at_end(says("publishers"));
+        at_last(says("memory of the second heap"));
+        at_end(says("mapper"));
+        stop();
+        let said: Vec<_> = told.try_iter().collect();
+        assert_eq!(
+            said,
+            [
+                "publishers",
+                "mapper",
+                "memory of the first heap",
+                "memory of the second heap"
+            ]
+        );
+        stop();
+        assert!(told.try_recv().is_err(), "once");
     }
 }

@@ -136,7 +136,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     let heap = place.get_or_init(|| heap);
     if exit::watch() {
         // The driver gives the rest back. Nothing is left to tell the program of a refusal.
-        exit::at_end(|| {
+        exit::at_last(|| {
             let _ = heap.trim();
         });
     }

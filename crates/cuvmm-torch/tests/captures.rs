@@ -340,6 +340,34 @@ over_the_stand_in! {
         graphs.release(1);
     }
 
+    a_copy_on_a_stream_that_captures_is_refused_and_breaks_nothing [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let stream = cuda.stream();
+        let address = torch.malloc(size(4096), stream);
+        let write: unsafe extern "C" fn(c_int, u64, *const u8, usize, Handle) -> c_int =
+            torch.function("cuvmm_write");
+        let read: unsafe extern "C" fn(c_int, *mut u8, u64, usize, Handle) -> c_int =
+            torch.function("cuvmm_read");
+        let mut bytes = [5_u8; 64];
+        // SAFETY: both ranges have the size that is passed.
+        let mut copy = |writes: bool| unsafe {
+            match writes {
+                true => write(0, address as u64, bytes.as_ptr(), 64, stream),
+                false => read(0, bytes.as_mut_ptr(), address as u64, 64, stream),
+            }
+        };
+        assert_eq!((copy(true), copy(false)), (0, 0));
+        // Of another library: no pool is open for it.
+        graphs.start(stream);
+        for writes in [true, false] {
+            assert_eq!(copy(writes), -1);
+            assert!(torch.last_error().contains("a graph is captured"), "{}", torch.last_error());
+        }
+        assert_eq!(graphs.stop(stream), 0, "the capture was broken");
+        assert_eq!((copy(true), copy(false)), (0, 0));
+    }
+
     what_waits_is_put_off_or_refused_while_a_graph_is_captured ["CUVMM_TORCH_MAPPER" = "off"] says [
         "allocation of 200.0 MiB on device 0 failed: a capture is running, and only memory that needs",
     ] {

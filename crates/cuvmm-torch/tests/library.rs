@@ -541,6 +541,15 @@ fn set_collector(torch: &Torch, collector: Option<unsafe extern "C" fn()>) {
     unsafe { set(collector) };
 }
 
+/// Allocates 80 MiB with the collector passed.
+fn collecting_malloc(torch: &Torch) -> usize {
+    type Passed = unsafe extern "C" fn();
+    let malloc: unsafe extern "C" fn(isize, c_int, *mut c_void, Passed) -> *mut c_void =
+        torch.function("cuvmm_collecting_malloc");
+    // SAFETY: the stream is the default one, and the function may be called from any thread.
+    unsafe { malloc(size(80 * MIB), 0, null_mut(), collect) }.addr()
+}
+
 /// Has the collector say that a thread is within it.
 fn reached() -> Receiver<()> {
     let (tell, told) = channel();
@@ -637,6 +646,12 @@ over_the_stand_in! {
             assert_eq!(short.join().unwrap(), 0);
         });
         assert_eq!(torch.malloc(size(80 * MIB), null_mut()), 0);
+        // A function that is passed is of the same interpreter.
+        assert_eq!(collecting_malloc(&torch), 0);
         assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 1);
+        *REACHED.lock().unwrap() = None;
+        set_collector(&torch, Some(collect));
+        assert_eq!(collecting_malloc(&torch), 0);
+        assert_eq!(COLLECTIONS.load(Ordering::SeqCst), 2);
     }
 }

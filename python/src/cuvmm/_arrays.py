@@ -186,7 +186,9 @@ class DeviceArray:
         array that is attached for reading, and `cuvmm.Error` if the driver refuses or a graph is captured.
         """
         there = getattr(source, "__array_interface__", None)
-        if there is None:
+        # Pictures of Pillow have the bytes there instead of their address, and others only a buffer.
+        data = there.get("data") if isinstance(there, dict) else None
+        if not isinstance(data, tuple):
             raise TypeError(f"{type(source).__name__} is no array in host memory: pass numpy.asarray(...) of it")
         if not self._memory.is_writable:
             raise ValueError("the array is attached for reading")
@@ -199,8 +201,7 @@ class DeviceArray:
             )
         if there.get("strides") is not None:
             raise ValueError("the array has holes or another order: pass numpy.ascontiguousarray(...) of it")
-        address = there["data"][0]
-        self._copy("write", stream, self.address, address)
+        self._copy("write", stream, self.address, data[0])
 
     def numpy(self, stream: Any = None) -> Any:
         """Returns a copy as an array of NumPy, which must be installed, behind the work of a stream.

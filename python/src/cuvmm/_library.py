@@ -6,6 +6,7 @@ file than the one in the package.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -66,6 +67,8 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
 #: Held while garbage is collected. A thread that lacks memory meanwhile waits for what that frees: Python's
 #: collector does nothing while another thread collects.
 _collecting = threading.Lock()
+#: The most seconds that it waits: a finalizer may wait for that thread.
+PATIENCE = 5.0
 
 
 @ctypes.CFUNCTYPE(None)
@@ -74,8 +77,11 @@ def _collect() -> None:
 
     The library calls it from within itself on no thread, as where a finalizer allocates.
     """
-    with _collecting:
-        gc.collect()
+    if _collecting.acquire(timeout=PATIENCE):
+        try:
+            gc.collect()
+        finally:
+            _collecting.release()
 
 
 #: The address of the function that collects garbage.
@@ -101,6 +107,7 @@ class Library:
 
     def __init__(self, file: str) -> None:
         self.file = file
+        self._ends = False
         try:
             self._loaded = ctypes.CDLL(file)
         except OSError as error:
@@ -153,8 +160,13 @@ class Library:
     def allocate(self, size: int, device: int, stream: int) -> int:
         """Allocates memory; returns 0 if that fails.
 
-        If memory is short, garbage is collected once: arrays in reference cycles keep theirs until then.
+        If memory is short, garbage is collected once: arrays in reference cycles keep theirs until then. That ends
+        before the interpreter does: a thread that asked for the interpreter's lock later would end in the middle of
+        its work.
         """
+        if not self._ends:
+            self._ends = True
+            atexit.register(self.set_collector, None)
         return self.collecting_malloc(size, device, stream, COLLECT) or 0
 
     def reason(self) -> str:

@@ -410,3 +410,39 @@ fn a_release_that_is_refused_once_is_asked_for_again_before_sleep_ends() {
     assert_eq!(books(&world.pool).quarantined, 0);
     assert_eq!(rig.machine.live().physical_bytes, 0);
 }
+
+#[test]
+fn releases_that_are_refused_are_retried_by_several_threads() {
+    const ROUNDS: u32 = 60;
+    let rig = common::model();
+    let pool = common::pool(&rig, 64);
+    let work = &|name: &str| {
+        let tenant = pool.tenant(name).register().unwrap();
+        let block = tenant.allocate(3 * G).unwrap();
+        for round in 0..ROUNDS {
+            // Each thread refuses what others release and ask for again.
+            match round % 3 {
+                0 => refuses_releases(&rig),
+                _ => rig.faults.disarm(),
+            }
+            let slept = tenant.blocks().release(true).sleep(Contents::Discard);
+            let slept = slept.unwrap();
+            assert!(slept.quarantined <= slept.given, "{slept:?}");
+            pool.trim(0).unwrap();
+            // Quarantined memory may be all that is left, and is asked for again then.
+            while tenant.blocks().wake().is_err() {
+                rig.faults.disarm();
+            }
+        }
+        drop(block);
+    };
+    std::thread::scope(|scope| {
+        ["one", "two", "three"].map(|name| scope.spawn(move || work(name)));
+    });
+    rig.faults.disarm();
+    pool.trim(0).unwrap();
+    let stats = books(&pool);
+    assert_eq!((stats.committed, stats.free, stats.quarantined), (0, 0, 0));
+    assert_eq!(rig.machine.live().physical_bytes, 0);
+    pool.close().unwrap();
+}

@@ -133,14 +133,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     };
     let heap = DeviceHeap::new(driver, index, settings)?;
     guards::add(&heap.pool);
-    let heap = place.get_or_init(|| heap);
-    if exit::watch() {
-        // The driver gives the rest back. Nothing is left to tell the program of a refusal.
-        exit::at_last(|| {
-            let _ = heap.trim();
-        });
-    }
-    Ok(heap)
+    Ok(place.get_or_init(|| heap))
 }
 
 /// Sets how the heaps are made. What is not named stays as it was set before.

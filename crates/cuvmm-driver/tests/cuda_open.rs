@@ -72,13 +72,15 @@ fn without_a_driver_every_candidate_is_named() {
     match CudaDriver::open() {
         Ok(driver) => assert_eq!(driver.kind(), DriverKind::Cuda),
         Err(OpenError::Load(error)) => {
-            let text = error.to_string();
+            let (names, reasons) = (error.to_string(), format!("{error:#}"));
+            let tried = "tried libcuda.so.1, /usr/lib/wsl/lib/libcuda.so.1, libcuda.so";
+            assert!(names.ends_with(tried), "{names}");
             for name in [
-                "libcuda.so.1",
-                "/usr/lib/wsl/lib/libcuda.so.1",
+                "libcuda.so.1:",
+                "/usr/lib/wsl/lib/libcuda.so.1:",
                 "libcuda.so:",
             ] {
-                assert!(text.contains(name), "{text}");
+                assert!(reasons.contains(name), "{reasons}");
             }
         }
         Err(other) => println!("a driver is installed and sees no GPU: {other}"),

@@ -30,7 +30,7 @@ const PASS: Duration = Duration::from_secs(1);
 /// had the memory.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
-/// How often it looks at least while a process waits for memory. That process wakes it twice as often.
+/// How often it looks at least while a process waits for memory.
 const LONGEST_NAP: Duration = Duration::from_millis(20);
 
 /// How soon it looks again after a request has begun to wait, or the process has freed memory while

@@ -14,9 +14,10 @@ const ROUND: Duration = Duration::from_millis(5);
 
 /// Returns `true` if a waiting request wakes other processes at the beginning of a round: at the first,
 /// from which on all give, and at each in which it can be a process's [turn](super::appeal). In the
-/// rounds between they would do what they have done, and memory that comes meanwhile rings.
+/// rounds between they would do what they have done, memory that comes meanwhile rings, and they
+/// [look](super::keeper) by themselves for memory whose work has ended.
 pub(super) const fn wakes(round: u64) -> bool {
-    round == 1 || round.is_multiple_of(2)
+    round == 1 || super::appeal::can_begin(round)
 }
 
 /// A request that waits for memory of other processes.

@@ -12,18 +12,7 @@ use super::control::{Commands, PoolReport};
 use super::givers::Offer;
 use super::member::Member;
 use super::turns::Unmet;
-
-/// The rounds of a waiting request after which the first process calls its hooks. A round takes
-/// five milliseconds.
-const FIRST_TURN: u64 = 2;
-
-/// The rounds that a process has before the next one calls its hooks too.
-const TURN: u64 = 10;
-
-/// Returns `true` for rounds of a waiting request in which a step of a process can begin.
-pub(super) const fn can_begin(round: u64) -> bool {
-    round % TURN == FIRST_TURN % TURN
-}
+use super::waiting::{FIRST_TURN, TURN};
 
 /// The step that is to be done for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

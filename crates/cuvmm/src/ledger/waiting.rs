@@ -12,12 +12,18 @@ use crate::error::LedgerError;
 /// How long a round of a waiting request takes.
 const ROUND: Duration = Duration::from_millis(5);
 
+/// The rounds of a waiting request after which the first process calls the hooks of its tenants.
+pub(super) const FIRST_TURN: u64 = 2;
+
+/// The rounds that a process has before the next one calls its hooks too.
+pub(super) const TURN: u64 = 10;
+
 /// Returns `true` if a waiting request wakes other processes at the beginning of a round: at the first,
 /// from which on all give, and at each in which it can be a process's [turn](super::appeal). In the
 /// rounds between they would do what they have done, memory that comes meanwhile rings, and they
 /// [look](super::keeper) by themselves for memory whose work has ended.
 pub(super) const fn wakes(round: u64) -> bool {
-    round == 1 || super::appeal::can_begin(round)
+    round == 1 || round % TURN == FIRST_TURN
 }
 
 /// A request that waits for memory of other processes.

@@ -23,7 +23,6 @@ use cuvmm_sys::{CUhostFn, CUresult, CUstream};
 
 use crate::edge::{Outcome, code, export, export_also};
 use crate::gate;
-use crate::loaded;
 use crate::state::driver;
 use crate::streams::{device_of, stream_handle};
 
@@ -50,7 +49,6 @@ fn serve(device: Ordinal) -> Outcome {
     if served.contains(&device.0) {
         return Ok(());
     }
-    loaded::stay();
     thread::Builder::new()
         .name("fakecuda".to_owned())
         .stack_size(STACK)

@@ -62,6 +62,9 @@ fn clock() -> Duration {
 
 impl State {
     fn make() -> Outcome<Self> {
+        // The report is made when the process ends, not when the program closes the library. And threads
+        // that have called it run destructors in it when they end.
+        loaded::stay();
         let settings = settings::get().map_err(|_| CUresult::CUDA_ERROR_SYSTEM_NOT_READY)?;
         if settings.devices == 0 {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
@@ -71,8 +74,6 @@ impl State {
         }
         let watched = settings.report.is_some() || settings.exit_code.is_some();
         if watched {
-            // The report is made when the process ends, not when the program closes the library.
-            loaded::stay();
             status::watch();
         }
         let driver = Watched::new(HostDriver::new(options(settings)), watched);

@@ -437,7 +437,9 @@ fn releases_that_are_refused_are_retried_by_several_threads() {
         drop(block);
     };
     std::thread::scope(|scope| {
-        ["one", "two", "three"].map(|name| scope.spawn(move || work(name)));
+        for name in ["one", "two", "three"] {
+            scope.spawn(move || work(name));
+        }
     });
     rig.faults.disarm();
     pool.trim(0).unwrap();

@@ -1,8 +1,8 @@
 //! Processes in which this command runs itself again, and the private directory of their ledger.
 //!
-//! Such a process ends when its standard input ends ([`Stop::on_input_end`]), which happens when the process that started it
-//! ends in any way, SIGKILL included. So no process outlives the command, and the last one removes the
-//! directory if the command could not.
+//! Such a process ends when its standard input ends ([`Stop::on_input_end`]), which happens when the
+//! process that started it ends in any way, SIGKILL included. So no process outlives the command, and
+//! the last one removes the directory if the command could not.
 //!
 //! [`Stop::on_input_end`]: crate::stop::Stop::on_input_end
 

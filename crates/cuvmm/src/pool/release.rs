@@ -67,8 +67,8 @@ impl Locked<'_> {
     }
 
     /// Tries again to release quarantined physicals, until the driver has refused `refusals` of them.
-    /// Returns the bytes released, and the last refusal. A release that was refused has changed nothing, so it may be asked
-    /// for again. One that is mapped elsewhere is left alone until it is not.
+    /// Returns the bytes released, and the last refusal. A release that was refused has changed nothing,
+    /// so it may be asked for again. A physical that is mapped elsewhere is left alone until it is not.
     ///
     /// Called when memory is short or to be given back. The next call begins with the physicals that
     /// this one did not reach.

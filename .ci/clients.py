@@ -6,7 +6,8 @@
 The script builds the stand-in, installs the clients by pip and cargo in the target folder, where later
 runs find them, and runs the programs in .ci/clients. NAME chooses some of: c, bindings, core, rust,
 crates, upstream. The last runs cuda-core's own memory tests if CUDA_PYTHON names a checkout of NVIDIA's
-cuda-python, which no package registry holds. The checkout is that of the version of cuda-core below.
+cuda-python, which no package registry holds. The checkout is that of the tag of UPSTREAM_CORE below, and of
+its folders only cuda_core/tests and cuda_python_test_helpers are needed.
 
 The last line counts the programs.
 """
@@ -26,12 +27,15 @@ CLIENTS = ROOT / ".ci/clients"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PLACE = TARGET / "clients"
 PYTHON = PLACE / "env/bin/python"
+UPSTREAM_PYTHON = PLACE / "upstream-env/bin/python"
 
 # The versions for which the expectations in the programs hold.
 PACKAGES = ["cuda-bindings==13.5.0", "cuda-core==1.2.2", "numpy", "psutil", "pytest", "pytest-timeout"]
 HEADERS = "nvidia-cuda-runtime==13.5.37"
 
-# Tests of cuda-core that cannot pass here, by a pattern of their name, and the reason.
+# The version of cuda-core whose own tests run, from its tag, and those that cannot pass here, by a pattern
+# of their name, with the reason.
+UPSTREAM_CORE = "cuda-core==1.1.0"
 UPSTREAM = CLIENTS / "upstream.txt"
 MEMORY_TESTS = ["test_memory.py", "test_memory_peer_access.py", "memory", "memory_ipc"]
 
@@ -58,14 +62,15 @@ def library():
         (PLACE / "lib" / name).write_bytes(built)
 
 
-def python():
-    """Installs the Python packages."""
-    mark = PLACE / "env/installed"
-    wanted = "\n".join(PACKAGES)
+def python(interpreter=PYTHON, packages=PACKAGES):
+    """Installs the Python packages for an interpreter."""
+    folder = interpreter.parent.parent
+    mark = folder / "installed"
+    wanted = "\n".join(packages)
     if mark.is_file() and mark.read_text() == wanted:
         return
-    run(sys.executable, "-m", "venv", "--clear", PLACE / "env")
-    run(PYTHON, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *PACKAGES)
+    run(sys.executable, "-m", "venv", "--clear", folder)
+    run(interpreter, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *packages)
     mark.write_text(wanted)
 
 
@@ -178,9 +183,9 @@ def upstream():
         print("CUDA_PYTHON names no checkout: NVIDIA's own tests of cuda-core DID NOT RUN")
         return
     library()
-    python()
+    python(UPSTREAM_PYTHON, [UPSTREAM_CORE, *(name for name in PACKAGES if not name.startswith("cuda-core"))])
     tests = pathlib.Path(checkout) / "cuda_core/tests"
-    command = [PYTHON, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-rfEpx"]
+    command = [UPSTREAM_PYTHON, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-rfEpx"]
     command += [tests / name for name in MEMORY_TESTS if (tests / name).exists()]
     # Tests of access between devices need three.
     changed = dict(environment(), FAKECUDA_DEVICES="3", PYTHONPATH=str(CLIENTS / "upstream"))

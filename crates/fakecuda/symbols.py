@@ -83,7 +83,7 @@ def implemented():
         if file != LIST:
             text = file.read_text(encoding="utf-8")
             names.update(re.findall(r"\bfn (cu[A-Z]\w*)\(", text))
-            names.update(re.findall(r"^ *(cu[A-Z]\w*) =", text, re.M))
+            names.update(re.findall(r"^ *(cu[A-Z]\w*)(?: =|$)", text, re.M))
     return names
 
 

@@ -47,6 +47,7 @@
 
 mod anywhere;
 mod attributes;
+mod batches;
 mod buffers;
 mod callbacks;
 mod calls;

@@ -118,6 +118,33 @@ per_thread! {
         flags: u32,
         stream: CUstream,
     );
+    cuMemPrefetchBatchAsync_ptsz = cuMemPrefetchBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        places: *mut CUmemLocation,
+        starts: *mut usize,
+        place_count: usize,
+        flags: u64,
+        stream: CUstream,
+    );
+    cuMemDiscardBatchAsync_ptsz = cuMemDiscardBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        flags: u64,
+        stream: CUstream,
+    );
+    cuMemDiscardAndPrefetchBatchAsync_ptsz = cuMemDiscardAndPrefetchBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        places: *mut CUmemLocation,
+        starts: *mut usize,
+        place_count: usize,
+        flags: u64,
+        stream: CUstream,
+    );
     cuMemcpy_ptds = cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
     cuMemcpyAsync_ptsz =
         cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);

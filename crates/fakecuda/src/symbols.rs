@@ -353,10 +353,10 @@ macro_rules! symbols {
             cuMemBatchDecompressAsync cuMemBatchDecompressAsync 12060 common nowhere
             cuMemBatchDecompressAsync_ptsz cuMemBatchDecompressAsync 12060 own nowhere
             cuMemCreate cuMemCreate 10020 common here
-            cuMemDiscardAndPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync 13000 common nowhere
-            cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardAndPrefetchBatchAsync 13000 own nowhere
-            cuMemDiscardBatchAsync cuMemDiscardBatchAsync 13000 common nowhere
-            cuMemDiscardBatchAsync_ptsz cuMemDiscardBatchAsync 13000 own nowhere
+            cuMemDiscardAndPrefetchBatchAsync cuMemDiscardAndPrefetchBatchAsync 13000 common here
+            cuMemDiscardAndPrefetchBatchAsync_ptsz cuMemDiscardAndPrefetchBatchAsync 13000 own here
+            cuMemDiscardBatchAsync cuMemDiscardBatchAsync 13000 common here
+            cuMemDiscardBatchAsync_ptsz cuMemDiscardBatchAsync 13000 own here
             cuMemExportToShareableHandle cuMemExportToShareableHandle 10020 common here
             cuMemFree cuMemFree 2000 common nowhere
             cuMemFreeAsync cuMemFreeAsync 11020 common here
@@ -400,8 +400,8 @@ macro_rules! symbols {
             cuMemPrefetchAsync_ptsz cuMemPrefetchAsync 8000 own here
             cuMemPrefetchAsync_v2 cuMemPrefetchAsync 12020 common here
             cuMemPrefetchAsync_v2_ptsz cuMemPrefetchAsync 12020 own here
-            cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync 13000 common nowhere
-            cuMemPrefetchBatchAsync_ptsz cuMemPrefetchBatchAsync 13000 own nowhere
+            cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync 13000 common here
+            cuMemPrefetchBatchAsync_ptsz cuMemPrefetchBatchAsync 13000 own here
             cuMemRangeGetAttribute cuMemRangeGetAttribute 8000 common here
             cuMemRangeGetAttributes cuMemRangeGetAttributes 8000 common nowhere
             cuMemRelease cuMemRelease 10020 common here

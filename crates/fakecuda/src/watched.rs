@@ -241,6 +241,22 @@ impl Watched {
     }
 
     /// # Safety
+    /// The host driver's method requires it.
+    pub(crate) unsafe fn prefetch_all(
+        &self,
+        device: Ordinal,
+        ranges: &[(DeviceAddress, u64, Option<Location>)],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.note_use(Class::Stream, stream.0);
+        // SAFETY: the caller promised what this method requires.
+        let answer = unsafe { self.host.prefetch_all(device, ranges, stream) };
+        let addresses: Vec<_> = ranges.iter().map(|&(address, ..)| address).collect();
+        self.note_addresses(answer.as_ref().err(), &addresses);
+        answer
+    }
+
+    /// # Safety
     /// The trait's method requires it.
     pub(crate) unsafe fn map(
         &self,

@@ -50,6 +50,25 @@ macro_rules! answers {
             queued.map(drop)
         })
     }
+
+    /// Queues prefetches of several ranges of managed memory as one piece of work. A range without
+    /// a location is discarded: its bytes, which a program must not rely on, stay as they are.
+    ///
+    /// # Errors
+    /// Those of `Driver::prefetch`. If a range or a location is refused, nothing is queued.
+    ///
+    /// # Safety
+    /// As for `Driver::prefetch`.
+    pub unsafe fn prefetch_all(
+        &self,
+        device: Ordinal,
+        ranges: &[(DeviceAddress, u64, Option<Location>)],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.ask(Call::MemPrefetchAsync, |state| {
+            state.prefetch_all(device, ranges, stream)
+        })
+    }
 }
 
 impl<B: Backing> Driver for Machine<B> {

@@ -96,16 +96,34 @@ impl<B: Backing> State<B> {
         location: Location,
         stream: StreamHandle,
     ) -> Answer {
+        self.prefetch_all(device, &[(address, size, Some(location))], stream)
+    }
+
+    /// Moves several ranges in one piece of work. A range without a location is discarded: it keeps
+    /// its bytes and its last location.
+    pub(crate) fn prefetch_all(
+        &mut self,
+        device: Ordinal,
+        ranges: &[(DeviceAddress, u64, Option<Location>)],
+        stream: StreamHandle,
+    ) -> Answer {
         self.context(device)?;
-        self.allocations.managed(address.0, size)?;
-        let target = self.home_at(location)?;
+        let mut targets = Vec::with_capacity(ranges.len());
+        for &(address, size, location) in ranges {
+            let (_, end) = self.allocations.managed(address.0, size)?;
+            if let Some(location) = location {
+                targets.push((address.0, end, self.home_at(location)?));
+            }
+        }
         self.moves_on(device)?;
         self.submit(device, stream, Work::Prefetch)?;
         // The result of a query is the location of the last prefetch, whether or not it has run.
-        let (advised, end) = self.allocations.managed(address.0, size)?;
-        advised.change(address.0, end, |attributes| {
-            attributes.prefetched = Some(target);
-        });
+        for (start, end, target) in targets {
+            let (advised, _) = self.allocations.managed(start, end - start)?;
+            advised.change(start, end, |attributes| {
+                attributes.prefetched = Some(target);
+            });
+        }
         Ok(())
     }
 

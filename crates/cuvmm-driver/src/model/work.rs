@@ -41,7 +41,7 @@ pub(crate) enum Work {
     FreeAllocation {
         address: u64,
     },
-    /// A prefetch of a managed range. The bytes stay where they are.
+    /// Prefetches or discards of managed ranges. The bytes stay where they are.
     Prefetch,
     /// A function of the program.
     Host(HostCall),

@@ -1,6 +1,7 @@
 //! The cases, by subject.
 
 mod apart;
+mod batches;
 mod contexts;
 mod copies;
 mod counts;
@@ -76,6 +77,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         ipc::CASES,
         peers::CASES,
         apart::CASES,
+        batches::CASES,
         functions::CASES,
         graphs::CASES,
         queued::CASES,

@@ -1,0 +1,120 @@
+//! Batches of prefetches and discards of managed memory, since CUDA 13.0.
+//!
+//! A batch is one piece of work in its stream. What the header says of its arrays is required; which
+//! code answers a program that passes others is not recorded, and is `INVALID_VALUE` here.
+//!
+//! `unsafe` is allowed here to export functions (see `state`), and to read the arrays that C passes.
+#![allow(unsafe_code)]
+
+use cuvmm_driver::{DeviceAddress, Location, StreamHandle};
+use cuvmm_sys::{CUdeviceptr, CUmemLocation, CUresult, CUstream};
+
+use crate::edge::{Outcome, code, export, export_also, take_all};
+use crate::physicals::location;
+use crate::state::driver;
+use crate::streams::{stream_handle, target};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// The ranges of a batch.
+struct Ranges {
+    addresses: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+}
+
+impl Ranges {
+    /// Queues the batch. Each range has a location to be moved to, or none to be discarded.
+    fn queue(
+        &self,
+        locations: impl Iterator<Item = Option<Location>>,
+        flags: u64,
+        stream: CUstream,
+    ) -> Outcome {
+        let (device, stream) = target(Some(stream_handle(stream)))?;
+        if self.count == 0 || flags != 0 || stream.0 <= StreamHandle::LEGACY.0 {
+            return Err(INVALID);
+        }
+        // SAFETY: the caller passes arrays of `count` values.
+        let (addresses, sizes) = unsafe {
+            let addresses = take_all(self.addresses, self.count)?;
+            (addresses, take_all(self.sizes, self.count)?)
+        };
+        let ranges: Vec<_> = (addresses.into_iter().zip(sizes).zip(locations))
+            .map(|((address, bytes), to)| (DeviceAddress(address), bytes as u64, to))
+            .collect();
+        // SAFETY: the caller passes a stream that it created and has not destroyed.
+        unsafe { driver()?.prefetch_all(device, &ranges, stream) }.map_err(code)
+    }
+
+    /// Queues a batch of prefetches. Each location begins at the range with its number, and lasts up
+    /// to the next one.
+    fn prefetch(
+        &self,
+        places: *const CUmemLocation,
+        starts: *const usize,
+        place_count: usize,
+        flags: u64,
+        stream: CUstream,
+    ) -> Outcome {
+        if !(1..=self.count).contains(&place_count) {
+            return Err(INVALID);
+        }
+        // SAFETY: the caller passes arrays of `place_count` values.
+        let (places, starts) = unsafe {
+            let places = take_all(places, place_count)?;
+            (places, take_all(starts, place_count)?)
+        };
+        let ascends = starts.windows(2).all(|two| two[0] < two[1]);
+        let inside = starts.last().is_some_and(|&last| last < self.count);
+        if starts.first() != Some(&0) || !ascends || !inside {
+            return Err(INVALID);
+        }
+        let ends = starts.iter().skip(1).chain([&self.count]);
+        let locations =
+            (places.into_iter().zip(&starts).zip(ends)).flat_map(|((place, start), end)| {
+                std::iter::repeat_n(Some(location(place)), end - start)
+            });
+        self.queue(locations, flags, stream)
+    }
+}
+
+export! {
+    fn cuMemPrefetchBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        places: *mut CUmemLocation,
+        starts: *mut usize,
+        place_count: usize,
+        flags: u64,
+        stream: CUstream,
+    ) {
+        Ranges { addresses, sizes, count }.prefetch(places, starts, place_count, flags, stream)
+    }
+
+    fn cuMemDiscardBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        flags: u64,
+        stream: CUstream,
+    ) {
+        Ranges { addresses, sizes, count }.queue(std::iter::repeat(None), flags, stream)
+    }
+}
+
+export_also! {
+    fn cuMemDiscardAndPrefetchBatchAsync(
+        addresses: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        places: *mut CUmemLocation,
+        starts: *mut usize,
+        place_count: usize,
+        flags: u64,
+        stream: CUstream,
+    ) {
+        Ranges { addresses, sizes, count }.prefetch(places, starts, place_count, flags, stream)
+    }
+}

@@ -73,7 +73,7 @@ fn lines(program: &Path, visited: &Visited) -> Result<String> {
 /// those of the counted program.
 fn files(lines: &str) -> BTreeSet<String> {
     let files = lines.lines().filter_map(|line| {
-        let (file, _) = line.split_once(":")?;
+        let (file, _) = line.split_once(':')?;
         let at = file.find("crates/")?;
         let is_ours = at == 0 || !file.contains("/.cargo/");
         file.get(at..).filter(|_| is_ours)

@@ -11,7 +11,7 @@ use super::state::State;
 use super::tenancy::Give;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
-use crate::region::Urgency;
+use crate::extents::Urgency;
 
 /// The names, in errors, of a guarantee and a limit of a tenant that do not allow each other.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";

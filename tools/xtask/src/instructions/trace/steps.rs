@@ -119,7 +119,7 @@ fn code_of(program: Pid) -> Result<Range<u64>> {
             Some(number(start)?..number(end)?)
         });
     let first = ranges.next().context("a program is mapped")?;
-    let end = ranges.last().map_or(first.end, |last| last.end);
+    let end = ranges.next_back().map_or(first.end, |last| last.end);
     Ok(first.start..end)
 }
 

@@ -5,6 +5,24 @@ import unittest
 from support import needs_stand_in, run
 
 
+class Missing(unittest.TestCase):
+    def test_the_path_is_named_once(self):
+        run(
+            """
+            import cuvmm
+            try:
+                cuvmm.stats()
+            except cuvmm.Error as error:
+                text = str(error)
+                assert text.startswith("cannot load /nowhere/lib.so: "), text
+                assert text.count("/nowhere/lib.so") == 1, text
+            else:
+                raise AssertionError("there is no library")
+            """,
+            CUVMM_LIBRARY="/nowhere/lib.so",
+        )
+
+
 @needs_stand_in
 class Interface(unittest.TestCase):
     def test_figures(self):

@@ -3,7 +3,9 @@
 //! The exit code is 2 for wrong usage and 1 for failure. A file that is named on the command line and
 //! cannot be read, cannot be written or holds something else is wrong usage.
 
+use std::error::Error as _;
 use std::fmt;
+use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -55,7 +57,10 @@ pub fn run<C: Parser>(
             terminal::tell_lines(&error.render().to_string());
             return ExitCode::from(USAGE);
         }
-        Err(error) => return complain(&one_line(&without_hidden::<C>(error)), USAGE),
+        Err(error) => {
+            let line = no_number(&error).unwrap_or_else(|| one_line(&without_hidden::<C>(error)));
+            return complain(&line, USAGE);
+        }
     };
     terminal::log();
     match command(parsed) {
@@ -97,6 +102,26 @@ fn without_hidden<C: Parser>(mut error: clap::Error) -> clap::Error {
         false => error.insert(kind, ContextValue::Strings(shown)),
     };
     error
+}
+
+/// Returns the message for a value that is no whole number, if that is the error.
+fn no_number(error: &clap::Error) -> Option<String> {
+    let wrong = error.source()?.downcast_ref::<ParseIntError>()?;
+    let expected = match wrong.kind() {
+        IntErrorKind::PosOverflow => "a smaller whole number, such as 8",
+        IntErrorKind::NegOverflow => "a larger whole number, such as -8",
+        IntErrorKind::Zero => "a whole number of at least 1, such as 8",
+        _ => "a whole number, such as 8",
+    };
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    };
+    let value = text(ContextKind::InvalidValue)?;
+    let option = text(ContextKind::InvalidArg)?;
+    Some(format!(
+        "invalid value '{value}' for '{option}': use {expected}"
+    ))
 }
 
 /// Returns the message of an error of clap and its tips, without the usage that clap prints after them.

@@ -1,6 +1,6 @@
 //! Code that the commands `cuvmm` and `cuvmm-bench` share: starting a command and ending it with an
-//! exit code, output to a terminal, files and sizes of the command line, the choice of a driver,
-//! tables of costs, and clocks.
+//! exit code, output to a terminal, files, sizes and durations of the command line, the choice of a
+//! driver, tables of costs, and clocks.
 //!
 //! This is not an interface for other programs. It may change in any release; programs use the crate
 //! `cuvmm`.
@@ -8,6 +8,7 @@
 pub mod command;
 pub mod costs;
 pub mod drivers;
+pub mod duration;
 pub mod files;
 pub mod page;
 pub mod size;

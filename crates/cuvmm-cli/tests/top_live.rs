@@ -115,7 +115,7 @@ fn what_is_wrong_at_first_is_told_on_the_usual_screen() {
     std::fs::write(directory.path().join("x.cuvmm-ledger"), "not a ledger").unwrap();
     let (status, shown) = top(directory.path()).ended();
     assert_eq!(status.code(), Some(2), "{shown}");
-    assert!(shown.contains("is not a ledger"), "{shown}");
+    assert!(shown.contains("is not a usable ledger"), "{shown}");
 }
 
 #[test]
@@ -125,10 +125,10 @@ fn what_goes_wrong_later_is_told_in_the_status_line() {
     top.until_shown(&["there is no ledger in"]);
     let file = directory.path().join("x.cuvmm-ledger");
     std::fs::write(&file, "not a ledger").unwrap();
-    top.until_shown(&["is not a ledger"]);
+    top.until_shown(&["is not a usable ledger"]);
     std::fs::remove_file(&file).unwrap();
     top.until("the end of the trouble", |screen| {
-        !screen.contents().contains("is not a ledger")
+        !screen.contents().contains("is not a usable ledger")
     });
     top.press("q");
     assert_eq!(top.ended().0.code(), Some(0));

@@ -97,6 +97,8 @@ fn the_variable_of_the_examples_names_a_driver_or_is_refused() {
     assert_eq!(wanted("auto").unwrap(), Wanted::Best);
     assert_eq!(wanted("cuda").unwrap(), Wanted::Cuda);
     assert_eq!(wanted("host").unwrap(), Wanted::Host);
+    let unset = support::wanted(Err(std::env::VarError::NotPresent)).unwrap();
+    assert_eq!(wanted("").unwrap(), unset);
     let refused = wanted("gpu").unwrap_err();
     let sentence = "CUVMM_DRIVER is \"gpu\", which is no driver: use auto, cuda or host";
     assert_eq!(format!("{refused:?}"), sentence);

@@ -111,7 +111,10 @@ class Library:
         try:
             self._loaded = ctypes.CDLL(file)
         except OSError as error:
-            raise Error(f"cannot load {file}: {error}") from error
+            # The loader's text begins with the path, except where the file is damaged.
+            reason = str(error)
+            text = reason if reason.startswith(file) else f"{file}: {reason}"
+            raise Error(f"cannot load {text}") from error
 
     def __getattr__(self, name: str) -> Any:
         """Returns a function by its name without the prefix."""

@@ -109,11 +109,13 @@ const NAMES: &[&str] = &[
     "lease_beside_waiter",
     "lease_beside_take_back",
     "alloc_beside_take_back",
+    "pair_beside_take_back",
     "launch_with_mapper",
     "launch_with_mapper_vs_idle",
     "metadata",
     "threads_8",
     "threads_8_tenant_each",
+    "threads_8_other_sizes",
 ];
 
 /// They take a while to set up, so they have a test of their own.

@@ -2,9 +2,10 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::containers::{admission, stats, tile};
+use crate::containers::{self, admission, stats, tile};
 use crate::crowd::{Crowd, GRANULE, Idle};
 use crate::marks::Marks;
+use crate::{futures, mapping};
 
 /// A counted path.
 pub(crate) struct Case {
@@ -26,8 +27,10 @@ pub(crate) enum Among {
     Alone,
     /// Few or many, depending on the size given.
     Crowd,
-    /// 1,000 blocks of 100 tenants, and 1,000 freed blocks.
+    /// 200 blocks of 100 tenants, and 200 freed blocks.
     Hundred,
+    /// 10,000 freed blocks of 100 tenants, which are all that the pool may have.
+    Full,
 }
 
 /// The end of the name of a case whose pool is in a ledger.
@@ -53,6 +56,14 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
         "charge" => (Idle::Pool, false, Among::Crowd, charge),
         "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),
+        "reclaim" => (Idle::Pool, false, Among::Full, mapping::reclaim),
+        "cold" => (Idle::Pool, false, Among::Alone, mapping::cold),
+        "heap-miss" => (Idle::Pool, false, Among::Alone, mapping::heap_miss),
+        "sleep" => (Idle::Pool, false, Among::Alone, mapping::sleep),
+        "commit" => (Idle::Pool, false, Among::Alone, containers::commit),
+        "decommit" => (Idle::Pool, false, Among::Alone, containers::decommit),
+        "extend" => (Idle::Pool, false, Among::Alone, containers::extend),
+        "future" => (Idle::Pool, false, Among::Alone, futures::granted),
         _ => bail!("there is no case {name}"),
     };
     Ok(Case {

@@ -1,9 +1,9 @@
-//! Paths of containers with few or many elements: a tile among others, and a cache's figures per
-//! range.
+//! Paths of containers: a tile among few or many others, a cache's figures per range, a vector and a
+//! region.
 
 use anyhow::Result;
 use cuvmm::kv::{Layout, Shape};
-use cuvmm::{KvCache, SparseArray};
+use cuvmm::{DeviceVec, KvCache, Region, SparseArray};
 
 use crate::crowd::{Crowd, GRANULE, Size};
 use crate::marks::Marks;
@@ -97,4 +97,64 @@ fn full_cache(crowd: &Crowd, sequences: usize) -> Result<KvCache> {
         cache.create(1500)?;
     }
     Ok(cache)
+}
+
+/// Appends 1,024 elements to a vector that has memory for them, with the copy that the model makes.
+pub(crate) fn extend(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let elements = [7_u32; 1024];
+    let all = batch * elements.len();
+    let mut vector = match crowd.vector.take() {
+        Some(vector) => vector,
+        None => DeviceVec::new(&crowd.device, &crowd.stream, all)?,
+    };
+    vector.clear();
+    vector.reserve(all)?;
+    marks.around(|| (0..batch).try_for_each(|_| vector.extend_from_slice(&elements)))?;
+    crowd.vector = Some(vector);
+    Ok(())
+}
+
+/// The granules of the region, of which every other one has memory.
+const GRANULES: u64 = 1024;
+
+/// Commits single granules of a region, each between two that have memory, with the model's own work.
+pub(crate) fn commit(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let mut region = every_other(crowd)?;
+    marks.around(|| holes(batch).try_for_each(|hole| region.commit(hole)))?;
+    holes(batch).try_for_each(|hole| region.decommit(hole))?;
+    // What is pending free would be revived.
+    region.purge()?;
+    crowd.region = Some(region);
+    Ok(())
+}
+
+/// Withdraws single granules of a region, which makes no driver call.
+pub(crate) fn decommit(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let mut region = every_other(crowd)?;
+    holes(batch).try_for_each(|hole| region.commit(hole))?;
+    crowd.between(marks, |_| {
+        holes(batch).try_for_each(|hole| Ok(region.decommit(hole)?))
+    })?;
+    region.purge()?;
+    crowd.region = Some(region);
+    Ok(())
+}
+
+/// Returns a region in which every other granule has memory.
+fn every_other(crowd: &mut Crowd) -> Result<Region> {
+    if let Some(region) = crowd.region.take() {
+        return Ok(region);
+    }
+    let mut region = Region::reserve(&crowd.device, GRANULES * GRANULE)?;
+    for at in (0..GRANULES).step_by(2) {
+        region.commit(at * GRANULE..(at + 1) * GRANULE)?;
+    }
+    Ok(region)
+}
+
+/// Returns granules without memory in the middle of the region.
+fn holes(count: usize) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let first = GRANULES / 2 + 1;
+    let holes = (first..GRANULES).step_by(2).take(count);
+    holes.map(|at| at * GRANULE..(at + 1) * GRANULE)
 }

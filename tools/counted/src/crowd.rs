@@ -7,7 +7,10 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use cuvmm::driver::model::{ModelDriver, ModelOptions};
 use cuvmm::ledger::Remote;
-use cuvmm::{Block, Device, KvCache, Ledger, Limit, Pool, SparseArray, Stream, Tenant};
+use cuvmm::{
+    Allocation, Block, Device, DeviceVec, Heap, KvCache, Ledger, Limit, Pool, Region, SparseArray,
+    Stream, Tenant,
+};
 
 use crate::marks::Marks;
 
@@ -63,6 +66,14 @@ pub(crate) struct Crowd {
     pub(crate) tiles: Option<SparseArray<u8>>,
     /// For the cases of caches.
     pub(crate) cache: Option<KvCache>,
+    /// For the cases of regions.
+    pub(crate) region: Option<Region>,
+    /// For the case of a vector.
+    pub(crate) vector: Option<DeviceVec<u32>>,
+    /// For the case of a heap, with what it has allocated.
+    pub(crate) heap: Option<(Heap, Vec<Allocation>)>,
+    /// Blocks that cases keep.
+    pub(crate) kept: Vec<Block>,
     /// The number of allocations so far, from which different sizes are derived.
     pub(crate) made: u64,
     pub(crate) pool: Pool,
@@ -103,27 +114,33 @@ impl Drop for Directory {
 impl Crowd {
     /// Creates a crowd with `idle` freed blocks of the tenants whose turn is next.
     pub(crate) fn new(size: Size, place: Idle, idle: usize, in_ledger: bool) -> Result<Self> {
-        Self::of((size, size.tenants(), BLOCKS_EACH), place, idle, in_ledger)
+        let all = (size, size.tenants(), BLOCKS_EACH);
+        Self::of(all, (place, idle), ROOM, in_ledger)
     }
 
     /// Creates a crowd of one tenant without blocks, and memory for many.
     pub(crate) fn alone(size: Size) -> Result<Self> {
-        Self::of((size, 1, 0), Idle::Pool, 0, false)
+        Self::of((size, 1, 0), (Idle::Pool, 0), ROOM, false)
     }
 
     /// Creates a crowd of 100 tenants with 2 blocks each, and 200 freed blocks.
     pub(crate) fn hundred(size: Size) -> Result<Self> {
-        Self::of((size, 100, 2), Idle::Pool, 200, false)
+        Self::of((size, 100, 2), (Idle::Pool, 200), ROOM, false)
+    }
+
+    /// Creates a crowd of 100 tenants whose 10,000 freed blocks are all that the pool may have.
+    pub(crate) fn full(size: Size) -> Result<Self> {
+        Self::of((size, 100, 0), (Idle::Pool, 10_000), 0, false)
     }
 
     fn of(
         (size, count, each): (Size, usize, usize),
-        place: Idle,
-        idle: usize,
+        (place, idle): (Idle, usize),
+        room: u64,
         in_ledger: bool,
     ) -> Result<Self> {
         let idle_each = idle.div_ceil(count);
-        let bytes = (count * (each + idle_each)) as u64 * GRANULE + ROOM;
+        let bytes = (count * (each + idle_each)) as u64 * GRANULE + room;
         let driver = ModelDriver::new(ModelOptions::new().capacity(bytes));
         let device = Device::open(Arc::new(driver), 0)?;
         let directory = in_ledger.then(Directory::new);
@@ -157,6 +174,10 @@ impl Crowd {
             growing: None,
             tiles: None,
             cache: None,
+            region: None,
+            vector: None,
+            heap: None,
+            kept: Vec::new(),
             made: 0,
             pool,
             ledger,

@@ -2,12 +2,14 @@
 //!
 //! `cargo xtask instructions` starts it and counts instructions. There is nothing between the first
 //! pair of marks. Then there is one pair for each round, with `BATCH` operations between them.
-//! Nothing is timed or counted here. If an operation between marks calls the driver, the program
-//! fails.
+//! Nothing is timed or counted here. A path that calls the driver is counted with the model's own
+//! work; all others fail if they do.
 
 mod cases;
 mod containers;
 mod crowd;
+mod futures;
+mod mapping;
 mod marks;
 
 use std::process::ExitCode;
@@ -46,6 +48,7 @@ fn main() -> Result<ExitCode> {
         Among::Alone => Crowd::alone(size)?,
         Among::Crowd => Crowd::new(size, case.idle, idle, case.in_ledger)?,
         Among::Hundred => Crowd::hundred(size)?,
+        Among::Full => Crowd::full(size)?,
     };
     // Costs that occur only once are not costs of the path.
     for _ in 0..2 {

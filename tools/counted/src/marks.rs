@@ -1,18 +1,16 @@
 //! Marks that a tracer sees as stops: a signal that the program sends to itself.
 //!
-//! `unsafe` here: the system call by which the process lets itself be traced.
+//! `unsafe` here: the system calls by which a thread lets itself be traced and stops.
 #![allow(unsafe_code)]
 
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-use rustix::process::{Signal, getpid, kill_process};
-
 /// Sets marks, or none while a path warms up.
+#[derive(Clone, Copy)]
 pub(crate) struct Marks {
     traced: bool,
 }
 
 impl Marks {
-    /// Lets the parent process trace this process.
+    /// Lets the parent process trace this thread.
     ///
     /// # Errors
     /// Returns an error if the system does not allow it.
@@ -42,13 +40,22 @@ impl Marks {
         outcome
     }
 
+    /// Sets a mark on a thread that is not traced yet, and lets it be traced.
+    pub(crate) fn set_on_this_thread(&self) {
+        if self.traced {
+            // A thread that is traced already refuses. Without the tracing its marks end the process.
+            let _ = Self::new();
+        }
+        self.set();
+    }
+
     /// Never inlined, so that its cost is the same around nothing and around work.
     #[inline(never)]
-    fn set(&self) {
+    pub(crate) fn set(&self) {
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         if self.traced {
-            // A process can always send a signal to itself, and its tracer suppresses it.
-            let _ = kill_process(getpid(), Signal::USR1);
+            // SAFETY: the call sends a signal to the calling thread, and its tracer suppresses it.
+            let _ = unsafe { libc::raise(libc::SIGUSR1) };
         }
         #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
         let _ = self.traced;

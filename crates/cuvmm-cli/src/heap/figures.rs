@@ -11,6 +11,8 @@ use cuvmm_cli::page::Page;
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     driver: &'static str,
+    #[serde(flatten)]
+    terms: Terms,
     operations: u64,
     peak_live_bytes: u64,
     peak_held_bytes: u64,
@@ -31,6 +33,17 @@ pub(super) struct Figures {
     native: Modelled,
     /// PyTorch's expandable segments, modelled.
     expandable: Modelled,
+}
+
+/// The terms of a run.
+#[derive(Debug, Serialize)]
+pub(super) struct Terms {
+    /// The law that made the trace, and its seed. `None` if the trace was read from a file.
+    pub(super) law: Option<String>,
+    pub(super) seed: Option<u64>,
+    pub(super) preset: String,
+    /// `None` if all of the device is the limit.
+    pub(super) limit_bytes: Option<u64>,
 }
 
 /// The figures of a model of an allocator.
@@ -78,6 +91,7 @@ pub(super) fn headline(figures: &Figures) -> String {
 
 impl Figures {
     pub(super) fn new(
+        terms: Terms,
         outcome: &run::Outcome,
         smallest_limit_bytes: Option<u64>,
         [native, expandable]: [Modelled; 2],
@@ -88,6 +102,7 @@ impl Figures {
             |time: std::time::Duration| time.as_secs_f64() * 1e6 / operations.max(1) as f64;
         Self {
             driver: outcome.driver,
+            terms,
             operations,
             peak_live_bytes: stats.peak_live,
             peak_held_bytes: stats.peak_held,
@@ -105,8 +120,12 @@ impl Figures {
         }
     }
 
-    /// Returns the text for people. `origin` follows the number of operations.
-    pub(super) fn text(&self, origin: &str) -> String {
+    /// Returns the text for people.
+    pub(super) fn text(&self) -> String {
+        let origin = match (&self.terms.law, self.terms.seed) {
+            (Some(law), Some(seed)) => format!(" made by `{law}` from seed {seed}"),
+            _ => String::new(),
+        };
         let mut text = format!(
             "{} operations{origin}, at most {} live\n",
             self.operations,

@@ -21,13 +21,12 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::ValueEnum as _;
 use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
 
 use self::churn::Law;
 use self::course::Course;
-use self::figures::{Figures, Modelled};
+use self::figures::{Figures, Modelled, Terms};
 use self::run::{Options, Peaks};
 use self::torch::Kind;
 use self::trace::Trace;
@@ -137,6 +136,12 @@ impl Weight {
     }
 }
 
+/// Returns the word of the command line for a value.
+fn word(value: &impl clap::ValueEnum) -> String {
+    let word = value.to_possible_value();
+    word.map_or_else(String::new, |word| word.get_name().to_owned())
+}
+
 impl Args {
     /// Runs the trace and prints the figures.
     ///
@@ -179,13 +184,13 @@ impl Args {
             self.model(Kind::Native, &trace, &costs, &outcome, of_native)?,
             self.model(Kind::Expandable, &trace, &costs, &outcome, of_expandable)?,
         ];
-        let figures = Figures::new(&outcome, smallest, modelled);
+        let figures = Figures::new(self.terms(), &outcome, smallest, modelled);
         if let Some(file) = &self.chart {
             chart::draw(file, &figures::headline(&figures), &courses)?;
         }
         let text = match self.json {
             true => json(&figures)?,
-            false => figures.text(&self.origin()),
+            false => figures.text(),
         };
         print(&text)?;
         if self.smallest_limit && outcome.failed > 0 {
@@ -197,11 +202,14 @@ impl Args {
         })
     }
 
-    /// Returns which law made the trace, as a part of a sentence. Empty if it was read from a file.
-    fn origin(&self) -> String {
-        match (&self.file, self.churn.to_possible_value()) {
-            (None, Some(law)) => format!(" made by `{}` from seed {}", law.get_name(), self.seed),
-            _ => String::new(),
+    /// Returns the terms of the run, as the report has them.
+    fn terms(&self) -> Terms {
+        let is_made = self.file.is_none();
+        Terms {
+            law: is_made.then(|| word(&self.churn)),
+            seed: is_made.then_some(self.seed),
+            preset: word(&self.preset),
+            limit_bytes: self.limit,
         }
     }
 

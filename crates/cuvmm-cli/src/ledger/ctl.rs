@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use cuvmm::ControlError;
 
 use super::find::{Named, Where};
+use cuvmm_cli::duration::duration;
 use cuvmm_cli::size::bytes;
 use cuvmm_cli::terminal::{print, safe};
 
@@ -26,9 +27,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     at: Where,
 
-    /// Seconds to wait for the process's answer
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30)]
-    timeout: u32,
+    /// How long to wait for the process's answer, in seconds or such as 500ms or 2min
+    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    timeout: Duration,
 
     #[command(subcommand)]
     command: Command,
@@ -119,7 +120,7 @@ impl Args {
             Command::Trim(it) => (self.at.process(&it.process)?, None),
             Command::Sleep(it) | Command::Wake(it) => self.at.target(&it.of)?,
         };
-        let control = control.timeout(Duration::from_secs(self.timeout.into()));
+        let control = control.timeout(self.timeout);
         let tenant = tenant.as_deref();
         let said = match &self.command {
             Command::Limit(it) => control.set_limit(tenant, it.size).map(excess),

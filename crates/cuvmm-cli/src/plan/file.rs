@@ -13,11 +13,9 @@ use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
 use cuvmm_cli::command::usage;
-use cuvmm_cli::files;
 use cuvmm_cli::size;
 use cuvmm_cli::terminal::{counted, shown};
-
-use super::time;
+use cuvmm_cli::{duration, files};
 
 /// A plan, and where and how each of its steps is written.
 #[derive(Debug)]
@@ -172,7 +170,7 @@ impl<'de> Deserialize<'de> for Span {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
                 let refused = || E::invalid_value(de::Unexpected::Str(text), &self);
                 Ok(Span {
-                    time: time::parse(text).ok_or_else(refused)?,
+                    time: duration::parse(text).ok_or_else(refused)?,
                     written: text.to_owned(),
                 })
             }

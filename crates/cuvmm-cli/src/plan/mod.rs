@@ -7,7 +7,6 @@
 mod figures;
 mod file;
 mod text;
-mod time;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

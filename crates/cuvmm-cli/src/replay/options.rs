@@ -16,6 +16,7 @@ use crate::stop::Stop;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::Choice;
+use cuvmm_cli::duration::duration;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::counted;
 
@@ -69,8 +70,8 @@ pub(crate) struct Args {
     pub(super) ledger: Option<PathBuf>,
 
     /// Seconds after which a process that says nothing is given up
-    #[arg(long, hide = true, default_value_t = 30, requires = "processes")]
-    pub(super) patience: u64,
+    #[arg(long, hide = true, default_value = "30s", value_parser = duration, requires = "processes")]
+    pub(super) patience: Duration,
 
     /// Which driver answers; nothing is stamped on the model, which has no memory
     #[arg(long, value_enum, default_value_t)]
@@ -206,7 +207,7 @@ impl Args {
             device: self.device,
             ledger: self.ledger.clone(),
             speed: self.speed.unwrap_or(20.0),
-            patience: Duration::from_secs(self.patience),
+            patience: self.patience,
             stop: Stop::on_signals()?,
         }))
     }
@@ -272,13 +273,13 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
 fn speed(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(speed) if (0.001..=1e3).contains(&speed) => Ok(speed),
-        _ => Err("a speed is a number from 0.001 to 1000".to_owned()),
+        _ => Err("a speed is a number from 0.001 to 1000, such as 5".to_owned()),
     }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if (1.0..=1e6).contains(&rate) => Ok(rate),
-        _ => Err("a rate is a number from 1 to 1000000".to_owned()),
+        _ => Err("a rate is a number from 1 to 1000000, such as 40".to_owned()),
     }
 }

@@ -157,7 +157,12 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
         if !members.is_empty() {
             writeln!(
                 text,
-                "\nTime of the processes in the ledger (real time in ms)"
+                "\nTime of the processes in the ledger (real time in ms{})",
+                if page.is_verbose() {
+                    ""
+                } else {
+                    "; --verbose has rows of zeros too"
+                }
             )?;
             writeln!(text, "{}", grants_table(&members, page))?;
         }
@@ -335,56 +340,61 @@ fn members(results: &Results) -> impl Iterator<Item = &Process> {
     all.filter(|process| process.ledger_stalled_ms.is_some())
 }
 
-/// Shows how often and for how long each process of a ledger waited, gave and called the driver.
+/// A row of the table of grants: what, how often, bytes, and milliseconds.
+type Grant<'a> = (&'a str, Option<u64>, Option<u64>, Option<f64>);
+
+/// Shows how often and for how long each process of a ledger waited, gave and called the driver. A narrow
+/// page has only rows with a figure that is not zero.
 fn grants_table(members: &[&Process], page: Page) -> Table {
     let unit = Unit::of_bytes(members.iter().map(|process| process.gave_bytes));
     let memory = unit.head("memory");
     let head = ["models", "what", "times", &memory, "ms"];
     let mut table = page.table(&head, |column| column >= 2);
-    let ms = |ms: f64| format!("{ms:.1}");
-    let none = String::new;
+    let shown = |figure: Option<String>| figure.unwrap_or_default();
     for process in members {
-        let gave = unit.figure(process.gave_bytes as f64);
-        let stalled = process.ledger_stalled_ms.unwrap_or_default();
-        let growth = process.growth_waited_ms;
-        let calls = process.calls.iter();
-        let calls =
-            calls.map(|(call, made)| (call.as_str(), Some(made.count), none(), ms(made.ms)));
-        let rows = [
-            (
-                "requests waited",
-                Some(process.waits),
-                none(),
-                ms(process.waited_ms),
-            ),
-            ("longest wait", None, none(), ms(process.waited_max_ms)),
-            ("refused by the ledger", None, none(), ms(stalled)),
-            (
-                "gave to others",
-                Some(process.gave),
-                gave,
-                ms(process.gave_ms),
-            ),
-            (
-                "growth waited",
-                Some(process.growth_waits),
-                none(),
-                ms(growth),
-            ),
-            (
-                "served by that",
-                Some(process.growth_served),
-                none(),
-                none(),
-            ),
-        ];
-        for (what, times, memory, ms) in rows.into_iter().chain(calls) {
-            let models = safe(&process.models.join(", ")).into_owned();
-            let times = times.map_or_else(none, |times| times.to_string());
-            table.add_row([models, what.to_owned(), times, memory, ms]);
+        for row in grants(process) {
+            let (what, times, bytes, ms) = row;
+            let ms = ms.map(|ms| format!("{ms:.1}"));
+            let is_zero =
+                times.is_none_or(|it| it == 0) && ms.as_ref().is_none_or(|it| it == "0.0");
+            if is_zero && !page.is_verbose() {
+                continue;
+            }
+            table.add_row([
+                safe(&process.models.join(", ")).into_owned(),
+                what.to_owned(),
+                shown(times.map(|times| times.to_string())),
+                shown(bytes.map(|bytes| unit.figure(bytes as f64))),
+                shown(ms),
+            ]);
         }
     }
     table
+}
+
+fn grants(process: &Process) -> impl Iterator<Item = Grant<'_>> {
+    let it = process;
+    let rows = [
+        ("requests waited", Some(it.waits), None, Some(it.waited_ms)),
+        ("longest wait", None, None, Some(it.waited_max_ms)),
+        ("refused by the ledger", None, None, it.ledger_stalled_ms),
+        (
+            "gave to others",
+            Some(it.gave),
+            Some(it.gave_bytes),
+            Some(it.gave_ms),
+        ),
+        (
+            "growth waited",
+            Some(it.growth_waits),
+            None,
+            Some(it.growth_waited_ms),
+        ),
+        ("served by that", Some(it.growth_served), None, None),
+    ];
+    let calls = process.calls.iter();
+    let calls = calls.map(|(call, made)| (call.as_str(), Some(made.count), None, Some(made.ms)));
+    rows.into_iter().chain(calls)
 }
 
 fn bytes(bytes: u64) -> String {
@@ -458,3 +468,6 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
     };
     Ok(terminal::json(&document)?)
 }
+
+#[cfg(test)]
+mod tests;

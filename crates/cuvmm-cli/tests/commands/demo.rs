@@ -106,6 +106,29 @@ fn without_a_terminal_the_figures_are_printed_once() {
 }
 
 #[test]
+fn a_demo_lasts_as_long_as_it_is_told_in_any_unit() {
+    let runtime = TempDir::new().unwrap();
+    for time in ["--seconds=0.5", "--seconds=1s", "--seconds=200ms"] {
+        let output = demo(runtime.path()).arg(time).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{time}: {output:?}");
+    }
+}
+
+#[test]
+fn only_drivers_that_two_processes_can_use_are_offered() {
+    let output = Command::new(env!("CARGO_BIN_EXE_cuvmm"))
+        .args(["demo", "--driver", "model"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("[possible values: auto, cuda, host]"),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_empty_variable_names_no_folder() {
     let here = TempDir::new().unwrap();
     let mut command = demo(Path::new(""));

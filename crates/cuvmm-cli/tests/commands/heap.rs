@@ -282,6 +282,25 @@ fn laws_are_repeatable() {
 }
 
 #[test]
+fn the_report_names_the_terms_of_the_run() {
+    let terms =
+        |seen: &Value| ["law", "seed", "preset", "limit_bytes"].map(|key| seen[key].clone());
+    let law = ["--churn", "small", "--seed", "3", "--preset", "fast"];
+    let limited = [&law[..], &["--limit", "100GiB"]].concat();
+    let made = ["small".into(), 3.into(), "fast".into()];
+    for (arguments, limit) in [(&law[..], Value::Null), (&limited, (100_u64 << 30).into())] {
+        let seen = terms(&heap(arguments, 0));
+        assert_eq!((&seen[..3], &seen[3]), (&made[..], &limit), "{arguments:?}");
+    }
+    let dir = TempDir::new().unwrap();
+    let seen = terms(&heap(&[shown(&trace(&dir, PIECES))], 0));
+    assert_eq!(
+        seen,
+        [Value::Null, Value::Null, "tight".into(), Value::Null]
+    );
+}
+
+#[test]
 fn a_file_that_is_no_trace_is_wrong_usage() {
     let dir = TempDir::new().unwrap();
     for text in [

@@ -79,6 +79,15 @@ fn top_shows_processes_and_their_tenants() {
         "{text}"
     );
     assert!(text.contains("| engine[2J"), "{text}");
+    // A narrow terminal does without the last columns.
+    let columns = "state | charged | in use | idle | stalled% | limit |";
+    let head = text.lines().find(|line| line.starts_with("| process"));
+    let head = head
+        .unwrap()
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    assert!(head.contains(columns), "{head}");
     assert!(text.contains("|   /chat"), "{text}");
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),
@@ -208,7 +217,19 @@ fn top_without_a_ledger_says_so() {
     std::fs::write(directory.path().join("x.cuvmm-ledger"), "not a ledger").unwrap();
     let (code, _, complaint) = cuvmm(directory.path(), &["top", "--once"]);
     assert_eq!(code, 2);
-    assert!(complaint.contains("is not a ledger"), "{complaint}");
+    assert!(complaint.contains("is not a usable ledger"), "{complaint}");
+}
+
+#[test]
+fn top_says_why_a_file_is_no_ledger() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("passwd");
+    std::fs::write(&file, "root:x:0:0:root:/root:/bin/bash\n".repeat(48)).unwrap();
+    let (code, _, complaint) = cuvmm(&file, &["top", "--once"]);
+    let shown = file.display();
+    let line = format!("cuvmm: {shown} is not a usable ledger: it has 1.5 KiB, and a ledger has ");
+    assert!(complaint.starts_with(&line), "{complaint}");
+    assert_eq!((code, complaint.lines().count()), (2, 1), "{complaint}");
 }
 
 /// Files that end as ledgers do and are none.
@@ -283,6 +304,9 @@ fn ctl_says_what_it_cannot_do() {
     let line = format!("cuvmm: no process uses a ledger in {}\n", at.display());
     assert_eq!((code, complaint), (2, line));
     let one = engine(&device, at, "engine");
+    one.chat.set_limit(512 * MIB).unwrap();
+    one.chat.set_guarantee(32 * MIB).unwrap();
+    one.ledger.set_guarantee(64 * MIB).unwrap();
     let pid = std::process::id();
     for (arguments, expected, wanted) in [
         (
@@ -311,6 +335,27 @@ fn ctl_says_what_it_cannot_do() {
             &["ctl", "limit", "engine", "0"],
             1,
             "the process refused".to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine", "10MiB"],
+            1,
+            "bytes of a process's limit, which is at least its guarantee: 10 MiB is less than the \
+             minimum of 64 MiB"
+                .to_owned(),
+        ),
+        (
+            &["ctl", "limit", "engine/chat", "10MiB"],
+            1,
+            "bytes of a tenant's limit, which is at least its guarantee: 10 MiB is less than the \
+             minimum of 32 MiB"
+                .to_owned(),
+        ),
+        (
+            &["ctl", "guarantee", "engine/chat", "900MiB"],
+            1,
+            "bytes of a tenant's guarantee, which is at most its limit: 900 MiB is more than the \
+             maximum of 512 MiB"
+                .to_owned(),
         ),
         (
             &["ctl", "sleep", "engine"],

@@ -22,6 +22,7 @@ mod info;
 mod ledger;
 mod metrics;
 mod moved;
+mod numbers;
 mod plan;
 mod replay;
 mod replay_processes;

@@ -240,7 +240,6 @@ fn tables_and_the_chart_have_both_processes() {
         "| ledger  | all   |",
         "| elastic | conv, code |",
         "| ledger  | conv       |",
-        "| conv   | gave to others ",
         "| code   | cuMemUnmap ",
         "p99 time to first token over all requests: ledger takes ",
     ] {

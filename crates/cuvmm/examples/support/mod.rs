@@ -40,7 +40,7 @@ pub(crate) fn driver() -> Result<Arc<dyn Driver>, Box<dyn Error>> {
     Ok(opened.driver)
 }
 
-/// Returns the driver that the variable names.
+/// Returns the driver that the variable names. An empty variable is as good as none.
 ///
 /// # Errors
 /// Fails if the variable is no driver's name.
@@ -50,8 +50,8 @@ pub(crate) fn wanted(variable: Result<String, VarError>) -> Result<Wanted, Sente
         Ok("cuda") => Ok(Wanted::Cuda),
         Ok("host") => Ok(Wanted::Host),
         // Tests run the examples alike on every machine.
-        Err(VarError::NotPresent) if cfg!(test) => Ok(Wanted::Host),
-        Err(VarError::NotPresent) => Ok(Wanted::Best),
+        Ok("") | Err(VarError::NotPresent) if cfg!(test) => Ok(Wanted::Host),
+        Ok("") | Err(VarError::NotPresent) => Ok(Wanted::Best),
         Ok(other) => Err(unknown(other)),
         Err(VarError::NotUnicode(other)) => Err(unknown(&other.to_string_lossy())),
     }

@@ -58,7 +58,7 @@ pub enum LedgerError {
     /// The budget that all processes share leaves too little for a guarantee.
     Short(LedgerShortage),
     /// The file is not a ledger, or not one of this device.
-    #[error("{} is not a ledger of this device: {reason}", .path.display())]
+    #[error("{} is not a usable ledger: {reason}", .path.display())]
     NotALedger {
         /// The file.
         path: PathBuf,

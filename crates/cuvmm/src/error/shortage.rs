@@ -37,8 +37,8 @@ pub struct Shortage {
     pub pending_free: u64,
     /// The bytes that are withdrawn but leased.
     pub leased: u64,
-    /// The idle bytes in extents that also have bytes in use. They can be reclaimed when those are
-    /// freed; waiting does not help.
+    /// The idle bytes in extents that also have bytes in use, and the free bytes of heaps for graphs. They
+    /// can be reclaimed when those are freed or the graphs end; waiting does not help.
     pub stranded: u64,
     /// The bytes that could not be unmapped after a failure.
     pub quarantined: u64,
@@ -68,7 +68,8 @@ impl Shortage {
             self.stranded > 0 && self.available.saturating_add(self.stranded) >= self.wanted;
         decides.then_some(
             "an extent is mapped as a whole, so its free part is stranded while the rest is in use: \
-             smaller extents, or another heap or tag for memory that lives longer, leave whole extents free",
+             smaller extents, or another heap or tag for memory that lives longer, leave whole extents free; \
+             a heap for graphs keeps all extents until its graphs end",
         )
     }
 

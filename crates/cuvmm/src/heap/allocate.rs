@@ -53,8 +53,8 @@ impl Request<'_> {
 struct Growth {
     /// The most bytes that it may hold.
     limit: u64,
-    /// `false` if the pool has refused more.
-    grows: bool,
+    /// The bytes of new memory that the pool has refused for the request, if it has.
+    refused: Option<u64>,
 }
 
 /// The heap's place in the pool.
@@ -143,7 +143,7 @@ impl Core {
         let polling = request.polling(tenant);
         let may = Growth {
             limit: tenant.most(),
-            grows: true,
+            refused: None,
         };
         let mut state = self.lock();
         if let Some(at) = state.fit_in_chunk(request) {
@@ -219,12 +219,12 @@ impl Core {
         request: Request<'_>,
         reserved: &mut bool,
     ) -> Result<(u64, Tag), BlockError> {
-        let mut refusal = None;
+        let (mut refusal, mut refused) = (None, None);
         let mut short = None;
         let mut tidied = false;
         loop {
             let seen = self.reservations.load(Ordering::Acquire);
-            let step = self.step(owner.0, request, refusal.is_none(), short.is_none())?;
+            let step = self.step(owner.0, request, refused, short.is_none())?;
             let build = match step {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
@@ -247,7 +247,7 @@ impl Core {
                     return Err(refusal.or(short).unwrap_or_else(other));
                 }
             };
-            let grows = build.grows();
+            let grown = build.grown();
             match self.build(owner, build, (request.stream, request.id)) {
                 Ok(built) => {
                     self.tidy_some(owner);
@@ -258,8 +258,13 @@ impl Core {
                     tidied = true;
                     self.tidy_now(owner, usize::MAX);
                 }
-                Err(error) if grows && error.is_out_of_memory() && refusal.is_none() => {
-                    refusal = Some(error);
+                // A smaller extent may fit, or free memory suffice.
+                Err(error)
+                    if grown > 0
+                        && error.is_out_of_memory()
+                        && refused.is_none_or(|before| grown < before) =>
+                {
+                    (refusal, refused) = (Some(error), Some(grown));
                 }
                 Err(error) => return Err(error),
             }
@@ -275,14 +280,14 @@ impl Core {
         &self,
         tenant: &Tenant,
         request: Request<'_>,
-        grows: bool,
+        refused: Option<u64>,
         reserves: bool,
     ) -> Result<Step, BlockError> {
         // Declared first, so that the heap's lock is released before it is given back.
         let polling = request.polling(tenant);
         let may = Growth {
             limit: tenant.most(),
-            grows,
+            refused,
         };
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();
@@ -388,7 +393,7 @@ impl Core {
             peak: state.counts.peak_live.max(used + request.size),
             mean: state.counts.mean_large(),
             limit: may.limit,
-            grows: may.grows,
+            refused: may.refused,
             spares_mappings: self.has(PINNED)
                 && state.gaps.used() / KEPT_ADDRESSES >= state.large.held(),
         };

@@ -53,9 +53,9 @@ struct Piece {
 }
 
 impl Build {
-    /// Returns `true` if the build needs new memory.
-    pub(super) const fn grows(&self) -> bool {
-        !self.new.is_empty()
+    /// Returns the bytes of new memory that the build needs.
+    pub(super) fn grown(&self) -> u64 {
+        self.new.iter().sum()
     }
 
     /// Returns all work that the memory waits for.

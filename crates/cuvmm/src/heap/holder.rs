@@ -22,6 +22,7 @@ impl Holder for Core {
             return HolderFigures {
                 held: large.held(),
                 in_use: large.held(),
+                kept: free,
                 ..HolderFigures::default()
             };
         }
@@ -33,7 +34,7 @@ impl Holder for Core {
             padding: used - in_use,
             pending_free: free - large.ready() - small.ready(),
             idle: large.idle(),
-            obtained: 0,
+            ..HolderFigures::default()
         }
     }
 

@@ -83,8 +83,8 @@ pub(super) struct Levels {
     pub(super) mean: u64,
     /// The most bytes that may be held.
     pub(super) limit: u64,
-    /// `false` if the pool has refused more memory.
-    pub(super) grows: bool,
+    /// The bytes of new memory that the pool has refused for the request, if it has.
+    pub(super) refused: Option<u64>,
     /// `true` if new memory is better than another mapping of memory that is there.
     pub(super) spares_mappings: bool,
 }
@@ -185,9 +185,9 @@ impl Planner<'_> {
         self.within_bound().is_some()
     }
 
-    /// Returns a plan with new memory if the heap holds little.
+    /// Returns a plan with new memory if the heap holds little and the pool has refused none.
     fn within_bound(&self) -> Option<Plan> {
-        let growth = self.growth();
+        let growth = self.growth().filter(|_| self.levels.refused.is_none());
         growth.filter(|growth| self.levels.held.saturating_add(growth.grown()) <= self.bound())
     }
 
@@ -196,9 +196,11 @@ impl Planner<'_> {
         self.stitched(false)
     }
 
-    /// Returns a plan with as little new memory as possible.
+    /// Returns a plan with as little new memory as possible, and less than the pool has refused.
     pub(super) fn dear(&self) -> Option<Plan> {
-        self.stitched(true).or_else(|| self.growth())
+        let refused = self.levels.refused.unwrap_or(u64::MAX);
+        let plan = self.stitched(true).or_else(|| self.growth());
+        plan.filter(|plan| plan.grown() < refused)
     }
 
     /// Returns how many bytes may be held before memory is stitched.
@@ -229,9 +231,6 @@ impl Planner<'_> {
 
     /// Returns a plan with new memory behind the longest open run.
     fn growth(&self) -> Option<Plan> {
-        if !self.levels.grows {
-            return None;
-        }
         let mut plan = Plan::from(self.open_run().unwrap_or(Head::None));
         let missing = self.wanted.size - plan.head.size();
         self.add_new(&mut plan, missing)?;
@@ -243,9 +242,13 @@ impl Planner<'_> {
     }
 
     /// Adds new extents for `bytes` at the end of a plan. The last is larger than needed if that
-    /// holds no more than may be held.
+    /// holds no more than may be held, and the pool has refused none.
     fn add_new(&self, plan: &mut Plan, bytes: u64) -> Option<()> {
-        self.add_extents(plan, bytes, self.policy.extra)
+        let extra = match self.levels.refused {
+            Some(_) => 0,
+            None => self.policy.extra,
+        };
+        self.add_extents(plan, bytes, extra)
     }
 
     /// Adds new extents for `bytes` to a plan, with at most `extra` bytes more.
@@ -318,7 +321,7 @@ impl Planner<'_> {
     /// Returns the best plan that uses free memory, with `grows` and new memory for what is
     /// missing.
     fn stitched(&self, grows: bool) -> Option<Plan> {
-        if !self.policy.aliases || grows && !self.levels.grows {
+        if !self.policy.aliases {
             return None;
         }
         let whole: Vec<(u64, ExtentId)> = self.extents.whole(self.wanted.stream).collect();

@@ -35,6 +35,7 @@ use rustix::process::geteuid;
 use super::charge::MOST;
 use super::layout::{Layout, MAGIC, SIZE, VERSION, first_bytes, uuid_words};
 use super::lock;
+use crate::display::Bytes;
 use crate::error::LedgerError;
 
 /// How often a process opens the file again because it was removed or replaced meanwhile.
@@ -383,7 +384,11 @@ fn check_size(path: &Path, found: &Metadata) -> Result<(), LedgerError> {
     let reason = if !kind.is_file() || kind.is_socket() {
         "it is not a regular file".to_owned()
     } else if found.size() != SIZE {
-        format!("it has {} bytes instead of {SIZE}", found.size())
+        format!(
+            "it has {}, and a ledger has {}",
+            Bytes(found.size()),
+            Bytes(SIZE)
+        )
     } else {
         return Ok(());
     };

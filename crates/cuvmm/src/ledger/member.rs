@@ -37,8 +37,12 @@ use crate::sync::{Mutex, MutexGuard};
 /// in use, in bytes. So small changes do not touch the file that all processes share.
 pub(crate) const GRANT: u64 = 64 << 20;
 
-/// The name of a process's limit in errors.
-pub(super) const PROCESS_LIMIT: &str = "bytes of a process's limit";
+/// Checks a process's limit, which is at least a granule and at least its guarantee, all in bytes.
+pub(super) fn check_limit(limit: u64, guarantee: u64, granule: u64) -> Result<(), ArgumentError> {
+    ArgumentError::at_least("bytes of a process's limit", limit, granule)?;
+    let what = "bytes of a process's limit, which is at least its guarantee";
+    ArgumentError::at_least(what, limit, guarantee)
+}
 
 /// How long a charge retries while other processes charge at the same time.
 const LONGEST_CONTENTION: Duration = Duration::from_millis(50);

@@ -167,7 +167,7 @@ use self::charge::MOST;
 use self::control::Commands;
 use self::file::Terms;
 use self::joining::Wishes;
-use self::member::PROCESS_LIMIT;
+use self::member::check_limit;
 use self::seen::Seen;
 use crate::device::Device;
 use crate::error::{ArgumentError, LedgerError};
@@ -331,8 +331,7 @@ impl LedgerBuilder<'_> {
         let what = "bytes of a process's guarantee";
         ArgumentError::at_most(what, self.guarantee, self.limit.unwrap_or(total))?;
         let process_limit = self.process_limit.unwrap_or(total);
-        let least = self.guarantee.max(granule.bytes());
-        ArgumentError::at_least(PROCESS_LIMIT, process_limit, least)?;
+        check_limit(process_limit, self.guarantee, granule.bytes())?;
         let terms = Terms {
             granule: granule.bytes(),
             device: device.uuid(),

@@ -35,6 +35,8 @@ pub(crate) struct HolderFigures {
     pub(crate) idle: u64,
     /// Bytes that memory pools of the driver were last seen to hold.
     pub(crate) obtained: u64,
+    /// Bytes in use that only graphs need, which may be launched again.
+    pub(crate) kept: u64,
 }
 
 impl HolderFigures {

@@ -13,8 +13,9 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::extents::Urgency;
 
-/// The name, in errors, of a guarantee that the tenant's own limit does not allow.
-const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
+/// The names, in errors, of a guarantee and a limit of a tenant that do not allow each other.
+const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
+const TENANT_LIMIT: &str = "bytes of a tenant's limit, which is at least its guarantee";
 
 /// How much physical memory a pool may hold. Released memory does not count, even while another
 /// process that imported it still has it, which only the driver knows.
@@ -98,7 +99,7 @@ impl Core {
         let mut state = self.lock();
         state.check_registered(id)?;
         let account = state.budget.account(id);
-        ArgumentError::at_most(GUARANTEE, account.guarantee, limit)?;
+        ArgumentError::at_least(TENANT_LIMIT, limit, account.guarantee)?;
         state.budget.set_tenant_limit(id, limit);
         let outcome = state.after_limit();
         self.changed(state);

@@ -509,7 +509,8 @@ impl State {
             pending_free += tenancy.shared_pending_free() + tenancy.pending_in_holders();
             let holders = tenancy.holders.iter();
             stranded += holders
-                .map(|held| held.holder.figures().stranded())
+                .map(|held| held.holder.figures())
+                .map(|figures| figures.stranded() + figures.kept)
                 .sum::<u64>();
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);

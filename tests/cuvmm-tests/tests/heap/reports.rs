@@ -38,11 +38,16 @@ fn a_request_larger_than_any_free_range_is_served_from_several() {
 
 /// Frees every other one of 128 allocations of 8 MiB, which take all that the pool has, and asks
 /// for `mib` MiB.
-fn half_in_holes(preset: Preset, mib: u64, check: impl FnOnce(Result<Allocation, BlockError>)) {
+fn half_in_holes(
+    (preset, graphs): (Preset, bool),
+    mib: u64,
+    check: impl FnOnce(Result<Allocation, BlockError>),
+) {
     let rig = common::model();
     let pool = common::pool(&rig, 1024 * MIB / G);
     let tenant = pool.tenant("a").register().unwrap();
-    let heap = Heap::builder(&tenant).preset(preset).build().unwrap();
+    let heap = Heap::builder(&tenant).preset(preset).for_graphs(graphs);
+    let heap = heap.build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let allocate = |mib: u64| heap.allocate(mib * MIB, 1, &stream);
     // Extents of other sizes than 8 MiB may leave too little in several pieces for the last one. New
@@ -58,24 +63,64 @@ fn half_in_holes(preset: Preset, mib: u64, check: impl FnOnce(Result<Allocation,
 
 #[test]
 fn holes_of_whole_extents_are_joined() {
-    half_in_holes(Preset::Tight, 512, |memory| drop(memory.unwrap()));
+    for graphs in [false, true] {
+        half_in_holes((Preset::Tight, graphs), 512, |memory| drop(memory.unwrap()));
+    }
+}
+
+/// The preset that maps seldom asks for much more than a request. Where other tenants leave less, the heap
+/// takes as much as the request needs.
+#[test]
+fn a_heap_takes_all_that_other_tenants_leave() {
+    for preset in [Preset::Tight, Preset::Fast] {
+        for (graphs, others) in [(false, 512), (false, 530), (true, 512), (true, 530)] {
+            let rig = common::model();
+            let pool = common::pool(&rig, 1024 * MIB / G);
+            let other = pool.tenant("other").register().unwrap();
+            let other = other.try_allocate(others * MIB).unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let heap = Heap::builder(&tenant).preset(preset).for_graphs(graphs);
+            let heap = heap.build().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let mut all: Vec<Allocation> = vec![];
+            let refused = loop {
+                match heap.allocate(8 * MIB, 1, &stream) {
+                    Ok(memory) => all.push(memory),
+                    Err(error) => break error,
+                }
+            };
+            let (count, most) = (all.len() as u64, (1024 - others) / 8);
+            assert!(count + 1 >= most, "{preset:?}, {graphs}: {count} of {most}");
+            assert!(refused.is_out_of_memory(), "{refused}");
+            balanced(&rig, &pool);
+            drop((all, other));
+        }
+    }
 }
 
 /// An extent that a hole shares with memory in use cannot be mapped elsewhere in part.
 #[test]
 fn holes_in_extents_in_use_are_stranded_and_the_error_says_why() {
-    half_in_holes(Preset::Fast, 256, |memory| {
-        let error = memory.unwrap_err();
-        let shortage = error.shortage().expect("memory is short");
-        assert!(shortage.stranded > 0, "{error}");
-        assert!(
-            shortage.available + shortage.stranded >= shortage.wanted,
-            "{error}"
-        );
-        let text = error.to_string();
-        assert!(text.contains("stranded in extents in use"), "{text}");
-        assert!(text.contains("an extent is mapped as a whole"), "{text}");
-    });
+    for graphs in [false, true] {
+        half_in_holes((Preset::Fast, graphs), 256, stranded);
+    }
+}
+
+fn stranded(memory: Result<Allocation, BlockError>) {
+    let error = memory.unwrap_err();
+    let shortage = error.shortage().expect("memory is short");
+    assert!(shortage.stranded > 0, "{error}");
+    assert!(
+        shortage.available + shortage.stranded >= shortage.wanted,
+        "{error}"
+    );
+    let text = error.to_string();
+    assert!(text.contains("stranded in extents in use"), "{text}");
+    assert!(text.contains("an extent is mapped as a whole"), "{text}");
+    assert!(
+        text.contains("a heap for graphs keeps all extents"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn bytes(granules: u64) -> Limit {
 }
 
 /// The subject of the error for a guarantee above the tenant's own limit.
-const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
+const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
 
 on_both! {
     fn a_lowered_limit_gives_back_what_is_idle_and_keeps_to_itself_as_memory_comes_free(rig) {
@@ -161,7 +161,8 @@ on_both! {
         let others = b.try_allocate(2 * G).unwrap();
         drop(b.try_allocate(2 * G).unwrap());
         let refused = a.set_limit(G).unwrap_err();
-        let figures = ArgumentError::TooLarge { what: GUARANTEE, value: 2 * G, most: G };
+        let what = "bytes of a tenant's limit, which is at least its guarantee";
+        let figures = ArgumentError::TooSmall { what, value: G, least: 2 * G };
         assert_eq!(refused, figures.into());
         let change = a.set_limit(4 * G).unwrap();
         assert_eq!((change.limit, change.taken_back, change.excess), (4 * G, 3 * G, 3 * G));

@@ -12,8 +12,11 @@ use super::samples::Samples;
 use super::stage::Stage;
 use cuvmm_cli::watch::wall;
 
-pub(super) const LEASE: &str = "lease_beside_take_back";
-pub(super) const ALLOCATE: &str = "alloc_beside_take_back";
+pub(super) const NAMES: [&str; 3] = [
+    "lease_beside_take_back",
+    "alloc_beside_take_back",
+    "pair_beside_take_back",
+];
 
 const SIZE: u64 = 16 * GIB;
 
@@ -25,8 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 const BASELINE: &str = "the same while no tenant takes memory back";
 
-/// Measures taking and ending a lease, and allocating cached memory that no stream cache holds,
-/// while another thread reclaims the cached memory of 16 tenants in extents of 2 MiB.
+/// An operation of a tenant on a stream, which returns its time. It is told how often it was run before.
+type Operation = fn(&Tenant, &Stream, u64) -> anyhow::Result<f64>;
+
+/// The operations of the rows.
+const OPERATIONS: [Operation; 3] = [lease, allocate, pair];
+
+/// Measures taking and ending a lease, allocating cached memory that no stream cache holds, and
+/// allocating and freeing it, while another thread reclaims the cached memory of 16 tenants in extents
+/// of 2 MiB.
 ///
 /// # Errors
 /// When an operation fails.
@@ -44,49 +54,43 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         .map(|number| Ok(pool.tenant(format!("{number}")).register()?))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let stream = Stream::new(&device)?;
-    let (mut leases, mut allocations) = (Samples::default(), Samples::default());
-    let (mut lease_baselines, mut allocation_baselines) = (Samples::default(), Samples::default());
-    for _ in 0..stage.times(20_000, 200) {
-        lease_baselines.add(lease(&own, &stream)?);
-        allocation_baselines.add(allocate(&own, &stream)?);
-    }
-    for turn in 0..stage.times(6, 2) {
-        for tenant in &others {
-            drop(tenant.allocate_on(&stream, SIZE / TENANTS)?);
+    for (name, operation) in NAMES.into_iter().zip(OPERATIONS) {
+        let (mut ours, mut baselines) = (Samples::default(), Samples::default());
+        for number in 0..stage.times(20_000, 200) as u64 {
+            baselines.add(operation(&own, &stream, number)?);
         }
-        stream.synchronize()?;
-        let takes = AtomicBool::new(true);
-        let wanted = taker.block(SIZE).home_stream(&stream).timeout(PATIENCE);
-        let taken = std::thread::scope(|scope| {
-            let taking = scope.spawn(|| {
-                let taken = wanted.allocate();
-                takes.store(false, Ordering::SeqCst);
-                taken
-            });
-            while takes.load(Ordering::SeqCst) {
-                if turn % 2 == 0 {
-                    leases.add(lease(&own, &stream)?);
-                } else {
-                    allocations.add(allocate(&own, &stream)?);
-                }
+        let mut number = 0;
+        for _ in 0..stage.times(3, 1) {
+            for tenant in &others {
+                drop(tenant.allocate_on(&stream, SIZE / TENANTS)?);
             }
-            let taken = taking.join();
-            Ok::<_, anyhow::Error>(taken.map_err(|_| anyhow::anyhow!("the taker panicked"))??)
-        })?;
-        drop(taken);
-        stream.synchronize()?;
-    }
-    for (name, ours, baselines) in [
-        (LEASE, &leases, &lease_baselines),
-        (ALLOCATE, &allocations, &allocation_baselines),
-    ] {
-        report.add(Row::new(name, ours, BASELINE, baselines).count("p999_ns", ours.per_mille(999)));
+            stream.synchronize()?;
+            let takes = AtomicBool::new(true);
+            let wanted = taker.block(SIZE).home_stream(&stream).timeout(PATIENCE);
+            let taken = std::thread::scope(|scope| {
+                let taking = scope.spawn(|| {
+                    let taken = wanted.allocate();
+                    takes.store(false, Ordering::SeqCst);
+                    taken
+                });
+                while takes.load(Ordering::SeqCst) {
+                    number += 1;
+                    ours.add(operation(&own, &stream, number)?);
+                }
+                let taken = taking.join();
+                Ok::<_, anyhow::Error>(taken.map_err(|_| anyhow::anyhow!("the taker panicked"))??)
+            })?;
+            drop(taken);
+            stream.synchronize()?;
+        }
+        let row = Row::new(name, &ours, BASELINE, &baselines);
+        report.add(row.count("p999_ns", ours.per_mille(999)));
     }
     Ok(())
 }
 
 /// Takes a lease on a block and ends it, and returns the time.
-fn lease(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
+fn lease(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     let block = tenant.allocate_on(stream, PAGE)?;
     let (took, ()) = wall(|| {
         drop(block.lease());
@@ -97,11 +101,22 @@ fn lease(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
 
 /// Allocates a block from memory that is cached in the pool and in no stream cache, and returns the
 /// time.
-fn allocate(tenant: &Tenant, stream: &Stream) -> anyhow::Result<f64> {
+fn allocate(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     drop(tenant.allocate_on(stream, PAGE)?);
     // Empties the stream caches into the pool.
     let _ = tenant.stats();
     let (took, block) = wall(|| anyhow::Ok(tenant.allocate_on(stream, PAGE)?))?;
     drop(block);
+    Ok(took)
+}
+
+/// Allocates and frees a block of another size than before, which no stream cache holds, and returns the
+/// time.
+fn pair(tenant: &Tenant, stream: &Stream, number: u64) -> anyhow::Result<f64> {
+    let size = PAGE - number % (PAGE / 2);
+    let (took, ()) = wall(|| {
+        drop(tenant.allocate_on(stream, size)?);
+        anyhow::Ok(())
+    })?;
     Ok(took)
 }

@@ -199,8 +199,8 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names.to_vec(), waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
-    let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);
-    groups.push(Group::new(names.to_vec(), |stage, _, report| {
+    let names = beside_taking::NAMES.map(str::to_owned).to_vec();
+    groups.push(Group::new(names, |stage, _, report| {
         beside_taking::measure(stage, report)
     }));
     let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
@@ -212,7 +212,7 @@ fn groups() -> Vec<Group> {
         .map(str::to_owned)
         .to_vec();
     groups.push(Group::new(names, scale::measure));
-    let names = [threads::NAME, threads::TENANT_EACH];
+    let names = [threads::NAME, threads::TENANT_EACH, threads::OTHER_SIZES];
     let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, threads::measure));
     groups

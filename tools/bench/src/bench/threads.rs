@@ -16,20 +16,26 @@ use cuvmm_cli::watch::nanos;
 
 pub(super) const NAME: &str = "threads_8";
 pub(super) const TENANT_EACH: &str = "threads_8_tenant_each";
+pub(super) const OTHER_SIZES: &str = "threads_8_other_sizes";
 
 const THREADS: usize = 8;
 
 const BASELINE: &str = "1 thread; time by operations of all threads; the ratio is the gain";
 
-/// Measures threads that share one tenant, and threads with one tenant each; every thread has a
-/// home stream of its own.
+/// Measures threads that share one tenant, threads with one tenant each, and the latter with a size that
+/// changes with each operation, so that no stream cache serves it; every thread has a home stream of its
+/// own.
 ///
 /// # Errors
 /// When an allocation fails.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     stage.room(THREADS as u64 * PAGE)?;
     let cores = std::thread::available_parallelism()?.get();
-    for (name, tenants) in [(NAME, 1), (TENANT_EACH, THREADS)] {
+    for (name, tenants, sizes) in [
+        (NAME, 1, 1),
+        (TENANT_EACH, THREADS, 1),
+        (OTHER_SIZES, THREADS, PAGE / 2),
+    ] {
         if !wanted.has(name) {
             continue;
         }
@@ -43,7 +49,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
             .take(THREADS)
             .map(|tenant| Ok((tenant.clone(), Stream::new(&stage.device)?)))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let each = stage.times(50_000, 5_000);
+        let each = (stage.times(50_000, 5_000), sizes);
         let (ours, baselines) = alternate(
             stage.times(20, 3),
             || round(&workers, each),
@@ -57,12 +63,12 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
 
 /// Returns the nanoseconds per operation (allocate and free), from the start of the first thread to
 /// the end of the last.
-fn round(workers: &[(Tenant, Stream)], each: usize) -> anyhow::Result<f64> {
+fn round(workers: &[(Tenant, Stream)], (each, sizes): (usize, u64)) -> anyhow::Result<f64> {
     let start = Barrier::new(workers.len());
     let times = std::thread::scope(|scope| {
         let threads: Vec<_> = workers
             .iter()
-            .map(|(tenant, stream)| scope.spawn(|| work(&start, tenant, stream, each)))
+            .map(|(tenant, stream)| scope.spawn(|| work(&start, (tenant, stream), each, sizes)))
             .collect();
         threads
             .into_iter()
@@ -78,17 +84,18 @@ fn round(workers: &[(Tenant, Stream)], each: usize) -> anyhow::Result<f64> {
     Ok(nanos(took.unwrap_or_default()) / (workers.len() * each) as f64)
 }
 
-/// Runs one thread's operations, and returns when it began and ended.
+/// Runs one thread's operations, of `sizes` different sizes in turn, and returns when it began and ended.
 fn work(
     start: &Barrier,
-    tenant: &Tenant,
-    stream: &Stream,
+    (tenant, stream): (&Tenant, &Stream),
     each: usize,
+    sizes: u64,
 ) -> anyhow::Result<(Instant, Instant)> {
     start.wait();
     let begun = Instant::now();
-    for _ in 0..each {
-        drop(tenant.block(PAGE).home_stream(stream).try_allocate()?);
+    for number in 0..each as u64 {
+        let block = tenant.block(PAGE - number % sizes).home_stream(stream);
+        drop(block.try_allocate()?);
     }
     Ok((begun, Instant::now()))
 }

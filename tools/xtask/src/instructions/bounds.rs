@@ -1,7 +1,7 @@
 //! The paths that are counted, and their bounds.
 //!
 //! A bound is about 15 % above the measured count, which allows for another compiler or C library
-//! and not for a regression. A change that shortens a path lowers both figures.
+//! and not for a regression. The paths that include the model's own work have bounds 3 % above. A change that shortens a path lowers both figures.
 
 use anyhow::{Result, ensure};
 
@@ -60,6 +60,19 @@ pub(crate) const PATHS: &[Path] = &[
     Path { name: "headroom",        case: "headroom",        batch: 400, rounds: 1, measured: 1597, bound: 1836, crowded: false, in_ledger: false },
     Path { name: "pool-stats",      case: "pool-stats",      batch: 400, rounds: 1, measured: 714, bound: 820, crowded: false, in_ledger: false },
     Path { name: "kv-admission",    case: "kv-admission",    batch: 1024, rounds: 1, measured: 357, bound: 408, crowded: true, in_ledger: false },
+    // Paths that map and unmap, with the model's own work: an extent reclaimed among 10,000 freed slots
+    // of 100 tenants; a block with new memory; an allocation of a heap that has nothing free; a block put
+    // to sleep; a granule of a region committed, and withdrawn.
+    Path { name: "reclaim",         case: "reclaim",         batch: 1,  rounds: 4,  measured: 180_654, bound: 186_100, crowded: false, in_ledger: false },
+    Path { name: "cold",            case: "cold",            batch: 8,  rounds: 2,  measured: 21_019, bound: 21_650, crowded: false, in_ledger: false },
+    Path { name: "heap-miss",       case: "heap-miss",       batch: 8,  rounds: 2,  measured: 26_377, bound: 27_170, crowded: false, in_ledger: false },
+    Path { name: "sleep",           case: "sleep",           batch: 16, rounds: 2,  measured: 10_531, bound: 10_850, crowded: false, in_ledger: false },
+    Path { name: "region-commit",   case: "commit",          batch: 8,  rounds: 2,  measured: 20_988, bound: 21_620, crowded: false, in_ledger: false },
+    Path { name: "region-decommit", case: "decommit",        batch: 8,  rounds: 2,  measured: 4983, bound: 5135, crowded: false, in_ledger: false },
+    // 1,024 elements appended to a vector with memory for them, with the copy.
+    Path { name: "vec-extend",      case: "extend",          batch: 16, rounds: 2,  measured: 10_475, bound: 10_790, crowded: false, in_ledger: false },
+    // A future that waits granted a block that was freed, on the mapper's thread.
+    Path { name: "future",          case: "future",          batch: 16, rounds: 1,  measured: 7186, bound: 7405, crowded: false, in_ledger: false },
     // A charge to a ledger with 128 slots and its refund, while no request waits.
     Path { name: "charge",          case: "charge-in-ledger", batch: 64, rounds: 1, measured: 3339, bound: 3840, crowded: false, in_ledger: false },
 ];
@@ -136,7 +149,7 @@ mod tests {
     fn bounds_are_near_what_was_measured() {
         for path in PATHS {
             let room = f64::from(path.bound) / f64::from(path.measured);
-            assert!((1.1..1.2).contains(&room), "{}: {room}", path.name);
+            assert!((1.02..1.2).contains(&room), "{}: {room}", path.name);
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod bounds;
 mod count;
+mod files;
 mod program;
 mod trace;
 
@@ -25,6 +26,9 @@ pub(crate) struct Instructions {
     /// The number of times that each path is counted, each time in a separate process.
     #[arg(long, default_value_t = 1)]
     runs: usize,
+    /// List the files that paths execute instead, from the line tables of the program.
+    #[arg(long, conflicts_with = "runs")]
+    files: bool,
     /// Count only paths whose name begins with this.
     path: Option<String>,
 }
@@ -36,11 +40,17 @@ const TRIES: usize = 10;
 
 impl Instructions {
     pub(crate) fn run(self) -> Result<()> {
-        let program = program::build()?;
+        if self.files {
+            return match files::print(self.path.as_deref())? {
+                true => Ok(()),
+                false => self.refused(),
+            };
+        }
+        let program = program::build("release")?;
         let counted = |path: &Path, setting: Setting| -> Result<Option<Count>> {
             let mut runs = Vec::new();
             for _ in 0..self.runs.max(1) {
-                match trace::trace(&program, &path.arguments(setting))? {
+                match trace::trace(&program, &path.arguments(setting), None)? {
                     Stretches::Counted(stretches) => runs.push(path.each(&stretches)?),
                     Stretches::Refused(why) => {
                         eprintln!("{why}");

@@ -8,10 +8,11 @@ use serde_json::Value;
 
 use crate::cargo;
 
-/// Builds the program in release mode and returns its path.
-pub(crate) fn build() -> Result<PathBuf> {
+/// Builds the program like a user's in release mode, and returns its path. The profile is `release`, or
+/// `profiling` for the same with line tables.
+pub(crate) fn build(profile: &str) -> Result<PathBuf> {
     let output = cargo::command()
-        .args(["build", "--release", "--package=counted"])
+        .args(["build", "--profile", profile, "--package=counted"])
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()

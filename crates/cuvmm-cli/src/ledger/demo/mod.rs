@@ -10,8 +10,10 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use cuvmm_cli::command::usage;
+use clap::ValueEnum as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cuvmm_cli::drivers::Choice;
+use cuvmm_cli::duration::duration;
 use cuvmm_cli::terminal::{safe, tell};
 use tempfile::TempDir;
 
@@ -28,8 +30,8 @@ const NAMES: [&str; 2] = ["chat", "code"];
 /// The interval between two looks of `top`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The seconds after which the figures are printed where there is no terminal.
-const SECONDS: u32 = 10;
+/// The time after which the figures are printed where there is no terminal.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 /// Run two services under one memory limit, with `cuvmm top` beside them
 ///
@@ -45,16 +47,25 @@ const SECONDS: u32 = 10;
   cuvmm demo --driver cuda --device 1")]
 pub(crate) struct Args {
     /// The driver of both services
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, default_value = Choice::Auto.word(), value_parser = with_memory())]
     driver: Choice,
 
     /// The device of the driver
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     device: u32,
 
-    /// Print the figures once after this time, and stop [default without a terminal: 10]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    seconds: Option<u32>,
+    /// Print the figures once after this time, in seconds or such as 2min, and stop [default without a
+    /// terminal: 10]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    seconds: Option<Duration>,
+}
+
+/// Takes the word of a driver whose memory two processes can use: the model has none.
+fn with_memory() -> impl TypedValueParser<Value = Choice> {
+    let all = Choice::value_variants().iter();
+    let words = all.filter(|it| **it != Choice::Model);
+    PossibleValuesParser::new(words.filter_map(Choice::to_possible_value))
+        .try_map(|word| Choice::from_str(&word, false))
 }
 
 impl Args {
@@ -64,13 +75,8 @@ impl Args {
     /// A driver that cannot be opened, a service that fails, a signal before the figures are printed,
     /// and a terminal that cannot be used.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if self.driver == Choice::Model {
-            return Err(usage(
-                "the model has no memory to give to services: use --driver host",
-            ));
-        }
         let terminal = std::io::stdout().is_terminal();
-        let seconds = self.seconds.or((!terminal).then_some(SECONDS));
+        let seconds = self.seconds.or((!terminal).then_some(UNSEEN));
         let mut services = Services::new()?;
         let at = Where::at(services.folder.path());
         let Some(seconds) = seconds else {
@@ -80,7 +86,7 @@ impl Args {
         };
         let stop = Stop::on_signals()?;
         services.start(&self, Stdio::inherit)?;
-        if stop.within(Duration::from_secs(seconds.into())) {
+        if stop.within(seconds) {
             return Err(Stopped.into());
         }
         top::once(&at)?;

@@ -22,6 +22,19 @@ const BAR: u16 = 40;
 const KEYS: &str =
     "q quit  ? help  j/k select  Enter details  s sort  r reverse  t trim  z sleep  w wake";
 
+/// The keys in 80 columns. A narrower screen does without the last ones.
+const FEWER: [&str; 9] = [
+    "q quit",
+    "? help",
+    "j/k move",
+    "Enter open",
+    "s sort",
+    "t trim",
+    "z sleep",
+    "w wake",
+    "r reverse",
+];
+
 /// Fits a terminal of 80 columns and 24 lines.
 const HELP: &[&str] = &[
     "up, down, k, j   select a process or tenant; also PageUp, PageDown, Home, End",
@@ -65,17 +78,29 @@ pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
     if area.height >= AROUND {
         let (status, style) = status(state);
         pen.line(area.height - 2, &status, style);
-        let hint = if state.help {
-            "any key leaves the help"
-        } else {
-            KEYS
+        let hint = match state.help {
+            true => "any key leaves the help".to_owned(),
+            false => keys(area.width.into()),
         };
-        pen.line(
-            area.height - 1,
-            hint,
-            Style::new().add_modifier(Modifier::DIM),
-        );
+        let dim = Style::new().add_modifier(Modifier::DIM);
+        pen.line(area.height - 1, &hint, dim);
     }
+}
+
+/// Returns the keys that fit.
+fn keys(width: usize) -> String {
+    if KEYS.len() <= width {
+        return KEYS.to_owned();
+    }
+    let mut shown = String::new();
+    for key in FEWER {
+        let space = if shown.is_empty() { "" } else { "  " };
+        if shown.len() + space.len() + key.len() > width {
+            break;
+        }
+        shown += &format!("{space}{key}");
+    }
+    shown
 }
 
 /// An area of the screen, with lines numbered from its top.

@@ -26,6 +26,7 @@ use std::time::Duration;
 use signal_hook::low_level::emulate_default_handler;
 
 use super::find::Where;
+use cuvmm_cli::duration::duration;
 use cuvmm_cli::terminal::{json, print};
 
 /// Show what each process and tenant has of each GPU
@@ -48,9 +49,9 @@ pub(crate) struct Args {
     #[arg(long)]
     once: bool,
 
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    interval: u32,
+    /// The time between two looks, in seconds or such as 500ms
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
 
     /// Print one JSON object, once; sizes are in bytes
     #[arg(long)]
@@ -72,9 +73,18 @@ impl Args {
             once(&self.at)?;
             return Ok(ExitCode::SUCCESS);
         }
-        live(&self.at, Duration::from_secs(self.interval.into()), || {
-            Ok(())
-        })
+        live(&self.at, self.interval, || Ok(()))
+    }
+}
+
+/// The shortest time between two looks.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Takes a duration in which looks can follow each other.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time < SHORTEST => Err("an interval is at least 100ms".to_owned()),
+        time => Ok(time),
     }
 }
 

@@ -9,17 +9,18 @@ use super::waits::waits;
 use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{safe, shown};
 
+/// The columns, by weight: a narrow terminal does without the last ones.
 const HEAD: [&str; 10] = [
     "process",
-    "pid",
+    "state",
     "charged",
     "in use",
     "idle",
-    "asleep",
-    "guarantee",
-    "limit",
     "stalled%",
-    "state",
+    "limit",
+    "pid",
+    "guarantee",
+    "asleep",
 ];
 
 /// Returns a table for each ledger of those at a path.
@@ -40,7 +41,7 @@ pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
         );
         let about = std::iter::once(stalls(ledger)).chain(foreign(ledger));
         about.for_each(|line| text += &format!("{line}\n"));
-        let mut rows = page.table(&HEAD, |column| (1..=8).contains(&column));
+        let mut rows = page.table(&HEAD, |column| column >= 2);
         for process in &ledger.processes {
             rows.add_row(process_row(ledger, process, unit));
             for (pool, tenant) in process.tenants() {
@@ -83,15 +84,15 @@ fn process_row(ledger: &Shown, process: &Process, unit: Unit) -> Vec<String> {
     let stalled = stalled.map(|it| percent(it.avg10)).join("/");
     vec![
         safe(&stats.name).into_owned(),
-        stats.pid.to_string(),
+        stats.state.to_string(),
         figure(stats.charged),
         sum(|tenant| tenant.in_use),
         figure(stats.idle),
-        sum(|tenant| tenant.asleep),
-        figure(stats.guarantee),
-        figure(process.limit(ledger)),
         stalled,
-        stats.state.to_string(),
+        figure(process.limit(ledger)),
+        stats.pid.to_string(),
+        figure(stats.guarantee),
+        sum(|tenant| tenant.asleep),
     ]
 }
 
@@ -100,14 +101,14 @@ fn tenant_row(tenant: &TenantReport, unit: Unit) -> Vec<String> {
     let idle = tenant.cached + tenant.pending_free + tenant.precommitted;
     vec![
         format!("  /{}", safe(&tenant.name)),
-        String::new(),
+        if tenant.draining { "draining" } else { "" }.to_owned(),
         figure(tenant.committed),
         figure(tenant.in_use),
         figure(idle),
-        figure(tenant.asleep),
-        figure(tenant.guarantee),
+        String::new(),
         figure(tenant.limit),
         String::new(),
-        if tenant.draining { "draining" } else { "" }.to_owned(),
+        figure(tenant.guarantee),
+        figure(tenant.asleep),
     ]
 }

@@ -1,8 +1,8 @@
 //! Changes of what the process may have: its guarantee, its limit and its priority.
 
 use super::super::charge::MOST;
-use super::{InLine, Member, PROCESS_LIMIT, Purpose};
-use crate::error::{ArgumentError, LedgerError};
+use super::{InLine, Member, Purpose, check_limit};
+use crate::error::LedgerError;
 
 impl Member {
     /// Changes the bytes that the process is always charged. Raising them is a charge.
@@ -36,8 +36,7 @@ impl Member {
         self.own_process()?;
         let account = self.account();
         let granule = self.granule.bytes();
-        let least = account.guarantee.max(1).saturating_mul(granule);
-        ArgumentError::at_least(PROCESS_LIMIT, bytes, least)?;
+        check_limit(bytes, account.guarantee.saturating_mul(granule), granule)?;
         let limit = (bytes / granule).min(MOST);
         self.slot().limit.store(limit);
         self.refund(&account, 0);

@@ -121,7 +121,10 @@ fn a_narrow_screen_has_fewer_columns() {
     assert!(shown[5].contains("vcharged in use   idle"), "{shown:#?}");
     assert!(shown.iter().all(|it| it.chars().count() <= 60));
     assert!(shown[10].is_empty(), "the status");
-    assert!(shown[11].starts_with("q quit  ? help"), "{shown:#?}");
+    assert_eq!(
+        shown[11],
+        "q quit  ? help  j/k move  Enter open  s sort  t trim"
+    );
     keys(&mut state, "z");
     assert_eq!(lines(&state, 60, 10)[8], "put chat to sleep? y or n");
     keys(&mut state, "n?");
@@ -130,6 +133,21 @@ fn a_narrow_screen_has_fewer_columns() {
         let _ = terminal(&state, width, height);
         keys(&mut state, "? ");
         let _ = terminal(&state, width, height);
+    }
+}
+
+#[test]
+fn the_keys_are_whole_words_at_every_width() {
+    let all = "q quit  ? help  j/k move  Enter open  s sort  t trim  z sleep  w wake  r reverse";
+    for (width, expected) in [
+        (100, KEYS),
+        (80, all),
+        (79, &all[..69]),
+        (17, "q quit  ? help"),
+        (5, ""),
+    ] {
+        let shown = lines(&State::default(), width, 10);
+        assert_eq!(shown[9], expected, "{width} columns");
     }
 }
 

@@ -1,6 +1,23 @@
-//! The parser of times like `500 ms`.
+//! Parsing of durations on the command line and in plans.
 
 use std::time::Duration;
+
+/// The longest duration that an option takes, about a year. A time so far from now is always representable.
+const LONGEST: Duration = Duration::from_secs(10_000 * 3_600);
+
+/// Parses an option's duration, which is not zero: seconds, or a number and a unit, such as `500ms`.
+///
+/// # Errors
+/// A message that says how a duration is written.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = || parse(&format!("{text} s"));
+    match parse(text).or_else(seconds) {
+        Some(time) if time.is_zero() => Err("a duration is more than 0".to_owned()),
+        Some(time) if time > LONGEST => Err("a duration is at most 10000h".to_owned()),
+        Some(time) => Ok(time),
+        None => Err("a duration is a number of seconds, or like 500ms, 5s, 2min or 1h".to_owned()),
+    }
+}
 
 /// Nanoseconds in a second.
 const SECOND: u128 = 1_000_000_000;
@@ -9,7 +26,7 @@ const SECOND: u128 = 1_000_000_000;
 /// are cut off.
 ///
 /// Returns `None` if the text is no time, or a time that `Duration` cannot hold.
-pub(super) fn parse(text: &str) -> Option<Duration> {
+pub fn parse(text: &str) -> Option<Duration> {
     let text = text.trim();
     let at = text.find(|character: char| !character.is_ascii_digit() && character != '.')?;
     let (number, unit) = text.split_at_checked(at)?;
@@ -39,8 +56,29 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{duration, parse};
     use std::time::Duration;
+
+    #[test]
+    fn an_option_without_a_unit_is_in_seconds() {
+        for (text, millis) in [
+            ("5", 5_000),
+            ("0.5", 500),
+            ("5s", 5_000),
+            (" 250 ms ", 250),
+            ("1.5min", 90_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "soon", "-1", "1e3", "5 days", ".5", "NaN"] {
+            let refused = duration(text).unwrap_err();
+            assert!(refused.contains("like 500ms"), "{text}: {refused}");
+        }
+        assert!(duration("0").unwrap_err().contains("more than 0"));
+        assert!(duration("10001h").unwrap_err().contains("at most 10000h"));
+        assert_eq!(duration("10000h"), Ok(super::LONGEST));
+    }
 
     #[test]
     fn a_time_is_a_number_and_a_unit() {

@@ -4,6 +4,8 @@
 //! again, and so may its drop. So none of it is called or dropped in a locked section: it is
 //! deferred until the thread has left the section, whichever pool or device the section belongs to.
 //! Outside of all sections it is called at once.
+//!
+//! Keeps I-42.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;

@@ -2,10 +2,14 @@
 //!
 //! [`Device::call`] and [`Device::give_back`] count and time calls, refuse them in a forked child,
 //! and remember a lost context. They neither retry nor check arguments, which is up to the caller.
+//!
+//! Keeps I-40.
 
 mod captures;
 mod events;
 mod kept_pools;
+#[cfg(all(test, debug_assertions))]
+mod locked_calls;
 mod synchronise;
 
 use std::any::Any;

@@ -1,6 +1,8 @@
 //! Growth rules: how far memory is committed ahead of its use, for regions, blocks and plans alike.
 //!
 //! Pure arithmetic. Available memory and the charges of tenants are checked elsewhere.
+//!
+//! Keeps I-82.
 
 use crate::size::Granularity;
 

@@ -3,6 +3,8 @@
 //! A subscriber is user code, and may use the pool that an event is about. So an event is emitted
 //! when its thread is in no locked section: now, or at the section's end. Its fields are
 //! evaluated at once.
+//!
+//! Keeps I-43.
 
 /// Emits an event: `log!(level, fields, "message")`. The fields are written as for `tracing::event!`.
 /// A field that borrows is written with `%` or `?`, which formats it at once. The name of a field hides

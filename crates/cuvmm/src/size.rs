@@ -2,6 +2,8 @@
 //!
 //! The driver accepts only multiples of the granularity; users specify bytes. Every conversion
 //! between the two is here, checked, in 64 bits.
+//!
+//! Keeps I-81 and I-84.
 
 use std::ops::Range;
 
@@ -268,6 +270,7 @@ mod tests {
             prop_assert_eq!(sizes.len() as u64, whole + u64::from(rest));
         }
 
+        // I-81
         #[test]
         fn rounding_holds_its_bytes_and_wastes_less_than_a_granule(bytes in 0u64..1 << 62) {
             let up = G.round_up(bytes).unwrap();

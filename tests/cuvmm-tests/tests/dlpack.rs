@@ -201,6 +201,7 @@ fn several_tensors_and_we_hold_one_block() {
     common::nothing_left(rig);
 }
 
+// I-66
 /// The deleter may be called while work runs on streams that were never named to this library.
 #[test]
 fn memory_waits_for_work_of_streams_that_nobody_named() {

@@ -203,6 +203,7 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
     ]
 }
 
+// I-44
 #[test]
 fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let rig = common::model();

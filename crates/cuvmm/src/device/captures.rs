@@ -5,6 +5,8 @@
 //! and the mode of the calling thread. So the library makes them for itself only through
 //! [`Device::beside_captures`], which a capture guard excludes. A capture without a guard is not
 //! known here.
+//!
+//! Keeps I-26.
 
 use std::sync::PoisonError;
 

@@ -19,6 +19,8 @@
 //! The lock in this module is a leaf: no other lock is taken under it, and no user code runs under
 //! it.
 //!
+//! Keeps I-22 and I-27.
+//!
 //! `unsafe` is used for calls that take the handles of a stream and of events. The events are
 //! created and destroyed here; the stream's owner passes its own handle.
 #![allow(unsafe_code)]

@@ -1,5 +1,7 @@
 //! Export of memory as a tensor that owns it.
 //!
+//! Keeps I-66.
+//!
 //! `unsafe` in this file: dlpark's descriptors take a pointer. It is the address of memory that the
 //! owner keeps in place, and the owner lives in the descriptor until the deleter is called.
 #![allow(unsafe_code)]

@@ -1,6 +1,8 @@
 //! Access of devices other than the region's own. It is granted only on request, since access for a
 //! second device costs many times as much as for the first, and revoked only when that device's
 //! work is complete.
+//!
+//! Keeps I-24.
 
 use cuvmm_driver::Location;
 

@@ -4,6 +4,8 @@
 //! It borrows the space, so proof for one space unmaps nothing of another, and no use can begin
 //! while it lives. Nothing else unmaps extents of a space, except [`Placed::unmap_after`], for heaps,
 //! in which one physical has several mappings and each has a fence of its own.
+//!
+//! Keeps I-20.
 
 use super::fence::{Fence, Unused};
 use super::place::{Placed, Unmapped};

@@ -12,6 +12,8 @@
 //! "All work of a device" is the work of the one context that the driver uses for it, the primary
 //! context. Work that a program queues in other contexts of the device is not covered, although it
 //! can use the same addresses.
+//!
+//! Keeps I-21 and I-85.
 
 use std::sync::Arc;
 
@@ -593,6 +595,7 @@ mod tests {
         assert!(is_complete(&mut ended));
     }
 
+    // I-85
     #[test]
     fn with_too_many_streams_all_work_of_the_device_counts() {
         let rig = rig();

@@ -6,6 +6,8 @@
 //! lost to the process and counted ([`Device::leaked`](crate::Device::leaked)), and its owner
 //! reports the reason.
 //!
+//! Keeps I-25.
+//!
 //! `unsafe` is used to take the mapping out of a type whose drop does not drop it.
 #![allow(unsafe_code)]
 

@@ -9,6 +9,8 @@
 //! (`docs/measurements.md`).
 //!
 //! The caller ensures that no work uses the extents, and that none begins.
+//!
+//! Keeps I-35.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -497,6 +499,7 @@ mod tests {
         assert_eq!(handles(&space), before);
     }
 
+    // I-35
     #[test]
     fn where_new_memory_cannot_be_placed_the_old_is_put_back() {
         let rig = rig();

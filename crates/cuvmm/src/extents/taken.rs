@@ -1,4 +1,6 @@
 //! Extents that were taken out of a space, to be released or put back.
+//!
+//! Keeps I-34.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -254,6 +256,7 @@ mod tests {
         assert_eq!(handles(&space), before);
     }
 
+    // I-34
     #[test]
     fn what_was_taken_out_before_a_refusal_is_put_back() {
         let rig = rig();

@@ -4,6 +4,8 @@
 //! it, the pool lends new extents and charges for the mappings, and the driver maps. Under the lock
 //! again the new mappings are searched and the oldest ones retired. On failure everything is as
 //! before.
+//!
+//! Keeps I-36.
 
 use std::ops::Range;
 

@@ -2,6 +2,8 @@
 //!
 //! The pool asks for figures under its own lock, so these take the heap's lock under it. Memory that is
 //! taken is unmapped without either lock.
+//!
+//! Keeps I-75.
 
 use std::sync::atomic::Ordering;
 

@@ -24,6 +24,8 @@
 //!
 //! This module uses nothing but words, so that tests can run it on words that explore every order
 //! of the processors' reads and writes.
+//!
+//! Keeps I-70.
 
 use super::word::{Word, fence};
 use std::sync::atomic::Ordering;

@@ -26,6 +26,8 @@
 //! Several processes may collect a slot at once, and one of them may be stopped at any instruction
 //! while another process takes the slot. So each change names what it was decided for: the slot's
 //! state with its generation, or the charge of that generation.
+//!
+//! Keeps I-71.
 
 use std::time::Duration;
 

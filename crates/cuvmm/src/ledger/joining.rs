@@ -21,6 +21,8 @@
 //! A process that is stopped or ends before the third step has a slot that counts as free, and that
 //! others pass over while it is locked. After that it is a process like any other: it has no memory,
 //! and the limit stays while it has its slot.
+//!
+//! Keeps I-72.
 
 use std::path::Path;
 use std::time::Duration;

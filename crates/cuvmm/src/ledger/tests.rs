@@ -882,6 +882,7 @@ fn at_each_step(prepare: impl Fn(&Path), during: impl Fn(&Path, Child)) -> u32 {
     }
 }
 
+// I-72
 #[test]
 fn a_process_that_stops_while_it_joins_delays_no_other() {
     let during = |path: &Path, child| {
@@ -1022,6 +1023,7 @@ fn a_request_that_waits_wakes_others_when_they_have_something_to_do() {
     one.give(100 * G);
 }
 
+// I-71
 /// A process that was stopped while it collected a slot goes on when the slot has a new owner.
 #[test]
 fn a_late_collector_takes_nothing_from_a_new_owner() {

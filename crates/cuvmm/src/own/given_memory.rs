@@ -1,4 +1,6 @@
 //! Memory of a memory pool that other processes may use.
+//!
+//! Keeps I-64.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

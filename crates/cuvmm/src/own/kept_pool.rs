@@ -1,6 +1,8 @@
 //! The end of memory pools of the driver that were the current one: they are
 //! [kept](Device::kept_memory_pools) instead of destroyed.
 //!
+//! Keeps I-67.
+//!
 //! `unsafe` is used for calls that take the handle of a pool that is alive, or that is kept and never
 //! destroyed.
 #![allow(unsafe_code)]

@@ -312,6 +312,7 @@ mod tests {
     use crate::extents::rig::{G, rig};
     use crate::pool::{Limit, Pool};
 
+    // I-41
     #[test]
     fn a_locked_section_works_on_a_bounded_number_of_slots() {
         let rig = rig();

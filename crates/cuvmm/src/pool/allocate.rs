@@ -1,5 +1,7 @@
 //! Allocation: takes the best idle slot or a new one, and places memory under it; on failure
 //! nothing changes.
+//!
+//! Keeps I-83.
 
 use super::budget::{Amount, TenantId};
 use super::change::Change;

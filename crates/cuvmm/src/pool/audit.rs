@@ -1,5 +1,7 @@
 //! The invariants of a pool's state, checked in debug builds at the end of each locked section, and
 //! wherever a section releases the lock.
+//!
+//! Keeps I-1.
 
 use super::slot::Freed;
 use super::state::State;

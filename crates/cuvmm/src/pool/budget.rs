@@ -3,6 +3,8 @@
 //! This module has only figures; it makes no driver calls. An operation charges before its first
 //! driver call and refunds after its last. The rule of guarantees: no tenant is charged beyond the
 //! limit minus the sum, over all other tenants, of the bytes that are missing to their guarantees.
+//!
+//! Keeps I-2 and I-5.
 
 use std::collections::BTreeMap;
 
@@ -760,6 +762,7 @@ mod tests {
         );
     }
 
+    // I-5
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic = "a charge is lost"]

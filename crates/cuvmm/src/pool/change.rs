@@ -3,6 +3,8 @@
 //!
 //! The changes are kept apart until all have succeeded. Meanwhile the slots are in their places and
 //! *pinned*: other operations may take idle memory behind a block, and none moves the block.
+//!
+//! Keeps I-30.
 
 use super::commit::PlacedMemory;
 use super::core::{Core, Locked};

@@ -12,6 +12,8 @@
 //! list, quotas of memory to be created, and its charges. All else that it knew of the state may
 //! have changed. Methods of [`State`] never release the lock; methods of `Locked` may.
 //!
+//! Keeps I-41 and I-44.
+//!
 //! `unsafe` here: releasing a lock whose guard is a field, and locking it again.
 #![allow(unsafe_code)]
 

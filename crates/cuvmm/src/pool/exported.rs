@@ -14,6 +14,8 @@
 //!
 //! This module does not track handles: the pool does not know which process has imported memory,
 //! nor when it lets go of it.
+//!
+//! Keeps I-60.
 
 use std::fmt;
 

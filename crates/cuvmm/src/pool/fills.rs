@@ -1,5 +1,7 @@
 //! Fills and copies, which run behind the work queued on a home stream, or on a stream of the pool
 //! that is waited for.
+//!
+//! Keeps I-28.
 
 use super::core::Locked;
 use super::slot::Slot;

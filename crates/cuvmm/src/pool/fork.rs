@@ -6,6 +6,8 @@
 //! [shared](super::shared). Exported memory is not shared but copied.
 //!
 //! Forks of blocks that are side by side are side by side.
+//!
+//! Keeps I-61.
 
 use std::collections::BTreeMap;
 

@@ -8,6 +8,8 @@
 //! the memory, and [`Block::fork`](super::Block::fork) says who must not write then.
 //!
 //! This module hands out no memory and copies no byte.
+//!
+//! Keeps I-45.
 
 use std::ops::Range;
 

@@ -4,6 +4,8 @@
 //! when a request finds too little, before anything is reclaimed. What is neither claimed by a
 //! tenant nor obtained from the driver is *unneeded*; the pool keeps a little of it for its next
 //! requests.
+//!
+//! Keeps I-73.
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};

@@ -3,6 +3,8 @@
 //! A lowered limit applies at once to every new charge. Memory held beyond it is reclaimed: idle
 //! memory by the call itself, the rest [when it becomes free](Locked::keep_to_limits). No block
 //! loses memory that it uses.
+//!
+//! Keeps I-6.
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};

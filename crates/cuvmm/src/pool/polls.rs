@@ -1,5 +1,7 @@
 //! When fences may be polled: not while a [capture guard](super::CaptureGuard) lives, since a query
 //! can break a capture.
+//!
+//! Keeps I-23.
 
 use super::slot::Slot;
 use crate::error::CallError;

@@ -8,6 +8,8 @@
 //! few at a time, and by the mapper's thread if there is one. Memory of unregistered tenants delays
 //! no other tenant: it is checked when an operation has put back a slot of such a tenant, by the
 //! mapper, and by requests that lack memory.
+//!
+//! Keeps I-9.
 
 use std::collections::VecDeque;
 

@@ -6,6 +6,8 @@
 //! then the least recently used memory. Whole extents move, so that many bytes cost few driver
 //! calls. Memory of heaps ([holders](super::holder)) comes after the slots of tenants of the
 //! same rank.
+//!
+//! Keeps I-3, I-4 and I-31.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -773,6 +775,7 @@ mod tests {
         assert!(keeps(&state), "nothing is to be used again");
     }
 
+    // I-31
     #[test]
     fn a_plan_that_does_not_suffice_takes_nothing() {
         let rig = rig();

@@ -1,4 +1,6 @@
 //! Memory that no slot uses any more: it goes to the free list or to the driver.
+//!
+//! Keeps I-32 and I-33.
 
 use super::core::Locked;
 use super::state::State;

@@ -3,6 +3,8 @@
 //!
 //! Nothing is taken here. The figures show what a reclaim would bring, so computing them polls the
 //! fences of idle memory. Only refusals use this module.
+//!
+//! Keeps I-48.
 
 use std::time::Instant;
 

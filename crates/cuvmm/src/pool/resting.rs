@@ -4,6 +4,8 @@
 //! The oldest are released first. They belong to no tenant and count against the pool's address
 //! limit. They are released when that limit is short: resting is a precaution, and no allocation
 //! fails because of it. Nothing is unmapped here.
+//!
+//! Keeps I-8.
 
 use std::collections::VecDeque;
 

@@ -5,6 +5,8 @@
 //! bytes that were found free then, and that no other operation of the pool takes for itself. Another
 //! program may take them meanwhile, as it may between a question and a single creation, so no operation
 //! keeps them while it copies or waits.
+//!
+//! Keeps I-10.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -141,6 +143,7 @@ mod tests {
         drop(blocks);
     }
 
+    // I-10
     #[test]
     fn room_of_one_operation_is_none_of_another_until_it_is_used_or_given_up() {
         let rig = rig();

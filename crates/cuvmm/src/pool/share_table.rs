@@ -1,6 +1,8 @@
 //! The share table of a tenant: which of its slots map which extents in common.
 //!
 //! [`shared`](super::shared) contains the operations by which slots begin and end sharing.
+//!
+//! Keeps I-7.
 
 use std::collections::BTreeMap;
 

@@ -6,6 +6,8 @@
 //! memory of a block cannot be put back, that block sleeps, with the contents that were saved.
 //!
 //! No byte is copied here.
+//!
+//! Keeps I-51.
 
 use std::time::Instant;
 

@@ -2,6 +2,8 @@
 //! slot nor given up.
 //!
 //! [`sleep`](super::sleep) and [`wake`](super::wake) contain the operations that change the state.
+//!
+//! Keeps I-50.
 
 use crate::extents::{Fence, TakenOut};
 use crate::store::Saved;

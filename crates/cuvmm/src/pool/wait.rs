@@ -1,5 +1,7 @@
 //! How a request waits for memory: not at all, for pressure hooks, or until a deadline. No module
 //! below this one waits for memory.
+//!
+//! Keeps I-46 and I-47.
 
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,8 @@
 //! This module keeps the records, and the extents that a dropped region left registered. The region
 //! checks the records before it changes anything. Ending a registration does not wait while the
 //! region lives, since nothing is unmapped then.
+//!
+//! Keeps I-63.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -5,6 +5,8 @@
 //!
 //! A forked child inherits the lock and the socket, so both stay in use until the child ends or
 //! executes another program.
+//!
+//! Keeps I-65.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

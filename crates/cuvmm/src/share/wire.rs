@@ -4,6 +4,8 @@
 //! All numbers are little-endian. Received bytes come from another process: nothing in them is used
 //! before [`Description::from_bytes`] has checked all of it. This module makes no call to the
 //! driver or the system.
+//!
+//! Keeps I-62.
 
 use std::ops::Range;
 

@@ -1,4 +1,6 @@
 //! Sleep and wake up to the point from which nothing can fail.
+//!
+//! Keeps I-53.
 
 use std::fmt;
 

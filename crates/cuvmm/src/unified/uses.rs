@@ -6,6 +6,8 @@
 //! its stream. So memory never counts as free because the owner of a guard forgot it.
 //!
 //! This module queues no work and accesses no memory.
+//!
+//! Keeps I-68.
 
 use std::collections::BTreeMap;
 use std::fmt;

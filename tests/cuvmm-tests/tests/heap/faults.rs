@@ -129,6 +129,7 @@ fn stitching() {
     assert!(calls >= 6, "{calls}");
 }
 
+// I-36
 #[test]
 fn stitching_with_new_memory() {
     let calls = sweep(

@@ -85,6 +85,7 @@ fn small_requests_fit_in_their_chunk_whatever_the_granule() {
     }
 }
 
+// I-75
 #[test]
 fn a_pool_takes_no_extent_whose_mapping_is_being_unmapped() {
     let rig = model();

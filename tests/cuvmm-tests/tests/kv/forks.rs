@@ -123,6 +123,7 @@ on_both! {
         }
     }
 
+    // I-7
     fn a_prefix_is_held_once(rig) {
         let Scene { pool, tenant, mut cache, .. } = scene(rig, 160, Layout::TokenMajor);
         // 25 granules: six extents of 4 and one of 1.

@@ -180,6 +180,7 @@ fn every_driver_call_of_forks_falling_asleep_failed_once() {
     }
 }
 
+// I-51
 /// The roll-back fails too: at each mapping in turn, in both attempts.
 #[test]
 fn a_family_of_which_some_stay_asleep_wakes_whole() {

@@ -77,6 +77,7 @@ fn refused(outcome: Result<cuvmm::Block, BlockError>) -> (LedgerRefusal, u64) {
 }
 
 on_both! {
+    // I-73
     fn pools_of_two_processes_have_one_budget(rig) {
         let dir = directory();
         let (one, other) = (

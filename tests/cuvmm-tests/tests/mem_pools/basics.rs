@@ -338,6 +338,7 @@ on_both! {
         stream.synchronize().unwrap();
     }
 
+    // I-67
     fn a_pool_that_was_current_is_never_destroyed_and_serves_again(rig) {
         let destroyed = || rig.device.calls().count(Call::MemPoolDestroy);
         let stream = Stream::new(&rig.device).unwrap();

@@ -99,6 +99,7 @@ fn is_default_current(device: &Device) -> bool {
 }
 
 on_both! {
+    // I-11
     fn the_maximum_is_charged_and_bounds_what_other_libraries_allocate(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").limit(6 * STEP).register().unwrap();

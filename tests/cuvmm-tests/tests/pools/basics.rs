@@ -37,6 +37,7 @@ on_both! {
         assert_eq!(pool.stats().peak, 5 * G);
     }
 
+    // I-49
     fn a_home_stream_frees_and_allocates_without_a_driver_call(rig) {
         let pool = pool(rig, 32);
         let tenant = pool.tenant("a").register().unwrap();
@@ -95,6 +96,7 @@ on_both! {
         assert_eq!(block.size(), 7 * G);
     }
 
+    // I-2
     fn idle_memory_goes_to_whoever_needs_it_but_not_below_a_guarantee(rig) {
         let pool = pool(rig, 16);
         let a = pool.tenant("a").guarantee(4 * G).register().unwrap();
@@ -138,6 +140,7 @@ on_both! {
         drop(block);
     }
 
+    // I-4
     fn lower_priorities_give_first_then_what_was_used_longest_ago(rig) {
         let pool = pool(rig, 12);
         let low = pool.tenant("low").priority(-1).register().unwrap();
@@ -155,6 +158,7 @@ on_both! {
         drop((first, second));
     }
 
+    // I-28
     fn memory_that_changes_tenant_is_scrubbed(rig) {
         for (scrub, home) in [(true, false), (true, true), (false, false)] {
             let policy = if scrub { Scrub::BetweenTenants } else { Scrub::Never };
@@ -273,6 +277,7 @@ on_both! {
         drop((block, homeless));
     }
 
+    // I-9
     fn draining_tenants_are_charged_until_their_last_block_and_lease(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").guarantee(6 * G).register().unwrap();

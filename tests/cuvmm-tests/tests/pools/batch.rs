@@ -336,6 +336,7 @@ fn world(rig: &Rig<Nothing>) -> World {
     }
 }
 
+// I-30
 #[test]
 fn every_driver_call_of_a_batch_failed_once() {
     let calls = sweep(

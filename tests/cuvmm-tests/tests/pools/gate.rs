@@ -43,6 +43,7 @@ fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -
 }
 
 on_both! {
+    // I-45
     fn a_block_that_sleeps_goes_no_way(rig) {
         let pool = shareable(rig, 16).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();

@@ -327,6 +327,7 @@ on_both! {
         }
     }
 
+    // I-8
     fn no_allocation_fails_for_what_rests(rig) {
         // Addresses for two blocks of one granule, or one block of four.
         let pool = builder(rig, 8).address_limit(6 * G).build().unwrap();

@@ -19,6 +19,7 @@ fn bytes(granules: u64) -> Limit {
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
 
 on_both! {
+    // I-6
     fn a_lowered_limit_gives_back_what_is_idle_and_keeps_to_itself_as_memory_comes_free(rig) {
         let pool = pool(rig, 16);
         let tenant = pool.tenant("a").register().unwrap();

@@ -114,6 +114,7 @@ on_both! {
         drop(tenant.try_allocate(4 * G).unwrap());
     }
 
+    // I-24
     fn use_on_unknown_streams_is_that_of_all_devices(rig) {
         let pool = open_pool(rig, 4);
         let tenant = pool.tenant("a").register().unwrap();

@@ -21,6 +21,7 @@ fn pending_free(error: &BlockError) -> u64 {
 }
 
 on_both! {
+    // I-20
     fn nothing_under_a_running_kernel_is_unmapped(rig) {
         let pool = pool(rig, 4);
         let a = pool.tenant("a").register().unwrap();

@@ -144,6 +144,7 @@ on_both! {
         giver.blocks.lock().unwrap().clear();
     }
 
+    // I-48
     fn a_hook_is_called_only_where_its_tenant_can_give_something(rig) {
         let pool = pool(rig, 16);
         // A tenant that holds no more than its guarantee.
@@ -286,6 +287,35 @@ on_both! {
         giver.blocks.lock().unwrap().clear();
     }
 
+    // I-46
+    fn try_calls_call_no_hook(rig) {
+        let pool = pool(rig, 8);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(6);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = || tenant.block(G).capacity(8 * G).home_stream(&stream);
+        let mut block = of().try_allocate().unwrap();
+        assert!(tenant.try_allocate(4 * G).is_err());
+        assert!(of().try_allocate_many(3).is_err());
+        assert!(block.try_grow_to(4 * G).is_err());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        block.grow_to(4 * G).unwrap();
+        assert_eq!(giver.was_asked(), [2]);
+        // Work that still runs is not waited for either.
+        rig.machine.hold(D0, stream.as_raw());
+        let writes = vec![(block.address(), G, 1)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        drop(block);
+        let other = pool.tenant("b").register().unwrap();
+        assert!(other.try_allocate(4 * G).is_err());
+        rig.machine.release_all_streams(D0);
+        drop(other.try_allocate(4 * G).unwrap());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    // I-47
     fn in_a_hook_nothing_waits_and_no_hook_is_called(rig) {
         let pool = pool(rig, 4);
         let calls = Arc::new(Mutex::new(vec![]));

@@ -69,6 +69,7 @@ where
     assert_eq!(rig.machine.hazards(), 0);
 }
 
+// I-25
 #[test]
 fn a_region_dropped_under_a_foreign_capture_stays_mapped() {
     let rig = common::model();
@@ -212,6 +213,7 @@ on_both! {
         }
     }
 
+    // I-21
     fn a_lease_that_lives_while_a_fence_is_asked_covers_what_is_queued_later(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
@@ -363,6 +365,7 @@ on_both! {
         drop(fork);
     }
 
+    // I-23
     fn a_fence_that_cannot_be_asked_holds_up_no_other(rig) {
         let pool = pool(rig, 8);
         let a = pool.tenant("a").register().unwrap();
@@ -437,6 +440,7 @@ on_both! {
     }
 }
 
+// I-22
 #[test]
 fn a_stream_has_two_events_however_many_blocks_wait_for_it() {
     let rig = common::model();

@@ -63,6 +63,7 @@ fn what_a_region_cannot_undo_is_quarantined() {
     assert!(seen > 0);
 }
 
+// I-32
 #[test]
 fn what_a_pool_cannot_undo_is_quarantined_and_tried_again() {
     for growing in [true, false] {
@@ -193,6 +194,7 @@ fn a_refused_release_is_tried_again_by_what_gives_back_and_by_what_lacks_memory(
     }
 }
 
+// I-33
 #[test]
 fn a_try_ends_with_a_refusal_and_the_next_one_begins_behind_it() {
     let rig = common::model();

@@ -57,6 +57,7 @@ fn uses(pool: &Pool, tenant: &Tenant, dropped: &Arc<AtomicU64>) -> Uses {
     }
 }
 
+// I-42
 #[test]
 fn a_hook_that_owns_blocks_is_dropped_with_its_tenant() {
     let rig = common::model();
@@ -347,6 +348,7 @@ impl Subscriber for Asks {
     fn exit(&self, _: &Id) {}
 }
 
+// I-43
 #[test]
 fn a_subscriber_of_events_may_ask_the_pool() {
     let rig = common::model();

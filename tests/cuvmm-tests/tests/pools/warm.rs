@@ -9,6 +9,7 @@ use cuvmm::error::BlockError;
 use cuvmm::{Growth, Limit, Pool, Stream};
 
 on_both! {
+    // I-3
     fn idle_memory_that_was_promised_to_another_is_not_revived(rig) {
         let pool = pool(rig, 24);
         let stream = Stream::new(&rig.device).unwrap();
@@ -91,6 +92,7 @@ on_both! {
         assert_eq!(rig.machine.live().reservations, 0);
     }
 
+    // I-82
     fn growth_goes_in_steps_of_an_eighth(rig) {
         let pool = pool(rig, 512);
         let tenant = pool.tenant("a").register().unwrap();
@@ -244,6 +246,7 @@ on_both! {
         }
     }
 
+    // I-83
     fn a_block_that_takes_idle_memory_over_strands_an_eighth_at_most(rig) {
         let pool = pool(rig, 256);
         let tenant = pool.tenant("a").register().unwrap();

@@ -359,6 +359,7 @@ const TIGHT: Options = Options {
     faults: false,
 };
 
+// I-74
 #[test]
 fn programs_over_real_memory() {
     programs(TIGHT, 150, true);

@@ -887,6 +887,7 @@ fn run_of(cases: u32, step: impl Strategy<Value = Step>, program: impl Fn(&[Step
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+// I-1
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_on_the_model() {

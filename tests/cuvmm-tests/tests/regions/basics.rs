@@ -18,6 +18,7 @@ fn sizes(region: &Region) -> Vec<(u64, u64)> {
 }
 
 on_both! {
+    // I-84
     fn a_commit_takes_few_and_large_extents(rig) {
         let mut region = Region::reserve(&rig.device, 64 * G).unwrap();
         assert_eq!((region.committed(), region.held()), (0, 0));

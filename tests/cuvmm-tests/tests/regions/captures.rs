@@ -117,6 +117,7 @@ on_both! {
         publisher.publish("a", Manifest::default(), refused.owner).unwrap();
     }
 
+    // I-26
     fn a_capture_guard_excludes_what_concerns_the_context(rig) {
         let second = rig.second();
         let [theirs] = streams(rig);
@@ -158,6 +159,7 @@ on_both! {
         unmapped.purge_blocking().unwrap();
     }
 
+    // I-27
     fn a_capture_that_begins_before_an_event_is_recorded_is_not_broken(rig) {
         let [home] = streams(rig);
         let mut region = Region::reserve(&rig.device, G).unwrap();

@@ -183,6 +183,7 @@ fn a_block_is_nobody_elses_once_it_was_offered() {
     common::nothing_left(taker);
 }
 
+// I-61
 /// A fork must not share memory that another process can write, nor the reverse.
 #[test]
 fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {

@@ -99,6 +99,7 @@ fn read(block: &Block, offset: u64) -> [u8; 8] {
 }
 
 on_both! {
+    // I-60
     fn a_peer_sees_a_block_and_outlives_it(rig) {
         let peer = Peer::new();
         let pool = shareable(rig, 16).build().unwrap();

@@ -116,6 +116,7 @@ on_both! {
         region.close().unwrap();
     }
 
+    // I-63
     fn nothing_that_is_registered_changes(rig) {
         let (second, stream) = (rig.second(), Stream::new(&rig.device).unwrap());
         let mut region = Region::builder(&rig.device, 64 * G)

@@ -612,6 +612,7 @@ on_both! {
 
 // These tests leak memory on purpose.
 leaving! {
+    // I-68
     fn a_leaked_guard_is_waited_for(rig) {
         let (mut buffer, home) = zeroed(rig, 5000);
         let [stream] = streams(rig);

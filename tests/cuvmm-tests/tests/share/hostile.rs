@@ -123,6 +123,7 @@ fn heads_that_lie() {
     });
 }
 
+// I-62
 #[test]
 fn frames_that_are_short_long_twice_or_mixed_up() {
     leaves_nothing_open(|| {

@@ -166,6 +166,7 @@ fn a_publisher_whose_lock_file_was_removed_is_neither_swept_nor_replaced() {
     });
 }
 
+// I-65
 #[test]
 fn a_listener_whose_files_were_removed_removes_none_of_the_next_one_s() {
     leaves_nothing_open(|| {

@@ -128,6 +128,7 @@ fn bytes_arrive_and_go_back() {
     });
 }
 
+// I-64
 /// The taker frees first, also if the giver drops first.
 #[test]
 fn the_giver_frees_after_the_taker() {

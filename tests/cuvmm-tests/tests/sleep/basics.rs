@@ -111,6 +111,25 @@ on_both! {
         assert_eq!(tenant.blocks().wake().unwrap(), Woken::default());
     }
 
+    // I-50
+    fn a_sleeping_block_is_charged_to_no_tenant(rig) {
+        let pool = common::pool(rig, 8);
+        let tenant = pool.tenant("model").register().unwrap();
+        let block = tenant.allocate(5 * G).unwrap();
+        assert_eq!(tenant.stats().committed, 5 * G);
+        sleeps(&tenant, Contents::Discard);
+        let other = pool.tenant("other").register().unwrap();
+        let theirs = other.allocate(8 * G).unwrap();
+        let charged = || (tenant.stats().committed, other.stats().committed);
+        assert_eq!(charged(), (0, 8 * G));
+        assert!(tenant.blocks().wake().is_err());
+        assert_eq!(charged(), (0, 8 * G));
+        drop(theirs);
+        tenant.blocks().wake().unwrap();
+        assert_eq!(charged().0, 5 * G);
+        drop(block);
+    }
+
     fn what_is_kept_comes_back(rig) {
         let pool = common::pool(rig, 64);
         let tenant = pool.tenant("model").register().unwrap();
@@ -231,6 +250,7 @@ on_both! {
         });
     }
 
+    // I-52
     fn waking_that_does_not_fit_leaves_all_asleep(rig) {
         let pool = common::pool(rig, 16);
         let tenant = pool.tenant("model").register().unwrap();
@@ -378,6 +398,7 @@ on_both! {
         assert_eq!(one.capacity(), G, "whole parts");
     }
 
+    // I-53
     fn cancelled_half_way_all_is_as_before(rig) {
         let pool = common::pool(rig, 64);
         let tenant = pool.tenant("model").register().unwrap();

@@ -12,6 +12,7 @@ mod circles;
 pub(crate) mod crates;
 mod features;
 mod habits;
+mod invariants;
 mod links;
 mod mentions;
 mod methods;
@@ -145,6 +146,7 @@ fn inspect() -> Result<Inspection> {
     }
     inspection.complaints.extend(prose::check(root)?);
     inspection.complaints.extend(links::check(root)?);
+    inspection.complaints.extend(invariants::check(root)?);
     inspection
         .complaints
         .extend(features::check(root, &metadata)?);

@@ -9,6 +9,8 @@
 //! are in it, until the last of them is freed and it can be unmapped.
 //!
 //! This module makes no driver call.
+//!
+//! Keeps I-74.
 
 mod anywhere;
 #[cfg(debug_assertions)]

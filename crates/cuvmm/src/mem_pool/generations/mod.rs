@@ -13,6 +13,8 @@
 //!   meanwhile. It has a maximum of one step, which is always charged.
 //!
 //! No lock of the library's pool is taken here.
+//!
+//! Keeps I-11.
 
 mod current;
 mod figures;

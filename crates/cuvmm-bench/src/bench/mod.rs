@@ -5,7 +5,6 @@
 //! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
 //! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
-//! `nccl` is a command of its own.
 
 mod beside_taking;
 mod beside_waiter;
@@ -31,7 +30,6 @@ mod lower_limit;
 mod mapper;
 mod memory_pool;
 mod metadata;
-pub(crate) mod nccl;
 mod options;
 mod paced;
 mod pairs;

@@ -4,7 +4,7 @@
 //! `report` shows them; `by_hand` and `calls` are the driver's own calls, `queue` work on memory,
 //! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
-//! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
+//! for each kind of row, and `prices` for the table of costs.
 
 mod beside_taking;
 mod beside_waiter;
@@ -16,7 +16,6 @@ mod commit;
 mod current;
 mod doubling;
 mod drop_under;
-mod foreseen;
 mod free;
 mod grants;
 mod grow;
@@ -127,7 +126,6 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names.collect(), |stage, wanted, report| {
         truly_cold::measure(stage, wanted, report, &commit::SIZES)
     }));
-    groups.push(Group::new(foreseen::names(), foreseen::measure));
     groups.push(Group::one(free::NAME, free::measure));
     groups.extend(warm::SIZES.map(|size| {
         Group::one(&warm::name(size.0), move |stage, report| {
@@ -258,10 +256,10 @@ impl Args {
             .flat_map(|group| group.names.iter().cloned())
             .collect();
         let wanted = Wanted::new(&self.only, &known)?;
-        let (opened, costs) = self.open()?;
+        let opened = self.open()?;
         let about = format!("{}, CUDA {}", opened.said(), opened.driver.version()?);
         let driver = opened.driver.kind().name();
-        let stage = Stage::new(opened, self.device, costs, self.quick)?;
+        let stage = Stage::new(opened, self.device, self.quick)?;
         let device = stage.device.name().to_owned();
         let mut report = Report::new(driver, device, about.clone(), self.quick, self.verbose);
         for group in &groups {
@@ -274,7 +272,7 @@ impl Args {
         };
         print(&text)?;
         if let Some(file) = &self.save_costs {
-            let table = prices::written(&stage, prices::measured(&stage)?);
+            let table = prices::written(&stage, &prices::measure(&stage)?);
             files::write(file, &table)?;
         }
         let failed = report.failed();

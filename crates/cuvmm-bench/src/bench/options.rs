@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use cuvmm::driver::model::Costs;
-
 use cuvmm_cli::drivers::{Choice, Opened, StandIn};
 use cuvmm_cli::size::size;
 use cuvmm_cli::{costs, files};
@@ -50,8 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) save_costs: Option<PathBuf>,
 
-    /// A table of costs that --save-costs wrote: for the model [default: an H200], and for what
-    /// plans expect [default: measured in the same run]
+    /// A table of costs that --save-costs wrote, for the model [default: an H200]
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<PathBuf>,
 
@@ -70,7 +67,7 @@ impl Args {
     ///
     /// # Errors
     /// Files that cannot be read or written, a driver that cannot be had.
-    pub(super) fn open(&self) -> anyhow::Result<(Opened, Option<Costs>)> {
+    pub(super) fn open(&self) -> anyhow::Result<Opened> {
         let costs = self.costs.as_deref().map(costs::read).transpose()?;
         if let Some(file) = &self.save_costs {
             files::writable(file)?;
@@ -79,12 +76,11 @@ impl Args {
             None if self.driver != Choice::Model => Some(MAPPABLE),
             memory => memory,
         };
-        let opened = self.driver.open_as(&StandIn {
+        self.driver.open_as(&StandIn {
             capacity: memory,
-            costs: costs.clone(),
+            costs,
             devices: Some(PLAYED),
             ..StandIn::default()
-        })?;
-        Ok((opened, costs))
+        })
     }
 }

@@ -15,7 +15,7 @@ use super::stage::{Stage, skip};
 use super::wanted::Wanted;
 use cuvmm_cli::drivers::Concrete;
 
-pub(super) fn name(size: &str) -> String {
+fn name(size: &str) -> String {
     format!("commit_truly_cold_{size}")
 }
 
@@ -37,7 +37,7 @@ pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
 ///
 /// # Errors
 /// A `Skip` on the host driver.
-pub(super) fn possible(stage: &Stage) -> anyhow::Result<()> {
+fn possible(stage: &Stage) -> anyhow::Result<()> {
     match stage.driver {
         Concrete::Host(_) => Err(skip("the host driver's creates cost the same at all times")),
         Concrete::Cuda(_) | Concrete::Model(_) => Ok(()),

@@ -20,11 +20,7 @@ const GIB: u64 = 1 << 30;
 
 /// Reserves 64 GiB and commits 8 GiB of them, `by` bytes at a time. Prints and returns how many
 /// physicals were created.
-fn commit(
-    device: &Device,
-    by: u64,
-    clock: impl Fn() -> Duration,
-) -> Result<u64, MemoryError> {
+fn commit(device: &Device, by: u64, clock: impl Fn() -> Duration) -> Result<u64, MemoryError> {
     let (calls, begun) = (device.calls(), clock());
     let mut region = Region::reserve(device, 64 * GIB)?;
     for at in (0..8 * GIB).step_by(by as usize) {

@@ -225,9 +225,8 @@ const A_PHYSICAL: &str = "physical memory";
 impl<'a> Run<'a> {
     /// Runs `act`, and returns its calls and its time.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, Took) {
-        let counts = |run: &Self| -> Vec<CallCounts> {
-            run.devices.iter().map(Device::calls).collect()
-        };
+        let counts =
+            |run: &Self| -> Vec<CallCounts> { run.devices.iter().map(Device::calls).collect() };
         let before = counts(self);
         let begun = self.watch.now();
         let outcome = act(self);

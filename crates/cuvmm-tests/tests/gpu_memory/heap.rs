@@ -22,9 +22,6 @@ use cuvmm::driver::{Call, CaptureMode, DeviceAddress, GraphExecHandle, Ordinal};
 use cuvmm::heap::Preset;
 use cuvmm::{Access, Allocation, Device, Heap, Limit, Mapper, Pool, Stream, Tenant};
 
-/// Delay of kernels, so that work that does not wait for them is too early.
-const LATE: Duration = Duration::from_millis(20);
-
 const MIB: u64 = 1 << 20;
 
 /// A size in whole granules that is too large for a chunk of small allocations.
@@ -547,16 +544,4 @@ on_each! {
 fn ends(memory: &Allocation) -> [DeviceAddress; 2] {
     let first = memory.address().0;
     [first, first + memory.size() - 4096].map(DeviceAddress)
-}
-
-/// Reads four bytes at an address by the driver's own copy, which refuses what is not mapped.
-fn read(stage: &Stage, at: u64) -> Result<[u8; 4], cuvmm::driver::DriverError> {
-    let mut bytes = [0; 4];
-    // SAFETY: a read changes nothing, and the driver refuses it if nothing is mapped there.
-    unsafe {
-        stage
-            .driver()
-            .copy_to_host(D0, &mut bytes, DeviceAddress(at))
-    }?;
-    Ok(bytes)
 }

@@ -61,7 +61,7 @@ def slow_tests() -> dict[str, list[str]]:
 def marked() -> list[str]:
     """Returns the names of the functions that are marked as slow tests, without their modules."""
     files = subprocess.run(
-        ["git", "grep", "-lF", MARK, "--", "crates/*.rs"],
+        ["git", "grep", "-lF", MARK, "--", "*.rs"],
         check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     ).stdout.split()
     names = []

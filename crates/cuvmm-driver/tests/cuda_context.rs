@@ -13,12 +13,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cuvmm_driver::auto::{self, OpenOptions, Wanted};
 use cuvmm_driver::cuda::{CudaDriver, OpenError};
 use cuvmm_driver::sys::{Api, CUcontext, SYMBOLS};
 use cuvmm_driver::{
-    CUresult, Call, CudaVersion, DeviceAddress, DeviceMemory, Driver, DriverError, DriverKind,
-    Location, Ordinal, StreamHandle,
+    CUresult, Call, CudaVersion, DeviceAddress, DeviceMemory, Driver, DriverError, Location,
+    Ordinal, StreamHandle,
 };
 use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
@@ -371,23 +370,4 @@ fn a_current_context_says_of_which_device_it_is() {
     let refused = adopt(lost).expect_err("there is no device 7");
     assert!(matches!(refused, OpenError::Refused { error, .. }
             if error == DriverError::new(Call::CtxGetDevice, CUresult::CUDA_ERROR_INVALID_DEVICE)),);
-}
-
-#[test]
-fn a_driver_whose_devices_cannot_map_memory_is_passed_over() {
-    let path = library("unable", 0);
-    // SAFETY: the functions that the tests call behave like CUDA's.
-    let options = || unsafe { OpenOptions::new().library(&path) };
-    let opened = auto::open(options()).expect("does not fail");
-    assert_eq!(opened.kind, DriverKind::Host);
-    assert!(opened.reason.contains("libunable.so"), "{}", opened.reason);
-    assert!(
-        opened.reason.contains("virtual memory"),
-        "{}",
-        opened.reason
-    );
-
-    let opened = auto::open(options().wanted(Wanted::Cuda)).expect("opens");
-    assert_eq!(opened.kind, DriverKind::Cuda);
-    assert_eq!(opened.driver.device_count(), Ok(2));
 }

@@ -8,7 +8,7 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-#[path = "../../fakecuda/testing/built.rs"]
+#[path = "../../../stand-in/fakecuda/testing/built.rs"]
 mod built;
 
 use std::path::Path;

@@ -74,13 +74,15 @@
 //!
 //! # Features
 //!
-//! None is on by default.
+//! `model` is on by default, the others are not.
 //!
 //! - `cudarc`: the module `cudarc`. Contexts and streams of the crate cudarc, and memory of this
 //!   library as its slices.
 //! - `dlpack`: the module `dlpack`. Tensors over memory of this library for PyTorch and other
 //!   libraries, and tensors of theirs used here.
 //! - `metrics`: the figures of ledgers as OpenMetrics text, for Prometheus.
+//! - `model`: the host driver and the model of the driver, for machines without a GPU. Without it
+//!   [`driver::auto::open`] opens the real driver or returns an error.
 //!
 //! # Platforms
 //!
@@ -89,8 +91,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
-
-pub use cuvmm_driver as driver;
 
 /// Guides: how to do common things, step by step.
 ///
@@ -198,9 +198,11 @@ mod device;
 mod display;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
+pub mod driver;
 mod drops;
 mod elements;
 pub mod error;
+mod extents;
 mod fork;
 mod growth;
 pub mod heap;

@@ -12,8 +12,9 @@ use bytemuck::Pod;
 use crate::device::Device;
 use crate::elements::{Elements, is_container, run};
 use crate::error::{ContainerError, ShareError};
+use crate::extents::{Extent, Registration};
 use crate::own::{Physical, Stream};
-use crate::region::{Extent, Region, Registration};
+use crate::region::Region;
 use crate::view::{View, ViewMut, bytes_of};
 
 /// Up to this number of bytes, elements are repeated in host memory; beyond it, on the device.

@@ -6,7 +6,7 @@ use cuvmm::error::ArgumentError;
 use cuvmm::{CloseRefusal, Device, Error, Region};
 use rangemap::RangeSet;
 
-use super::run::Held;
+use super::held::Held;
 
 /// A region, and what was requested in it. Every request begins at a granule.
 pub(super) struct Committed {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::file::File;
-use super::run::{Calls, Held, Peak, Report, Took};
+use super::held::{Held, Peak};
+use super::run::{Calls, Report, Took};
 
 /// The figures of a plan. Times are in microseconds; all other figures are bytes or counts. The
 /// keys are a stable interface; further keys may be added.

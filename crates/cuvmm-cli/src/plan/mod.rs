@@ -1,13 +1,15 @@
 //! `cuvmm plan`: what operations on memory would take, without a GPU, and beside what they do take
 //! where there is one.
 //!
-//! From the bottom up: `step` has the steps, `committed` a range that they commit and grow in, `run`
-//! carries them out with the library's types, `file` reads a plan, `figures` puts together what was
-//! expected and measured, `text` shows it. A plan that is wrong is found by its run on the model.
+//! From the bottom up: `step` has the steps, `held` what is held after one, `committed` a range that
+//! steps commit and grow in; `run` carries the steps out with the library's types. `file` reads a plan,
+//! `figures` puts together what was expected and measured, `text` shows it. A plan that is wrong is found
+//! by its run on the model.
 
 mod committed;
 mod figures;
 mod file;
+mod held;
 mod run;
 mod step;
 mod text;

@@ -6,9 +6,9 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-#[path = "../../../fakecuda/testing/built.rs"]
+#[path = "../../../../stand-in/fakecuda/testing/built.rs"]
 mod built;
-#[path = "../../../fakecuda/testing/programs.rs"]
+#[path = "../../../../stand-in/fakecuda/testing/programs.rs"]
 mod programs;
 #[path = "../support/mod.rs"]
 mod support;

@@ -23,7 +23,7 @@ fn default_output_fits() {
     let two = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/two-gpus.toml");
     let table = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../cuvmm-driver/costs/nvidia-h200.costs"
+        "/../cuvmm-model/costs/nvidia-h200.costs"
     );
     for arguments in [
         &["info"][..],

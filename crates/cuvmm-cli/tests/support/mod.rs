@@ -8,7 +8,7 @@
     reason = "helpers of tests fail as tests do, and no test uses all of them"
 )]
 
-#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+#[path = "../../../cuvmm-model/testing/own_process.rs"]
 mod own_process;
 pub(crate) mod program;
 pub(crate) mod pty;

@@ -67,6 +67,13 @@ pub enum OpenError {
         /// The context that is current; 0 for none.
         current: usize,
     },
+
+    /// The host driver was to be opened, in a program that was built without it.
+    #[error("the host driver is not in this program (feature `model` of cuvmm): {reason}")]
+    NoHostDriver {
+        /// The reason why the host driver was chosen, such as the absence of a GPU.
+        reason: String,
+    },
 }
 
 impl OpenError {

@@ -8,16 +8,17 @@
 //! ```
 //! use std::sync::Arc;
 //! use cuvmm_driver::fault::{Fault, FaultDriver};
-//! use cuvmm_driver::model::ModelDriver;
 //! use cuvmm_driver::{CUresult, Call, DeviceAddress, Driver};
 //!
-//! let driver = FaultDriver::new(Arc::new(ModelDriver::default()));
-//! driver.arm(Fault::nth(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
-//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_err());
-//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
-//! assert_eq!(driver.count(Call::MemAddressReserve), 3);
-//! assert_eq!(driver.injected(), 1);
+//! fn the_second_fails(inner: Arc<dyn Driver>) {
+//!     let driver = FaultDriver::new(inner);
+//!     driver.arm(Fault::nth(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+//!     assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
+//!     assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_err());
+//!     assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
+//!     assert_eq!(driver.count(Call::MemAddressReserve), 3);
+//!     assert_eq!(driver.injected(), 1);
+//! }
 //! ```
 
 mod pass;

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use libloading::Library;
 
-#[path = "../../../fakecuda/testing/built.rs"]
+#[path = "../../../../stand-in/fakecuda/testing/built.rs"]
 mod built;
-#[path = "../../../cuvmm-driver/testing/own_process.rs"]
+#[path = "../../../cuvmm-model/testing/own_process.rs"]
 pub(crate) mod own_process;
 pub(crate) mod sharing;
 pub(crate) mod tags;

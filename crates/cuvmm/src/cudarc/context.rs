@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use ::cudarc::driver::{CudaContext, CudaStream};
 use cuvmm_driver::StreamHandle;
-use cuvmm_driver::auto::{self, KeepAlive, OpenOptions, Wanted};
 
 use super::code;
 use crate::device::Device;
+use crate::driver::auto::{self, KeepAlive, OpenOptions, Wanted};
 use crate::error::CudarcError;
 use crate::own::Stream;
 

@@ -11,8 +11,8 @@ use cuvmm_driver::StreamHandle;
 use super::memory::Held;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, TensorError};
+use crate::extents::Fence;
 use crate::own::Stream;
-use crate::region::Fence;
 
 /// The first user of an exported tensor.
 #[derive(Clone, Debug)]

@@ -16,8 +16,8 @@ use dlpark::{
 use super::tensor::{Figures, alignment_of};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, HandedBack, MemoryError, TensorError};
+use crate::extents::Fence;
 use crate::own::{CloseError, CloseRefusal, Span, Stream};
-use crate::region::Fence;
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};

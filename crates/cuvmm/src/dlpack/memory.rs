@@ -9,9 +9,10 @@ use dlpark::ffi::DLDevice;
 
 use crate::device::Device;
 use crate::error::{MemoryError, TensorError};
+use crate::extents::Extent;
 use crate::own::{Access, Stream};
 use crate::pool::{Block, Lease, Use};
-use crate::region::{Extent, Region};
+use crate::region::Region;
 use crate::vec::DeviceVec;
 
 /// An owner of memory that can be exported as a tensor, or an [`Arc`] of one. The exportable bytes

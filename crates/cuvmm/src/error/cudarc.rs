@@ -1,8 +1,9 @@
 //! Errors of exchanging contexts, streams and memory with cudarc.
 
-use cuvmm_driver::{CUresult, auto};
+use cuvmm_driver::CUresult;
 
 use super::{ArgumentError, DeviceError, MemoryError};
+use crate::driver::auto::OpenError;
 
 /// An error of adopting a context or stream of cudarc, or of making memory a slice for it.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +14,7 @@ pub enum CudarcError {
     /// stream of another device.
     Argument(#[from] ArgumentError),
     /// There is no driver, it sees no GPU, or it is not the driver that cudarc uses.
-    Driver(#[from] auto::OpenError),
+    Driver(#[from] OpenError),
     /// cudarc failed, or reported an earlier error of its own.
     #[error("cudarc failed with {0}")]
     Cudarc(CUresult),

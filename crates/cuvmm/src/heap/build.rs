@@ -12,9 +12,9 @@ use super::extents::{ExtentId, Taken, work_of};
 use super::stitch::{Head, Plan};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{LastWriter, Placed, Unmapped};
 use crate::own::{Physical, Stream};
 use crate::pool::{Given, HolderId, Lending, Tenant};
-use crate::region::{LastWriter, Placed, Unmapped};
 
 /// The most mappings of an extent that are searched.
 const SEARCHED: usize = 2;

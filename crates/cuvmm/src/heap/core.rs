@@ -21,8 +21,8 @@ use super::tag::{StreamId, Tag, Tagged};
 use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::CallError;
+use crate::extents::{Fence, Placed, Space, Unmapped};
 use crate::own::{AccessGrant, Physical};
-use crate::region::{Fence, Placed, Space, Unmapped};
 use crate::sync::{Mutex, MutexGuard};
 
 /// With more mappings than this, and as many for each of [`MANY_BYTES`] in chunks, only some locked

@@ -9,8 +9,8 @@ use super::core::{Core, PINNED, REPORTS, unmap};
 use super::extents::ExtentId;
 use super::tag::{Tag, Tagged};
 use crate::error::CallError;
+use crate::extents::{LastWriter, Space, Unmapped};
 use crate::pool::{Given, Holder, HolderFigures};
-use crate::region::{LastWriter, Space, Unmapped};
 
 impl Holder for Core {
     fn figures(&self) -> HolderFigures {

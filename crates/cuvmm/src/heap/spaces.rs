@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::error::{CallError, MemoryError};
+use crate::extents::{PlaceFailure, Placed, Space, Target, Unmapped};
 use crate::own::Stream;
-use crate::region::{PlaceFailure, Placed, Space, Target, Unmapped};
 
 /// Reservations by their first addresses.
 #[derive(Debug, Default)]

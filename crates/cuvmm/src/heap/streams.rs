@@ -2,8 +2,8 @@
 
 use super::tag::{Point, StreamId, Tag, Tagged};
 use crate::error::CallError;
+use crate::extents::{Fence, Round};
 use crate::own::Stream;
-use crate::region::{Fence, Round};
 
 /// A stream that allocations or tags name.
 #[derive(Debug)]

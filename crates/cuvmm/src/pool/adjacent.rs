@@ -309,8 +309,8 @@ fn rank(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::extents::rig::{G, rig};
     use crate::pool::{Limit, Pool};
-    use crate::region::rig::{G, rig};
 
     #[test]
     fn a_locked_section_works_on_a_bounded_number_of_slots() {

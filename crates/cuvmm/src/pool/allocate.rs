@@ -12,10 +12,10 @@ use super::state::{State, gone};
 use super::wait::{Attempt, Wait};
 use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
+use crate::extents::{Space, Uses};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::Stream;
-use crate::region::{Space, Uses};
 
 /// The number of idle slots that are compared to find the best one.
 pub(super) const CANDIDATES: usize = 8;

@@ -21,8 +21,8 @@ use super::stream_cache::Held;
 use super::wait::Wait;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, HandedBack, MemoryError};
+use crate::extents::{Extent, Registration};
 use crate::own::{Access, Span, Stream};
-use crate::region::{Extent, Registration};
 
 /// Memory of a tenant at an address that is fixed for life. The block grows and shrinks in place.
 /// It is freed when dropped.

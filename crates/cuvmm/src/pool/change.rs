@@ -8,7 +8,7 @@ use super::commit::PlacedMemory;
 use super::core::{Core, Locked};
 use super::ids::BlockPlace;
 use super::slot::Slot;
-use crate::region::Fence;
+use crate::extents::Fence;
 
 /// A block that was grown or put in a slot, and its state before that.
 #[derive(Debug)]
@@ -141,12 +141,12 @@ impl Locked<'_> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::extents::rig::{G, Rig, rig};
     use crate::own::Stream;
     use crate::pool::ids::SlotId;
     use crate::pool::slot::Occupant;
     use crate::pool::state::State;
     use crate::pool::{Block, Growth, Limit, Pool, Tenant};
-    use crate::region::rig::{G, Rig, rig};
 
     /// Returns a pool in which each granule has an extent of its own, and blocks grow exactly.
     fn pool(rig: &Rig, granules: u64) -> Pool {

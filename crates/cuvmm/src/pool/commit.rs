@@ -6,11 +6,11 @@ use super::fills::Unfinished;
 use super::slot::Slot;
 use super::state::Scrub;
 use crate::error::{BlockError, MemoryError};
+use crate::extents::{Fence, LastWriter, Unmapped};
 use crate::own::Stream;
-use crate::region::{Fence, LastWriter, Unmapped};
 
 #[cfg(doc)]
-use crate::region::Space;
+use crate::extents::Space;
 
 /// The memory that a block needs in its slot.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,9 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{BlockError, MemoryError};
+use crate::extents::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 use crate::ledger::Purpose;
 use crate::own::{Access, Stream};
-use crate::region::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 
 /// The progress and result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

@@ -32,9 +32,9 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use crate::deferred::{self, Section};
 use crate::device::Device;
+use crate::extents::{Urgency, Waker};
 use crate::ledger::InLine;
 use crate::own::AccessGrant;
-use crate::region::{Urgency, Waker};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 

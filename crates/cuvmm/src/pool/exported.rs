@@ -26,8 +26,8 @@ use super::lease::Lease;
 use super::state::State;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError, ShareError};
+use crate::extents::Extent;
 use crate::own::{Physical, Stream, one_type};
-use crate::region::Extent;
 
 /// Handles of the memory under a block for other processes to import, and a [`Lease`] that keeps
 /// that memory under the block's addresses.

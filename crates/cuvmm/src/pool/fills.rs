@@ -4,8 +4,8 @@
 use super::core::Locked;
 use super::slot::Slot;
 use crate::error::{BlockError, CallError};
+use crate::extents::{Fence, WaitError, wait_for};
 use crate::own::Stream;
-use crate::region::{Fence, WaitError, wait_for};
 
 /// A fill or copy that failed.
 #[derive(Debug)]

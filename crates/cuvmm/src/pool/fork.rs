@@ -22,8 +22,8 @@ use super::state::gone;
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{ArgumentError, BlockError};
+use crate::extents::{LastWriter, Unmapped, Uses};
 use crate::own::{Access, Physical};
-use crate::region::{LastWriter, Unmapped, Uses};
 
 /// The sizes of a fork.
 #[derive(Clone, Copy, Debug)]

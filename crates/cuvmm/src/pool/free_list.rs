@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::region::Unmapped;
+use crate::extents::Unmapped;
 
 /// Unmapped physicals, kept for reuse.
 #[derive(Debug, Default)]
@@ -140,8 +140,8 @@ impl FreeList {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::region::LastWriter;
-    use crate::region::rig::{G, Rig, rig};
+    use crate::extents::LastWriter;
+    use crate::extents::rig::{G, Rig, rig};
 
     const A: Option<u64> = Some(1);
     const B: Option<u64> = Some(2);

@@ -9,8 +9,8 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{FreedBlock, Tenancy, Unswept};
 use crate::error::{ArgumentError, BlockError, CallError};
+use crate::extents::Fence;
 use crate::own::Stream;
-use crate::region::Fence;
 
 impl State {
     /// Checks that a block can shrink to a size.

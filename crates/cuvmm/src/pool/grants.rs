@@ -9,9 +9,9 @@ use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::state::State;
 use crate::error::{LedgerShortage, PoolError, ShareError};
+use crate::extents::Extent;
 use crate::ledger::{GRANT, Purpose};
 use crate::own::Physical;
-use crate::region::Extent;
 
 impl Core {
     /// Counts memory that the driver is about to create.

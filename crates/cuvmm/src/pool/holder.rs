@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::error::CallError;
-use crate::region::{Space, Unmapped};
+use crate::extents::{Space, Unmapped};
 
 /// The number of a holder, never used twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,8 +12,8 @@ use super::core::Locked;
 use super::holder::{Given, Held, Holder, HolderId};
 use super::state::State;
 use crate::error::CallError;
+use crate::extents::{Space, Urgency};
 use crate::ledger::Purpose;
-use crate::region::{Space, Urgency};
 
 impl State {
     pub(super) fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
@@ -333,11 +333,11 @@ mod tests {
 
     use super::*;
     use crate::error::BlockError;
+    use crate::extents::Space;
+    use crate::extents::rig::{G, rig};
     use crate::ledger::Ledger;
     use crate::pool::holder::{Holder, HolderFigures};
     use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
-    use crate::region::Space;
-    use crate::region::rig::{G, rig};
 
     /// A holder that does something while a mapping of it is unmapped.
     #[derive(Default)]

@@ -9,8 +9,8 @@ use super::gate::Use;
 use super::ids::BlockPlace;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
+use crate::extents::{Extent, Registration, RegistrationOwner};
 use crate::own::{Access, ExportMark, Stream};
-use crate::region::{Extent, Registration, RegistrationOwner};
 
 /// Keeps the memory of a block in place. While a lease lives, no memory under its block is unmapped
 /// or reused, even if the block is dropped. Take one for a batch that is still being prepared, or

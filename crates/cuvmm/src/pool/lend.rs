@@ -12,8 +12,8 @@ use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Space, Unmapped, Urgency};
 use crate::ledger::Purpose;
-use crate::region::{Space, Unmapped, Urgency};
 
 /// The part of a holder's addresses that it gets first, and the least that it gets if the pool has them.
 const FIRST_PART: u64 = 32;

@@ -11,7 +11,7 @@ use super::state::State;
 use super::tenancy::Give;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
-use crate::region::Urgency;
+use crate::extents::Urgency;
 
 /// The name, in errors, of a guarantee that the tenant's own limit does not allow.
 const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";

@@ -7,7 +7,7 @@ use super::ids::SlotId;
 use super::pace::Precommit;
 use super::slot::Occupant;
 use super::state::State;
-use crate::region::{Urgency, Waker};
+use crate::extents::{Urgency, Waker};
 
 impl Precommit {
     /// Queues a block that runs low on precommitted memory for the mapper. Its slot has `bytes` of

@@ -160,9 +160,10 @@ use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError};
+use crate::extents::Mapper;
 use crate::ledger::Ledger;
 use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, creatable_as, nccl_wishes};
-use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper, check_guests};
+use crate::region::{DEFAULT_LARGEST_EXTENT, check_guests};
 
 pub use crate::growth::Growth;
 pub use block::Block;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::ids::SlotId;
-use crate::region::{Urgency, Waker};
+use crate::extents::{Urgency, Waker};
 
 /// The mapper is called when a block has less precommitted memory than it uses up in this time.
 const LEAD: Duration = Duration::from_millis(20);

@@ -3,8 +3,8 @@
 
 use super::slot::Slot;
 use crate::error::CallError;
+use crate::extents::{Fence, Poll, Round};
 use crate::own::Stream;
-use crate::region::{Fence, Poll, Round};
 
 /// The live capture guards, the threads that wait for the device, and what polls have found.
 #[derive(Debug, Default)]
@@ -84,15 +84,15 @@ impl Polls {
 mod tests {
     use std::sync::Arc;
 
-    use cuvmm_driver::model::{ModelDriver, ModelOptions};
     use cuvmm_driver::{Call, CudaVersion, Driver};
+    use cuvmm_model::model::{ModelDriver, ModelOptions};
 
     use super::*;
     use crate::device::Device;
+    use crate::extents::rig::{G, Rig, rig};
     use crate::pool::budget::TenantId;
     use crate::pool::ids::SlotId;
     use crate::pool::slot::Class;
-    use crate::region::rig::{G, Rig, rig};
 
     fn capturing() -> Polls {
         Polls {

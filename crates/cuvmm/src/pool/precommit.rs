@@ -15,9 +15,9 @@ use super::ids::SlotId;
 use super::pace::Precommit;
 use super::state::{Policy, State};
 use crate::error::MemoryError;
+use crate::extents::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::growth::Steps;
 use crate::ledger::{GRANT, Purpose};
-use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the mapper checks the memory of unregistered tenants until its fences are complete.

@@ -18,7 +18,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::{CallError, MemoryError};
-use crate::region::{Round, Space, Urgency};
+use crate::extents::{Round, Space, Urgency};
 
 /// The number of slots that one operation checks. A free adds one slot, so that operations catch up
 /// with complete fences.

@@ -18,8 +18,8 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{BlockError, CallError, LedgerShortage};
+use crate::extents::Round;
 use crate::ledger::{GRANT, Purpose};
-use crate::region::Round;
 
 /// One extent to be taken.
 #[derive(Clone, Copy, Debug)]
@@ -509,9 +509,9 @@ mod tests {
 
     use super::*;
     use crate::error::Shortage;
+    use crate::extents::rig::{G, Rig, rig};
     use crate::own::Stream;
     use crate::pool::{Block, Growth, Hardened, Limit, Pool, PoolBuilder, Tenant};
-    use crate::region::rig::{G, Rig, rig};
 
     fn limited(rig: &Rig, granules: u64) -> PoolBuilder<'_> {
         Pool::builder(&rig.device).limit(Limit::Bytes(granules * G))

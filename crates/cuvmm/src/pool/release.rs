@@ -3,8 +3,8 @@
 use super::core::Locked;
 use super::state::State;
 use crate::error::CallError;
+use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
-use crate::region::{Space, Unmapped};
 
 impl Locked<'_> {
     /// Frees the addresses of a space that its tenant has disowned. A space with mappings stuck in it is

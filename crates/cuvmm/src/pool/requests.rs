@@ -15,7 +15,7 @@ use super::queue::{Answer, Want};
 use super::state::State;
 use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
-use crate::region::Urgency;
+use crate::extents::Urgency;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::region::Space;
+use crate::extents::Space;
 
 /// Empty spaces at rest, limited in number and in bytes of addresses.
 #[derive(Debug)]

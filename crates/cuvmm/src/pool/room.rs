@@ -95,8 +95,8 @@ mod tests {
 
     use super::*;
     use crate::error::{BlockError, MemoryError};
+    use crate::extents::rig::{G, Rig, rig};
     use crate::pool::{Block, Limit, Pool};
-    use crate::region::rig::{G, Rig, rig};
     use crate::sleep::Contents;
 
     /// Returns a pool that may create `granules`, and a function that says how often it asked what is

@@ -18,7 +18,7 @@ use super::ids::SlotId;
 use super::share_table::Holders;
 use super::slot::Slot;
 use super::state::State;
-use crate::region::Stuck;
+use crate::extents::Stuck;
 
 impl State {
     /// Notes that a slot maps the memory that another slot has under its first bytes, up to `end`.

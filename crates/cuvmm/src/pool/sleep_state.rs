@@ -3,7 +3,7 @@
 //!
 //! [`sleep`](super::sleep) and [`wake`](super::wake) contain the operations that change the state.
 
-use crate::region::{Fence, TakenOut};
+use crate::extents::{Fence, TakenOut};
 use crate::store::Saved;
 
 /// The sleep state of a block.

@@ -15,10 +15,10 @@ use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
 use super::sleep_state::SleepState;
 use crate::error::{CallError, MemoryError};
+use crate::extents::{Completed, Extent, Fence, Space, Uses};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::{Physical, Stream};
-use crate::region::{Completed, Extent, Fence, Space, Uses};
 
 /// The state of a slot's memory that is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

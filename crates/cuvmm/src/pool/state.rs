@@ -22,9 +22,9 @@ use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
+use crate::extents::{Space, Unmapped};
 use crate::growth::Growth;
 use crate::own::{Physical, Stream};
-use crate::region::{Space, Unmapped};
 
 /// How the pool's memory is created and passed on.
 #[derive(Clone, Copy, Debug)]

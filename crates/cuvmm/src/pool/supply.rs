@@ -7,8 +7,8 @@ use super::core::{Core, Locked};
 use super::room::Room;
 use super::state::{Policy, Scrub};
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::Unmapped;
 use crate::own::Physical;
-use crate::region::Unmapped;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 

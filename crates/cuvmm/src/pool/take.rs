@@ -5,7 +5,7 @@ use super::budget::Amount;
 use super::core::Locked;
 use super::slot::Slot;
 use crate::error::{CallError, MemoryError};
-use crate::region::{Fence, NotPutBack, TakenOut};
+use crate::extents::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
     /// Takes out the memory that was placed behind `begun` in a slot that is out, and refunds it.

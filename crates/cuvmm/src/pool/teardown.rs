@@ -6,8 +6,8 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
+use crate::extents::TakenOut;
 use crate::own::Physical;
-use crate::region::TakenOut;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {

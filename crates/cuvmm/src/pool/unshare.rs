@@ -23,9 +23,9 @@ use super::wait::{Attempt, Wait};
 use crate::deferred::is_in_hook;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Extent, Fence, LastWriter, Poll, TakenOut};
 use crate::ledger::Purpose;
 use crate::own::Access;
-use crate::region::{Extent, Fence, LastWriter, Poll, TakenOut};
 
 /// How long an attempt waits for its own copies at most: several times as long as a copy of the
 /// largest extent takes.

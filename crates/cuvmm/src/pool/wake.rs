@@ -20,9 +20,9 @@ use super::state::State;
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{BlockError, MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, wait_for};
 use crate::ledger::Purpose;
 use crate::own::Stream;
-use crate::region::{Fence, LastWriter, wait_for};
 use crate::store::{HostStore, Saved};
 
 /// A block that is being woken. If this is dropped before it is done, the block sleeps on, with the

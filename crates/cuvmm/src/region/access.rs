@@ -2,109 +2,12 @@
 //! second device costs many times as much as for the first, and revoked only when that device's
 //! work is complete.
 
-use cuvmm_driver::Location;
-
 use super::Region;
-use super::fence::{Fence, Poll};
 use super::layout::reachable;
-use super::space::Space;
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError, ShareError};
-use crate::own::{Access, AccessGrant, Place, Stream};
-
-impl Space {
-    /// Grants a device access to all present and future extents: all or none.
-    pub(super) fn grant_to(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
-        let named = guest.location();
-        let before = self.position(named).map(|at| self.access.remove(at));
-        let opened = self.open_all(&guest);
-        if let Err(error) = opened {
-            let none = guest.at_most(Access::None);
-            let undone = self.open_all(before.as_ref().unwrap_or(&none));
-            if let Err(failed) = &undone {
-                log!(error, error = %failed, "a grant could not be undone");
-            }
-            // Where it may still have access to some extents, its work continues to be waited for.
-            self.access
-                .extend(before.or(undone.is_err().then_some(none)));
-            return Err(error);
-        }
-        self.access.push(guest);
-        Ok(())
-    }
-
-    /// Revokes a device's access to all extents: all or none.
-    pub(super) fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {
-        let Some(at) = self.position(device.location()) else {
-            return Ok(());
-        };
-        if let Err(error) = self.open_all(&AccessGrant::new(device, Access::None)) {
-            let before = self.access.get(at).map(|before| self.open_all(before));
-            if let Some(Err(failed)) = before {
-                log!(error, error = %failed, "revoked access could not be restored");
-            }
-            return Err(error);
-        }
-        self.access.remove(at);
-        Ok(())
-    }
-
-    /// Caps the access of every device to an extent at `most` from now on.
-    pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
-        if let Some(placed) = self.extents.get_mut(&offset) {
-            let host = placed.host_grant().filter(|_| placed.host);
-            let access = self.access.iter().chain(&host);
-            let access: Vec<AccessGrant> = access.map(|it| it.at_most(most)).collect();
-            placed.mapping.set_access(&access)?;
-            placed.most = most;
-        }
-        Ok(())
-    }
-
-    /// Caps the access of every device to all extents at `most` from now on: all or none.
-    pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), MemoryError> {
-        let before: Vec<(u64, Access)> = self
-            .extents
-            .iter()
-            .map(|(&offset, placed)| (offset, placed.most))
-            .collect();
-        for (index, &(offset, had)) in before.iter().enumerate() {
-            if let Err(error) = self.cap(offset, had.min(most)) {
-                for &(offset, had) in before.iter().take(index) {
-                    if let Err(failed) = self.cap(offset, had) {
-                        log!(error, error = %failed, "capped access could not be restored");
-                    }
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    fn position(&self, named: Location) -> Option<usize> {
-        self.access
-            .iter()
-            .position(|access| access.location() == named)
-    }
-
-    fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
-        self.extents
-            .values()
-            .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
-    }
-
-    /// Every place that holds memory of this space.
-    fn owners(&self) -> Vec<Place> {
-        let mut owners: Vec<Place> = vec![];
-        for placed in self.extents.values() {
-            let place = placed.mapping.physical().place();
-            if !owners.contains(&place) {
-                owners.push(place);
-            }
-        }
-        owners
-    }
-}
+use crate::extents::{Fence, Poll};
+use crate::own::{Access, AccessGrant, Stream};
 
 impl Region {
     /// Gives another device access to all memory that is committed now or later (`cuMemSetAccess`
@@ -196,11 +99,7 @@ impl Region {
     #[doc(alias = "right_of")]
     #[must_use]
     pub fn access_of(&self, device: &Device) -> Access {
-        self.space
-            .access
-            .iter()
-            .find(|access| access.named() == Some(device))
-            .map_or(Access::None, AccessGrant::access)
+        self.space.access_of(device)
     }
 
     fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {

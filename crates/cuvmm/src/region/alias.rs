@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::Region;
-use super::place::{PlaceError, Unmapped};
-use super::space::Extent;
 use crate::error::MemoryError;
+use crate::extents::{Extent, PlaceError, Unmapped};
 
 impl Region {
     /// Refuses an operation that would make two views of one memory differ.

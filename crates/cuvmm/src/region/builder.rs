@@ -8,11 +8,10 @@ use super::committed::{Committed, PendingExtents};
 use super::host_extents::HostExtents;
 use super::layout::Layout;
 use super::register::Register;
-use super::space::Space;
-use super::zeros::{DEFAULT_ZERO_EXTENT, Zeros};
 use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
+use crate::extents::{DEFAULT_ZERO_EXTENT, Space, Zeros};
 use crate::own::{Access, AccessGrant, nccl_wishes};
 
 /// Options of a region.

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::fence::Fence;
 use super::{Extent, Region};
 use crate::error::{ArgumentError, MemoryError};
+use crate::extents::Fence;
 use crate::own::Stream;
 
 impl Region {

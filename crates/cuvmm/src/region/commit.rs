@@ -3,12 +3,9 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::Fence;
 use super::layout::{Layout, reachable};
-use super::place::{PlaceError, Unmapped};
-use super::space::Extent;
-use super::zeros::beside;
 use crate::error::MemoryError;
+use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
 use crate::own::{Place, Stream};
 
 /// An extent to be created.

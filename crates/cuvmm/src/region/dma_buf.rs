@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cuvmm_driver::{Call, DeviceAddress};
 
-use super::registration::Registration;
 use crate::error::{ArgumentError, MemoryError};
+use crate::extents::Registration;
 
 /// A descriptor of a dma-buf over a range of registered memory. The range stays in place while the
 /// `DmaBuf` lives.

@@ -10,8 +10,8 @@ use std::ops::Range;
 use cuvmm_driver::{Exported, HandleTypes};
 
 use super::Region;
-use super::space::Extent;
 use crate::error::MemoryError;
+use crate::extents::Extent;
 use crate::own::{Physical, one_type};
 
 impl Region {

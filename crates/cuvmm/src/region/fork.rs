@@ -7,10 +7,8 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::{Fence, Poll, Unused};
-use super::place::Unmapped;
-use super::space::Extent;
 use crate::error::{CallError, MemoryError};
+use crate::extents::{Extent, Fence, Poll, Unmapped, Unused};
 use crate::own::{Access, Stream};
 
 impl Region {

@@ -6,24 +6,8 @@ use std::ops::Range;
 use cuvmm_driver::{Location, LocationKind};
 
 use super::Region;
-use super::space::{Extent, Space};
 use crate::error::MemoryError;
-
-impl Space {
-    /// Gives the host's processors access to the extents of host memory that overlap a range, the
-    /// same access that devices have.
-    pub(super) fn grant_host(&mut self, start: u64, end: u64) -> Result<(), MemoryError> {
-        let range = self.covering(start, end);
-        for (_, placed) in self.extents.range_mut(range) {
-            let host = placed.host_grant().filter(|_| !placed.host);
-            if let Some(host) = host {
-                placed.mapping.set_access(&[host.at_most(placed.most)])?;
-                placed.host = true;
-            }
-        }
-        Ok(())
-    }
-}
+use crate::extents::Extent;
 
 impl Region {
     /// Returns a host pointer to a committed range in host memory. Gives the host's processors

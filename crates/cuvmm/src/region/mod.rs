@@ -22,32 +22,20 @@ mod builder;
 mod check;
 mod commit;
 mod committed;
-mod completed;
-mod copies;
 mod dma_buf;
 mod export;
-mod fence;
 mod fork;
 mod grow;
 mod host_access;
 mod host_extents;
 mod layout;
-mod mapped;
-mod mapper;
 mod noted;
-mod place;
 mod register;
-mod registration;
 mod relocate;
 mod replace;
-#[cfg(test)]
-pub(crate) mod rig;
-mod space;
 mod supply;
-mod taken;
 mod withdraw;
 mod zero_backed;
-mod zeros;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -58,30 +46,19 @@ use cuvmm_driver::{DeviceAddress, PhysicalProps};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
+use crate::extents::{Fence, Space, Zeros};
 use crate::own::{Access, Stream};
 use crate::size::range_within;
 pub(crate) use committed::Committed;
 use committed::PendingExtents;
 use register::Register;
-use zeros::Zeros;
 
+pub use crate::extents::{Extent, Mapper, Registration};
 pub use builder::RegionBuilder;
-pub(crate) use completed::Completed;
-pub(crate) use copies::{WaitError, wait_for};
 pub use dma_buf::DmaBuf;
-pub(crate) use fence::{Fence, Poll, Round, Uses};
 pub use host_extents::HostExtents;
 pub use layout::Layout;
 pub(crate) use layout::check_guests;
-pub use mapper::Mapper;
-pub(crate) use mapper::{MapperWork, Urgency, Waker};
-pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
-pub use registration::Registration;
-pub(crate) use registration::RegistrationOwner;
-pub(crate) use replace::NotReplaced;
-pub use space::Extent;
-pub(crate) use space::{Space, SpaceCounts};
-pub(crate) use taken::{NotPutBack, Stuck, TakenOut};
 
 /// The default size of the largest extent: 1 GiB.
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
@@ -340,9 +317,8 @@ impl Region {
             return self.space.bytes();
         }
         let mut seen = BTreeSet::new();
-        let placed = self.space.extents.values();
-        placed
-            .map(|placed| placed.mapping.physical())
+        let physicals = self.space.physicals();
+        physicals
             .filter(|physical| seen.insert(physical.as_raw()))
             .map(crate::own::Physical::size)
             .sum()

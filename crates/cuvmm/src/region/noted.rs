@@ -6,8 +6,8 @@
 
 use std::sync::PoisonError;
 
-use super::fence::{Fence, Uses};
 use crate::deferred::Section;
+use crate::extents::{Fence, Uses};
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 

@@ -12,12 +12,10 @@ use std::sync::{Arc, PoisonError};
 use rangemap::RangeMap;
 
 use super::Region;
-use super::fence::Unused;
 use super::noted::Noted;
-use super::place::Placed;
-use super::registration::{Registration, RegistrationOwner};
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
+use crate::extents::{Placed, Registration, RegistrationOwner, unmap_drained};
 use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
@@ -189,7 +187,7 @@ impl Kept {
         }
         let users = books.users.clone();
         drop(books);
-        let ended = unmap(&users, &mut going);
+        let ended = unmap_drained(&users, &mut going);
         if ended.is_err() {
             let mut books = self.register.books();
             books.left.append(&mut going);
@@ -234,7 +232,7 @@ impl Drop for Kept {
         }
         if let Err(error) = self.end() {
             let books = self.register.books();
-            let bytes = books.left.values().map(|placed| placed.mapping.size());
+            let bytes = books.left.values().map(|placed| placed.size());
             let bytes = bytes.sum();
             drop(books);
             self.register
@@ -242,23 +240,6 @@ impl Drop for Kept {
                 .report_drop("registration", bytes, error);
         }
     }
-}
-
-/// Unmaps extents that have no owner any more, behind all work of the devices that had access.
-fn unmap(users: &[Device], going: &mut BTreeMap<u64, Placed>) -> Result<(), CallError> {
-    if going.is_empty() {
-        return Ok(());
-    }
-    let proof = Unused::after_drain(users)?;
-    while let Some((at, placed)) = going.pop_first() {
-        let unmapped = placed.unmap(proof);
-        let unmapped = unmapped.or_else(|(placed, _)| placed.unmap(proof));
-        if let Err((placed, error)) = unmapped {
-            going.insert(at, placed);
-            return Err(error);
-        }
-    }
-    Ok(())
 }
 
 const fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {

@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::Unused;
 use super::layout::reachable;
-use super::space::Extent;
 use crate::error::MemoryError;
+use crate::extents::{Extent, Unused};
 use crate::own::{Place, Stream};
 
 impl Region {

@@ -1,349 +1,9 @@
-//! Replacement: other memory with the same bytes under the same addresses.
-//!
-//! Copies go through a second reservation, `beside`, in which one of the two memories is mapped as
-//! well. By default that is the new memory, which is unmapped there and mapped in place of the old
-//! when it has the bytes. If the new memory is host memory, which takes many times as long to map,
-//! the old memory is mapped beside, and the new memory is mapped in its place before it has the
-//! bytes. Either way, one extent is copied while another is being mapped. All mappings beside are
-//! made before the first copy, since giving access takes a millisecond while a copy runs
-//! (`docs/measurements.md`).
-//!
-//! The caller ensures that no work uses the extents, and that none begins.
-
-use std::collections::VecDeque;
-use std::ops::Range;
-
-use cuvmm_driver::LocationKind;
+//! Replacement of a region's memory, and what is left of it after a failure.
 
 use super::Region;
-use super::completed::Completed;
-use super::copies::wait_for;
-use super::fence::{Fence, Unused};
-use super::place::Unmapped;
-use super::space::Space;
-use super::taken::{NotPutBack, TakenOut};
 use crate::error::MemoryError;
-use crate::own::{Access, Event, Stream};
-
-/// Physicals, each with the offset where it is to be mapped.
-type New = Vec<(u64, Unmapped)>;
-
-/// The number of copies to host memory that are queued before the first is waited for. By then it
-/// has most likely ended, and its memory beside is unmapped while the next copies run.
-const AHEAD: usize = 3;
-
-/// A failed replacement.
-#[derive(Debug)]
-pub(crate) struct NotReplaced {
-    pub(crate) error: MemoryError,
-    /// Unmapped physicals that are not used: new memory, or old memory that new memory has
-    /// replaced.
-    pub(crate) physicals: Vec<Unmapped>,
-    /// Memory that was in place and could not be put back.
-    pub(crate) lost: Option<NotPutBack>,
-    /// Set if the stream may still be copying to or from the memory in place. The memory at the
-    /// other end is kept.
-    pub(crate) running: bool,
-}
-
-impl NotReplaced {
-    /// A failure before anything was done with the new memory.
-    pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
-        Box::new(Self {
-            error: error.into(),
-            physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
-            lost: None,
-            running: false,
-        })
-    }
-}
-
-/// A replacement of extents of a space, in progress.
-struct Exchange<'a, 'b> {
-    there: &'a mut Completed<'b>,
-    /// The reservation to copy through, in which the ranges are mapped one behind the other.
-    beside: Space,
-    most: Access,
-    stream: &'a Stream,
-    /// The old memory that was taken out.
-    old: TakenOut,
-    /// The ranges where new memory is mapped.
-    placed: Vec<(Range<u64>, Bytes)>,
-    /// Physicals that are mapped nowhere.
-    spare: Vec<Unmapped>,
-    /// Set once a copy was queued.
-    queued: bool,
-    /// Set if a copy may be running and its state is unknown.
-    running: bool,
-}
-
-/// The state of the copy to new memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bytes {
-    /// Not copied, or unknown.
-    Missing,
-    /// A copy was queued.
-    Queued,
-    There,
-}
-
-impl Completed<'_> {
-    /// Copies the bytes of extents to other memory and maps it in their place, where no device has
-    /// more access than `most`. Each new physical begins and ends where extents do. The location of
-    /// the first decides the method for all. Returns the old memory.
-    ///
-    /// All or nothing, unless it is unknown whether a copy has ended: new host memory then stays
-    /// mapped.
-    pub(crate) fn replace(
-        &mut self,
-        new: New,
-        most: Access,
-        stream: &Stream,
-    ) -> Result<TakenOut, Box<NotReplaced>> {
-        // In a capture, a copy would become part of the graph and not be executed.
-        match stream.is_capturing() {
-            Ok(false) => {}
-            Ok(true) => return Err(NotReplaced::unchanged(MemoryError::Capturing, new)),
-            Err(error) => return Err(NotReplaced::unchanged(error, new)),
-        }
-        let size = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
-        let beside = match Space::reserve(self.space.device(), size) {
-            Ok(beside) => beside,
-            Err(error) => return Err(NotReplaced::unchanged(error, new)),
-        };
-        let mut exchange = Exchange {
-            there: self,
-            beside,
-            most,
-            stream,
-            old: TakenOut::default(),
-            placed: vec![],
-            spare: vec![],
-            queued: false,
-            running: false,
-        };
-        let kind = |(_, unmapped): &(_, Unmapped)| unmapped.physical.location().kind;
-        let exchanged = match new.first().map(kind) {
-            Some(LocationKind::HOST_NUMA) => exchange.in_place(new),
-            _ => exchange.through_beside(new),
-        };
-        match exchanged {
-            Ok(()) => Ok(exchange.old),
-            Err(error) => Err(Box::new(exchange.undo(error))),
-        }
-    }
-}
-
-impl Exchange<'_, '_> {
-    /// Copies to new memory beside, one extent after the other, and maps each in place while the
-    /// next copies run.
-    fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {
-        let ends = |(offset, unmapped): &(u64, Unmapped)| *offset..offset + unmapped.size();
-        let ranges: Vec<Range<u64>> = new.iter().map(ends).collect();
-        let memory = new.into_iter().map(|(_, unmapped)| unmapped);
-        if let Err(failed) = self.beside.place(0, memory.collect()) {
-            self.spare.extend(failed.physicals);
-            return Err(failed.error);
-        }
-        let mut at = 0;
-        let mut copies = vec![];
-        let last = ranges.last().cloned();
-        for range in ranges {
-            let size = range.end - range.start;
-            self.queued = true;
-            let there = &self.there.space;
-            self.beside
-                .copy_within(self.stream, at, there, range.start, size)?;
-            // The last copy needs no event: the stream is waited for.
-            let event = match Some(&range) == last.as_ref() {
-                true => None,
-                false => self.mark(),
-            };
-            copies.push((range, at, event));
-            at += size;
-        }
-        for (range, at, event) in copies {
-            self.wait(event)?;
-            let covered = self.there.space.extents_in(range.start, range.end);
-            let covered: Vec<u64> = covered.map(|extent| extent.offset).collect();
-            let Some(new) = self.beside.never_used(0).withdraw_back(at)? else {
-                continue;
-            };
-            if let Err(error) = self.there.take_out(covered, &mut self.old) {
-                self.spare.push(new);
-                return Err(error.into());
-            }
-            self.place(range, new, Bytes::There)?;
-        }
-        Ok(())
-    }
-
-    /// Maps the old memory beside, and copies from there to the new memory in place, each while the
-    /// next is being mapped.
-    fn in_place(&mut self, new: New) -> Result<(), MemoryError> {
-        let mut new = new.into_iter();
-        let placed = self.place_and_copy(&mut new);
-        self.spare.extend(new.map(|(_, unmapped)| unmapped));
-        placed?;
-        self.leave(self.placed.len(), self.beside.size(), None)
-    }
-
-    /// Waits for the copies to the first `places` ranges, and unmaps the old memory beside that
-    /// they were copied from.
-    fn leave(&mut self, places: usize, end: u64, event: Option<Event>) -> Result<(), MemoryError> {
-        self.wait(event)?;
-        for (_, bytes) in self.placed.iter_mut().take(places) {
-            *bytes = Bytes::There;
-        }
-        let mut beside = self.beside.never_used(0);
-        let there = beside.space.extents_in(0, end).map(|it| it.offset);
-        let there: Vec<u64> = there.collect();
-        there
-            .into_iter()
-            .try_for_each(|offset| Ok(beside.withdraw_back(offset).map(drop)?))
-    }
-
-    fn place_and_copy(
-        &mut self,
-        new: &mut std::vec::IntoIter<(u64, Unmapped)>,
-    ) -> Result<(), MemoryError> {
-        let (mut covered, mut memory) = (vec![], vec![]);
-        for (offset, unmapped) in new.as_slice() {
-            let parts = self.there.space.parts_in(*offset, offset + unmapped.size());
-            for (extent, physical) in parts {
-                covered.push(extent.offset);
-                memory.push(Unmapped::fresh(physical.clone()));
-            }
-        }
-        let placed = self.beside.place(0, memory);
-        placed.map_err(|failed| failed.error)?;
-        self.there.take_out(covered, &mut self.old)?;
-        let mut at = 0;
-        let mut copies = VecDeque::new();
-        for (offset, unmapped) in new {
-            let size = unmapped.size();
-            self.place(offset..offset + size, unmapped, Bytes::Missing)?;
-            self.queued = true;
-            let there = &self.there.space;
-            there.copy_within(self.stream, offset, &self.beside, at, size)?;
-            if let Some((_, bytes)) = self.placed.last_mut() {
-                *bytes = Bytes::Queued;
-            }
-            at += size;
-            copies.push_back((self.placed.len(), at, self.mark()));
-            if copies.len() > AHEAD
-                && let Some((places, end, event)) = copies.pop_front()
-            {
-                self.leave(places, end, event)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps new memory at a range that is unmapped.
-    fn place(&mut self, range: Range<u64>, new: Unmapped, bytes: Bytes) -> Result<(), MemoryError> {
-        let there = &mut self.there.space;
-        match there.place_for(range.start, vec![new], self.most) {
-            Ok(()) => {
-                self.placed.push((range, bytes));
-                Ok(())
-            }
-            Err(failed) => {
-                self.spare.extend(failed.physicals);
-                Err(failed.error)
-            }
-        }
-    }
-
-    /// Records an event behind the queued work. Without one, the stream is waited for.
-    fn mark(&self) -> Option<Event> {
-        let event = Event::new(self.stream.device());
-        let marked = event.and_then(|event| {
-            let uncaptured = event.record_uncaptured(self.stream)?;
-            Ok(uncaptured.then_some(event))
-        });
-        marked
-            .inspect_err(|error| log!(debug, %error, "a copy is waited for without an event"))
-            .ok()
-            .flatten()
-    }
-
-    /// Waits for the work queued before an event, or for all work of the stream.
-    fn wait(&mut self, event: Option<Event>) -> Result<(), MemoryError> {
-        let event = event.as_ref();
-        let passed = event.map(|event| self.stream.device().relaxed(|| event.synchronize()));
-        if matches!(passed, Some(Ok(Ok(())))) {
-            return Ok(());
-        }
-        wait_for(self.stream).map_err(|failed| {
-            self.running = !failed.ended;
-            failed.error.into()
-        })
-    }
-
-    /// Puts back the memory that was taken out.
-    fn undo(mut self, error: MemoryError) -> NotReplaced {
-        if self.queued
-            && !self.running
-            && let Err(error) = self.wait(None)
-        {
-            log!(warn, %error, "it is not known what was copied");
-            if !self.running {
-                let placed = self.placed.iter_mut();
-                let queued = placed.filter(|(_, bytes)| *bytes == Bytes::Queued);
-                queued.for_each(|(_, bytes)| *bytes = Bytes::Missing);
-            }
-        }
-        let Self {
-            there,
-            mut beside,
-            mut old,
-            mut placed,
-            spare: mut physicals,
-            running,
-            ..
-        } = self;
-        if !running {
-            let extents = beside.extents().map(|extent| extent.offset);
-            for offset in extents.collect::<Vec<u64>>() {
-                let here = beside.never_used(0).withdraw_back(offset);
-                physicals.extend(here.ok().flatten());
-            }
-        }
-        placed.retain(|(range, bytes)| {
-            let mut new = there.space.never_used(range.start);
-            // Memory that may be being copied to stays mapped.
-            let withdrawn = match running && *bytes != Bytes::There {
-                true => None,
-                false => new.withdraw_back(range.start).ok(),
-            };
-            match withdrawn {
-                Some(here) => {
-                    physicals.extend(here);
-                    false
-                }
-                // It has the bytes, or will have them when the copy ends.
-                None if *bytes != Bytes::Missing => true,
-                None => {
-                    there.space.quarantine(range.start);
-                    false
-                }
-            }
-        });
-        let placed: Vec<Range<u64>> = placed.into_iter().map(|(range, _)| range).collect();
-        physicals.extend(old.split_off(&placed));
-        let lost = there.space.put_back(old).err();
-        if beside.count() + beside.stuck_count() > 0 {
-            there.space.beside.push(beside);
-        }
-        NotReplaced {
-            error,
-            physicals,
-            lost,
-            running,
-        }
-    }
-}
+use crate::extents::{Fence, New, Unused};
+use crate::own::{Access, Stream};
 
 impl Region {
     /// Replaces the memory of extents by physicals, to be read and written, and releases the old
@@ -389,77 +49,21 @@ impl Region {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use std::sync::Arc;
 
-    use cuvmm_driver::host::{HostDriver, HostOptions};
     use cuvmm_driver::{Call, Driver, PhysicalHandle};
+    use cuvmm_model::host::{HostDriver, HostOptions};
 
     use super::*;
     use crate::device::Device;
+    use crate::extents::Unmapped;
+    use crate::extents::rig::{G, Rig, rig};
     use crate::own::Physical;
-    use crate::region::rig::{G, Rig, rig};
 
-    fn handles(space: &Space) -> Vec<PhysicalHandle> {
-        let parts = space.parts_in(0, space.size());
-        parts.map(|(_, physical)| physical.as_raw()).collect()
-    }
-
-    /// Physicals for some places, given as offset and size in granules.
-    fn new(rig: &Rig, places: &[(u64, u64)]) -> (New, Vec<PhysicalHandle>) {
-        let at = |&(offset, granules): &(u64, u64)| (offset * G, rig.memory(granules));
-        let new: New = places.iter().map(at).collect();
-        let raw = new.iter().map(|(_, unmapped)| unmapped.physical.as_raw());
-        let raw = raw.collect();
-        (new, raw)
-    }
-
-    fn raw(physicals: &[Unmapped]) -> Vec<PhysicalHandle> {
-        physicals.iter().map(|it| it.physical.as_raw()).collect()
-    }
-
-    /// Replaces three extents in the middle of a space of five. Returns the old handles, the new
-    /// handles, the outcome, and the space.
-    #[allow(clippy::type_complexity)]
-    fn replaced(
-        rig: &Rig,
-        stream: &Stream,
-        fail: impl FnOnce(),
-    ) -> (
-        Vec<PhysicalHandle>,
-        Vec<PhysicalHandle>,
-        Result<TakenOut, Box<NotReplaced>>,
-        Space,
-    ) {
-        let mut space = rig.space(5);
-        let before = handles(&space);
-        let (new, raw) = new(rig, &[(1, 1), (2, 1), (3, 1)]);
-        fail();
-        let outcome = space.promised().replace(new, Access::ReadWrite, stream);
-        rig.heal();
-        (before, raw, outcome, space)
-    }
-
-    #[test]
-    fn new_memory_lies_in_the_places_of_the_old() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut space = rig.space(5);
-        let before = handles(&space);
-        let (new, raw) = new(&rig, &[(1, 2), (3, 1)]);
-        let old = space.promised().replace(new, Access::Read, &stream);
-        let old = old.unwrap().into_parts();
-        let old: Vec<_> = old
-            .map(|(at, old)| (at / G, old.physical.as_raw()))
-            .collect();
-        assert_eq!(old, [(1, before[1]), (2, before[2]), (3, before[3])]);
-        assert_eq!(handles(&space), [before[0], raw[0], raw[1], before[4]]);
-        assert_eq!(
-            (space.most_at(G), space.most_at(3 * G)),
-            (Access::Read, Access::Read)
-        );
-        assert_eq!((space.bytes(), space.beside.len()), (5 * G, 0));
+    fn handles(region: &Region) -> Vec<PhysicalHandle> {
+        region.space.physicals().map(Physical::as_raw).collect()
     }
 
     #[test]
@@ -474,12 +78,12 @@ mod tests {
         for (at, bytes) in bytes {
             region.write(&stream, at, bytes).unwrap();
         }
-        let before = handles(&region.space);
+        let before = handles(&region);
         let new = [0, G, 2 * G].map(|at| (at, Physical::new(&device, G).unwrap()));
         let new = new.map(|(at, physical)| (at, Unmapped::fresh(physical)));
         let proof = Unused::never_used();
         region.replace(new.into(), &stream, proof).unwrap();
-        let after = handles(&region.space);
+        let after = handles(&region);
         assert!(after.iter().all(|handle| !before.contains(handle)));
         for (at, bytes) in bytes {
             let mut read = [0; 4];
@@ -488,126 +92,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn where_it_cannot_be_copied_to_nothing_has_changed() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        for call in [
-            Call::MemAddressReserve,
-            Call::MemMap,
-            Call::StreamSynchronize,
-        ] {
-            let (before, raws, outcome, space) = replaced(&rig, &stream, || {
-                rig.fail_from(call, 1);
-            });
-            let failed = outcome.unwrap_err();
-            let mut given = raw(&failed.physicals);
-            given.sort();
-            assert_eq!(given, raws, "{call:?}");
-            assert!(failed.lost.is_none() && !failed.running, "{call:?}");
-            assert_eq!(
-                (handles(&space), space.beside.len()),
-                (before, 0),
-                "{call:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_is_stuck_where_it_was_to_be_copied_to_is_kept() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        let (before, raws, outcome, mut space) = replaced(&rig, &stream, || {
-            rig.fail(Call::MemSetAccess, 1);
-            rig.fail(Call::MemUnmap, 1);
-        });
-        let failed = outcome.unwrap_err();
-        assert_eq!(raw(&failed.physicals), raws[1..]);
-        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, G));
-        rig.fail_from(Call::MemUnmap, 1);
-        assert!(space.promised().retry_stuck().is_err());
-        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, G));
-        rig.heal();
-        space.promised().retry_stuck().unwrap();
-        assert_eq!((space.beside.len(), space.stuck_bytes()), (0, 0));
-        // Memory that was copied to beside, and cannot be unmapped there.
-        let (_, raws, outcome, mut other) = replaced(&rig, &stream, || {
-            (1..=4).for_each(|nth| rig.fail(Call::MemUnmap, nth));
-        });
-        let failed = outcome.unwrap_err();
-        assert_eq!(raw(&failed.physicals), raws[1..]);
-        assert_eq!((other.beside.len(), other.stuck_bytes()), (1, G));
-        other.promised().retry_stuck().unwrap();
-        assert_eq!(other.stuck_bytes(), 0);
-        assert_eq!(handles(&space), before);
-    }
-
-    #[test]
-    fn what_is_being_copied_to_stays_where_it_is() {
-        let rig = rig();
-        let stream = rig.busy_stream();
-        let (before, _, outcome, mut space) = replaced(&rig, &stream, || {
-            rig.fail_from(Call::EventSynchronize, 1);
-            rig.fail_from(Call::StreamSynchronize, 1);
-        });
-        let failed = outcome.unwrap_err();
-        assert!(failed.running && failed.physicals.is_empty());
-        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, 3 * G));
-        assert_eq!(handles(&space), before);
-        rig.finish(&stream);
-        space.promised().retry_stuck().unwrap();
-        assert_eq!(space.stuck_bytes(), 0);
-    }
-
-    #[test]
-    fn where_old_memory_cannot_be_taken_out_all_of_it_stays() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        // For each extent the new memory is unmapped beside, and then the old one in place.
-        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
-            rig.fail(Call::MemUnmap, 4);
-        });
-        let failed = outcome.unwrap_err();
-        assert_eq!(raw(&failed.physicals), [raws[1], raws[2], raws[0]]);
-        assert!(failed.lost.is_none());
-        assert_eq!(handles(&space), before);
-    }
-
-    #[test]
-    fn where_new_memory_cannot_be_placed_the_old_is_put_back() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
-            rig.fail(Call::MemMap, 5);
-        });
-        let failed = outcome.unwrap_err();
-        assert_eq!(raw(&failed.physicals), [raws[1], raws[2], raws[0]]);
-        assert!(failed.lost.is_none());
-        assert_eq!(handles(&space), before);
-    }
-
-    #[test]
-    fn new_memory_that_cannot_be_taken_out_again_stays_in_the_place_of_the_old() {
-        let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
-            rig.fail(Call::MemMap, 5);
-            rig.fail(Call::MemUnmap, 6);
-            rig.fail(Call::MemUnmap, 7);
-        });
-        let failed = outcome.unwrap_err();
-        assert_eq!(raw(&failed.physicals), [raws[1], raws[2], before[1]]);
-        assert!(failed.lost.is_none());
-        let after = [before[0], raws[0], before[2], before[3], before[4]];
-        assert_eq!(handles(&space), after);
-    }
-
     /// A region with one extent in each of two granules, and new memory for both.
     fn region(rig: &Rig) -> (Region, New) {
         let builder = Region::builder(&rig.device, 2 * G).largest_extent(G);
         let mut region = builder.reserve().unwrap();
         region.commit(0..2 * G).unwrap();
-        (region, new(rig, &[(0, 1), (1, 1)]).0)
+        let new = [0, G].map(|at| (at, rig.memory(1)));
+        (region, new.into())
     }
 
     #[test]

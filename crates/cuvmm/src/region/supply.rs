@@ -3,9 +3,8 @@
 use cuvmm_driver::PhysicalProps;
 
 use super::Region;
-use super::place::Unmapped;
-use super::space::Extent;
 use crate::error::MemoryError;
+use crate::extents::{Extent, Unmapped};
 use crate::own::{Physical, Place};
 
 impl Region {

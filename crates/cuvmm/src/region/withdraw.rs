@@ -4,9 +4,8 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::{Fence, Round, Unused};
-use super::space::Extent;
 use crate::error::{ArgumentError, CallError, MemoryError};
+use crate::extents::{Extent, Fence, Round, Unused};
 use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {

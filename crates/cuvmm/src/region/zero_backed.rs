@@ -3,10 +3,34 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::Fence;
-use super::zeros::beside;
 use crate::error::MemoryError;
+use crate::extents::{Fence, Unused, beside};
 use crate::own::Stream;
+
+impl Region {
+    /// Refuses a change of the zeros that overlap a range unless a fence is complete; returns the
+    /// proof.
+    pub(super) fn zeros_are_unread(
+        &self,
+        range: &Range<u64>,
+        mut fence: Fence,
+    ) -> Result<Unused, MemoryError> {
+        if self.zeros.meeting(range).is_empty() {
+            return Ok(Unused::never_used());
+        }
+        let (start, end) = (range.start, range.end);
+        fence
+            .poll()
+            .map_err(|cause| MemoryError::range(start, end - start, cause))?;
+        let Some(proof) = fence.proof() else {
+            return Err(MemoryError::PendingFree {
+                range: start..end,
+                bytes: end - start,
+            });
+        };
+        Ok(proof)
+    }
+}
 
 impl Region {
     /// Maps read-only zeros into the holes of a range, which are the parts without an extent. Parts

@@ -177,7 +177,7 @@ fn new_id() -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use cuvmm_driver::HandleTypes;
-    use cuvmm_driver::model::{ModelDriver, ModelOptions};
+    use cuvmm_model::model::{ModelDriver, ModelOptions};
 
     use super::*;
     use crate::Device;

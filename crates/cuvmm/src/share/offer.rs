@@ -13,9 +13,10 @@ use cuvmm_driver::{Exported, HandleTypes, LocationKind};
 use super::parcel::Parcel;
 use super::wire::{Description, Elements, Origin, SharedExtent};
 use crate::error::{MemoryError, ShareError};
+use crate::extents::Extent;
 use crate::own::{Access, Physical, Place};
 use crate::pool::{Block, Lease, Promised};
-use crate::region::{Extent, Region};
+use crate::region::Region;
 use crate::vec::DeviceVec;
 
 /// The largest number of handles that an offer keeps once they are made. Making a handle can take

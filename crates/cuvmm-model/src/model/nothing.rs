@@ -1,0 +1,124 @@
+//! The backing of the model: addresses without memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::answer::{Answer, OUT_OF_MEMORY};
+use super::backing::{Backing, Change, MemoryKey, Part, Place};
+use super::pages::Pages;
+use super::space::Space;
+use cuvmm_driver::{DeviceMemory, DriverKind};
+
+/// The lowest address that the model uses.
+const FIRST_ADDRESS: u64 = 1 << 34;
+
+/// A backing without memory.
+///
+/// Copies from it read zero, copies to it are lost. Only pinned and managed memory is real, because
+/// programs access it directly.
+#[derive(Debug)]
+pub struct Nothing {
+    addresses: Space,
+    /// The size of the gap before each reservation that is not at an address chosen by the caller,
+    /// so that an access beyond the end of one reservation does not reach the next.
+    gap: u64,
+    /// The reservations at addresses chosen by the caller.
+    chosen: BTreeSet<u64>,
+    pages: BTreeMap<u64, Pages>,
+}
+
+impl Nothing {
+    pub(crate) fn new(address_end: u64, gap: u64) -> Self {
+        Self {
+            addresses: Space::new(FIRST_ADDRESS..address_end),
+            gap,
+            chosen: BTreeSet::new(),
+            pages: BTreeMap::new(),
+        }
+    }
+}
+
+impl Backing for Nothing {
+    const KIND: DriverKind = DriverKind::Model;
+    const MEMORY: DeviceMemory = DeviceMemory::Nothing;
+    const FILES_AT_ONCE: bool = false;
+
+    fn reserve(&mut self, size: u64, alignment: u64, at: Option<u64>) -> Answer<u64> {
+        let Some(at) = at else {
+            return self
+                .addresses
+                .allocate_behind(self.gap, size, alignment)
+                .ok_or(OUT_OF_MEMORY);
+        };
+        if !self.addresses.claim(at, size) {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.chosen.insert(at);
+        Ok(at)
+    }
+
+    fn unreserve(&mut self, address: u64, size: u64) -> Answer {
+        let lead = if self.chosen.remove(&address) {
+            0
+        } else {
+            self.gap
+        };
+        self.addresses.give_back(address - lead, size + lead);
+        Ok(())
+    }
+
+    fn create(&mut self, _: MemoryKey, _: u64, _: Option<&Arc<OwnedFd>>) -> Answer {
+        Ok(())
+    }
+
+    fn destroy(&mut self, _: MemoryKey) {}
+
+    fn map(&mut self, _: MemoryKey, _: &[Part]) -> Answer {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: &[Part]) -> Answer {
+        Ok(())
+    }
+
+    fn protect(&mut self, _: &[Change]) -> Answer {
+        Ok(())
+    }
+
+    fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64> {
+        if !touchable {
+            return self.addresses.allocate(size, 1).ok_or(OUT_OF_MEMORY);
+        }
+        let pages = Pages::new(size)?;
+        let address = pages.address();
+        // The system chose the address. It must not be one that the model uses already.
+        if !self.addresses.claim(address, size) {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.pages.insert(address, pages);
+        Ok(address)
+    }
+
+    fn deallocate(&mut self, address: u64, size: u64) {
+        self.pages.remove(&address);
+        self.addresses.give_back(address, size);
+    }
+
+    fn read(&mut self, _: Place, to: &mut [u8]) -> Answer {
+        to.fill(0);
+        Ok(())
+    }
+
+    fn write(&mut self, _: Place, _: &[u8]) -> Answer {
+        Ok(())
+    }
+
+    fn fill(&mut self, _: Place, _: u8, _: u64) -> Answer {
+        Ok(())
+    }
+
+    fn copy(&mut self, _: Place, _: Place, _: u64) -> Answer {
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+//! Memory of a device that other programs hold.
+//!
+//! Other programs allocate at any moment, including between a query of the free memory and a
+//! create.
+
+use super::backing::Backing;
+use super::device_state::ScheduledUse;
+use super::machine::Machine;
+use cuvmm_driver::{Call, Ordinal};
+
+impl<B: Backing> Machine<B> {
+    /// Makes other programs hold `bytes` of a device from now on, in addition to the memory of this
+    /// driver.
+    ///
+    /// If that is more than the device has, no memory is free.
+    pub fn set_used_elsewhere(&self, device: Ordinal, bytes: u64) {
+        self.with(|state| state.set_used_elsewhere(device, bytes));
+    }
+
+    /// Makes other programs hold `bytes` of a device from just before the `nth` call of a kind on.
+    /// An `nth` of 1 is the next call.
+    pub fn set_used_elsewhere_before(&self, call: Call, nth: u64, device: Ordinal, bytes: u64) {
+        let arrival = ScheduledUse {
+            call,
+            calls: nth.max(1),
+            device,
+            bytes,
+        };
+        self.with(|state| state.arrivals.push(arrival));
+    }
+}

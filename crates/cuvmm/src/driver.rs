@@ -1,0 +1,18 @@
+//! The CUDA driver behind one trait, and the choice between its implementations.
+//!
+//! - [`Driver`]: the trait, which the whole library is built on.
+//! - [`cuda`]: the real driver, loaded at run time.
+//! - `host`: the driver's rules over host memory, for machines without a GPU.
+//! - `model`: the driver's rules and costs without memory, on a virtual clock.
+//! - [`fault`]: a wrapper around any driver that fails, delays and records calls.
+//! - [`auto`]: opens the real driver where there is a GPU, and the host driver elsewhere.
+//!
+//! `host` and `model` are there with the feature `model`, which is on by default. They are the crate
+//! `cuvmm-model`, the others the crate `cuvmm-driver`.
+
+pub mod auto;
+
+pub use cuvmm_driver::*;
+#[cfg(feature = "model")]
+#[cfg_attr(docsrs, doc(cfg(feature = "model")))]
+pub use cuvmm_model::{host, model};

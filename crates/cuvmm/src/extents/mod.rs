@@ -1,0 +1,43 @@
+//! The engine that maps and unmaps: physicals in reservations, and the proof that nothing uses them.
+//!
+//! - A [`Space`] is a reservation with its extents, each a [`Placed`] physical. It copies, fills and
+//!   gives access.
+//! - A [`Fence`] is the work that memory waits for before it may be reused. [`Uses`] are the streams
+//!   that may still use it; a fence is made of them when the use ends.
+//! - [`Completed`] is a space together with the proof that a fence is complete. It alone unmaps, and
+//!   the proof for one space unmaps nothing of another.
+//! - [`TakenOut`] are physicals that were unmapped, until they are released or put back. `replace`
+//!   exchanges them for others with the same bytes.
+//! - [`Zeros`] are read-only zeros in holes.
+//! - A [`Registration`] keeps memory in place, and a [`Mapper`] is the thread that works ahead.
+//!
+//! Nothing here knows of limits, tenants or containers. The containers and the pool use it.
+
+mod access;
+mod completed;
+mod copies;
+mod fence;
+mod mapped;
+mod mapper;
+mod place;
+mod registration;
+mod replace;
+#[cfg(test)]
+pub(crate) mod rig;
+mod space;
+mod taken;
+mod zeros;
+
+pub(crate) use completed::Completed;
+pub(crate) use copies::{WaitError, wait_for};
+pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
+pub use mapper::Mapper;
+pub(crate) use mapper::{MapperWork, Urgency, Waker};
+pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
+pub use registration::Registration;
+pub(crate) use registration::RegistrationOwner;
+pub(crate) use replace::{New, NotReplaced};
+pub use space::Extent;
+pub(crate) use space::{Space, SpaceCounts};
+pub(crate) use taken::{NotPutBack, Stuck, TakenOut, unmap_drained};
+pub(crate) use zeros::{DEFAULT_ZERO_EXTENT, Zeros, beside};

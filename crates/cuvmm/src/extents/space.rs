@@ -1,0 +1,457 @@
+//! A reservation with extents, which are placed and withdrawn whole and rolled back on failure.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cuvmm_driver::{DeviceAddress, Location, PhysicalHandle};
+
+use super::mapped::Mapped;
+use super::place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped, place_one};
+use crate::device::Device;
+use crate::error::MemoryError;
+use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
+
+/// One extent: a physical mapped at one offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Extent {
+    /// The offset in the region or block, in bytes.
+    pub offset: u64,
+    /// The size in bytes, a power of two granules.
+    pub size: u64,
+    /// The first address.
+    pub address: DeviceAddress,
+    /// The location of the memory.
+    pub location: Location,
+}
+
+impl Extent {
+    fn of(placed: &Placed) -> Self {
+        let mapping = &placed.mapping;
+        Self {
+            offset: mapping.offset(),
+            size: mapping.size(),
+            address: mapping.address(),
+            location: mapping.physical().location(),
+        }
+    }
+
+    pub(crate) const fn end(&self) -> u64 {
+        self.offset + self.size
+    }
+}
+
+/// The bytes and counts of a space's extents and stuck mappings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceCounts {
+    pub(crate) bytes: u64,
+    pub(crate) count: u64,
+    pub(crate) stuck_bytes: u64,
+    pub(crate) stuck_count: u64,
+}
+
+/// A reservation whose extents all have the same grants.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(super) reservation: Reservation,
+    pub(super) access: Vec<AccessGrant>,
+    pub(super) extents: BTreeMap<u64, Placed>,
+    bytes: u64,
+    /// Mappings that a failed roll-back left: never used again, unmapped at the end of the space.
+    pub(super) stuck: Vec<Mapped>,
+    /// Reservations to copy through that still have mappings after a failed roll-back.
+    pub(super) beside: Vec<Self>,
+}
+
+impl Space {
+    /// Reserves `size` bytes of addresses. `device` can read and write all extents.
+    pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, MemoryError> {
+        Ok(Self::over(Reservation::new(device, size)?))
+    }
+
+    /// Reserves `count` spaces at equal distances, each with `guard` bytes on either side that stay
+    /// unmapped.
+    pub(crate) fn row(
+        device: &Device,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Self>, MemoryError> {
+        let parts = Reservation::row(device, size, guard, count)?;
+        Ok(parts.into_iter().map(Self::over).collect())
+    }
+
+    fn over(reservation: Reservation) -> Self {
+        Self {
+            access: vec![AccessGrant::new(reservation.device(), Access::ReadWrite)],
+            reservation,
+            extents: BTreeMap::new(),
+            bytes: 0,
+            stuck: Vec::new(),
+            beside: Vec::new(),
+        }
+    }
+
+    /// Adds grants for other devices.
+    pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = AccessGrant>) -> Self {
+        self.access.extend(guests);
+        self
+    }
+
+    /// Reserves an empty space of the same size with the same grants.
+    pub(crate) fn empty_like(&self) -> Result<Self, MemoryError> {
+        let mut twin = Self::reserve(self.device(), self.size())?;
+        twin.access = self.access.clone();
+        Ok(twin)
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.reservation.device()
+    }
+
+    /// The devices that have access: its own, which comes first, and those that were granted
+    /// access.
+    pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
+        self.access.iter().filter_map(AccessGrant::named)
+    }
+
+    pub(crate) fn address(&self) -> DeviceAddress {
+        self.reservation.address()
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.reservation.size()
+    }
+
+    /// Bytes of addresses that it occupies, guards included.
+    pub(crate) fn addresses(&self) -> u64 {
+        self.reservation.addresses()
+    }
+
+    /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
+    /// has freed: 0 while other spaces that were reserved in a row with this one are in use.
+    pub(crate) fn give_back(self) -> u64 {
+        let Self {
+            reservation,
+            extents,
+            stuck,
+            beside,
+            ..
+        } = self;
+        drop((extents, stuck, beside));
+        reservation.give_back()
+    }
+
+    /// Bytes of extents, without stuck ones.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The number of extents, without stuck ones.
+    pub(crate) fn count(&self) -> u64 {
+        self.extents.len() as u64
+    }
+
+    pub(crate) fn stuck_bytes(&self) -> u64 {
+        let here: u64 = self.stuck.iter().map(|stuck| stuck.size()).sum();
+        let all = |space: &Self| space.bytes + space.stuck_bytes();
+        here + self.beside.iter().map(all).sum::<u64>()
+    }
+
+    pub(crate) fn stuck_count(&self) -> u64 {
+        let all = |space: &Self| space.extents.len() as u64 + space.stuck_count();
+        self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
+    }
+
+    pub(crate) fn footing(&self) -> SpaceCounts {
+        SpaceCounts {
+            bytes: self.bytes,
+            count: self.count(),
+            stuck_bytes: self.stuck_bytes(),
+            stuck_count: self.stuck_count(),
+        }
+    }
+
+    /// Bytes of stuck extents that overlap a range.
+    pub(crate) fn stuck_in(&self, start: u64, end: u64) -> u64 {
+        let meets =
+            |mapping: &&Mapped| mapping.offset() < end && start < mapping.offset() + mapping.size();
+        let stuck = self.stuck.iter().filter(meets);
+        stuck.map(|mapping| mapping.size()).sum()
+    }
+
+    /// All extents in the order of their offsets.
+    pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
+        self.extents.values().map(Extent::of)
+    }
+
+    /// The offset of the last extent.
+    pub(crate) fn last_offset(&self) -> Option<u64> {
+        self.extents.last_key_value().map(|(&offset, _)| offset)
+    }
+
+    /// The extent that contains an offset.
+    pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
+        let (&start, placed) = self.extents.range(..=offset).next_back()?;
+        (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
+    }
+
+    /// The range of the extent that contains an offset.
+    pub(crate) fn bounds_around(&self, offset: u64) -> Option<Range<u64>> {
+        let (&start, placed) = self.extents.range(..=offset).next_back()?;
+        let end = start + placed.mapping.size();
+        (offset < end).then_some(start..end)
+    }
+
+    /// The extents that overlap a range.
+    pub(crate) fn extents_in(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> + '_ {
+        self.extents
+            .range(self.covering(start, end))
+            .map(|(_, placed)| Extent::of(placed))
+    }
+
+    /// The extents that overlap a range, each with the export mark of its physical.
+    pub(crate) fn marked_in(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (Extent, ExportMark)> + '_ {
+        self.extents
+            .range(self.covering(start, end))
+            .map(|(_, placed)| {
+                let mark = placed.mapping.physical().export_mark();
+                (Extent::of(placed), mark)
+            })
+    }
+
+    /// Removes and returns the extents that begin in a range, still mapped.
+    pub(crate) fn hand_over(&mut self, range: &Range<u64>) -> Vec<(u64, Placed)> {
+        let here: Vec<u64> = self
+            .extents
+            .range(range.clone())
+            .map(|(&at, _)| at)
+            .collect();
+        let mut given = vec![];
+        for at in here {
+            given.extend(self.remove(at).map(|placed| (at, placed)));
+        }
+        given
+    }
+
+    /// A range of offsets that contains the start of each extent that overlaps `start..end`.
+    pub(crate) fn covering(&self, start: u64, end: u64) -> Range<u64> {
+        if start >= end {
+            return start..start;
+        }
+        let first = self
+            .bounds_around(start)
+            .map_or(start, |extent| extent.start);
+        first..end
+    }
+
+    /// A target in which another thread can place physicals; [`Self::adopt`] takes them in.
+    pub(crate) fn target(&self) -> Target {
+        Target {
+            reservation: self.reservation.another(),
+            access: self.access.clone(),
+        }
+    }
+
+    /// Maps physicals next to each other from `offset` and grants access: all of them or none.
+    pub(crate) fn place(
+        &mut self,
+        offset: u64,
+        physicals: Vec<Unmapped>,
+    ) -> Result<(), PlaceError> {
+        self.place_for(offset, physicals, Access::ReadWrite)
+    }
+
+    /// Maps physicals next to each other from `offset`, where no device has more access than
+    /// `most`: all of them or none.
+    pub(crate) fn place_for(
+        &mut self,
+        offset: u64,
+        physicals: Vec<Unmapped>,
+        most: Access,
+    ) -> Result<(), PlaceError> {
+        let mut placed: Vec<Placed> = Vec::with_capacity(physicals.len());
+        let mut physicals = physicals.into_iter();
+        let mut at = offset;
+        while let Some(unmapped) = physicals.next() {
+            let size = unmapped.size();
+            match place_one(&self.reservation, &self.access, at, unmapped, most) {
+                Ok(mapped) => placed.push(mapped),
+                Err(mut failed) => {
+                    for earlier in placed.into_iter().rev() {
+                        failed.take_out(earlier);
+                    }
+                    let PlaceFailure {
+                        error,
+                        physicals: mut back,
+                        stuck,
+                    } = failed;
+                    back.extend(physicals);
+                    return Err(PlaceError {
+                        error,
+                        physicals: back,
+                        stuck: self.keep_stuck(stuck),
+                    });
+                }
+            }
+            at += size;
+        }
+        placed.into_iter().for_each(|placed| self.adopt(placed));
+        Ok(())
+    }
+
+    /// Maps physicals in a roll-back, where no device has more access than `most`. Tries twice, so
+    /// that one refusal by the driver leaves everything unchanged.
+    pub(crate) fn place_back(
+        &mut self,
+        offset: u64,
+        physicals: Vec<Unmapped>,
+        most: Access,
+    ) -> Result<(), PlaceError> {
+        match self.place_for(offset, physicals, most) {
+            Err(failed) if failed.stuck == 0 => {
+                log!(warn, error = %failed.error, offset, "a roll-back is tried again");
+                self.place_for(offset, failed.physicals, most)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Takes in an extent that was placed in a [`Target`] of this space.
+    pub(crate) fn adopt(&mut self, placed: Placed) {
+        self.bytes += placed.mapping.size();
+        self.extents.insert(placed.mapping.offset(), placed);
+    }
+
+    /// Keeps mappings that could not be undone; returns their bytes.
+    pub(crate) fn keep_stuck(&mut self, stuck: Vec<Mapped>) -> u64 {
+        let bytes = stuck.iter().map(|mapping| mapping.size()).sum();
+        self.stuck.extend(stuck);
+        bytes
+    }
+
+    /// Removes an extent that is about to be unmapped or moved.
+    pub(crate) fn remove(&mut self, offset: u64) -> Option<Placed> {
+        let placed = self.extents.remove(&offset)?;
+        self.bytes -= placed.mapping.size();
+        Some(placed)
+    }
+
+    /// The cap on every device's access to the extent at `offset`.
+    pub(crate) fn most_at(&self, offset: u64) -> Access {
+        self.extents
+            .get(&offset)
+            .map_or(Access::ReadWrite, |placed| placed.most)
+    }
+
+    /// The physical of the extent at `offset`.
+    pub(crate) fn physical_at(&self, offset: u64) -> Option<Physical> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().clone())
+    }
+
+    /// The physicals of all extents.
+    pub(crate) fn physicals(&self) -> impl Iterator<Item = &Physical> {
+        self.extents
+            .values()
+            .map(|placed| placed.mapping.physical())
+    }
+
+    /// The handle of the physical of the extent at `offset`.
+    pub(crate) fn handle_at(&self, offset: u64) -> Option<PhysicalHandle> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().as_raw())
+    }
+
+    /// The place of the physical of the extent at `offset`.
+    pub(crate) fn place_of(&self, offset: u64) -> Option<Place> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().place())
+    }
+
+    /// The extents that overlap a range, each with its physical.
+    pub(crate) fn parts_in(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
+        let placed = self.extents.range(self.covering(start, end));
+        placed.map(|(_, placed)| (Extent::of(placed), placed.mapping.physical()))
+    }
+
+    /// The extents whose physicals were exported.
+    pub(crate) fn exported(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.parts_in(0, self.size())
+            .filter(|(_, physical)| physical.is_exported())
+            .map(|(extent, _)| extent)
+    }
+
+    /// Returns `true` if the physical of the extent at `offset` has another holder in this process.
+    pub(crate) fn is_shared(&self, offset: u64) -> bool {
+        self.extents
+            .get(&offset)
+            .is_some_and(|placed| placed.mapping.physical().is_shared())
+    }
+
+    /// Returns `true` if the extent at `offset` may be written and its physical has no other holder
+    /// in this process.
+    pub(crate) fn is_own(&self, offset: u64) -> bool {
+        self.extents.get(&offset).is_some_and(|placed| {
+            let physical = placed.mapping.physical();
+            placed.most == Access::ReadWrite && !physical.is_shared()
+        })
+    }
+
+    /// Notes that the operation that placed extents from `offset` on has succeeded.
+    pub(crate) fn settle(&mut self, offset: u64) {
+        self.extents
+            .range_mut(offset..)
+            .for_each(|(_, placed)| placed.fresh = false);
+    }
+
+    /// Leaves an extent that could not be unmapped mapped for good.
+    pub(crate) fn quarantine(&mut self, offset: u64) {
+        let placed = self.remove(offset);
+        self.stuck.extend(placed.map(|placed| placed.mapping));
+    }
+
+    /// The parts of a range that were written to since the driver zeroed them, as offset, size and
+    /// last writer.
+    pub(crate) fn noted(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (u64, u64, LastWriter)> + '_ {
+        self.extents
+            .range(self.covering(start, end))
+            .filter_map(move |(&offset, placed)| {
+                let from = offset.max(start);
+                let to = (offset + placed.mapping.size()).min(end);
+                Some((from, to - from, placed.last_writer?))
+            })
+    }
+
+    /// Sets the last writer of the extents that overlap a range; returns the end of the last of
+    /// them.
+    pub(crate) fn note_writer(&mut self, start: u64, end: u64, by: u64) -> u64 {
+        let range = self.covering(start, end);
+        self.extents
+            .range_mut(range)
+            .fold(end, |_, (offset, placed)| {
+                placed.last_writer = Some(LastWriter { by, blank: false });
+                offset + placed.mapping.size()
+            })
+    }
+
+    /// Notes that everything from `start` on was overwritten, for the extents that begin there.
+    pub(crate) fn blank(&mut self, start: u64) {
+        let extents = self.extents.range_mut(start..);
+        extents
+            .filter_map(|(_, placed)| placed.last_writer.as_mut())
+            .for_each(|last_writer| last_writer.blank = true);
+    }
+}

@@ -1,0 +1,259 @@
+//! Read-only zeros under holes: physicals of zeroed memory, each mapped many times.
+//!
+//! A stray read of a hole is then harmless, and a stray write still faults. Each alias counts as a
+//! mapping. A terabyte of aliases of 2 MiB would use all the mappings that a device can have, so
+//! aliases are as large as possible.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::fence::Unused;
+use super::place::{PlaceFailure, Placed, Unmapped, place_one};
+use super::space::Space;
+use crate::device::Device;
+use crate::error::{CallError, MemoryError};
+use crate::own::{Access, AccessGrant, Physical};
+use crate::size::Granularity;
+
+/// The default size of the largest alias. A terabyte of holes takes 16,384 aliases of this size and
+/// 64 MiB of memory.
+pub(crate) const DEFAULT_ZERO_EXTENT: u64 = 64 << 20;
+
+/// The aliases of zeros under the holes of a space.
+#[derive(Debug)]
+pub(crate) struct Zeros {
+    /// The largest alias in bytes.
+    extent: u64,
+    /// The memory behind the aliases: one physical for each size, never written to.
+    by_size: BTreeMap<u64, Physical>,
+    aliases: BTreeMap<u64, Placed>,
+    /// Bytes of addresses that the aliases cover.
+    backed: u64,
+}
+
+impl Zeros {
+    pub(crate) const fn new(extent: u64) -> Self {
+        Self {
+            extent,
+            by_size: BTreeMap::new(),
+            aliases: BTreeMap::new(),
+            backed: 0,
+        }
+    }
+
+    /// An empty set with the same largest alias.
+    pub(crate) const fn empty_like(&self) -> Self {
+        Self::new(self.extent)
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.aliases.len() as u64
+    }
+
+    /// Bytes of addresses that read as zero.
+    pub(crate) fn backed(&self) -> u64 {
+        debug_assert_eq!(
+            self.backed,
+            self.aliases
+                .values()
+                .map(|alias| alias.mapping.size())
+                .sum::<u64>()
+        );
+        self.backed
+    }
+
+    fn adopt(&mut self, offset: u64, alias: Placed) {
+        self.backed += alias.mapping.size();
+        self.aliases.insert(offset, alias);
+    }
+
+    fn remove(&mut self, offset: u64) -> Option<Placed> {
+        let alias = self.aliases.remove(&offset)?;
+        self.backed -= alias.mapping.size();
+        Some(alias)
+    }
+
+    /// Bytes of memory behind the aliases.
+    pub(crate) fn held(&self) -> u64 {
+        self.by_size.values().map(Physical::size).sum()
+    }
+
+    /// The number of aliases that a hole takes.
+    pub(crate) fn needed(&self, granule: Granularity, hole: &Range<u64>) -> u64 {
+        granule.cover(hole.end - hole.start, self.extent).count() as u64
+    }
+
+    /// The aliases that overlap a range, in order.
+    pub(crate) fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.aliases.range(..range.start).next_back();
+        before
+            .into_iter()
+            .chain(self.aliases.range(range.clone()))
+            .map(|(&offset, alias)| offset..offset + alias.mapping.size())
+            .filter(|alias| alias.end > range.start)
+            .collect()
+    }
+
+    /// The parts of a hole without an alias, in order.
+    pub(crate) fn lacking(&self, hole: &Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = vec![];
+        let mut at = hole.start;
+        for alias in self.meeting(hole) {
+            parts.push(at..alias.start);
+            at = alias.end;
+        }
+        parts.push(at..hole.end);
+        parts.retain(|part| part.start < part.end);
+        parts
+    }
+
+    /// Backs holes with zeros: all of them or none.
+    pub(crate) fn put(
+        &mut self,
+        space: &mut Space,
+        holes: &[Range<u64>],
+    ) -> Result<(), MemoryError> {
+        let mut put = vec![];
+        for hole in holes {
+            if let Err(error) = self.back(space, hole, &mut put) {
+                for offset in put {
+                    self.unmap(space, offset);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn back(
+        &mut self,
+        space: &mut Space,
+        hole: &Range<u64>,
+        put: &mut Vec<u64>,
+    ) -> Result<(), MemoryError> {
+        let granule = space.device().granule();
+        let mut at = hole.start;
+        for size in granule.cover(hole.end - hole.start, self.extent) {
+            let physical = match self.by_size.get(&size) {
+                Some(physical) => physical.clone(),
+                None => {
+                    let physical = Physical::new(space.device(), size)?;
+                    self.by_size.insert(size, physical.clone());
+                    physical
+                }
+            };
+            let alias = Unmapped::fresh(physical);
+            match place_one(&space.reservation, &space.access, at, alias, Access::Read) {
+                Ok(placed) => {
+                    self.adopt(at, placed);
+                    put.push(at);
+                }
+                Err(PlaceFailure { error, stuck, .. }) => {
+                    space.keep_stuck(stuck);
+                    return Err(error);
+                }
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// Unmaps the aliases that overlap a range and returns their ranges: all of them or none.
+    pub(crate) fn take(
+        &mut self,
+        space: &mut Space,
+        range: &Range<u64>,
+        proof: Unused,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
+        let taken = self.meeting(range);
+        let mut gone: Vec<Range<u64>> = vec![];
+        for alias in &taken {
+            let Some(placed) = self.remove(alias.start) else {
+                continue;
+            };
+            if let Err((placed, cause)) = placed.unmap(proof) {
+                self.adopt(alias.start, placed);
+                self.restore(space, &gone);
+                return Err(MemoryError::range(
+                    alias.start,
+                    alias.end - alias.start,
+                    cause,
+                ));
+            }
+            gone.push(alias.clone());
+        }
+        Ok(taken)
+    }
+
+    /// Backs holes again after an operation that had unmapped their zeros has failed. If this fails
+    /// too, a hole has no zeros any more; no data is lost.
+    pub(crate) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
+        for hole in holes {
+            if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
+                log!(error, %error, start = hole.start, "a hole has lost its zeros");
+            }
+        }
+    }
+
+    fn unmap(&mut self, space: &mut Space, offset: u64) {
+        if let Some(placed) = self.remove(offset)
+            && let Err((placed, error)) = placed.unmap(Unused::never_used())
+        {
+            log!(error, %error, offset, "a roll-back could not unmap: quarantined");
+            space.keep_stuck(vec![placed.mapping]);
+        }
+    }
+
+    /// Unmaps all aliases and releases their memory.
+    pub(crate) fn clear(&mut self, proof: Unused) -> Result<(), CallError> {
+        while let Some((offset, placed)) = self.aliases.pop_first() {
+            self.backed -= placed.mapping.size();
+            placed.unmap(proof).map_err(|(placed, error)| {
+                self.adopt(offset, placed);
+                error
+            })?;
+        }
+        self.by_size.clear();
+        Ok(())
+    }
+
+    pub(crate) fn grant_to(&self, guest: &AccessGrant) -> Result<(), MemoryError> {
+        let opened = self.open_all(&guest.at_most(Access::Read));
+        if opened.is_err() {
+            self.close_to(&guest.at_most(Access::None));
+        }
+        opened
+    }
+
+    pub(crate) fn revoke_from(&self, device: &Device) {
+        self.close_to(&AccessGrant::new(device, Access::None));
+    }
+
+    /// Revokes access. A failure is only logged, since it is harmless if a device can still read
+    /// zeros.
+    fn close_to(&self, none: &AccessGrant) {
+        if let Err(error) = self.open_all(none) {
+            log!(error, %error, "zeros stay readable");
+        }
+    }
+
+    fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
+        let one = |alias: &Placed| alias.mapping.set_access(std::slice::from_ref(access));
+        self.aliases.values().try_for_each(one)
+    }
+}
+
+/// The parts of aliases outside a range.
+pub(crate) fn beside(aliases: &[Range<u64>], range: &Range<u64>) -> Vec<Range<u64>> {
+    aliases
+        .iter()
+        .flat_map(|alias| without(alias, range))
+        .collect()
+}
+
+/// The parts of one range outside another.
+fn without(range: &Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let before = range.start..range.end.min(other.start);
+    let behind = range.start.max(other.end)..range.end;
+    [before, behind].into_iter().filter(|part| !part.is_empty())
+}

@@ -12,7 +12,6 @@ mod generated;
 mod heap;
 mod info;
 mod ledger;
-mod moved;
 mod plan;
 mod replay;
 mod share;
@@ -55,12 +54,6 @@ enum Command {
     Completions(generated::Completions),
     #[command(hide = true)]
     Man(generated::Man),
-    #[command(hide = true)]
-    Bench(moved::Args),
-    #[command(hide = true)]
-    Conform(moved::Args),
-    #[command(hide = true)]
-    Nccl(moved::Args),
 }
 
 fn main() -> ExitCode {
@@ -79,8 +72,5 @@ fn main() -> ExitCode {
         Command::Metrics(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Man(args) => args.run(),
-        Command::Bench(_) => Err(moved::to("bench", "run")),
-        Command::Conform(_) => Err(moved::to("conform", "conform")),
-        Command::Nccl(_) => Err(moved::to("nccl", "nccl")),
     })
 }

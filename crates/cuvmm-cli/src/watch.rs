@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::model::ModelDriver;
-use cuvmm::plan::Clock;
 
 use crate::drivers::Concrete;
 
@@ -62,23 +61,16 @@ impl Watch {
         self.virtually(VIRTUAL_BASELINE)
     }
 
-    const fn virtually(&self, note: &'static str) -> Option<&'static str> {
-        match self {
-            Self::Wall(_) => None,
-            Self::Virtual(_) => Some(note),
-        }
-    }
-}
-
-impl Clock for Watch {
-    fn now(&self) -> Duration {
+    /// Returns the time since a fixed instant.
+    pub fn now(&self) -> Duration {
         match self {
             Self::Wall(begun) => begun.elapsed(),
             Self::Virtual(model) => model.clock(),
         }
     }
 
-    fn wait(&self, time: Duration) {
+    /// Lets `time` pass.
+    pub fn wait(&self, time: Duration) {
         match self {
             Self::Wall(_) => {
                 // A core is slow at first after sleeping, which a measurement must not include.
@@ -89,6 +81,13 @@ impl Clock for Watch {
                 }
             }
             Self::Virtual(model) => model.advance(time),
+        }
+    }
+
+    const fn virtually(&self, note: &'static str) -> Option<&'static str> {
+        match self {
+            Self::Wall(_) => None,
+            Self::Virtual(_) => Some(note),
         }
     }
 }

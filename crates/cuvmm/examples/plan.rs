@@ -1,51 +1,39 @@
-//! Runs a plan in advance, to compare what a vector of 8 GiB costs when it grows in steps of 2 MiB
-//! and when it is committed at once.
+//! Tries operations in advance, to compare what 8 GiB cost when they are committed in steps of 2 MiB
+//! and when they are committed at once.
 //!
-//! Runs on the model driver, whose calls cost what they cost on an H200. Where there is a GPU, the plan
-//! also runs on it, and both reports are printed.
+//! The operations run on the model driver, whose calls cost what they cost on an H200: its clock and
+//! the device's counters say what they take. Where there is a GPU, they also run on it.
+//! `cuvmm plan FILE` does this with operations that are written in a file.
 
 mod support;
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuvmm::driver::model::ModelDriver;
 use cuvmm::driver::{Call, DriverKind};
-use cuvmm::plan::{Clock, Report, WallClock};
-use cuvmm::{Device, Plan};
+use cuvmm::error::MemoryError;
+use cuvmm::{Device, Region};
 
 const GIB: u64 = 1 << 30;
 
-/// The model's clock, which advances by the costs of the model's calls.
-struct Virtual(Arc<ModelDriver>);
-
-impl Clock for Virtual {
-    fn now(&self) -> Duration {
-        self.0.clock()
+/// Reserves 64 GiB and commits 8 GiB of them, `by` bytes at a time. Prints and returns how many
+/// physicals were created.
+fn commit(device: &Device, by: u64, clock: impl Fn() -> Duration) -> Result<u64, MemoryError> {
+    let (calls, begun) = (device.calls(), clock());
+    let mut region = Region::reserve(device, 64 * GIB)?;
+    for at in (0..8 * GIB).step_by(by as usize) {
+        region.commit(at..at + by)?;
     }
-
-    fn wait(&self, time: Duration) {
-        self.0.advance(time);
-    }
-}
-
-fn show(whose: &str, report: &Report) {
-    for step in &report.steps {
-        let extents = step.calls.get(&Call::MemCreate).copied().unwrap_or(0);
-        let held = step.in_use;
-        println!(
-            "{whose}: step {} takes {:?} for {extents} extents; {} MiB held, \
-             {} MiB of it precommitted",
-            step.step,
-            step.time,
-            held.memory() >> 20,
-            held.precommitted >> 20,
-        );
-    }
-    if let Some(failure) = &report.failure {
-        println!("{whose}: step {}: {}", failure.reached.step, failure.error);
-    }
+    let took = clock() - begun;
+    let created = device.calls().since(&calls).count(Call::MemCreate);
+    println!(
+        "{} MiB at a time: {took:?} for {created} extents, {} MiB held",
+        by >> 20,
+        region.held() >> 20
+    );
+    Ok(created)
 }
 
 /// Runs the example.
@@ -53,42 +41,25 @@ fn show(whose: &str, report: &Report) {
 /// # Errors
 /// Returns any error of the library.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    let plan = Plan::new()
-        .reserve("grown", 64 * GIB)
-        .grow("grown", 8 * GIB - 5, 2 << 20)
-        .reserve("at once", 64 * GIB)
-        .commit("at once", 8 * GIB - 5);
-
     let model = Arc::new(ModelDriver::default());
-    let devices = [Device::open(model.clone(), 0)?];
-    let expected = plan.run(&devices, &Virtual(model.clone()))?;
-    show("expected", &expected);
-    println!("expected total: {:?}, {:?}", expected.time(), expected.peak);
-    assert!(expected.is_done() && model.live().is_nothing());
-    let [_, grown, _, once] = &expected.steps[..] else {
-        return Err("the report lacks a step".into());
-    };
-    assert!(grown.calls[&Call::MemCreate] > once.calls[&Call::MemCreate]);
-    assert_eq!(once.in_use.padding, 2 * 5);
+    let device = Device::open(model.clone(), 0)?;
+    println!("expected:");
+    let grown = commit(&device, 2 << 20, || model.clock())?;
+    let once = commit(&device, 8 * GIB, || model.clock())?;
+    assert!(grown > once && model.live().is_nothing());
 
     let driver = support::driver()?;
     if driver.kind() == DriverKind::Cuda {
-        let devices = [Device::open(driver, 0)?];
-        let measured = plan.run(&devices, &WallClock::new())?;
-        show("measured", &measured);
-        println!("measured total: {:?}", measured.time());
+        let (device, begun) = (Device::open(driver, 0)?, Instant::now());
+        println!("measured:");
+        commit(&device, 2 << 20, || begun.elapsed())?;
+        commit(&device, 8 * GIB, || begun.elapsed())?;
     }
 
-    // A plan for twice the device's memory fails. The report says which step failed, and why.
-    let much = 2 * devices[0].total_memory();
-    let plan = Plan::new()
-        .reserve("too much", much)
-        .commit("too much", much);
-    let refused = plan.run(&devices, &Virtual(model))?;
-    let failure = refused.failure.ok_or("the plan succeeded")?;
-    println!(
-        "step {} does not fit: {}",
-        failure.reached.step, failure.error
-    );
+    // Twice the device's memory does not fit, and the error says why.
+    let much = 2 * device.total_memory();
+    let mut region = Region::reserve(&device, much)?;
+    let refused = region.commit(0..much).err().ok_or("it fits")?;
+    println!("{} GiB do not fit: {refused}", much >> 30);
     Ok(())
 }

@@ -164,14 +164,6 @@ impl Device {
         }
     }
 
-    /// Returns a handle of this device that shares the counters of another handle.
-    pub(crate) fn counted_with(&self, other: &Self) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            calls: Arc::clone(&other.calls),
-        }
-    }
-
     /// Returns the driver's number of the device.
     #[must_use]
     pub fn ordinal(&self) -> Ordinal {

@@ -1,4 +1,4 @@
-//! Growth rules: how far memory is committed ahead of its use, for regions, blocks and plans alike.
+//! Growth rules: how far memory is committed ahead of its use, for regions and blocks.
 //!
 //! Pure arithmetic. Available memory and the charges of tenants are checked elsewhere.
 //!

@@ -52,7 +52,7 @@
 //! | share one GPU between processes under one limit | [`Ledger`], [`LedgerView`] |
 //! | give memory to another process | [`Offer`], [`Channel`], [`Attachment`] |
 //! | publish weights that many processes read | [`Publisher`], [`Subscriber`] |
-//! | try operations before they are made | [`Plan`] |
+//! | try operations before they are made | the model driver, or the command `cuvmm plan` |
 //! | pass memory to cudarc, candle, PyTorch, JAX or CuPy | features `cudarc` and `dlpack` |
 //!
 //! # Guides
@@ -170,7 +170,7 @@ pub mod guides {
     ///
     /// # See also
     /// [`PoolBuilder`](crate::pool::PoolBuilder), [`BlockBuilder`](crate::pool::BlockBuilder),
-    /// [`KvCacheBuilder`](crate::kv::KvCacheBuilder), and [`Plan`](crate::Plan).
+    /// and [`KvCacheBuilder`](crate::kv::KvCacheBuilder).
     pub mod tuning {}
 }
 
@@ -212,7 +212,6 @@ pub mod mem_pool;
 mod modes;
 pub mod own;
 mod peer;
-pub mod plan;
 pub mod pool;
 pub mod region;
 pub mod ring;
@@ -240,7 +239,6 @@ pub use own::{
     Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, MemPool, Physical,
     Place, PoolAllocation, Reservation, Stream,
 };
-pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };

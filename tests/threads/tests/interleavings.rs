@@ -1563,7 +1563,11 @@ fn futures_are_woken_by_whatever_comes_free() {
         held.push(a.try_allocate(G).unwrap());
         thread::scope(|scope| {
             scope.spawn(|| drop(scene.had(block_on(a.allocate_async(2 * G)))));
-            scope.spawn(|| drop(scene.had(block_on(b.allocate_on_async(&stream, 4 * G)))));
+            scope.spawn(|| {
+                drop(scene.had(block_on(
+                    b.block(4 * G).home_stream(&stream).allocate_async(),
+                )))
+            });
             scope.spawn(|| {
                 let lease = held[0].lease();
                 held.clear();

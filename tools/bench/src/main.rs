@@ -1,5 +1,5 @@
 //! The command `cuvmm-bench`, for those who develop cuvmm or port it: measures the library beside the
-//! driver's own calls and beside NCCL's memory, and checks a driver against the conformance suite.
+//! driver's own calls, and checks a driver against the conformance suite.
 //!
 //! Each command is a module. Options, output and the choice of a driver are those of `cuvmm_cli`.
 
@@ -28,17 +28,12 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Run(bench::Args),
-    Nccl(bench::nccl::Args),
     Conform(conform::Args),
-    #[command(hide = true)]
-    Reader(bench::Reader),
 }
 
 fn main() -> ExitCode {
     command::run("cuvmm-bench", |cli: Cli| match cli.command {
         Command::Run(args) => args.run(),
-        Command::Nccl(args) => args.run(),
         Command::Conform(args) => args.run(),
-        Command::Reader(reader) => reader.run(),
     })
 }

@@ -44,7 +44,6 @@ fn arguments_act_on_no_terminal() {
         &["conform", "--driver", "model", "--filter", EVIL],
         &["run", "--only", EVIL],
         &["run", "--costs", &evil],
-        &["nccl", "--nccl", &evil],
         &[EVIL],
     ] {
         let (out, line) = run(arguments);

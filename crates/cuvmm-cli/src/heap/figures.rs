@@ -77,18 +77,6 @@ impl Modelled {
     }
 }
 
-/// Returns the ratios of memory held over memory live, as one line.
-pub(super) fn headline(figures: &Figures) -> String {
-    let [heap, native, expandable] = [
-        figures.ratio,
-        figures.native.ratio,
-        figures.expandable.ratio,
-    ];
-    format!(
-        "held over live: heap {heap:.3}, PyTorch native {native:.3}, expandable {expandable:.3}"
-    )
-}
-
 impl Figures {
     pub(super) fn new(
         terms: Terms,

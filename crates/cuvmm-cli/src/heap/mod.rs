@@ -2,13 +2,10 @@
 //!
 //! From the bottom up: `trace` reads lines, `pickle` and `snapshot` what PyTorch's recorder wrote,
 //! `file` any of them; `churn` makes a trace by a law. `run` plays it on the library's heap, with work in
-//! flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` and `chart` show what each
-//! held, from a `course` of the run.
+//! flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` shows what each held.
 
 mod ahead;
-mod chart;
 mod churn;
-mod course;
 mod figures;
 mod file;
 mod pickle;
@@ -25,7 +22,6 @@ use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
 
 use self::churn::Law;
-use self::course::Course;
 use self::figures::{Figures, Modelled, Terms};
 use self::run::{Options, Peaks};
 use self::torch::Kind;
@@ -47,7 +43,7 @@ use cuvmm_cli::terminal::{json, print, tell};
 #[command(after_help = "Examples:
   cuvmm heap
   cuvmm heap --churn growing --seed 7 --smallest-limit
-  cuvmm heap snapshot.pickle --chart heap.svg
+  cuvmm heap snapshot.pickle --limit 20GiB
   cuvmm heap snapshot.pickle --preset fast --json")]
 pub(crate) struct Args {
     /// The trace [default: one that is made, by `--churn uniform`]
@@ -110,10 +106,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
-    /// Draw memory live and held over the operations to an SVG file
-    #[arg(long, value_name = "FILE.svg")]
-    chart: Option<PathBuf>,
-
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -158,17 +150,8 @@ impl Args {
         if self.ahead.is_some() && self.driver != Choice::Model {
             return Err(usage("--ahead is for the model"));
         }
-        if let Some(file) = &self.chart {
-            crate::chart::writable(file)?;
-        }
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
-        let course = || match self.chart {
-            Some(_) => Course::of(trace.operations.len()),
-            None => Course::default(),
-        };
-        let mut courses = [course(), course(), course()];
-        let [course, of_native, of_expandable] = &mut courses;
-        let outcome = self.play(&trace, &costs, self.limit, course)?;
+        let outcome = self.play(&trace, &costs, self.limit)?;
         let stats = &outcome.stats;
         let peaks = Peaks {
             live: stats.peak_live,
@@ -176,18 +159,13 @@ impl Args {
             failed: outcome.failed,
         };
         let smallest = self.smallest(peaks, outcome.granule, |limit| {
-            let limit = Some(limit);
-            let none = &mut Course::default();
-            Ok(self.play(&trace, &costs, limit, none)?.failed)
+            Ok(self.play(&trace, &costs, Some(limit))?.failed)
         })?;
         let modelled = [
-            self.model(Kind::Native, &trace, &costs, &outcome, of_native)?,
-            self.model(Kind::Expandable, &trace, &costs, &outcome, of_expandable)?,
+            self.model(Kind::Native, &trace, &costs, &outcome)?,
+            self.model(Kind::Expandable, &trace, &costs, &outcome)?,
         ];
         let figures = Figures::new(self.terms(), &outcome, smallest, modelled);
-        if let Some(file) = &self.chart {
-            chart::draw(file, &figures::headline(&figures), &courses)?;
-        }
         let text = match self.json {
             true => json(&figures)?,
             false => figures.text(),
@@ -219,7 +197,6 @@ impl Args {
         trace: &Trace,
         costs: &Costs,
         limit: Option<u64>,
-        course: &mut Course,
     ) -> anyhow::Result<run::Outcome> {
         let capacity = match (self.memory, self.driver) {
             (None, Choice::Model) => costs::memory(costs)?,
@@ -236,7 +213,7 @@ impl Args {
             limit,
             ahead: self.ahead,
         };
-        run::play(&self.driver.open_as(&stand_in)?, trace, options, course)
+        run::play(&self.driver.open_as(&stand_in)?, trace, options)
     }
 
     /// Plays a trace on a model of an allocator, on a device like that of the heap.
@@ -246,20 +223,15 @@ impl Args {
         trace: &Trace,
         costs: &Costs,
         heap: &run::Outcome,
-        course: &mut Course,
     ) -> anyhow::Result<Modelled> {
-        let play = |limit: u64, course: &mut Course| {
-            torch::play(kind, trace, costs, (limit, heap.memory), course)
-        };
-        let outcome = play(self.limit.unwrap_or(heap.memory), course);
+        let play = |limit: u64| torch::play(kind, trace, costs, (limit, heap.memory));
+        let outcome = play(self.limit.unwrap_or(heap.memory));
         let peaks = Peaks {
             live: outcome.peak_live,
             held: outcome.peak_held,
             failed: outcome.failed,
         };
-        let smallest = self.smallest(peaks, heap.granule, |limit| {
-            Ok(play(limit, &mut Course::default()).failed)
-        })?;
+        let smallest = self.smallest(peaks, heap.granule, |limit| Ok(play(limit).failed))?;
         Ok(Modelled::new(&outcome, heap.operations, smallest))
     }
 

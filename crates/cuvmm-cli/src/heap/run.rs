@@ -9,7 +9,6 @@ use cuvmm::heap::{HeapStats, Preset};
 use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
 use super::ahead::Ahead;
-use super::course::Course;
 use super::trace::{Operation, Trace};
 use cuvmm_cli::drivers::{Concrete, Opened};
 
@@ -45,12 +44,7 @@ pub(super) struct Outcome {
 ///
 /// # Errors
 /// What the device or the pool refuses. An allocation that fails is counted and left out.
-pub(super) fn play(
-    opened: &Opened,
-    trace: &Trace,
-    options: Options,
-    course: &mut Course,
-) -> anyhow::Result<Outcome> {
+pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
     let device = Device::open(opened.driver.clone(), 0)?;
     let granule = device.granularity();
     let limit = options.limit.unwrap_or(device.total_memory());
@@ -77,10 +71,6 @@ pub(super) fn play(
     };
     for operation in &trace.operations {
         run.operate(*operation)?;
-        course.note(|| {
-            let stats = heap.stats();
-            (stats.live, stats.held)
-        });
     }
     let time = watch.elapsed();
     let calls = device.calls().since(&calls);

@@ -1,12 +1,12 @@
 //! The expected and the measured figures of a plan, as data.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cuvmm::plan::{CallsMade, Report, StepReport};
 use serde::Serialize;
 
 use super::file::File;
+use super::held::{Held, Peak};
+use super::run::{Calls, Report, Took};
 
 /// The figures of a plan. Times are in microseconds; all other figures are bytes or counts. The
 /// keys are a stable interface; further keys may be added.
@@ -39,20 +39,14 @@ pub(super) struct Row {
     pub(super) does: String,
     #[serde(flatten)]
     pub(super) took: Total,
-    pub(super) asked: u64,
-    pub(super) padding: u64,
-    pub(super) precommitted: u64,
-    pub(super) kept: u64,
-    /// The sum of `asked`, `padding`, `precommitted` and `kept`.
-    pub(super) memory: u64,
-    pub(super) mappings: u64,
-    pub(super) addresses: u64,
+    #[serde(flatten)]
+    pub(super) held: Held,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Total {
     pub(super) driver_calls: u64,
-    pub(super) calls: BTreeMap<&'static str, u64>,
+    pub(super) calls: Calls,
     /// `None` if the step was not expected to begin.
     pub(super) expected_us: Option<f64>,
     /// The expected time if every call takes the low end of its range in the table. `None` if the
@@ -72,15 +66,6 @@ pub(super) struct Failed {
     pub(super) step: usize,
     pub(super) does: String,
     pub(super) error: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Peak {
-    pub(super) memory: u64,
-    /// The peak of memory that no step had requested.
-    pub(super) waste: u64,
-    pub(super) mappings: u64,
-    pub(super) addresses: u64,
 }
 
 /// The driver, devices and cost table of the figures.
@@ -131,8 +116,9 @@ impl Expected {
 
 /// Returns the times of the steps that were begun and, last, of the ending.
 fn times(report: &Report) -> impl Iterator<Item = Duration> {
-    let ending = std::iter::once(report.ending.time);
-    begun(report).map(|step| step.time).chain(ending)
+    let steps = report.steps.iter().map(|(took, _)| took);
+    let all = steps.chain(std::iter::once(&report.ending));
+    all.map(|took| took.time)
 }
 
 /// The expected time of one step and its range, in microseconds.
@@ -153,11 +139,20 @@ impl Figures {
         let done = measured.unwrap_or(&expected.report);
         let mut wanted = expected.times();
         let ending = wanted.pop().unwrap_or_default();
-        let rows: Vec<Row> = begun(done)
-            .enumerate()
-            .map(|(index, step)| {
-                let wanted = wanted.get(index).copied().unwrap_or_default();
-                row(file, step, wanted, measured.map(|_| step.time))
+        let times = wanted.into_iter().map(Some).chain(std::iter::repeat(None));
+        let mut calls = Calls::new();
+        let rows: Vec<Row> = (1..)
+            .zip(done.steps.iter().zip(times))
+            .map(|(step, ((took, held), wanted))| {
+                for (&call, count) in &took.calls {
+                    *calls.entry(call).or_default() += count;
+                }
+                Row {
+                    step,
+                    does: file.does(step),
+                    took: Total::of(took, wanted.unwrap_or_default(), measured.is_some()),
+                    held: *held,
+                }
             })
             .collect();
         let sum = |pick: fn(&Total) -> Option<f64>| {
@@ -179,37 +174,30 @@ impl Figures {
             devices: whose.devices,
             device_memory: whose.device_memory,
             costs: whose.costs,
-            total: Total::of(&done.calls(), total, measured_us),
+            total: Total::new(calls, total, measured_us),
             steps: rows,
             failure: failed(file, done),
             expected_failure: measured.and_then(|_| failed(file, &expected.report)),
-            peak: Peak {
-                memory: done.peak.memory,
-                waste: done.peak.waste,
-                mappings: done.peak.mappings,
-                addresses: done.peak.addresses,
-            },
-            ending: Total::of(
-                &done.ending.calls,
-                ending,
-                measured.map(|report| micros(report.ending.time)),
-            ),
+            peak: done.peak,
+            ending: Total::of(&done.ending, ending, measured.is_some()),
         }
     }
 }
 
 impl Total {
-    fn of(calls: &CallsMade, expected: Times, measured_us: Option<f64>) -> Self {
+    fn of(took: &Took, expected: Times, measured: bool) -> Self {
+        let measured_us = measured.then(|| micros(took.time));
+        Self::new(took.calls.clone(), expected, measured_us)
+    }
+
+    fn new(calls: Calls, expected: Times, measured_us: Option<f64>) -> Self {
         let ratio = match (measured_us, expected.usual) {
             (Some(measured), Some(expected)) if expected > 0.0 => Some(measured / expected),
             _ => None,
         };
         Self {
             driver_calls: calls.values().sum(),
-            calls: calls
-                .iter()
-                .map(|(call, &count)| (call.name(), count))
-                .collect(),
+            calls,
             expected_us: expected.usual,
             expected_low_us: expected.range.map(|range| range.0),
             expected_high_us: expected.range.map(|range| range.1),
@@ -219,39 +207,13 @@ impl Total {
     }
 }
 
-/// Returns the steps that were begun: the completed steps and the failed step.
-fn begun(report: &Report) -> impl Iterator<Item = &StepReport> {
-    let failed = report.failure.as_ref().map(|failure| &failure.reached);
-    report.steps.iter().chain(failed)
-}
-
-fn row(file: &File, step: &StepReport, expected: Times, measured: Option<Duration>) -> Row {
-    let held = step.in_use;
-    Row {
-        step: step.step,
-        does: does(file, step.step),
-        took: Total::of(&step.calls, expected, measured.map(micros)),
-        asked: held.asked,
-        padding: held.padding,
-        precommitted: held.precommitted,
-        kept: held.kept,
-        memory: held.memory(),
-        mappings: held.mappings,
-        addresses: held.addresses,
-    }
-}
-
 fn failed(file: &File, report: &Report) -> Option<Failed> {
-    report.failure.as_ref().map(|failure| Failed {
-        step: failure.reached.step,
-        does: does(file, failure.reached.step),
-        error: failure.error.to_string(),
+    let step = report.steps.len();
+    report.failure.as_ref().map(|error| Failed {
+        step,
+        does: file.does(step),
+        error: error.to_string(),
     })
-}
-
-fn does(file: &File, step: usize) -> String {
-    let does = step.checked_sub(1).and_then(|index| file.does.get(index));
-    does.cloned().unwrap_or_default()
 }
 
 /// Converts a time to microseconds, exact to the nanosecond.

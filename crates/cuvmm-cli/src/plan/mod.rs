@@ -1,11 +1,17 @@
 //! `cuvmm plan`: what operations on memory would take, without a GPU, and beside what they do take
 //! where there is one.
 //!
-//! From the bottom up: `file` reads a plan, `figures` puts together what was expected and measured,
-//! `text` shows it. The steps themselves are the library's.
+//! From the bottom up: `step` has the steps, `held` what is held after one, `committed` a range that
+//! steps commit and grow in; `run` carries the steps out with the library's types. `file` reads a plan,
+//! `figures` puts together what was expected and measured, `text` shows it. A plan that is wrong is found
+//! by its run on the model.
 
+mod committed;
 mod figures;
 mod file;
+mod held;
+mod run;
+mod step;
 mod text;
 
 use std::path::PathBuf;
@@ -15,11 +21,12 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow};
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::Costs;
-use cuvmm::plan::{Clock as _, Report};
-use cuvmm::{Device, Plan};
+use cuvmm::{Device, Region};
 
 use self::figures::{Expected, Figures, Whose};
 use self::file::File;
+use self::run::{Report, Wrong, run};
+use self::step::Step;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, Opened, StandIn};
 use cuvmm_cli::page::Page;
@@ -78,7 +85,7 @@ impl Args {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let file = File::read(&self.file)?;
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
-        let count = match self.devices {
+        let mut count = match self.devices {
             Some(count) => usize::from(count),
             None => file.devices(),
         };
@@ -92,27 +99,27 @@ impl Args {
             other => Some(Real::open(&other.open_as(&stand_in)?, count)?),
         };
         match &real {
-            Some(real) => real.mirror(&mut stand_in)?,
+            Some(real) => {
+                real.mirror(&mut stand_in)?;
+                count = real.devices.len();
+            }
             // The model's own is an H200's.
             None if self.memory.is_none() => stand_in.capacity = costs::memory(&costs)?,
             None => {}
         }
         let about = costs::about(&costs).to_owned();
-        let wrong = |error| file.wrong(&error);
+        let wrong = |error: Wrong| file.wrong(&error);
         let range = costs.range();
         let (devices, watch) = model(&mut stand_in, costs, count)?;
-        file.plan
-            .check(real.as_ref().map_or(&devices, |real| &real.devices))
-            .map_err(wrong)?;
-        let mut expected = Expected::new(file.plan.run(&devices, &watch).map_err(wrong)?);
+        let mut expected = Expected::new(run(&file.steps, &devices, &watch).map_err(wrong)?);
         if let Some((low, high)) = range {
             for costs in [low, high] {
                 let (devices, watch) = model(&mut stand_in, costs, count)?;
-                expected.widen(&file.plan.run(&devices, &watch).map_err(wrong)?);
+                expected.widen(&run(&file.steps, &devices, &watch).map_err(wrong)?);
             }
         }
         let measured = match &real {
-            Some(real) => Some(real.run(&file.plan)?.map_err(wrong)?),
+            Some(real) => Some(real.run(&file.steps)?.map_err(wrong)?),
             None => None,
         };
         let whose = whose(real.as_ref().map_or(&devices, |real| &real.devices), about)?;
@@ -122,7 +129,7 @@ impl Args {
             false => text::of(&figures, Page::verbose(self.verbose)),
         };
         print(&text)?;
-        if let Some(refusal) = measured.and_then(|report| report.ending.refusal) {
+        if let Some(refusal) = measured.and_then(|report| report.refusal) {
             return Err(anyhow!("not everything could be given back: {refusal}"));
         }
         match &figures.failure {
@@ -155,17 +162,18 @@ impl Real {
     }
 
     /// Does the steps when everything is truly cold, as on a stand-in that has just begun.
-    fn run(&self, plan: &Plan) -> anyhow::Result<Result<Report, cuvmm::error::PlanError>> {
+    fn run(&self, steps: &[Step]) -> anyhow::Result<Result<Report, Wrong>> {
         // The first calls of a process make a context and load code.
-        let first = Plan::new().reserve("first", 1).commit("first", 1);
-        first.run(&self.devices, &self.watch)?;
+        let device = self.devices.first().context("there is no device")?;
+        let first = || Region::reserve(device, 1)?.commit(0..device.granularity());
+        first()?;
         self.watch.wait(A_WHILE);
         for device in &self.devices {
             device.memory_info()?;
         }
         // The wait has emptied the processor's caches, which the table does not know.
-        first.run(&self.devices, &self.watch)?;
-        Ok(plan.run(&self.devices, &self.watch))
+        first()?;
+        Ok(run(steps, &self.devices, &self.watch))
     }
 }
 

@@ -85,12 +85,12 @@ impl Units {
     fn new(figures: &Figures) -> Self {
         let steps = || figures.steps.iter();
         let times = steps().flat_map(|row| [row.took.expected_us, row.took.measured_us]);
-        let waste = steps().map(|row| row.memory.saturating_sub(row.asked));
+        let waste = steps().map(|row| row.held.memory - row.held.asked);
         Self {
             time: Unit::of_nanos(times.flatten().map(|micros| micros * 1e3)),
-            memory: Unit::of_bytes(steps().map(|row| row.memory)),
+            memory: Unit::of_bytes(steps().map(|row| row.held.memory)),
             waste: Unit::of_bytes(waste),
-            addresses: Unit::of_bytes(steps().map(|row| row.addresses)),
+            addresses: Unit::of_bytes(steps().map(|row| row.held.addresses)),
         }
     }
 }
@@ -137,13 +137,13 @@ fn table(figures: &Figures, page: Page) -> Table {
             row.took.driver_calls.to_string(),
         ];
         cells.extend(times(&row.took));
-        let waste = row.memory.saturating_sub(row.asked);
-        cells.push(units.memory.figure(row.memory as f64));
+        let waste = row.held.memory - row.held.asked;
+        cells.push(units.memory.figure(row.held.memory as f64));
         cells.push(units.waste.figure(waste as f64));
         if page.is_verbose() {
-            cells.push(units.memory.figure(row.asked as f64));
-            cells.push(row.mappings.to_string());
-            cells.push(units.addresses.figure(row.addresses as f64));
+            cells.push(units.memory.figure(row.held.asked as f64));
+            cells.push(row.held.mappings.to_string());
+            cells.push(units.addresses.figure(row.held.addresses as f64));
         }
         table.add_row(cells);
     }

@@ -108,43 +108,6 @@ fn models_of_pytorch_stand_beside_the_heap() {
 }
 
 #[test]
-fn the_chart_has_the_heap_and_the_models() {
-    let dir = TempDir::new().unwrap();
-    let file = trace(&dir, PIECES);
-    let chart = dir.path().join("heap.svg");
-    heap(&[shown(&file), "--chart", shown(&chart)], 0);
-    let svg = std::fs::read_to_string(&chart).unwrap();
-    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-    assert!(svg.contains("held over live: heap 1.000, PyTorch native "));
-    for text in [
-        "live",
-        "heap",
-        "native (model)",
-        "expandable (model)",
-        "GiB",
-    ] {
-        assert_eq!(svg.matches(&format!(">\n{text}\n<")).count(), 1, "{text}");
-    }
-    assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
-    let nowhere = dir.path().join("none/heap.svg");
-    wrong(
-        &[shown(&file), "--chart", shown(&nowhere)],
-        "none/heap.svg: ",
-    );
-    let picture = dir.path().join("heap.png");
-    for arguments in [["heap", "--chart"], ["replay", "--chart"]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
-        let assert = command.args(arguments).arg(&picture).assert().code(2);
-        let said = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-        assert!(
-            said.contains("charts are SVG: give the file a name"),
-            "{said}"
-        );
-        assert!(!picture.exists());
-    }
-}
-
-#[test]
 fn without_a_file_a_trace_is_made() {
     let made = |arguments: &[&str]| {
         let seen = heap(arguments, 0);

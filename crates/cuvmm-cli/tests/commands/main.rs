@@ -21,13 +21,13 @@ mod hostile;
 mod info;
 mod ledger;
 mod metrics;
-mod moved;
 mod numbers;
 mod plan;
 mod replay;
 mod replay_processes;
 mod share;
 mod width;
+mod words;
 
 #[test]
 #[ignore = "a program of its own, started by another test"]

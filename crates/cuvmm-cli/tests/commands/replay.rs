@@ -472,3 +472,17 @@ fn help_is_no_error() {
         cuvmm().args(args).assert().success();
     }
 }
+
+#[test]
+fn a_chart_of_another_kind_than_svg_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let picture = dir.path().join("replay.png");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.args(["replay", "--chart"]).arg(&picture).assert();
+    let said = String::from_utf8(assert.code(2).get_output().stderr.clone()).unwrap();
+    assert!(
+        said.contains("charts are SVG: give the file a name"),
+        "{said}"
+    );
+    assert!(!picture.exists());
+}

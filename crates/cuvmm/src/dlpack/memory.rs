@@ -57,91 +57,65 @@ pub trait Held {
     fn record_use_anywhere(&self);
 }
 
-#[allow(private_interfaces)]
-impl Held for Block {
-    fn device(&self) -> &Device {
-        self.device()
-    }
+/// The methods that are the owner's own.
+macro_rules! as_its_own {
+    () => {
+        fn device(&self) -> &Device {
+            self.device()
+        }
 
-    fn address(&self) -> DeviceAddress {
-        self.address()
-    }
+        fn address(&self) -> DeviceAddress {
+            self.address()
+        }
 
-    fn reach(&self) -> u64 {
-        self.size()
-    }
-
-    fn extents(&self) -> Vec<Extent> {
-        self.extents()
-    }
-
-    fn users(&self) -> Vec<Device> {
-        self.users()
-    }
-
-    fn streams(&self) -> Option<Vec<Stream>> {
-        self.streams()
-    }
-
-    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
-        // Without a lease, a compaction could move the block while no work of this library uses it.
-        Ok(Some(self.admit(Use::Lend(access), range)?))
-    }
-
-    fn record_use_anywhere(&self) {
-        self.record_use_anywhere();
-    }
+        fn extents(&self) -> Vec<Extent> {
+            self.extents()
+        }
+    };
 }
 
-impl Held for Lease {
-    fn device(&self) -> &Device {
-        self.device()
-    }
+macro_rules! in_a_pool {
+    ($($memory:ty),*) => {$(
+        #[allow(private_interfaces)]
+        impl Held for $memory {
+            as_its_own!();
 
-    fn address(&self) -> DeviceAddress {
-        self.address()
-    }
+            fn reach(&self) -> u64 {
+                self.size()
+            }
 
-    fn reach(&self) -> u64 {
-        self.size()
-    }
+            fn users(&self) -> Vec<Device> {
+                self.users()
+            }
 
-    fn extents(&self) -> Vec<Extent> {
-        self.extents()
-    }
+            fn streams(&self) -> Option<Vec<Stream>> {
+                self.streams()
+            }
 
-    fn users(&self) -> Vec<Device> {
-        self.users()
-    }
+            fn admit(
+                &self,
+                range: Range<u64>,
+                access: Access,
+            ) -> Result<Option<Lease>, TensorError> {
+                // Without a lease, a compaction could move the block while no work of this library
+                // uses it.
+                Ok(Some(self.admit(Use::Lend(access), range)?))
+            }
 
-    fn streams(&self) -> Option<Vec<Stream>> {
-        self.streams()
-    }
-
-    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
-        Ok(Some(self.admit(Use::Lend(access), range)?))
-    }
-
-    fn record_use_anywhere(&self) {
-        self.record_use_anywhere();
-    }
+            fn record_use_anywhere(&self) {
+                self.record_use_anywhere();
+            }
+        }
+    )*};
 }
+
+in_a_pool!(Block, Lease);
 
 impl<T: Pod> Held for DeviceVec<T> {
-    fn device(&self) -> &Device {
-        self.device()
-    }
-
-    fn address(&self) -> DeviceAddress {
-        self.address()
-    }
+    as_its_own!();
 
     fn reach(&self) -> u64 {
         self.bytes()
-    }
-
-    fn extents(&self) -> Vec<Extent> {
-        self.extents()
     }
 
     fn users(&self) -> Vec<Device> {
@@ -163,20 +137,10 @@ impl<T: Pod> Held for DeviceVec<T> {
 }
 
 impl Held for Region {
-    fn device(&self) -> &Device {
-        self.device()
-    }
-
-    fn address(&self) -> DeviceAddress {
-        self.address()
-    }
+    as_its_own!();
 
     fn reach(&self) -> u64 {
         self.size()
-    }
-
-    fn extents(&self) -> Vec<Extent> {
-        self.extents()
     }
 
     fn users(&self) -> Vec<Device> {

@@ -56,9 +56,10 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
-    /// A heap over a hardened pool, which maps nothing itself, was to be opened to other devices. The
-    /// pool can be (`PoolBuilder::open_to`).
-    #[error("a heap over a hardened pool cannot be opened to other devices: open the pool to them")]
+    /// A heap was to be built over a hardened pool, which guards blocks only.
+    #[error(
+        "a hardened pool has no heaps: allocate blocks in it, or build the pool without `hardened`"
+    )]
     HardenedPool,
     /// This device, which was to be given access to memory, has it already: it is the memory's own
     /// device, or was named before.

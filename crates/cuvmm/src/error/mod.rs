@@ -22,7 +22,6 @@ mod kv;
 mod ledger;
 mod memory;
 mod out_of_memory;
-mod plan;
 mod pool;
 mod share;
 mod shortage;
@@ -41,7 +40,6 @@ pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
 pub use ledger::{ControlError, LedgerError, LedgerRefusal, LedgerShortage};
 pub use memory::MemoryError;
-pub use plan::{PlanError, PlanProblem};
 pub use pool::PoolError;
 pub use share::{ChannelError, DescriptionError, FolderError, ShareError};
 pub use shortage::Shortage;
@@ -71,8 +69,6 @@ pub enum Error {
     KvCache(#[from] KvCacheError),
     /// A ledger could not be opened, or its terms could not be changed.
     Ledger(#[from] LedgerError),
-    /// A plan is invalid.
-    Plan(#[from] PlanError),
     /// Memory could not be shared with another process.
     Share(#[from] ShareError),
     /// A connection to another process failed.
@@ -111,7 +107,7 @@ macro_rules! from_memory {
 }
 
 from_memory! {
-    BlockError, ContainerError, Error, KvCacheError, PlanProblem, PoolError, ShareError, SleepError,
+    BlockError, ContainerError, Error, KvCacheError, PoolError, ShareError, SleepError,
     #[cfg(feature = "cudarc")] CudarcError,
     #[cfg(feature = "dlpack")] TensorError,
 }

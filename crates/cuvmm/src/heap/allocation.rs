@@ -26,13 +26,8 @@ impl Shared {
         if core.device.is_forked() {
             return;
         }
-        match &core.guarded {
-            Some(guarded) => guarded.end_graphs(),
-            None => {
-                core.set(PINNED, false);
-                self.tenant.note_freed(core.has(REPORTS));
-            }
-        }
+        core.set(PINNED, false);
+        self.tenant.note_freed(core.has(REPORTS));
     }
 }
 
@@ -86,9 +81,7 @@ impl Lanes {
 ///
 /// Dropping it frees the memory in the order of its stream, without waiting, and without a driver call
 /// unless memory is to go back to the device: because its tenant has ended, a limit was lowered, or the
-/// heap has ended and this was its last allocation. In a heap over a
-/// [hardened pool](super#hardened-pools) the drop fills the memory, and unmaps it if its work is
-/// complete.
+/// heap has ended and this was its last allocation.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Allocation {
     lane: Arc<Lane>,
@@ -132,9 +125,6 @@ impl Allocation {
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let core = self.core();
         core.device.own_process()?;
-        if let Some(guarded) = &core.guarded {
-            return guarded.record_use(self.place.at, stream);
-        }
         let mut state = core.lock();
         if !state.is_open_to(self.place.at, stream.device()) {
             return Err(CallError::WrongDriver);
@@ -154,9 +144,6 @@ impl Allocation {
     #[cold]
     fn free(&self) {
         let Shared { core, tenant, .. } = &*self.lane.shared;
-        if let Some(guarded) = &core.guarded {
-            return guarded.free(self.place.at, self.place.size);
-        }
         let mut state = core.lock();
         // The cache may be full.
         state.drain(core.caches.at(self.lane.index), self.place.small);

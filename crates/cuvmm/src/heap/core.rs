@@ -14,7 +14,6 @@ use super::chunks::Chunks;
 use super::counts::Counts;
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
-use super::guarded::Guarded;
 use super::spaces::Spaces;
 use super::stitch::Policy;
 use super::streams::Streams;
@@ -22,7 +21,7 @@ use super::tag::{StreamId, Tag, Tagged};
 use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::CallError;
-use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
+use crate::extents::{Fence, Placed, Space, Unmapped};
 use crate::own::{AccessGrant, Physical};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -87,8 +86,6 @@ pub(super) struct Core {
     flags: AtomicU8,
     /// Set when the tenant was unregistered.
     pub(super) closed: AtomicBool,
-    /// The allocations of a heap over a hardened pool, which has no space and no extents.
-    pub(super) guarded: Option<Guarded>,
 }
 
 /// The memory of a heap.
@@ -397,28 +394,6 @@ impl Core {
             state: Mutex::new(State::new(granule)),
             flags: AtomicU8::new(if options.for_graphs { PINNED } else { 0 }),
             closed: AtomicBool::new(false),
-            guarded: None,
-        }
-    }
-
-    /// Makes the core of a heap whose allocations are blocks.
-    pub(super) fn over_blocks(device: Device, options: Options) -> Self {
-        let granule = device.granularity();
-        Self {
-            device,
-            policy: options.policy,
-            waits: options.waits,
-            writer: LastWriter::SEVERAL,
-            addresses: u64::MAX,
-            reserving: Mutex::default(),
-            reservations: AtomicU64::new(0),
-            guests: Vec::new(),
-            caches: StreamCaches::new(),
-            state: Mutex::new(State::new(granule)),
-            // So that no allocation goes to a stream cache.
-            flags: AtomicU8::new(REPORTS),
-            closed: AtomicBool::new(false),
-            guarded: Some(Guarded::new(options.for_graphs)),
         }
     }
 

@@ -72,22 +72,6 @@
 //! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
 //! the allocation is dropped.
 //!
-//! # Hardened pools
-//! In a heap over a [hardened pool](crate::pool#hardened-pools), a mode for finding faults, each
-//! allocation is a block of the pool: it has a mapping of its own with unmapped guards on either side.
-//! It ends where its last granule ends, so that an access more than an alignment (at least
-//! [`ALIGNMENT`] bytes) past its end faults; what lies before it in its first granule is mapped, and
-//! no other allocation's. When it is dropped, its memory is filled behind the work of its stream,
-//! unmapped when its work is complete, and its addresses rest. So a late use finds the pattern or
-//! faults. Nothing is mapped twice, cached or stitched, sizes take whole granules, and each allocation
-//! and each drop make driver calls. Freed memory cannot be reused before its work is complete, even on
-//! its own stream: a request that finds too little memory waits once for the work of its stream
-//! (`cuStreamSynchronize`), unless a capture prevents that. A heap
-//! [for graphs](HeapBuilder::for_graphs) keeps all allocations until it ends; the other options of
-//! [`HeapBuilder`] have no effect, except that such a heap cannot be
-//! [opened to other devices](HeapBuilder::open_to): [open the pool](crate::pool::PoolBuilder::open_to) to
-//! them.
-//!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
 //! blocks, when another request needs memory; [`Heap::trim`] gives them up at once. The rest of the
@@ -118,7 +102,6 @@ mod core;
 mod counts;
 mod extents;
 mod gaps;
-mod guarded;
 mod holder;
 mod lengths;
 mod ranges;
@@ -268,9 +251,11 @@ impl HeapBuilder<'_> {
     /// # Errors
     /// [`BlockError`] when the tenant is unregistered; when a device that is to
     /// be given access belongs to another driver, is the heap's own, was named before or cannot access
-    /// the memory; and when another device is to be given access to memory of a
-    /// [hardened pool](self#hardened-pools).
+    /// the memory; and over a [hardened pool](crate::pool#hardened-pools), which serves blocks only.
     pub fn build(self) -> Result<Heap, BlockError> {
+        if self.tenant.is_hardened() {
+            return Err(ArgumentError::HardenedPool.into());
+        }
         check_guests(self.tenant.device(), self.tenant.guests(), &self.guests)?;
         let Self {
             tenant,
@@ -303,14 +288,6 @@ impl HeapBuilder<'_> {
             waits,
             for_graphs,
         };
-        if tenant.is_hardened() {
-            if !guests.is_empty() {
-                return Err(ArgumentError::HardenedPool.into());
-            }
-            tenant.check_usable()?;
-            let core = Arc::new(Core::over_blocks(device.clone(), options));
-            return Ok(Heap::new(core, tenant, HolderId::NONE));
-        }
         let writer = tenant.writer();
         let core = Core::new(device.clone(), options, writer, (addresses, guests));
         let core = Arc::new(core);
@@ -461,10 +438,6 @@ impl Heap {
             stream: stream.key(),
             small,
         };
-        if let Some(guarded) = &core.guarded {
-            let at = guarded.allocate(&shared.tenant, (size, alignment), stream)?;
-            return Ok(Allocation::new(lane, place(at, StreamId(0), false)));
-        }
         let mut state = core.lock();
         if core.policy.drains {
             state.drain_both(cache);
@@ -543,9 +516,8 @@ impl Heap {
 
     /// Gives all extents that are wholly free and whose work is complete to the pool
     /// (`cuMemUnmap`), unmaps addresses that are not needed, and gives the parts of the addresses back in
-    /// which nothing is mapped (`cuMemAddressFree`). Returns the bytes of memory given: none in a
-    /// [hardened pool](self#hardened-pools), where the heap keeps none. Never waits for the GPU; waits
-    /// for the [mapper](crate::Mapper) while that unmaps addresses of this heap.
+    /// which nothing is mapped (`cuMemAddressFree`). Returns the bytes of memory given. Never waits for
+    /// the GPU; waits for the [mapper](crate::Mapper) while that unmaps addresses of this heap.
     ///
     /// # Errors
     /// [`CallError`] from the driver; what was given before stays given.
@@ -570,7 +542,7 @@ impl Heap {
     /// and which no allocation uses. Does nothing in a forked child.
     pub fn refresh(&self) {
         let Shared { core, tenant, .. } = &*self.lanes.shared;
-        if core.guarded.is_some() || core.device.is_forked() {
+        if core.device.is_forked() {
             return;
         }
         // The pool's lock is never taken under the heap's.
@@ -590,10 +562,9 @@ impl Heap {
     #[must_use]
     pub fn stats(&self) -> HeapStats {
         let core = &self.lanes.shared.core;
-        match &core.guarded {
-            _ if core.device.is_forked() => HeapStats::default(),
-            Some(guarded) => HeapStats::of_blocks(guarded.counts()),
-            None => HeapStats::of(&core.lock_drained()),
+        match core.device.is_forked() {
+            true => HeapStats::default(),
+            false => HeapStats::of(&core.lock_drained()),
         }
     }
 }

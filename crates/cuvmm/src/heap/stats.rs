@@ -1,7 +1,6 @@
 //! Statistics of a heap.
 
 use super::core::State;
-use super::guarded::BlockCounts;
 
 /// A heap's statistics. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -57,22 +56,6 @@ impl HeapStats {
             mapped: counts.mapped,
             stitches: counts.stitches,
             stream_waits: counts.waits,
-        }
-    }
-
-    /// Returns the figures of a heap whose allocations are blocks: it has no free memory.
-    pub(super) fn of_blocks(counts: BlockCounts) -> Self {
-        Self {
-            live: counts.live,
-            peak_live: counts.peak_live,
-            held: counts.held,
-            peak_held: counts.peak_held,
-            allocations: counts.allocations,
-            extents: counts.extents,
-            mappings: counts.extents,
-            windows: counts.blocks,
-            mapped: counts.mapped,
-            ..Self::default()
         }
     }
 }

@@ -159,11 +159,6 @@ impl Block {
         &self.core().device
     }
 
-    /// Returns `true` if a device has access to the block's memory.
-    pub(crate) fn is_open_to(&self, device: &Device) -> bool {
-        self.core().users().any(|user| user.is_same(device))
-    }
-
     /// Returns the size in bytes, as requested.
     #[must_use]
     pub fn size(&self) -> u64 {

@@ -75,7 +75,6 @@ use super::tenant::Tenant;
 use super::wanted::OwnedOptions;
 use crate::deferred::is_in_hook;
 use crate::error::BlockError;
-use crate::own::Stream;
 
 /// The state of a future's request.
 #[derive(Clone, Copy, Debug)]
@@ -287,15 +286,6 @@ impl Tenant {
     /// As [`BlockBuilder::allocate_async`].
     pub fn allocate_async(&self, size: u64) -> AllocateFuture {
         self.block(size).allocate_async()
-    }
-
-    /// Allocates a block of `size` bytes whose home stream is `stream` in a future that waits for
-    /// memory.
-    ///
-    /// # Errors
-    /// As [`BlockBuilder::allocate_async`].
-    pub fn allocate_on_async(&self, stream: &Stream, size: u64) -> AllocateFuture {
-        self.block(size).home_stream(stream).allocate_async()
     }
 }
 

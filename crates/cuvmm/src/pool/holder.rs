@@ -15,11 +15,6 @@ use crate::extents::{Space, Unmapped};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HolderId(pub(crate) u64);
 
-impl HolderId {
-    /// The number of no holder.
-    pub(crate) const NONE: Self = Self(u64::MAX);
-}
-
 /// Figures of a holder, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HolderFigures {

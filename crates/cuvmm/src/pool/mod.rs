@@ -52,11 +52,10 @@
 //! [`largest_extent`](PoolBuilder::largest_extent) bounds its size.
 //!
 //! The cost: each allocation reserves and maps, and each free fills and unmaps, about 50 us for a
-//! block of 2 MiB, which takes less than 1 us in a plain pool (`cuvmm-bench run`, rows
-//! `hardened_...`).
+//! block of 2 MiB, which takes less than 1 us in a plain pool.
 //! No freed memory is kept cached, so it cannot be reused before the work queued on it is complete,
 //! even on its own stream. No idle memory stays with a tenant; its guarantee is kept by the budget
-//! alone.
+//! alone. A hardened pool serves blocks: a [heap](crate::Heap) over it is refused.
 //!
 //! # Threads
 //! All types may be used by any number of threads. The pool's lock is held for less time than one

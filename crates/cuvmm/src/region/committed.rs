@@ -111,7 +111,7 @@ impl Region {
         let extents = self.space.extents().map(|it| it.offset..it.end());
         extents
             .filter(|extent| !self.committed.overlaps(extent))
-            .eq(self.pending.meeting(&(0..self.size())))
+            .eq(self.pending.meeting(&(0..self.space.size())))
     }
 }
 

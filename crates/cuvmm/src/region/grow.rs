@@ -7,8 +7,12 @@ use crate::growth::Steps;
 
 impl Region {
     /// Commits the first `need` bytes, of which `held` are committed already (both whole granules),
-    /// and some beyond if there is memory for that. Returns how many bytes are committed now.
-    pub(crate) fn grow(&mut self, held: u64, need: u64) -> Result<u64, MemoryError> {
+    /// and some beyond if there is memory for that: as much again up to 16 MiB, then an eighth, as a
+    /// [`DeviceVec`](crate::vec::DeviceVec) grows. Returns how many bytes are committed now.
+    ///
+    /// # Errors
+    /// Those of [`Self::commit`].
+    pub fn grow(&mut self, held: u64, need: u64) -> Result<u64, MemoryError> {
         let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
         let wish = steps.end(held, held, need, self.size());
         if wish > need && self.commit(held..wish).is_ok() {

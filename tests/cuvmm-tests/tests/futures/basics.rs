@@ -55,14 +55,14 @@ on_both! {
         let mut before = calls_without_mapper(&rig.device, &pool);
         let mut block = block_on(tenant.block(2 * G).capacity(4 * G).allocate_async()).unwrap();
         block_on(block.grow_to_async(3 * G)).unwrap();
-        let other = block_on(tenant.allocate_on_async(&stream, G)).unwrap();
+        let other = block_on(tenant.block(G).home_stream(&stream).allocate_async()).unwrap();
         assert_eq!(calls_without_mapper(&rig.device, &pool), before);
         drop(other);
         before = calls_without_mapper(&rig.device, &pool);
         let apart = rig.device.mapper_calls().total();
         // The first poll gets a cached block of the home stream, and growth within a block's own
         // memory.
-        let mut cached = Task::new(tenant.allocate_on_async(&stream, G));
+        let mut cached = Task::new(tenant.block(G).home_stream(&stream).allocate_async());
         let Poll::Ready(Ok(other)) = cached.poll() else {
             panic!("the future had to wait");
         };
@@ -376,7 +376,7 @@ on_both! {
         assert!(!waiting.is_woken(MOMENT) && !freed_count.is_woken(MOMENT));
         // Its own stream gets the memory at once, ordered behind that work, although other requests
         // came before.
-        let ours = block_on(tenant.allocate_on_async(&stream, 3 * G)).unwrap();
+        let ours = block_on(tenant.block(3 * G).home_stream(&stream).allocate_async()).unwrap();
         drop(ours);
         rig.machine.release_stream(D0, stream.as_raw());
         waiting.finish().unwrap();
@@ -511,7 +511,8 @@ fn many_of_one_stream_are_served_one_after_the_other() {
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let mut block = tenant.allocate_on(&stream, G).unwrap();
-    let waiting = (0..200).map(|_| Task::waiting(tenant.allocate_on_async(&stream, G)));
+    let waiting =
+        (0..200).map(|_| Task::waiting(tenant.block(G).home_stream(&stream).allocate_async()));
     for task in waiting.collect::<Vec<_>>() {
         drop(block);
         block = task.finish().unwrap();

@@ -47,7 +47,11 @@ fn allocations() {
         world,
         |_, world| {
             let before = in_use(world);
-            let allocated = world.tenant.allocate_on_async(&world.stream, 6 * G);
+            let allocated = world
+                .tenant
+                .block(6 * G)
+                .home_stream(&world.stream)
+                .allocate_async();
             let allocated = text(block_on(allocated));
             let more = u64::from(allocated.is_ok());
             assert_eq!(in_use(world), (before.0 + more * 6 * G, before.1 + more));

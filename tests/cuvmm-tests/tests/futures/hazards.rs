@@ -334,7 +334,7 @@ fn a_pool_is_closed_though_the_mapper_panics_meanwhile() {
         )
     }
     .unwrap();
-    let mut future = Task::new(tenant.allocate_on_async(&stream, 2 * G));
+    let mut future = Task::new(tenant.block(2 * G).home_stream(&stream).allocate_async());
     drop(stream);
     let mut slot = shelf.lock().unwrap();
     assert!(future.poll().is_pending());

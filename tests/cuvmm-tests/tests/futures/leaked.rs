@@ -28,7 +28,7 @@ fn served(tenant: &Tenant) {
 /// Checks that no request waits: only then the first poll returns a cached block.
 fn none_waits(tenant: &Tenant, stream: &Stream) {
     drop(tenant.allocate_on(stream, G).unwrap());
-    let polled = Task::new(tenant.allocate_on_async(stream, G)).poll();
+    let polled = Task::new(tenant.block(G).home_stream(stream).allocate_async()).poll();
     assert!(matches!(polled, Poll::Ready(Ok(_))), "a request waits");
 }
 

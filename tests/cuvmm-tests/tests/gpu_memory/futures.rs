@@ -35,9 +35,9 @@ on_each! {
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let [one, two] = stage.streams();
         for round in 0..stage.scaled(30, 10) {
-            let block = block_on(a.allocate_on_async(&one, size)).unwrap();
+            let block = block_on(a.block(size).home_stream(&one).allocate_async()).unwrap();
             stage.late_fill(&one, &block, stage.stamp(), Duration::from_millis(10));
-            let futures = [a.allocate_async(size), b.allocate_on_async(&two, size)];
+            let futures = [a.allocate_async(size), b.block(size).home_stream(&two).allocate_async()];
             let mut waiting: Vec<_> = futures.into_iter().map(Task::waiting).collect();
             if round % 2 == 1 {
                 waiting.reverse();

@@ -1,5 +1,5 @@
 //! Heaps under kernels: contents across stitches, streams that wait, memory that other tenants take,
-//! graphs, limits, threads, hardened pools and other devices.
+//! graphs, limits, threads and other devices.
 //!
 //! `unsafe` is used for copies that take any address, for graphs, and for fills by another device.
 //! Streams, graphs and memory belong to the tests and live until the work is complete.
@@ -20,10 +20,7 @@ use crate::gpu::{D0, Stage};
 use crate::on_each;
 use cuvmm::driver::{Call, CaptureMode, DeviceAddress, GraphExecHandle, Ordinal};
 use cuvmm::heap::Preset;
-use cuvmm::{Access, Allocation, Device, Hardened, Heap, Limit, Mapper, Pool, Stream, Tenant};
-
-/// Delay of kernels, so that work that does not wait for them is too early.
-const LATE: Duration = Duration::from_millis(20);
+use cuvmm::{Access, Allocation, Device, Heap, Limit, Mapper, Pool, Stream, Tenant};
 
 const MIB: u64 = 1 << 20;
 
@@ -476,56 +473,6 @@ on_each! {
         drop(mapper);
     }
 
-    fn a_hardened_heap_finds_late_and_stray_uses(stage) {
-        let g = stage.g();
-        let pool = Pool::builder(&stage.device).limit(Limit::Bytes(64 * g));
-        let pool = pool.hardened(Hardened::new()).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let heap = Heap::builder(&tenant).build().unwrap();
-        let [stream, other] = stage.streams();
-        let live = [100, 4096, g, 3 * g + 512].map(|size| {
-            let memory = heap.allocate(size, 1, &stream).unwrap();
-            let stamp = stage.stamp();
-            fill(stage, &stream, &memory, stamp);
-            (memory, stamp)
-        });
-        for (memory, stamp) in &live {
-            let end = memory.address().0 + memory.size().next_multiple_of(512);
-            for at in [end, end + g - 4, end - 2, memory.address().0 / g * g - 4] {
-                assert!(read(stage, at).is_err(), "{at:#x} is mapped");
-            }
-            check(stage, &stream, memory, *stamp);
-        }
-        stage.settle();
-        let kept = live.each_ref().map(|(memory, _)| memory.address().0);
-        drop(live);
-        stream.synchronize().unwrap();
-        pool.trim(u64::MAX).unwrap();
-        for at in kept {
-            assert!(read(stage, at).is_err(), "{at:#x} is mapped");
-        }
-        // Work that is queued when the memory is freed still has it, and so has a recorded stream.
-        let memory = heap.allocate(8 * g, 1, &stream).unwrap();
-        memory.record_use(&other).unwrap();
-        let gate = stage.work().gate(&other);
-        late_fill(stage, &stream, &memory, stage.stamp(), LATE);
-        fill(stage, &other, &memory, stage.stamp());
-        drop(memory);
-        assert_eq!((heap.stats().held, tenant.stats().pending_free), (0, 8 * g));
-        gate.open();
-        // A request that finds too little memory waits for its own stream.
-        other.synchronize().unwrap();
-        for _ in 0..stage.scaled(100, 20) {
-            let memory = heap.allocate(60 * g, 1, &stream).unwrap();
-            let stamp = stage.stamp();
-            late_fill(stage, &stream, &memory, stamp, Duration::from_micros(200));
-            check(stage, &stream, &memory, stamp);
-        }
-        stage.settle();
-        drop((heap, tenant));
-        pool.close().unwrap();
-    }
-
     fn another_device_uses_the_memory_of_a_heap(stage) {
         let Some(peer) = second(stage, "another_device_uses_the_memory_of_a_heap") else { return };
         let (pool, tenant) = tenant(stage, 8);
@@ -597,16 +544,4 @@ on_each! {
 fn ends(memory: &Allocation) -> [DeviceAddress; 2] {
     let first = memory.address().0;
     [first, first + memory.size() - 4096].map(DeviceAddress)
-}
-
-/// Reads four bytes at an address by the driver's own copy, which refuses what is not mapped.
-fn read(stage: &Stage, at: u64) -> Result<[u8; 4], cuvmm::driver::DriverError> {
-    let mut bytes = [0; 4];
-    // SAFETY: a read changes nothing, and the driver refuses it if nothing is mapped there.
-    unsafe {
-        stage
-            .driver()
-            .copy_to_host(D0, &mut bytes, DeviceAddress(at))
-    }?;
-    Ok(bytes)
 }

@@ -21,7 +21,6 @@ mod mem_pool;
 mod memory_pool;
 mod pending_free;
 mod places;
-mod plan;
 mod proof;
 mod register;
 mod reuse;

@@ -7,7 +7,6 @@ mod common;
 mod addresses;
 mod basics;
 mod faults;
-mod hardened;
 mod hazards;
 mod mapper;
 mod peers;

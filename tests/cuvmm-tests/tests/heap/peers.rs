@@ -8,7 +8,6 @@ use crate::on_both;
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
 use cuvmm::driver::{AccessFlags, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
-use cuvmm::pool::Hardened;
 use cuvmm::{Access, Allocation, CallError, Device, Heap, Limit, Pool, Stream};
 
 /// Returns the access of device 1 to each granule of an allocation that begins in its own.
@@ -280,19 +279,4 @@ fn failed_calls_change_nothing() {
         true,
     );
     assert!(calls >= 6, "{calls}");
-}
-
-#[test]
-fn a_hardened_pool_opens_no_memory_to_other_devices() {
-    let rig = common::model();
-    let second = rig.second();
-    let builder = Pool::builder(&rig.device).hardened(Hardened::new());
-    let pool = builder.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let builder = Heap::builder(&tenant).open_to(&second, Access::ReadWrite);
-    let refused = builder.build().unwrap_err();
-    assert!(matches!(
-        refused,
-        BlockError::Argument(ArgumentError::HardenedPool)
-    ));
 }

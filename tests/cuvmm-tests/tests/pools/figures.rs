@@ -3,8 +3,7 @@
 
 use crate::common::{G, pool};
 use crate::on_both;
-use cuvmm::plan::WallClock;
-use cuvmm::{BlockError, Plan};
+use cuvmm::BlockError;
 use serde_json::json;
 
 on_both! {
@@ -63,17 +62,5 @@ on_both! {
         let data = serde_json::to_value(&*shortage).unwrap();
         assert_eq!((&data["wanted"], &data["available"]), (&json!(2 * G), &json!(G)));
         assert_eq!(data["holders"], json!([["two", 3 * G]]));
-    }
-
-    fn a_report_of_a_plan_shows_its_steps(rig) {
-        let plan = Plan::new().reserve("a", 8 * G).commit("a", 2 * G);
-        let report = plan.run(std::slice::from_ref(&rig.device), &WallClock::new()).unwrap();
-        let text = report.to_string();
-        assert_eq!(text.lines().count(), 4, "{text}");
-        assert!(text.ends_with("16 MiB of addresses"), "{text}");
-        let data = serde_json::to_value(&report).unwrap();
-        assert_eq!(data["steps"][1]["calls"]["cuMemCreate"], 1);
-        assert!(data["steps"][1]["time_ns"].is_u64());
-        assert_eq!((&data["failure"], &data["ending"]["refusal"]), (&json!(null), &json!(null)));
     }
 }

@@ -12,7 +12,7 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::pool::{Hardened, PoolBuilder};
-use cuvmm::{Block, CallError, Limit, Mapper, Pool, PoolStats, Scrub, Stream};
+use cuvmm::{Block, CallError, Heap, Limit, Mapper, Pool, PoolStats, Scrub, Stream};
 
 const FILL: u8 = 0xDF;
 
@@ -789,4 +789,15 @@ on_both! {
         let refused = tenant.block(G).capacity(2 * G).try_allocate().unwrap_err();
         assert!(matches!(refused, BlockError::OutOfAddresses { .. }), "{refused}");
     }
+}
+
+#[test]
+fn a_hardened_pool_has_no_heaps() {
+    let rig = common::model();
+    let pool = pool(&rig, 8);
+    let tenant = pool.tenant("a").register().unwrap();
+    let refused = Heap::builder(&tenant).build().unwrap_err();
+    let hardened = BlockError::Argument(ArgumentError::HardenedPool);
+    assert_eq!(refused.to_string(), hardened.to_string());
+    assert!(tenant.try_allocate(G).is_ok());
 }

@@ -21,7 +21,6 @@ mod other_programs;
 mod out_of_memory;
 mod peers;
 mod pending_free;
-mod plan;
 mod pool_faults;
 mod pressure;
 mod proof;

@@ -176,11 +176,6 @@ on_both! {
         let pool = builder.open_to(&second, Access::ReadWrite).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         is_open(rig, &tenant.allocate(2 * G).unwrap());
-        let heap = Heap::builder(&tenant).build().unwrap();
-        let (home, peer) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
-        let memory = heap.allocate(2 * G, G, &home).unwrap();
-        assert_eq!(access(rig, memory.address(), 2 * G), [AccessFlags::READ_WRITE; 2]);
-        memory.record_use(&peer).unwrap();
     }
 
     fn devices_that_cannot_be_named_change_nothing(rig) {

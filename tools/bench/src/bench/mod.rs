@@ -4,8 +4,7 @@
 //! `report` shows them; `by_hand` and `calls` are the driver's own calls, `queue` work on memory,
 //! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
-//! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
-//! `nccl` is a command of its own.
+//! for each kind of row, and `prices` for the table of costs.
 
 mod beside_taking;
 mod beside_waiter;
@@ -15,45 +14,30 @@ mod calls;
 mod cold;
 mod commit;
 mod current;
-mod doubling;
 mod drop_under;
-mod foreseen;
 mod free;
-mod grants;
 mod grow;
-mod hardened;
 mod kernels;
 mod kv;
-mod kv_fork;
-mod launch;
 mod ledger;
 mod lower_limit;
 mod mapper;
 mod memory_pool;
 mod metadata;
-pub(crate) mod nccl;
 mod options;
 mod paced;
 mod pairs;
-mod peers;
 mod pinned;
 mod prices;
 mod queue;
-mod relocate;
 mod report;
-mod ring;
 mod row;
 mod samples;
 mod scale;
-mod share;
 mod sleep;
-mod snapshot;
-mod sparse;
 mod stage;
 mod take_back;
 mod threads;
-mod truly_cold;
-mod vector;
 mod waiting_futures;
 mod wanted;
 mod warm;
@@ -70,7 +54,6 @@ use cuvmm_cli::files;
 use cuvmm_cli::terminal::print;
 
 pub(crate) use options::Args;
-pub(crate) use share::Reader;
 
 type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;
 
@@ -120,41 +103,22 @@ impl Group {
 fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(commit::SIZES.map(|size| {
-        let measure = move |stage: &Stage, wanted: &Wanted, report: &mut Report| {
-            commit::measure(stage, wanted, report, size)
-        };
-        Group::new(commit::names(size), measure)
+        Group::one(&commit::name(size.0), move |stage, report| {
+            commit::measure(stage, report, size)
+        })
     }));
-    let names = commit::SIZES.into_iter().flat_map(truly_cold::names);
-    groups.push(Group::new(names.collect(), |stage, wanted, report| {
-        truly_cold::measure(stage, wanted, report, &commit::SIZES)
-    }));
-    groups.push(Group::new(foreseen::names(), foreseen::measure));
     groups.push(Group::one(free::NAME, free::measure));
     groups.extend(warm::SIZES.map(|size| {
         Group::one(&warm::name(size.0), move |stage, report| {
             warm::measure(stage, report, size)
         })
     }));
-    groups.push(Group::one(grow::AT_ONCE, grow::at_once));
-    groups.push(Group::one(grow::LATER, grow::later));
+    groups.push(Group::one(grow::NAME, grow::measure));
     groups.push(Group::one(paced::NAME, paced::measure));
-    groups.push(Group::one(vector::NAME, vector::measure));
-    groups.extend(hardened::SIZES.map(|size| {
-        Group::one(&hardened::name(size.0), move |stage, report| {
-            hardened::pairs(stage, report, size)
-        })
-    }));
-    groups.push(Group::one(hardened::GROWTH, hardened::growth));
     groups.extend(
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
     groups.push(Group::one(kv::CREATE, kv::create));
-    let names = [kv_fork::SMALL, kv_fork::FEW];
-    groups.push(Group::new(
-        names.map(str::to_owned).into(),
-        kv_fork::measure,
-    ));
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)
@@ -166,12 +130,6 @@ fn groups() -> Vec<Group> {
             sleep::keep(stage, wanted, report, staged)
         }));
     }
-    groups.extend(containers());
-    groups.extend(share::SHARED.map(|of| {
-        Group::new(share::names(of), move |stage, wanted, report| {
-            share::measure(stage, wanted, report, of)
-        })
-    }));
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));
@@ -203,10 +161,6 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names, |stage, _, report| {
         beside_taking::measure(stage, report)
     }));
-    let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
-    groups.push(Group::new(names, |stage, _, report| {
-        launch::measure(stage, report)
-    }));
     groups.push(Group::one(metadata::NAME, metadata::measure));
     let names = [scale::NAME, scale::SAME_TENANT]
         .map(str::to_owned)
@@ -215,35 +169,6 @@ fn groups() -> Vec<Group> {
     let names = [threads::NAME, threads::TENANT_EACH, threads::OTHER_SIZES];
     let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, threads::measure));
-    groups
-}
-
-/// The rows of the containers and of what a region does besides, and those of two devices.
-fn containers() -> Vec<Group> {
-    let mut groups = Vec::new();
-    groups.extend(doubling::SIZES.map(|size| {
-        Group::new(doubling::names(size.0), move |stage, wanted, report| {
-            doubling::measure(stage, wanted, report, size)
-        })
-    }));
-    groups.push(Group::one(sparse::COMMIT, sparse::commit));
-    groups.push(Group::one(sparse::ZEROS, sparse::zeros));
-    groups.extend(snapshot::SNAPSHOTS.map(|of| {
-        Group::one(of.0, move |stage, report| {
-            snapshot::snapshot(stage, report, of)
-        })
-    }));
-    groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
-    groups.push(Group::one(ring::NAME, ring::measure));
-    let names = [relocate::TO_HOST, relocate::TO_DEVICE];
-    let names = names.map(str::to_owned).to_vec();
-    groups.push(Group::new(names, relocate::measure));
-    groups.push(Group::new(peers::names(), peers::measure));
-    groups.extend(grants::SIZES.map(|size| {
-        Group::new(grants::names(size.0), move |stage, wanted, report| {
-            grants::measure(stage, wanted, report, size)
-        })
-    }));
     groups
 }
 
@@ -260,10 +185,10 @@ impl Args {
             .flat_map(|group| group.names.iter().cloned())
             .collect();
         let wanted = Wanted::new(&self.only, &known)?;
-        let (opened, costs) = self.open()?;
+        let opened = self.open()?;
         let about = format!("{}, CUDA {}", opened.said(), opened.driver.version()?);
         let driver = opened.driver.kind().name();
-        let stage = Stage::new(opened, self.device, costs, self.quick)?;
+        let stage = Stage::new(opened, self.device, self.quick)?;
         let device = stage.device.name().to_owned();
         let mut report = Report::new(driver, device, about.clone(), self.quick, self.verbose);
         for group in &groups {
@@ -276,7 +201,7 @@ impl Args {
         };
         print(&text)?;
         if let Some(file) = &self.save_costs {
-            let table = prices::written(&stage, prices::measured(&stage)?);
+            let table = prices::written(&stage, &prices::measure(&stage)?);
             files::write(file, &table)?;
         }
         let failed = report.failed();

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use cuvmm::driver::model::Costs;
-
 use cuvmm_cli::drivers::{Choice, Opened, StandIn};
 use cuvmm_cli::size::size;
 use cuvmm_cli::{costs, files};
@@ -12,7 +10,7 @@ use cuvmm_cli::{costs, files};
 /// taken from the system.
 const MAPPABLE: u64 = 40 << 30;
 
-/// How many devices a driver without a GPU plays: for the rows that take two.
+/// How many devices a driver without a GPU plays: the price of access for a second one is measured too.
 pub(super) const PLAYED: u16 = 2;
 
 /// Measure the library beside the driver's own calls
@@ -30,11 +28,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t)]
     pub(super) driver: Choice,
 
-    /// Which device of the driver; rows of two take the next one that it reaches besides
+    /// Which device of the driver; the price of another's access is that of the next one it reaches
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub(super) device: u32,
 
-    /// Only these rows, each with its comparisons
+    /// Only these rows
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(super) only: Vec<String>,
 
@@ -50,8 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) save_costs: Option<PathBuf>,
 
-    /// A table of costs that --save-costs wrote: for the model [default: an H200], and for what
-    /// plans expect [default: measured in the same run]
+    /// A table of costs that --save-costs wrote, for the model [default: an H200]
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<PathBuf>,
 
@@ -70,7 +67,7 @@ impl Args {
     ///
     /// # Errors
     /// Files that cannot be read or written, a driver that cannot be had.
-    pub(super) fn open(&self) -> anyhow::Result<(Opened, Option<Costs>)> {
+    pub(super) fn open(&self) -> anyhow::Result<Opened> {
         let costs = self.costs.as_deref().map(costs::read).transpose()?;
         if let Some(file) = &self.save_costs {
             files::writable(file)?;
@@ -79,12 +76,11 @@ impl Args {
             None if self.driver != Choice::Model => Some(MAPPABLE),
             memory => memory,
         };
-        let opened = self.driver.open_as(&StandIn {
+        self.driver.open_as(&StandIn {
             capacity: memory,
-            costs: costs.clone(),
+            costs,
             devices: Some(PLAYED),
             ..StandIn::default()
-        })?;
-        Ok((opened, costs))
+        })
     }
 }

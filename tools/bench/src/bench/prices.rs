@@ -7,7 +7,6 @@ use anyhow::Context as _;
 use cuvmm::Stream;
 use cuvmm::driver::DriverError;
 use cuvmm::driver::model::{Costs, Curve};
-use cuvmm::plan::Clock as _;
 
 use super::calls::{Calls, Event, peer_of};
 use super::commit::{GIB, MIB, PAGE};
@@ -75,30 +74,6 @@ fn rounded(micros: f64) -> f64 {
     (micros * 1e4).round() / 1e4
 }
 
-/// Returns the cost table of this machine, measuring it on the first call.
-///
-/// # Errors
-/// When a call fails.
-pub(super) fn measured(stage: &Stage) -> anyhow::Result<&Costs> {
-    match stage.costs.get() {
-        Some(costs) => Ok(costs),
-        None => measured_beside(stage, &mut |_| Ok(())),
-    }
-}
-
-/// Measures the cost table of this machine in turns, and calls `beside` between the prices of a
-/// turn, so that other measurements share the driver's state.
-///
-/// # Errors
-/// When a call fails.
-pub(super) fn measured_beside<'a>(
-    stage: &'a Stage,
-    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
-) -> anyhow::Result<&'a Costs> {
-    let costs = measure(stage, beside).context("what calls cost cannot be measured")?;
-    Ok(stage.costs.get_or_init(|| costs))
-}
-
 /// Returns a table as the text of a file, with a header that says what wrote it.
 pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     let mut text = "# What driver calls cost, in microseconds; by size as MiB:microseconds.\n\
@@ -110,20 +85,15 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
-/// The measurement that the prices just taken are for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Beside {
-    /// Committing this many bytes immediately after a release of as many.
-    AtOnce(u64),
-    /// Committing half a second after the last release.
-    Cold,
+/// Measures the cost table of this machine, in turns.
+///
+/// # Errors
+/// When a call fails.
+pub(super) fn measure(stage: &Stage) -> anyhow::Result<Costs> {
+    measured(stage).context("what calls cost cannot be measured")
 }
 
-/// Measures the prices of all calls.
-fn measure(
-    stage: &Stage,
-    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
-) -> anyhow::Result<Costs> {
+fn measured(stage: &Stage) -> anyhow::Result<Costs> {
     let mut costs = Costs::default();
     costs.about = stage.about.clone();
     costs.memory_mib = mib(stage.device.total_memory());
@@ -131,7 +101,7 @@ fn measure(
     flat(stage, &mut costs)?;
     let mut turns = Turns::default();
     for _ in 0..stage.times(15, 2) {
-        turns.turn(stage, &sizes, beside)?;
+        turns.turn(stage, &sizes)?;
     }
     turns.fill(&mut costs);
     plain(stage, &sizes, &mut costs)?;
@@ -162,12 +132,7 @@ struct Turns {
 }
 
 impl Turns {
-    fn turn(
-        &mut self,
-        stage: &Stage,
-        sizes: &[u64],
-        beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    fn turn(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
         // Wait until the driver has finished with the memory that the previous turn released.
         stage.settle()?;
         first(stage)?;
@@ -175,18 +140,13 @@ impl Turns {
             if sizes.contains(&bytes) {
                 self.life(stage, bytes)?;
             }
-            if bytes <= GIB {
-                beside(Beside::AtOnce(bytes))?;
-            }
         }
         for bytes in BUSY.map(|gib| gib * GIB) {
             if bytes <= stage.memory() / 2 {
                 self.commit(stage, bytes)?;
             }
-            beside(Beside::AtOnce(bytes))?;
         }
-        self.cold(stage, sizes)?;
-        beside(Beside::Cold)
+        self.cold(stage, sizes)
     }
 
     /// Measures the calls of one mapping, immediately after a release of the same size.

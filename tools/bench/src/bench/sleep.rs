@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use cuvmm::driver::Call;
-use cuvmm::plan::Clock as _;
 use cuvmm::sleep::{Slept, Woken};
 use cuvmm::{Block, Contents, HostStore, Limit, Pool, Stream, Tenant};
 

@@ -1,14 +1,11 @@
 //! The environment of every measurement: a driver, a device, a clock, and the amount of work.
 
-use std::cell::OnceCell;
 use std::fmt;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::driver::model::Costs;
 use cuvmm::driver::{Driver as _, Ordinal};
-use cuvmm::plan::Clock as _;
 use cuvmm::{Device, Limit, Pool, Scrub};
 
 use super::by_hand::Hand;
@@ -52,10 +49,6 @@ pub(super) struct Stage {
     pub(super) hand: Hand,
     /// A description for people: the device, its driver and the day.
     pub(super) about: String,
-    /// The cost table for predictions, if one was given.
-    pub(super) given: Option<Costs>,
-    /// The cost table of this machine, once it has been measured.
-    pub(super) costs: OnceCell<Costs>,
     /// The kernels, or the reason that there are none.
     pub(super) kernels: Result<Kernels, String>,
     quick: bool,
@@ -73,12 +66,7 @@ impl Stage {
     ///
     /// # Errors
     /// When the device does not answer.
-    pub(super) fn new(
-        opened: Opened,
-        ordinal: u32,
-        given: Option<Costs>,
-        quick: bool,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn new(opened: Opened, ordinal: u32, quick: bool) -> anyhow::Result<Self> {
         let device = Device::open(Arc::clone(&opened.driver), ordinal)?;
         let info = device.memory_info()?;
         let (memory, writable) = match &opened.concrete {
@@ -114,8 +102,6 @@ impl Stage {
             driver: opened.concrete,
             device,
             about,
-            given,
-            costs: OnceCell::new(),
             kernels,
             quick,
             memory,
@@ -185,20 +171,6 @@ impl Stage {
     /// A `Skip` if there is too little memory.
     pub(super) fn room_to_write(&self, bytes: u64) -> anyhow::Result<()> {
         room(bytes, self.writable, "to write")
-    }
-
-    /// Checks that `bytes` can be mapped on another device.
-    ///
-    /// # Errors
-    /// A `Skip` if there is too little memory, or when the device does not answer.
-    pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
-        let free = other.memory_info()?.free;
-        let left = match &self.driver {
-            Concrete::Cuda(_) => LEFT_FREE,
-            Concrete::Host(_) | Concrete::Model(_) => 0,
-        };
-        let there = free.saturating_sub(left);
-        room(bytes, there, "to map on the second device")
     }
 
     /// Creates a pool whose driver calls are counted separately.

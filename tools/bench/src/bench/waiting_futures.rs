@@ -98,7 +98,7 @@ impl Queue {
             bell: Arc::default(),
         };
         for _ in 0..WAITING + woken {
-            let mut future = tenant.allocate_on_async(stream, page);
+            let mut future = tenant.block(page).home_stream(stream).allocate_async();
             let pending = poll(&mut future, &queue.bell).is_pending();
             ensure!(pending, "a future need not wait");
             queue.futures.push_back(future);

@@ -92,7 +92,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["vec", "sparse", "ring", "cow", "unified"]),
             room(&["peer", "modes"]),
             room(&["ledger"]),
-            room(&["pool", "plan"]),
+            room(&["pool"]),
             room(&["heap", "mem_pool"]),
             room(&["kv"]),
             room(&["sleep"]),

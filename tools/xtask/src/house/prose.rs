@@ -37,7 +37,6 @@ const MAIN_TYPES: &[&str] = &[
     "Lease",
     "Mapper",
     "Offer",
-    "Plan",
     "Pool",
     "Publisher",
     "Region",

@@ -17,7 +17,6 @@ use self::blocks::{Id, Pool};
 use self::expandable::Expandable;
 use self::meter::Meter;
 use self::native::Native;
-use super::course::Course;
 use super::trace::{Operation, Trace};
 
 const MIB: u64 = 1 << 20;
@@ -72,16 +71,15 @@ pub(super) fn play(
     trace: &Trace,
     costs: &Costs,
     (limit, memory): (u64, u64),
-    course: &mut Course,
 ) -> Outcome {
     let meter = Meter::new(costs, limit, memory);
     match kind {
-        Kind::Native => play_on(Native::new(meter), trace, course),
-        Kind::Expandable => play_on(Expandable::new(meter), trace, course),
+        Kind::Native => play_on(Native::new(meter), trace),
+        Kind::Expandable => play_on(Expandable::new(meter), trace),
     }
 }
 
-fn play_on(mut allocator: impl Caching, trace: &Trace, course: &mut Course) -> Outcome {
+fn play_on(mut allocator: impl Caching, trace: &Trace) -> Outcome {
     let mut blocks: HashMap<u64, (Id, u64)> = HashMap::new();
     let (mut live, mut peak_live, mut failed) = (0_u64, 0, 0);
     for operation in &trace.operations {
@@ -101,7 +99,6 @@ fn play_on(mut allocator: impl Caching, trace: &Trace, course: &mut Course) -> O
             }
         }
         peak_live = peak_live.max(live);
-        course.note(|| (live, allocator.meter().held));
     }
     let meter = allocator.meter();
     Outcome {

@@ -1,4 +1,7 @@
+use std::time::Duration;
+
 use super::*;
+use crate::plan::step::{Size, Span};
 
 fn parse(text: &str) -> anyhow::Result<File> {
     File::parse("a plan".to_owned(), text)
@@ -40,60 +43,61 @@ wait = "500 ms"
     let expected = [
         Step::Reserve {
             name: name("kv"),
-            size: 80 << 30,
+            size: Size(80 << 30),
             device: 1,
         },
         Step::Create {
             name: name("p"),
-            size: 4096,
+            size: Size(4096),
             device: 0,
         },
         Step::Map {
             physical: name("p"),
             within: name("r"),
-            offset: 2 * mib,
+            at: Size(2 * mib),
             access: vec![0, 2],
         },
         Step::Unmap {
             within: name("r"),
-            offset: 0,
+            at: Size(0),
         },
         Step::Commit {
             within: name("kv"),
-            offset: None,
-            size: 1 << 30,
+            at: None,
+            size: Size(1 << 30),
         },
         Step::Commit {
             within: name("kv"),
-            offset: Some(2 << 30),
-            size: 1536,
+            at: Some(Size(2 << 30)),
+            size: Size(1536),
         },
         Step::Grow {
             within: name("kv"),
-            to: 40 << 30,
-            by: 2_000_000,
+            to: Size(40 << 30),
+            by: Size(2_000_000),
         },
         Step::Decommit {
             within: name("kv"),
-            offset: 0,
-            size: 7,
+            at: Size(0),
+            size: Size(7),
         },
         Step::Stripe {
             name: name("s"),
-            size: 8 << 30,
-            unit: 2 * mib,
+            size: Size(8 << 30),
+            unit: Size(2 * mib),
             devices: vec![0, 1],
             access: vec![1],
         },
-        Step::Release { name: name("kv") },
-        Step::Wait {
+        Step::Release(name("kv")),
+        Step::Wait(Span {
             time: Duration::from_millis(500),
-        },
+            written: name("500 ms"),
+        }),
     ];
-    assert_eq!(file.plan.steps(), expected);
+    assert_eq!(file.steps, expected);
     assert_eq!(file.devices(), 3);
-    assert_eq!(file.does[0], "reserve 80.0 GiB as kv");
-    assert_eq!(file.does[10], "wait 500 ms");
+    assert_eq!(file.does(1), "reserve 80.0 GiB as kv");
+    assert_eq!(file.does(11), "wait 500 ms");
     // The header of each step, and the first key of the one without.
     assert_eq!(&file.lines[..5], [2, 4, 6, 12, 14]);
 }
@@ -122,7 +126,7 @@ fn what_cannot_be_read_is_named_with_its_line() {
         (
             "[[step]]\n\nreserve = { name = \"a\", size = 1, at = 2 }",
             3,
-            "`at`",
+            "keys in table: at,",
         ),
         ("[[step]]\nmalloc = 3", 2, "malloc"),
         ("[[step]]\nwait = \"soon\"", 2, "500 ms"),

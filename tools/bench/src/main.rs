@@ -29,11 +29,14 @@ struct Cli {
 enum Command {
     Run(bench::Args),
     Conform(conform::Args),
+    #[command(hide = true)]
+    Reader(bench::Reader),
 }
 
 fn main() -> ExitCode {
     command::run("cuvmm-bench", |cli: Cli| match cli.command {
         Command::Run(args) => args.run(),
         Command::Conform(args) => args.run(),
+        Command::Reader(reader) => reader.run(),
     })
 }

@@ -10,7 +10,6 @@ use serde::de::{self, Deserializer, Visitor};
 use cuvmm_cli::size;
 use cuvmm_cli::terminal::counted;
 
-
 /// One step, a table of one key. Sizes are rounded up to whole granules, and offsets (`at`) must be
 /// whole granules. Devices are numbers of the devices that the plan runs on.
 #[derive(Debug, PartialEq, Deserialize)]

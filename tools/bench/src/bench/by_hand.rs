@@ -5,13 +5,14 @@
 //! is fills and copies that are waited for.
 #![allow(unsafe_code)]
 
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
 use cuvmm::Stream;
 use cuvmm::driver::model::Snapshot;
 use cuvmm::driver::{
-    AccessDesc, AccessFlags, DeviceAddress, Driver, Location, Ordinal, PhysicalHandle,
-    PhysicalProps, Result,
+    AccessDesc, AccessFlags, DeviceAddress, Driver, Exported, HandleTypes, ImportSource, Location,
+    Ordinal, PhysicalHandle, PhysicalProps, Result,
 };
 
 /// A driver and a device, for driver calls by hand.
@@ -34,10 +35,39 @@ impl Hand {
         self.device
     }
 
+    /// Returns a shared handle of the driver.
+    pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+
     /// Creates a physical allocation without mapping it.
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
         let props = PhysicalProps::device(self.device);
         let handle = self.driver.create(size, &props, 0)?;
+        Ok(Bare {
+            hand: self,
+            handle,
+            size,
+        })
+    }
+
+    /// Creates a physical allocation that can be exported as a descriptor.
+    pub(super) fn create_shareable(&self, size: u64) -> Result<Bare<'_>> {
+        let mut props = PhysicalProps::device(self.device);
+        props.handle_types = HandleTypes::POSIX_FD;
+        let handle = self.driver.create(size, &props, 0)?;
+        Ok(Bare {
+            hand: self,
+            handle,
+            size,
+        })
+    }
+
+    /// Imports the physical allocation behind a descriptor from another process.
+    pub(super) fn import(&self, descriptor: BorrowedFd<'_>, size: u64) -> Result<Bare<'_>> {
+        let source = ImportSource::Fd(descriptor.as_raw_fd());
+        // SAFETY: the descriptor is borrowed, so it is open.
+        let handle = unsafe { self.driver.import(source, HandleTypes::POSIX_FD)? };
         Ok(Bare {
             hand: self,
             handle,
@@ -70,6 +100,7 @@ impl Hand {
         Ok(Plain {
             hand: self,
             address,
+            size,
         })
     }
 
@@ -104,6 +135,13 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
+    /// Exports the allocation as a descriptor for another process.
+    pub(super) fn export(&self) -> Result<Exported> {
+        let driver = &self.hand.driver;
+        // SAFETY: this value owns the handle, which is live.
+        unsafe { driver.export(self.handle, HandleTypes::POSIX_FD, 0) }
+    }
+
     /// Releases the allocation.
     ///
     /// # Errors
@@ -142,6 +180,11 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
+    /// Adds an existing physical, to be mapped behind the others.
+    pub(super) fn adopt(&mut self, bare: Bare<'a>) {
+        self.held.push(bare);
+    }
+
     /// Maps all held physicals that are not mapped, with one set_access.
     pub(super) fn map(&mut self) -> Result<()> {
         let driver = &self.hand.driver;
@@ -158,6 +201,29 @@ impl<'a> Range<'a> {
             at += bare.size;
         }
         self.open(from, AccessFlags::READ_WRITE)
+    }
+
+    /// Maps one physical repeatedly until the range is full, with one set_access for reading.
+    pub(super) fn repeat(&mut self, bare: &Bare<'_>) -> Result<()> {
+        let from = self.mapped;
+        while self.mapped + bare.size <= self.size {
+            let place = self.address_at(self.mapped);
+            // SAFETY: as in `map`.
+            unsafe { self.hand.driver.map(place, bare.size, 0, bare.handle, 0)? };
+            self.mapped += bare.size;
+        }
+        self.open(from, AccessFlags::READ)
+    }
+
+    /// Grants another device access to everything mapped.
+    pub(super) fn let_in(&self, peer: &Hand) -> Result<()> {
+        let access = peer.access(AccessFlags::READ_WRITE);
+        // SAFETY: the call removes no access.
+        unsafe {
+            self.hand
+                .driver
+                .set_access(self.address, self.mapped, &access)
+        }
     }
 
     /// Sets access to the mappings from an offset on.
@@ -210,6 +276,11 @@ impl<'a> Range<'a> {
         other.map()
     }
 
+    /// Swaps the held physicals with those of another range; nothing is mapped in either.
+    pub(super) const fn swap_held(&mut self, other: &mut Range<'a>) {
+        std::mem::swap(&mut self.held, &mut other.held);
+    }
+
     /// Fills everything with zeros and waits for it.
     pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
         let hand = self.hand;
@@ -259,9 +330,19 @@ impl Drop for Range<'_> {
 pub(super) struct Plain<'a> {
     hand: &'a Hand,
     address: DeviceAddress,
+    size: u64,
 }
 
 impl Plain<'_> {
+    pub(super) const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// Returns the size in bytes.
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Queues a fill of the first bytes with zeros. The memory is freed by a call that waits for
     /// it.
     pub(super) fn fill(&self, stream: &Stream, bytes: u64) -> Result<()> {

@@ -65,6 +65,18 @@ impl<'a> Calls<'a> {
         self.open(&[read_write(self.device), read_write(peer)])
     }
 
+    /// Sets access for `peer` alone, after this device has access.
+    pub(super) fn let_in(&mut self, peer: Ordinal) -> Result<()> {
+        self.open(&[read_write(peer)])
+    }
+
+    /// Removes the access of `peer`.
+    pub(super) fn shut_out(&mut self, peer: Ordinal) -> Result<()> {
+        let flags = AccessFlags::NONE;
+        let location = Location::device(peer);
+        self.open(&[AccessDesc { location, flags }])
+    }
+
     fn open(&self, access: &[AccessDesc]) -> Result<()> {
         let Some(address) = self.address else {
             return Ok(());

@@ -14,11 +14,16 @@ mod calls;
 mod cold;
 mod commit;
 mod current;
+mod doubling;
 mod drop_under;
 mod free;
+mod grants;
 mod grow;
+mod hardened;
 mod kernels;
 mod kv;
+mod kv_fork;
+mod launch;
 mod ledger;
 mod lower_limit;
 mod mapper;
@@ -27,17 +32,25 @@ mod metadata;
 mod options;
 mod paced;
 mod pairs;
+mod peers;
 mod pinned;
 mod prices;
 mod queue;
+mod relocate;
 mod report;
+mod ring;
 mod row;
 mod samples;
 mod scale;
+mod share;
 mod sleep;
+mod snapshot;
+mod sparse;
 mod stage;
 mod take_back;
 mod threads;
+mod truly_cold;
+mod vector;
 mod waiting_futures;
 mod wanted;
 mod warm;
@@ -54,6 +67,7 @@ use cuvmm_cli::files;
 use cuvmm_cli::terminal::print;
 
 pub(crate) use options::Args;
+pub(crate) use share::Reader;
 
 type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;
 
@@ -103,9 +117,14 @@ impl Group {
 fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(commit::SIZES.map(|size| {
-        Group::one(&commit::name(size.0), move |stage, report| {
-            commit::measure(stage, report, size)
-        })
+        let measure = move |stage: &Stage, wanted: &Wanted, report: &mut Report| {
+            commit::measure(stage, wanted, report, size)
+        };
+        Group::new(commit::names(size), measure)
+    }));
+    let names = commit::SIZES.into_iter().flat_map(truly_cold::names);
+    groups.push(Group::new(names.collect(), |stage, wanted, report| {
+        truly_cold::measure(stage, wanted, report, &commit::SIZES)
     }));
     groups.push(Group::one(free::NAME, free::measure));
     groups.extend(warm::SIZES.map(|size| {
@@ -113,12 +132,25 @@ fn groups() -> Vec<Group> {
             warm::measure(stage, report, size)
         })
     }));
-    groups.push(Group::one(grow::NAME, grow::measure));
+    groups.push(Group::one(grow::AT_ONCE, grow::at_once));
+    groups.push(Group::one(grow::LATER, grow::later));
     groups.push(Group::one(paced::NAME, paced::measure));
+    groups.push(Group::one(vector::NAME, vector::measure));
+    groups.extend(hardened::SIZES.map(|size| {
+        Group::one(&hardened::name(size.0), move |stage, report| {
+            hardened::pairs(stage, report, size)
+        })
+    }));
+    groups.push(Group::one(hardened::GROWTH, hardened::growth));
     groups.extend(
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
     groups.push(Group::one(kv::CREATE, kv::create));
+    let names = [kv_fork::SMALL, kv_fork::FEW];
+    groups.push(Group::new(
+        names.map(str::to_owned).into(),
+        kv_fork::measure,
+    ));
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)
@@ -130,6 +162,12 @@ fn groups() -> Vec<Group> {
             sleep::keep(stage, wanted, report, staged)
         }));
     }
+    groups.extend(containers());
+    groups.extend(share::SHARED.map(|of| {
+        Group::new(share::names(of), move |stage, wanted, report| {
+            share::measure(stage, wanted, report, of)
+        })
+    }));
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));
@@ -161,6 +199,10 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names, |stage, _, report| {
         beside_taking::measure(stage, report)
     }));
+    let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
+    groups.push(Group::new(names, |stage, _, report| {
+        launch::measure(stage, report)
+    }));
     groups.push(Group::one(metadata::NAME, metadata::measure));
     let names = [scale::NAME, scale::SAME_TENANT]
         .map(str::to_owned)
@@ -169,6 +211,35 @@ fn groups() -> Vec<Group> {
     let names = [threads::NAME, threads::TENANT_EACH, threads::OTHER_SIZES];
     let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, threads::measure));
+    groups
+}
+
+/// The rows of the containers and of what a region does besides, and those of two devices.
+fn containers() -> Vec<Group> {
+    let mut groups = Vec::new();
+    groups.extend(doubling::SIZES.map(|size| {
+        Group::new(doubling::names(size.0), move |stage, wanted, report| {
+            doubling::measure(stage, wanted, report, size)
+        })
+    }));
+    groups.push(Group::one(sparse::COMMIT, sparse::commit));
+    groups.push(Group::one(sparse::ZEROS, sparse::zeros));
+    groups.extend(snapshot::SNAPSHOTS.map(|of| {
+        Group::one(of.0, move |stage, report| {
+            snapshot::snapshot(stage, report, of)
+        })
+    }));
+    groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
+    groups.push(Group::one(ring::NAME, ring::measure));
+    let names = [relocate::TO_HOST, relocate::TO_DEVICE];
+    let names = names.map(str::to_owned).to_vec();
+    groups.push(Group::new(names, relocate::measure));
+    groups.push(Group::new(peers::names(), peers::measure));
+    groups.extend(grants::SIZES.map(|size| {
+        Group::new(grants::names(size.0), move |stage, wanted, report| {
+            grants::measure(stage, wanted, report, size)
+        })
+    }));
     groups
 }
 

@@ -10,7 +10,7 @@ use cuvmm_cli::{costs, files};
 /// taken from the system.
 const MAPPABLE: u64 = 40 << 30;
 
-/// How many devices a driver without a GPU plays: the price of access for a second one is measured too.
+/// How many devices a driver without a GPU plays: for the rows that take two.
 pub(super) const PLAYED: u16 = 2;
 
 /// Measure the library beside the driver's own calls
@@ -28,11 +28,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t)]
     pub(super) driver: Choice,
 
-    /// Which device of the driver; the price of another's access is that of the next one it reaches
+    /// Which device of the driver; rows of two take the next one that it reaches besides
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub(super) device: u32,
 
-    /// Only these rows
+    /// Only these rows, each with its comparisons
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(super) only: Vec<String>,
 

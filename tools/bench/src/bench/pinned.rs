@@ -1,14 +1,15 @@
-//! Pinned host memory, without the library.
+//! Pinned host memory, and copies from it without the library.
 //!
 //! `unsafe` here: the `Driver` methods that take addresses, and slices of the memory. The memory is
-//! allocated by the driver and stays valid until it is dropped.
+//! allocated by the driver and stays valid until it is dropped, and every copy is waited for.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 
+use cuvmm::Stream;
 use cuvmm::driver::{CUresult, Call, DriverError, Result};
 
-use super::by_hand::Hand;
+use super::by_hand::{Hand, Range};
 
 /// Pinned host memory, freed when dropped.
 #[derive(Debug)]
@@ -33,6 +34,19 @@ impl<'a> Pinned<'a> {
         })
     }
 
+    /// Returns the memory as numbers.
+    pub(super) fn numbers(&self) -> &[f32] {
+        // SAFETY: the memory is that large, is initialized, is aligned to a page, and any bits are
+        // a valid `f32`; nothing writes to it while it is borrowed.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
+    }
+
+    /// Returns the memory as mutable numbers.
+    pub(super) fn numbers_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `numbers`, and the exclusive borrow prevents every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.size / 4) }
+    }
+
     /// Returns the memory as bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: as in `numbers`.
@@ -43,6 +57,24 @@ impl<'a> Pinned<'a> {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `numbers_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }
+    }
+
+    /// Copies all of the memory to an offset of a range and waits.
+    pub(super) fn copy_to(&self, range: &Range<'_>, offset: u64, stream: &Stream) -> Result<()> {
+        let (hand, stream) = (self.hand, stream.as_raw());
+        let to = range.address_at(offset);
+        // SAFETY: both sides are mapped, and the copy has ended when this returns.
+        unsafe {
+            let from = self.pointer.as_ptr();
+            hand.driver().copy_to_device_async(
+                hand.device(),
+                to,
+                from,
+                self.size as u64,
+                stream,
+            )?;
+            hand.driver().stream_synchronize(hand.device(), stream)
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Copies that are queued on a stream by hand, without the library, and waited for.
+//! Fills and copies that are queued on a stream by hand, without the library, and waited for.
 //!
 //! `unsafe` here: the `Driver` methods that take addresses. All work has ended when [`waited`]
 //! returns, and host memory is borrowed for that long. Device memory whose owner is dropped earlier
@@ -12,10 +12,10 @@ use std::ops::Range as Bytes;
 
 use anyhow::Context as _;
 use bytesize::ByteSize;
-use cuvmm::Stream;
 use cuvmm::driver::{DeviceAddress, Ordinal};
+use cuvmm::{DeviceVec, Region, Stream};
 
-use super::by_hand::{Hand, Range};
+use super::by_hand::{Hand, Plain, Range};
 
 /// The byte that fills write.
 pub(super) const FILLED: u8 = 0x5a;
@@ -49,9 +49,28 @@ impl<'a> Memory<'a> {
     }
 }
 
+impl<'a> From<&'a Plain<'_>> for Memory<'a> {
+    fn from(plain: &'a Plain<'_>) -> Self {
+        Self::new(plain.address(), plain.size())
+    }
+}
+
 impl<'a> From<&'a Range<'_>> for Memory<'a> {
     fn from(range: &'a Range<'_>) -> Self {
         Self::new(range.address_at(0), range.mapped())
+    }
+}
+
+impl<'a> From<&'a Region> for Memory<'a> {
+    fn from(region: &'a Region) -> Self {
+        Self::new(region.address(), region.size())
+    }
+}
+
+/// Covers the whole capacity.
+impl<'a> From<&'a DeviceVec<u8>> for Memory<'a> {
+    fn from(vec: &'a DeviceVec<u8>) -> Self {
+        Self::new(vec.address(), vec.capacity() as u64)
     }
 }
 
@@ -92,6 +111,40 @@ pub(super) fn waited<'q, T>(
 impl<'q> Queue<'q> {
     fn device(&self) -> Ordinal {
         self.stream.device().ordinal()
+    }
+
+    /// Queues `cuMemsetD8Async` with [`FILLED`].
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(super) fn fill(&self, memory: Memory<'_>) -> anyhow::Result<()> {
+        self.set(memory, FILLED)
+    }
+
+    /// Queues `cuMemsetD8Async` with zeros.
+    pub(super) fn clear(&self, memory: Memory<'_>) -> anyhow::Result<()> {
+        self.set(memory, 0)
+    }
+
+    fn set(&self, memory: Memory<'_>, byte: u8) -> anyhow::Result<()> {
+        let Memory { address, size, .. } = memory;
+        let (device, stream) = (self.device(), self.stream.as_raw());
+        let driver = self.hand.driver();
+        // SAFETY: see the module; a row fills only memory that no other work uses.
+        unsafe { driver.fill_async(device, address, byte, size, stream)? };
+        Ok(())
+    }
+
+    /// Queues `cuMemcpyDtoDAsync` of all of `from` to the beginning of `to`.
+    pub(super) fn copy(&self, to: Memory<'_>, from: Memory<'_>) -> anyhow::Result<()> {
+        let to = to.part(0..from.size)?;
+        let (device, stream) = (self.device(), self.stream.as_raw());
+        let driver = self.hand.driver();
+        // SAFETY: see the module; a row copies only memory that no other work uses.
+        unsafe {
+            driver.copy_on_device_async(device, to.address, from.address, from.size, stream)?;
+        }
+        Ok(())
     }
 
     /// Queues `cuMemcpyHtoDAsync` of all of `from` to the beginning of `to`.

@@ -18,6 +18,11 @@ impl Samples {
         self.0.len()
     }
 
+    /// Returns the samples in the order in which they were taken.
+    pub(super) fn values(&self) -> &[f64] {
+        &self.0
+    }
+
     /// Returns the given per-mille rank by the nearest-rank method, so always a measured value.
     /// Returns 0 if there are no samples.
     pub(super) fn per_mille(&self, thousandths: usize) -> f64 {

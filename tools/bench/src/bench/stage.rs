@@ -173,6 +173,20 @@ impl Stage {
         room(bytes, self.writable, "to write")
     }
 
+    /// Checks that `bytes` can be mapped on another device.
+    ///
+    /// # Errors
+    /// A `Skip` if there is too little memory, or when the device does not answer.
+    pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
+        let free = other.memory_info()?.free;
+        let left = match &self.driver {
+            Concrete::Cuda(_) => LEFT_FREE,
+            Concrete::Host(_) | Concrete::Model(_) => 0,
+        };
+        let there = free.saturating_sub(left);
+        room(bytes, there, "to map on the second device")
+    }
+
     /// Creates a pool whose driver calls are counted separately.
     ///
     /// # Errors

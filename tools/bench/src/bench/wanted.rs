@@ -21,9 +21,14 @@ impl Wanted {
         }
     }
 
-    /// Returns `true` if `row` is selected.
+    /// Returns `true` if `row` is selected, by its own name or by the name of the row that it
+    /// extends with another baseline (`_vs_`).
     pub(super) fn has(&self, row: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|name| name == row)
+        let names = |name: &String| {
+            let rest = row.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("_vs_"))
+        };
+        self.0.is_empty() || self.0.iter().any(names)
     }
 }
 
@@ -32,11 +37,14 @@ mod tests {
     use super::Wanted;
 
     #[test]
-    fn rows_are_selected_by_their_names() {
-        let known = ["commit_1GiB", "free"].map(str::to_owned);
+    fn a_row_comes_with_its_comparisons() {
+        let known = ["commit_1GiB", "commit_1GiB_vs_pages", "free"].map(str::to_owned);
         let wanted = |name: &str| Wanted::new(&[name.to_owned()], &known);
         let one = wanted("commit_1GiB").unwrap();
-        assert!(one.has("commit_1GiB") && !one.has("free"));
+        assert!(one.has("commit_1GiB") && one.has("commit_1GiB_vs_pages"));
+        assert!(!one.has("commit_1GiB2") && !one.has("free"));
+        let pages = wanted("commit_1GiB_vs_pages").unwrap();
+        assert!(pages.has("commit_1GiB_vs_pages") && !pages.has("commit_1GiB"));
         let all = Wanted::new(&[], &known).unwrap();
         assert!(all.has("free"));
         let error = wanted("commit").unwrap_err();

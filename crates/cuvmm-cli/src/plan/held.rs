@@ -1,4 +1,4 @@
-//! What a plan holds: after a step, and at most.
+//! The things a plan holds: after a step, and at most.
 
 /// The memory, mappings and addresses that are held at one moment.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]

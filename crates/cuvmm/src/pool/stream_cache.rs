@@ -268,8 +268,5 @@ mod tests {
         assert_eq!(cached(), 0);
         drop(blocks);
         assert_eq!(cached(), 128);
-        // Every block is free: figures sweep the cache.
-        assert_eq!(tenant.stats().cached, 137 * G);
-        assert_eq!(cached(), 0);
     }
 }

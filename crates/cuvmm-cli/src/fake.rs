@@ -13,9 +13,9 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
-use cuvmm_cli::command::usage;
-use cuvmm_cli::size::size;
-use cuvmm_cli::terminal::tell;
+use cuvmm_command::command::usage;
+use cuvmm_command::size::size;
+use cuvmm_command::terminal::tell;
 
 /// The status of shells for a program that cannot be run, and for one that is not there.
 const CANNOT_RUN: u8 = 126;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use cuvmm_cli::terminal::{print, shown};
+use cuvmm_command::terminal::{print, shown};
 
 use super::Cli;
 

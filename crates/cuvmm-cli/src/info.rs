@@ -11,9 +11,9 @@ use cuvmm::driver::auto::OpenError;
 use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
-use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::page::Page;
-use cuvmm_cli::terminal::{chain, counted, json, print};
+use cuvmm_command::drivers::{Choice, StandIn};
+use cuvmm_command::page::Page;
+use cuvmm_command::terminal::{chain, counted, json, print};
 use probe::Capability;
 use topology::Reaches;
 

@@ -3,26 +3,22 @@
 //! processes, runs programs on a driver without a GPU, and shows and changes what processes have of a
 //! GPU.
 //!
-//! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
-//! uses too.
+//! Each command is a module. `replay` and `heap` are the crate `cuvmm-lab`, and what the commands have in
+//! common with `cuvmm-bench` is the crate `cuvmm-command`.
 
-mod chart;
 mod fake;
 mod generated;
-mod heap;
 mod info;
 mod ledger;
 mod plan;
-mod replay;
 mod share;
-mod signals;
-mod stop;
-mod subprocess;
+#[cfg(not(feature = "lab"))]
+mod without_lab;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use cuvmm_cli::command;
+use cuvmm_command::command;
 
 /// Elastic GPU memory: addresses that never move, physical memory that comes and goes under them
 ///
@@ -38,11 +34,20 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Info(info::Args),
-    Replay(replay::Args),
+    #[cfg(feature = "lab")]
+    Replay(cuvmm_lab::replay::Args),
+    #[cfg(feature = "lab")]
     #[command(hide = true)]
-    ReplayOne(replay::One),
+    ReplayOne(cuvmm_lab::replay::One),
+    #[cfg(not(feature = "lab"))]
+    #[command(hide = true)]
+    Replay(without_lab::Args),
     Plan(plan::Args),
-    Heap(heap::Args),
+    #[cfg(feature = "lab")]
+    Heap(cuvmm_lab::heap::Args),
+    #[cfg(not(feature = "lab"))]
+    #[command(hide = true)]
+    Heap(without_lab::Args),
     Share(share::Args),
     Fake(fake::Args),
     Demo(ledger::demo::Args),
@@ -60,6 +65,7 @@ fn main() -> ExitCode {
     command::run("cuvmm", |cli: Cli| match cli.command {
         Command::Info(args) => args.run(),
         Command::Replay(args) => args.run(),
+        #[cfg(feature = "lab")]
         Command::ReplayOne(one) => one.run(),
         Command::Plan(args) => args.run(),
         Command::Heap(args) => args.run(),

@@ -15,10 +15,10 @@ use cuvmm::driver::Ordinal;
 use serde_json::json;
 
 use crate::stated::{driver_version, today};
-use cuvmm_cli::drivers::{Choice, Concrete, Opened};
-use cuvmm_cli::files;
-use cuvmm_cli::page::Page;
-use cuvmm_cli::terminal::{self, counted, print, safe};
+use cuvmm_command::drivers::{Choice, Concrete, Opened};
+use cuvmm_command::files;
+use cuvmm_command::page::Page;
+use cuvmm_command::terminal::{self, counted, print, safe};
 
 /// Ask a driver about every rule that the library stands on
 ///

@@ -1,7 +1,7 @@
 //! The command `cuvmm-bench`, for those who develop cuvmm or port it: measures the library beside the
 //! driver's own calls, and checks a driver against the conformance suite.
 //!
-//! Each command is a module. Options, output and the choice of a driver are those of `cuvmm_cli`.
+//! Each command is a module. Options, output and the choice of a driver are those of `cuvmm_command`.
 
 mod bench;
 mod conform;
@@ -11,7 +11,7 @@ mod stated;
 use std::process::ExitCode;
 
 use clap::Parser;
-use cuvmm_cli::command;
+use cuvmm_command::command;
 
 /// Measure cuvmm beside the driver's own calls, and check drivers
 ///

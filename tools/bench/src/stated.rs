@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuvmm::driver::DriverKind;
-use cuvmm_cli::drivers::Opened;
+use cuvmm_command::drivers::Opened;
 
 /// Returns the version of the GPU's driver, or of the stand-in.
 pub(crate) fn driver_version(opened: &Opened) -> String {

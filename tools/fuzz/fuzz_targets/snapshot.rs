@@ -8,12 +8,12 @@ use std::collections::HashSet;
 use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code)]
-#[path = "../../../crates/cuvmm-cli/src/heap/pickle.rs"]
+#[path = "../../lab/src/heap/pickle.rs"]
 mod pickle;
-#[path = "../../../crates/cuvmm-cli/src/heap/snapshot.rs"]
+#[path = "../../lab/src/heap/snapshot.rs"]
 mod snapshot;
 #[allow(dead_code)]
-#[path = "../../../crates/cuvmm-cli/src/heap/trace.rs"]
+#[path = "../../lab/src/heap/trace.rs"]
 mod trace;
 
 use snapshot::Snapshot;

@@ -5,10 +5,10 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../../crates/cuvmm-cli/src/replay/instant.rs"]
+#[path = "../../lab/src/replay/instant.rs"]
 mod instant;
 #[allow(dead_code)]
-#[path = "../../../crates/cuvmm-cli/src/replay/trace.rs"]
+#[path = "../../lab/src/replay/trace.rs"]
 mod trace;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use cuvmm_cli::command::usage;
+use cuvmm_command::command::usage;
 
 /// The name that a loader looks for.
 const NAME: &str = "libcuda.so.1";

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use cuvmm_cli::page::Page;
+use cuvmm_command::page::Page;
 
 use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};

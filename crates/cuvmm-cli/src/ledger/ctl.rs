@@ -7,9 +7,9 @@ use bytesize::ByteSize;
 use cuvmm::ControlError;
 
 use super::find::{Named, Where};
-use cuvmm_cli::duration::duration;
-use cuvmm_cli::size::bytes;
-use cuvmm_cli::terminal::{print, safe};
+use cuvmm_command::duration::duration;
+use cuvmm_command::size::bytes;
+use cuvmm_command::terminal::{print, safe};
 
 /// Change what processes and tenants may have while they run
 ///

@@ -8,8 +8,8 @@ use cuvmm::ledger::{Control, FILE_ENDING, ProcessState, ProcessStats};
 use cuvmm::share::UserFolder;
 
 use crate::share;
-use cuvmm_cli::command::usage;
-use cuvmm_cli::terminal::{safe, shown, tell};
+use cuvmm_command::command::usage;
+use cuvmm_command::terminal::{safe, shown, tell};
 
 /// Where the ledgers are.
 #[derive(Clone, Debug, clap::Args)]

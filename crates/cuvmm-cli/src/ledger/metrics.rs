@@ -10,7 +10,7 @@ use cuvmm::ledger::open_metrics;
 
 use self::listen::Listener;
 use super::find::Where;
-use cuvmm_cli::terminal::{print, safe, tell};
+use cuvmm_command::terminal::{print, safe, tell};
 
 /// Print the figures of all processes and tenants as OpenMetrics text
 ///

@@ -6,9 +6,9 @@ use anyhow::anyhow;
 use serde::Deserialize;
 use toml::Spanned;
 
-use cuvmm_cli::command::usage;
-use cuvmm_cli::files;
-use cuvmm_cli::terminal::shown;
+use cuvmm_command::command::usage;
+use cuvmm_command::files;
+use cuvmm_command::terminal::shown;
 
 use super::run::Wrong;
 use super::step::Step;

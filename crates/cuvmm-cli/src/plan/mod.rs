@@ -27,12 +27,12 @@ use self::figures::{Expected, Figures, Whose};
 use self::file::File;
 use self::run::{Report, Wrong, run};
 use self::step::Step;
-use cuvmm_cli::costs;
-use cuvmm_cli::drivers::{Choice, Opened, StandIn};
-use cuvmm_cli::page::Page;
-use cuvmm_cli::size::size;
-use cuvmm_cli::terminal::{json, print};
-use cuvmm_cli::watch::{A_WHILE, Watch};
+use cuvmm_command::costs;
+use cuvmm_command::drivers::{Choice, Opened, StandIn};
+use cuvmm_command::page::Page;
+use cuvmm_command::size::size;
+use cuvmm_command::terminal::{json, print};
+use cuvmm_command::watch::{A_WHILE, Watch};
 
 /// Go through operations on memory in advance: driver calls, time, waste, and what does not fit
 ///

@@ -10,7 +10,7 @@ use cuvmm::{
     Access, AccessGrant, CallCounts, CloseRefusal, Device, Error, Layout, Mapping, Physical, Place,
     Region, Reservation,
 };
-use cuvmm_cli::watch::Watch;
+use cuvmm_command::watch::Watch;
 
 use super::committed::{Committed, rounded};
 use super::held::{Held, Peak};

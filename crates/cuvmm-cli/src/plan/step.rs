@@ -7,8 +7,8 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
-use cuvmm_cli::size;
-use cuvmm_cli::terminal::counted;
+use cuvmm_command::size;
+use cuvmm_command::terminal::counted;
 
 /// One step, a table of one key. Sizes are rounded up to whole granules, and offsets (`at`) must be
 /// whole granules. Devices are numbers of the devices that the plan runs on.
@@ -203,7 +203,7 @@ impl<'de> Deserialize<'de> for Span {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
                 let refused = || E::invalid_value(de::Unexpected::Str(text), &self);
                 Ok(Span {
-                    time: cuvmm_cli::duration::parse(text).ok_or_else(refused)?,
+                    time: cuvmm_command::duration::parse(text).ok_or_else(refused)?,
                     written: text.to_owned(),
                 })
             }

@@ -4,9 +4,9 @@ use bytesize::ByteSize;
 use comfy_table::Table;
 
 use super::figures::{Failed, Figures, Total};
-use cuvmm_cli::page::{Page, Unit};
-use cuvmm_cli::terminal::{counted, safe};
-use cuvmm_cli::watch::in_words;
+use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::terminal::{counted, safe};
+use cuvmm_command::watch::in_words;
 
 pub(super) fn of(figures: &Figures, page: Page) -> String {
     let mut text = format!(

@@ -14,7 +14,7 @@ use super::file::Weights;
 use super::publishers::{self, Publisher};
 use super::shown::{Attached, Dump};
 use super::{Where, elements, size};
-use cuvmm_cli::terminal::{json, json_line, print, shown};
+use cuvmm_command::terminal::{json, json_line, print, shown};
 
 /// The timeout of one request for a newer version, after which the request is repeated.
 const LONG: Duration = Duration::from_secs(3600);

@@ -12,8 +12,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use cuvmm::share::{Manifest, Tensor};
 use safetensors::tensor::Metadata;
 
-use cuvmm_cli::files;
-use cuvmm_cli::terminal::{chain, shown};
+use cuvmm_command::files;
+use cuvmm_command::terminal::{chain, shown};
 
 /// The size of the length field before the header.
 const LENGTH: u64 = 8;

@@ -7,8 +7,8 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::publishers::{Found, find};
-use cuvmm_cli::page::{Page, Unit};
-use cuvmm_cli::terminal::{json as as_json, print, safe, shown};
+use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::terminal::{json as as_json, print, safe, shown};
 
 /// List what this user's processes publish
 ///

@@ -20,8 +20,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use cuvmm::Device;
 use cuvmm::share::UserFolder;
 
-use cuvmm_cli::command::usage;
-use cuvmm_cli::drivers::Choice;
+use cuvmm_command::command::usage;
+use cuvmm_command::drivers::Choice;
 
 /// Returns the path of the folder with this user's sockets and ledgers.
 pub(crate) fn folder() -> PathBuf {

@@ -11,11 +11,11 @@ use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
 use super::{Where, publishers, size};
-use crate::stop::{Stop, Stopped};
-use cuvmm_cli::command::usage;
-use cuvmm_cli::files;
-use cuvmm_cli::terminal::{self, chain, counted, print, shown};
-use cuvmm_cli::watch::{in_words, nanos};
+use cuvmm_command::command::usage;
+use cuvmm_command::files;
+use cuvmm_command::stop::{Stop, Stopped};
+use cuvmm_command::terminal::{self, chain, counted, print, shown};
+use cuvmm_command::watch::{in_words, nanos};
 
 /// The largest extent of a published version, in bytes. Extents are as large as possible, because a
 /// version is only released as a whole and every reader maps every extent.

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{self, Listing, Subscriber, UserFolder};
 
-use cuvmm_cli::terminal::{chain, safe, shown};
+use cuvmm_command::terminal::{chain, safe, shown};
 
 /// The timeout for the answer of one publisher.
 const PATIENCE: Duration = Duration::from_secs(2);

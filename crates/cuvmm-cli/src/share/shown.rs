@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::publishers::Publisher;
 use super::{size, table};
-use cuvmm_cli::terminal::{counted, safe, shown};
+use cuvmm_command::terminal::{counted, safe, shown};
 
 /// The number of tensors listed without `--all`.
 const FEW: usize = 10;

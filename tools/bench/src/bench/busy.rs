@@ -15,7 +15,7 @@ use cuvmm::{Block, Stream};
 
 use super::kernels::Kernels;
 use super::stage::{Stage, skip};
-use cuvmm_cli::drivers::Concrete;
+use cuvmm_command::drivers::Concrete;
 
 const PATTERN: u32 = 0x5a5a_5a5a;
 

@@ -19,7 +19,7 @@ use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
 use super::wanted::Wanted;
-use cuvmm_cli::drivers::Concrete;
+use cuvmm_command::drivers::Concrete;
 
 /// The final size of a vector.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 pub(super) const NAME: &str = "free_1GiB";
 

@@ -9,7 +9,7 @@ use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 /// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 2] = [("2MiB", 2 * MIB), ("128MiB", 128 * MIB)];

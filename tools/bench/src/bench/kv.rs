@@ -11,7 +11,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 /// The shape of a model like Llama 3 8B: 128 KiB per token.
 pub(super) const SHAPE: Shape = Shape {

@@ -13,7 +13,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::{Stage, skip};
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 pub(super) const NAME: &str = "launch_with_mapper";
 pub(super) const IDLE: &str = "launch_with_mapper_vs_idle";

@@ -8,7 +8,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 pub(super) const ALLOCATE: &str = "memory_pool_alloc_free_2MiB";
 pub(super) const CURRENT: &str = "memory_pool_current_2MiB";

@@ -63,8 +63,8 @@ use cuvmm::Scrub;
 use self::report::Report;
 use self::stage::Stage;
 use self::wanted::Wanted;
-use cuvmm_cli::files;
-use cuvmm_cli::terminal::print;
+use cuvmm_command::files;
+use cuvmm_command::terminal::print;
 
 pub(crate) use options::Args;
 pub(crate) use share::Reader;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use cuvmm_cli::drivers::{Choice, Opened, StandIn};
-use cuvmm_cli::size::size;
-use cuvmm_cli::{costs, files};
+use cuvmm_command::drivers::{Choice, Opened, StandIn};
+use cuvmm_command::size::size;
+use cuvmm_command::{costs, files};
 
 /// Memory that a driver without a GPU can map by default: enough for every row. Only what is written is
 /// taken from the system.

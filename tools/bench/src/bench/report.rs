@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::row::Row;
 use super::stage::Skip;
-use cuvmm_cli::page::Page;
-use cuvmm_cli::terminal::{self, safe};
-use cuvmm_cli::watch::in_words;
+use cuvmm_command::page::Page;
+use cuvmm_command::terminal::{self, safe};
+use cuvmm_command::watch::in_words;
 
 /// The rows of a run, and what is missing from it. The keys are a stable interface; others may be
 /// added.

@@ -13,7 +13,7 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 use super::wanted::Wanted;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 pub(super) const NAME: &str = "scale_100k_blocks";
 pub(super) const SAME_TENANT: &str = "scale_100k_blocks_same_tenant";

@@ -13,8 +13,8 @@ use super::current::Current;
 use super::kernels::Kernels;
 use super::row::Row;
 use crate::stated::{driver_version, today};
-use cuvmm_cli::drivers::{Concrete, Opened};
-use cuvmm_cli::watch::{A_WHILE, Watch};
+use cuvmm_command::drivers::{Concrete, Opened};
+use cuvmm_command::watch::{A_WHILE, Watch};
 
 /// The reason that a row cannot be measured here, which is not a failure.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 use super::wanted::Wanted;
-use cuvmm_cli::watch::nanos;
+use cuvmm_command::watch::nanos;
 
 pub(super) const NAME: &str = "threads_8";
 pub(super) const TENANT_EACH: &str = "threads_8_tenant_each";

@@ -13,7 +13,7 @@ use super::row::Row;
 use super::samples::Samples;
 use super::stage::{Stage, skip};
 use super::wanted::Wanted;
-use cuvmm_cli::drivers::Concrete;
+use cuvmm_command::drivers::Concrete;
 
 fn name(size: &str) -> String {
     format!("commit_truly_cold_{size}")

@@ -1,6 +1,6 @@
 //! The selection of rows to measure.
 
-use cuvmm_cli::command::usage;
+use cuvmm_command::command::usage;
 
 /// The selected rows: all of them, or those named on the command line.
 #[derive(Clone, Debug)]
@@ -48,6 +48,6 @@ mod tests {
         let all = Wanted::new(&[], &known).unwrap();
         assert!(all.has("free"));
         let error = wanted("commit").unwrap_err();
-        assert!(error.is::<cuvmm_cli::command::Usage>(), "{error}");
+        assert!(error.is::<cuvmm_command::command::Usage>(), "{error}");
     }
 }

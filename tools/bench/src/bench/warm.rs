@@ -7,7 +7,7 @@ use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::watch::wall;
 
 /// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 3] = [("2MiB", 2 * MIB), ("32MiB", 32 * MIB), ("1GiB", GIB)];

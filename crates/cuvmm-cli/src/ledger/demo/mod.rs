@@ -12,15 +12,15 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cuvmm_cli::drivers::Choice;
-use cuvmm_cli::duration::duration;
-use cuvmm_cli::terminal::{safe, tell};
+use cuvmm_command::drivers::Choice;
+use cuvmm_command::duration::duration;
+use cuvmm_command::terminal::{safe, tell};
 use tempfile::TempDir;
 
 use super::find::Where;
 use super::top;
-use crate::stop::{Stop, Stopped};
-use crate::subprocess;
+use cuvmm_command::stop::{Stop, Stopped};
+use cuvmm_command::subprocess;
 
 pub(crate) use self::service::Service;
 

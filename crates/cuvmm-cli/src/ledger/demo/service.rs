@@ -9,12 +9,12 @@ use std::time::{Duration, SystemTime};
 
 use cuvmm::error::BlockError;
 use cuvmm::{CloseRefusal, Contents, Device, Ledger, Pool, Tenant};
-use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::terminal::{chain, print, safe};
+use cuvmm_command::drivers::{Choice, StandIn};
+use cuvmm_command::terminal::{chain, print, safe};
 
 use super::NAMES;
-use crate::stop::Stop;
-use crate::subprocess::remove_left;
+use cuvmm_command::stop::Stop;
+use cuvmm_command::subprocess::remove_left;
 
 /// The beginning of the line that tells that the service has joined the ledger.
 pub(super) const JOINED: &str = "joined on ";

@@ -12,8 +12,8 @@ use rustix::io::retry_on_intr;
 use rustix::net::{SocketFlags, accept_with};
 
 use self::unix::UnixListener;
-use cuvmm_cli::command::usage;
-use cuvmm_cli::terminal::safe;
+use cuvmm_command::command::usage;
+use cuvmm_command::terminal::safe;
 
 /// A socket that listens and does not block.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use rustix::process::{Resource, getrlimit};
 use super::connection::{Answer, Connection, plain};
 use super::listen::Listener;
 use crate::ledger::find::Where;
-use cuvmm_cli::terminal::tell;
+use cuvmm_command::terminal::tell;
 
 /// The content type of OpenMetrics text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

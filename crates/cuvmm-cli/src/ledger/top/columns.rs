@@ -6,8 +6,8 @@ use cuvmm::ledger::{ProcessState, ProcessStats};
 
 use super::detail::seconds;
 use super::look::{Process, Shown};
-use cuvmm_cli::page::Unit;
-use cuvmm_cli::terminal::safe;
+use cuvmm_command::page::Unit;
+use cuvmm_command::terminal::safe;
 
 /// The change of a process's charge since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

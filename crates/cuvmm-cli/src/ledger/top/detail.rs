@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use cuvmm::ledger::{ExportStats, StallAverages};
 
 use super::look::{Process, Shown};
-use cuvmm_cli::terminal::{counted, safe};
+use cuvmm_command::terminal::{counted, safe};
 
 /// The most processes that are listed with what they hold.
 const LISTED: usize = 5;

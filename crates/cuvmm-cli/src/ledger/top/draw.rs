@@ -10,8 +10,8 @@ use super::keys::named;
 use super::look::{Process, Shown};
 use super::state::{Row, State};
 use super::waits::waits;
-use cuvmm_cli::page::Unit;
-use cuvmm_cli::terminal::{counted, safe};
+use cuvmm_command::page::Unit;
+use cuvmm_command::terminal::{counted, safe};
 
 /// The lines around the rows: the title, the status and the keys.
 const AROUND: u16 = 3;

@@ -3,7 +3,7 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::state::{Change, Request, State};
-use cuvmm_cli::terminal::safe;
+use cuvmm_command::terminal::safe;
 
 /// The lines by which a page key moves.
 const PAGE: isize = 10;

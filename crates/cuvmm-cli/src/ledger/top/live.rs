@@ -10,7 +10,7 @@ use super::screen::Screen;
 use super::state::{Request, State};
 use super::worker::{Event, start};
 use crate::ledger::find::Where;
-use crate::signals;
+use cuvmm_command::signals;
 
 /// The reason why the loop ended.
 #[derive(Debug)]

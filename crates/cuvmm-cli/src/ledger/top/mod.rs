@@ -26,8 +26,8 @@ use std::time::Duration;
 use signal_hook::low_level::emulate_default_handler;
 
 use super::find::Where;
-use cuvmm_cli::duration::duration;
-use cuvmm_cli::terminal::{json, print};
+use cuvmm_command::duration::duration;
+use cuvmm_command::terminal::{json, print};
 
 /// Show what each process and tenant has of each GPU
 ///

@@ -6,8 +6,8 @@ use super::columns::percent;
 use super::detail::{exports, foreign, size, stalls};
 use super::look::{Process, Shown};
 use super::waits::waits;
-use cuvmm_cli::page::{Page, Unit};
-use cuvmm_cli::terminal::{safe, shown};
+use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::terminal::{safe, shown};
 
 /// The columns, by weight: a narrow terminal does without the last ones.
 const HEAD: [&str; 10] = [

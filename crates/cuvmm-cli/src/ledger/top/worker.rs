@@ -14,7 +14,7 @@ use super::keys::named;
 use super::look::look;
 use super::state::{Change, Look, Request};
 use crate::ledger::find::Where;
-use cuvmm_cli::terminal::{chain, safe};
+use cuvmm_command::terminal::{chain, safe};
 
 /// How long a process may take to do what it is asked. Sleep and wake move memory.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -21,8 +21,8 @@ use super::row::Row;
 use super::samples::Samples;
 use super::stage::{Stage, skip};
 use super::wanted::Wanted;
-use cuvmm_cli::drivers::Choice;
-use cuvmm_cli::watch::wall;
+use cuvmm_command::drivers::Choice;
+use cuvmm_command::watch::wall;
 
 pub(crate) use reader::Reader;
 

@@ -18,9 +18,9 @@ use crate::bench::current::Current;
 use crate::bench::options::PLAYED;
 use crate::bench::pairs::alternate;
 use crate::bench::queue::waited;
-use cuvmm_cli::drivers::{Choice, Concrete, StandIn};
-use cuvmm_cli::terminal::{json_line, print};
-use cuvmm_cli::watch::wall;
+use cuvmm_command::drivers::{Choice, Concrete, StandIn};
+use cuvmm_command::terminal::{json_line, print};
+use cuvmm_command::watch::wall;
 
 /// Read what a bench run publishes; started by the run
 #[derive(Debug, clap::Args)]

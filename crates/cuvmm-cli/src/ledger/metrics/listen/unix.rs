@@ -18,7 +18,7 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use cuvmm_cli::terminal::shown;
+use cuvmm_command::terminal::shown;
 
 /// The end of the name of the locked file.
 const LOCK_ENDING: &str = ".lock";

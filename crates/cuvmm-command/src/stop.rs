@@ -11,14 +11,14 @@ use crate::signals;
 
 /// The event that the process is asked to end.
 #[derive(Debug)]
-pub(crate) struct Stop(Receiver<()>);
+pub struct Stop(Receiver<()>);
 
 impl Stop {
     /// Installs handlers for the signals.
     ///
     /// # Errors
     /// The error of installing a handler or of starting the thread.
-    pub(crate) fn on_signals() -> anyhow::Result<Self> {
+    pub fn on_signals() -> anyhow::Result<Self> {
         let (sender, receiver) = channel();
         signals::forward(move |_| {
             // Fails if the process is ending already and has dropped the receiver.
@@ -31,7 +31,7 @@ impl Stop {
     ///
     /// # Errors
     /// The error of starting the thread.
-    pub(crate) fn on_input_end() -> io::Result<Self> {
+    pub fn on_input_end() -> io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new().spawn(move || {
             while matches!(io::stdin().lock().read(&mut [0; 64]), Ok(read) if read > 0) {}
@@ -41,12 +41,12 @@ impl Stop {
     }
 
     /// Waits up to `time` and returns `true` if the process is asked to end meanwhile.
-    pub(crate) fn within(&self, time: Duration) -> bool {
+    pub fn within(&self, time: Duration) -> bool {
         !matches!(self.0.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
 
     /// Waits until the process is asked to end.
-    pub(crate) fn wait(&self) {
+    pub fn wait(&self) {
         // The end of the input drops the sender.
         let _ = self.0.recv();
     }
@@ -55,7 +55,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`Stopped`] if it was.
-    pub(crate) fn check(&self) -> Result<(), Stopped> {
+    pub fn check(&self) -> Result<(), Stopped> {
         match self.within(Duration::ZERO) {
             true => Err(Stopped),
             false => Ok(()),
@@ -65,7 +65,7 @@ impl Stop {
 
 /// The error that the process was asked to end before the work was done.
 #[derive(Debug)]
-pub(crate) struct Stopped;
+pub struct Stopped;
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,13 +12,13 @@ use super::policy::Policy;
 use super::processes::Terms;
 use super::settings::Settings;
 use super::workload::{self, Workload};
-use crate::stop::Stop;
-use cuvmm_cli::command::usage;
-use cuvmm_cli::costs;
-use cuvmm_cli::drivers::Choice;
-use cuvmm_cli::duration::duration;
-use cuvmm_cli::size::size;
-use cuvmm_cli::terminal::counted;
+use cuvmm_command::command::usage;
+use cuvmm_command::costs;
+use cuvmm_command::drivers::Choice;
+use cuvmm_command::duration::duration;
+use cuvmm_command::size::size;
+use cuvmm_command::stop::Stop;
+use cuvmm_command::terminal::counted;
 
 /// The memory of a driver without a GPU beyond the replay's.
 const SLACK: u64 = 256 << 20;
@@ -39,7 +39,7 @@ const SLACK: u64 = 256 << 20;
   cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
   cuvmm replay --processes --speed 20 --policy elastic
   cuvmm replay --driver model --gpu nvidia-h200")]
-pub(crate) struct Args {
+pub struct Args {
     /// A model and its trace; once for each model
     #[arg(long = "model", value_name = "NAME=FILE", value_parser = model)]
     pub(super) models: Vec<(String, PathBuf)>,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::run;
 use super::torch;
-use cuvmm_cli::page::Page;
+use cuvmm_command::page::Page;
 
 /// The figures of a run. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]

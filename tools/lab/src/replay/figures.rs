@@ -10,7 +10,7 @@ use super::process::Process;
 use super::settings::Nanos;
 use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
-use cuvmm_cli::terminal::counted;
+use cuvmm_command::terminal::counted;
 
 /// The cost of the memory operations of one model or of all models.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

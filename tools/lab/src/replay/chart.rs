@@ -9,7 +9,7 @@ use super::policy::Policy;
 use super::settings::Nanos;
 use super::timeline::Timeline;
 use crate::chart::{self, Area, Failed, GIB, LIMIT, Mark, color};
-use cuvmm_cli::terminal::safe;
+use cuvmm_command::terminal::safe;
 
 /// A policy and its course.
 #[derive(Clone, Debug)]

@@ -11,8 +11,8 @@ use super::policy::Policy;
 use super::pooled::Division;
 use super::process::Process;
 use super::settings::{Nanos, Settings};
-use cuvmm_cli::page::{Page, Unit};
-use cuvmm_cli::terminal::{self, counted, safe};
+use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::terminal::{self, counted, safe};
 
 /// The workload, the driver and the memory, for the head of the report.
 #[derive(Clone, Debug)]

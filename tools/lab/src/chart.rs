@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use plotters::prelude::*;
 
-use cuvmm_cli::files;
+use cuvmm_command::files;
 
 /// The width of a chart.
 const WIDTH: u32 = 1_160;

@@ -26,11 +26,11 @@ use self::figures::{Figures, Modelled, Terms};
 use self::run::{Options, Peaks};
 use self::torch::Kind;
 use self::trace::Trace;
-use cuvmm_cli::command::usage;
-use cuvmm_cli::costs;
-use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::size::size;
-use cuvmm_cli::terminal::{json, print, tell};
+use cuvmm_command::command::usage;
+use cuvmm_command::costs;
+use cuvmm_command::drivers::{Choice, StandIn};
+use cuvmm_command::size::size;
+use cuvmm_command::terminal::{json, print, tell};
 
 /// Run a trace of allocations on a heap: memory held over memory live, mappings, driver time
 ///
@@ -45,7 +45,7 @@ use cuvmm_cli::terminal::{json, print, tell};
   cuvmm heap --churn growing --seed 7 --smallest-limit
   cuvmm heap snapshot.pickle --limit 20GiB
   cuvmm heap snapshot.pickle --preset fast --json")]
-pub(crate) struct Args {
+pub struct Args {
     /// The trace [default: one that is made, by `--churn uniform`]
     #[arg(conflicts_with = "churn")]
     file: Option<PathBuf>,
@@ -139,7 +139,7 @@ impl Args {
     ///
     /// # Errors
     /// A trace or options that cannot be used, and a driver that cannot be opened.
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         let trace = match &self.file {
             Some(file) => file::read(file, self.device)?,
             None if self.device.is_some() => {

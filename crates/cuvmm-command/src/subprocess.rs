@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 /// No directory can be made.
-pub(crate) fn private_directory(prefix: &str) -> anyhow::Result<TempDir> {
+pub fn private_directory(prefix: &str) -> anyhow::Result<TempDir> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let places = runtime.into_iter().chain(["/dev/shm".into()]);
     let mut builder = tempfile::Builder::new();
@@ -48,7 +48,7 @@ fn only_this_user() -> Permissions {
 /// Removes a private directory when no process is left in its ledger, even if the command that made
 /// it was killed. What is not removed here is removed by the process that ends after this one. A
 /// directory with other files than those of ledgers stays.
-pub(crate) fn remove_left(directory: &Path) {
+pub fn remove_left(directory: &Path) {
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
     // The name alone: that of a directory above it says nothing about a file.
     let is_ledgers = |path: &PathBuf| {
@@ -71,12 +71,12 @@ pub(crate) fn remove_left(directory: &Path) {
 }
 
 /// Returns the instant until which processes whose input ends now may take to end.
-pub(crate) fn grace() -> Instant {
+pub fn grace() -> Instant {
     Instant::now() + GRACE
 }
 
 /// Returns how a process ended, if it does until then.
-pub(crate) fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
+pub fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
     loop {
         match process.try_wait() {
             Ok(None) if Instant::now() < until => thread::sleep(LOOK),
@@ -90,7 +90,7 @@ pub(crate) fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
 ///
 /// # Errors
 /// The process cannot be waited for.
-pub(crate) fn end(process: &mut Child, until: Instant) -> io::Result<ExitStatus> {
+pub fn end(process: &mut Child, until: Instant) -> io::Result<ExitStatus> {
     match ended(process, until) {
         Some(status) => Ok(status),
         None => {

@@ -15,7 +15,7 @@ use rand_pcg::Pcg64Mcg;
 use super::settings::Nanos;
 use super::simulate::Request;
 use super::trace::{self, Row};
-use cuvmm_cli::files;
+use cuvmm_command::files;
 
 /// The size limit of a trace in bytes: about 90 million requests.
 const MOST_TRACE: u64 = 4 << 30;

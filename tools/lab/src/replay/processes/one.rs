@@ -16,24 +16,24 @@ use super::paced::{Clock, Counts, Paced};
 use crate::replay::pooled::Pooled;
 use crate::replay::process::{Made, Process};
 use crate::replay::simulate;
-use crate::stop::Stop;
-use crate::subprocess::remove_left;
-use cuvmm_cli::drivers::{Choice, StandIn};
-use cuvmm_cli::terminal;
+use cuvmm_command::drivers::{Choice, StandIn};
+use cuvmm_command::stop::Stop;
+use cuvmm_command::subprocess::remove_left;
+use cuvmm_command::terminal;
 
 /// How often a process says that it lives.
 const BEAT: Duration = Duration::from_millis(250);
 
 /// Play a part of `cuvmm replay --processes`, which starts this command
 #[derive(Debug, clap::Args)]
-pub(crate) struct One {}
+pub struct One {}
 
 impl One {
     /// Plays, and reports to the command that started this one.
     ///
     /// # Errors
     /// Standard output cannot be written. What else fails is reported there.
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         match play() {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) => {

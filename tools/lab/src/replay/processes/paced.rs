@@ -19,7 +19,7 @@ use cuvmm::pool::futures::AllocateFuture;
 use crate::replay::memory::Memory;
 use crate::replay::pooled::{Held, Pooled};
 use crate::replay::settings::Nanos;
-use crate::stop::Stop;
+use cuvmm_command::stop::Stop;
 
 /// How often a process that waits looks whether it is still wanted, and says that it lives.
 const LOOK: Duration = Duration::from_millis(250);

@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use anyhow::ensure;
-use cuvmm_cli::terminal::counted;
+use cuvmm_command::terminal::counted;
 use serde::{Deserialize, Serialize};
 
 use super::memory::Memory;

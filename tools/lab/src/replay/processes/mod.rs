@@ -25,10 +25,10 @@ use super::report::Setup;
 use super::simulate::{self, Request};
 use super::timeline::{Course, Timeline};
 use super::workload::Workload;
-use crate::stop::Stop;
-use crate::subprocess::private_directory;
+use cuvmm_command::stop::Stop;
+use cuvmm_command::subprocess::private_directory;
 
-pub(crate) use self::one::One;
+pub use self::one::One;
 
 /// How long after all processes are ready the first second of the trace begins.
 const AHEAD: Duration = Duration::from_millis(50);

@@ -8,7 +8,7 @@ use flate2::read::MultiGzDecoder;
 use super::pickle;
 use super::snapshot::Snapshot;
 use super::trace::{Trace, parse};
-use cuvmm_cli::files;
+use cuvmm_command::files;
 
 /// The first bytes of a file that is compressed with gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];

@@ -14,9 +14,9 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::message::Said;
-use crate::stop::Stop;
-use crate::subprocess;
-use cuvmm_cli::terminal::safe;
+use cuvmm_command::stop::Stop;
+use cuvmm_command::subprocess;
+use cuvmm_command::terminal::safe;
 
 /// How often signals and silent processes are looked for.
 const LOOK: Duration = Duration::from_millis(50);

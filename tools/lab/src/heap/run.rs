@@ -10,7 +10,7 @@ use cuvmm::{Allocation, Device, Heap, Limit, Pool, Stream};
 
 use super::ahead::Ahead;
 use super::trace::{Operation, Trace};
-use cuvmm_cli::drivers::{Concrete, Opened};
+use cuvmm_command::drivers::{Concrete, Opened};
 
 /// How a heap is built.
 #[derive(Clone, Copy, Debug)]

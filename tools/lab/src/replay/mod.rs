@@ -41,13 +41,13 @@ use self::policy::Policy;
 use self::pooled::Pooled;
 use self::report::Setup;
 use self::workload::Workload;
-use cuvmm_cli::costs;
-use cuvmm_cli::drivers::StandIn;
-use cuvmm_cli::page::Page;
-use cuvmm_cli::terminal::print;
+use cuvmm_command::costs;
+use cuvmm_command::drivers::StandIn;
+use cuvmm_command::page::Page;
+use cuvmm_command::terminal::print;
 
-pub(crate) use options::Args;
-pub(crate) use processes::One;
+pub use options::Args;
+pub use processes::One;
 
 impl Args {
     /// Replays and prints.
@@ -55,7 +55,7 @@ impl Args {
     /// # Errors
     /// Options that do not fit together, traces that cannot be read, failures of the driver, and
     /// stamps that are wrong.
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         let page = Page::verbose(self.verbose);
         let workload = self.workload()?;
         if let Some(file) = &self.chart {

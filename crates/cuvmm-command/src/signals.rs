@@ -19,7 +19,7 @@ const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 ///
 /// # Errors
 /// The error of installing a handler or of starting the thread.
-pub(crate) fn forward(mut to: impl FnMut(i32) + Send + 'static) -> io::Result<()> {
+pub fn forward(mut to: impl FnMut(i32) + Send + 'static) -> io::Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
     for signal in SIGNALS {
         // The order matters: the first signal finds the flag unset, and sets it.

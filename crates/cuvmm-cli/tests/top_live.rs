@@ -25,6 +25,7 @@ fn top(directory: &Path) -> Pty {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_terminal_shows_processes_and_takes_keys() {
     let directory = TempDir::new().unwrap();
     let _chat = Program::start(directory.path(), "chat");
@@ -119,6 +120,7 @@ fn what_is_wrong_at_first_is_told_on_the_usual_screen() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn what_goes_wrong_later_is_told_in_the_status_line() {
     let directory = TempDir::new().unwrap();
     let mut top = top(directory.path());

@@ -20,6 +20,7 @@ fn areas() -> usize {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn running_out_of_areas_changes_nothing() {
     let limit = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let limit: u64 = limit.trim().parse().unwrap();

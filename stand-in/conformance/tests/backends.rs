@@ -91,6 +91,7 @@ fn the_host_driver_answers_as_gpus_did() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_real_backend_over_a_stand_in_answers_as_gpus_did() {
     let report = Backend::open("fakecuda").report("");
     hold("fakecuda", &report);
@@ -98,6 +99,7 @@ fn the_real_backend_over_a_stand_in_answers_as_gpus_did() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_same_case_twice_has_the_same_answer() {
     let backend = Backend::open("model");
     let (first, second) = (backend.report(""), backend.report(""));
@@ -151,6 +153,7 @@ fn what_a_case_leaves_behind_is_told() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_step_before_the_question_that_fails_is_told_apart() {
     let backend = Backend::open("model");
     let driver = FaultDriver::new(Arc::clone(&backend.driver));
@@ -184,6 +187,7 @@ fn a_child_that_says_nothing_is_no_answer() {
 /// Checks the cases for two devices. A recording from one GPU does not contain them, so the
 /// stand-ins are also compared with each other and with the measurements on two H200s.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn two_devices_answer_as_measured() {
     for filter in ["peer.", "stripe."] {
         let model = ModelDriver::new(ModelOptions::new().devices(2));

@@ -40,6 +40,7 @@ fn the_stand_in_answers_in_c_as_recorded() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_stand_in_answers_in_c_as_an_h100() {
     compare("edges-h100-580.159.tsv", "", &[("FAKECUDA_GPU", "h100")]);
 }

@@ -33,6 +33,7 @@ fn a_function_keeps_its_stream_busy_and_nothing_else() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn copies_of_pageable_memory_are_done_with_it_when_they_return() {
     let programs = Programs::new();
     let queued = programs.compile("queued");

@@ -175,6 +175,7 @@ fn call_all(library: &str) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn no_argument_ends_the_process() {
     if let Some(library) = std::env::var_os(LIBRARY) {
         return call_all(library.to_str().unwrap());

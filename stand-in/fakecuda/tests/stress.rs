@@ -46,6 +46,7 @@ const DEVICE: CUmemLocation = CUmemLocation {
 };
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn eight_processes_call_at_random() {
     if let Ok(number) = std::env::var("CUVMM_STRESS_PROCESS") {
         let library = std::env::var("CUVMM_STRESS_LIBRARY").unwrap();

@@ -76,6 +76,7 @@ fn taken(live: u64, size: impl Fn(&mut Rng) -> u64) -> [Figures; 2] {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_heap_takes_little_cpu_memory() {
     let cases = [
         taken(80 * MIB, |_| 512),

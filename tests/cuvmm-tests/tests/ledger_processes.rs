@@ -26,6 +26,7 @@ fn process() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_storm_of_killed_and_stopped_processes() {
     storm::run(&Place::new(LIMIT, LIMIT + BEYOND), None, storm::kills(60));
 }
@@ -56,6 +57,7 @@ fn a_waiting_request_gets_the_memory_of_a_killed_process() {
 
 /// The memory that a killed process had exported stays with the device while another has it.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn what_a_killed_process_had_exported_counts_until_its_importer_releases_it() {
     let place = Place::new(LIMIT, LIMIT + BEYOND);
     let (mut one, mut other) = (place.join("one"), place.join("other"));
@@ -122,6 +124,7 @@ fn memory_of_a_process_without_locks_counts_until_it_has_ended() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_stopped_process_delays_others_for_a_bounded_time_and_is_shown() {
     let place = Place::new(LIMIT, LIMIT + BEYOND);
     let (mut one, mut other) = (place.join("one"), place.join("other"));

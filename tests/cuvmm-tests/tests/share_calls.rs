@@ -503,12 +503,14 @@ fn giving_an_allocation() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn taking_an_allocation() {
     let calls = ["pidfd_open", "fcntl", "recvmsg", "sendmsg"];
     each_call(take_allocation, give_allocation, &calls);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn listening() {
     let calls = [
         "socket", "ioctl", "fchmod", "bind", "listen", "accept4", "flock", "openat", "unlink",
@@ -529,6 +531,7 @@ fn publishing() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn subscribing() {
     each_call(subscribe, publish, &["connect", "mmap of a file"]);
 }

@@ -57,6 +57,7 @@ const NAMES: &[&str] = &[
 ];
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_host_has_every_row() {
     let found = object(&["--driver", "host", "--only", &NAMES.join(",")]);
     check(&found, "host", NAMES);
@@ -71,6 +72,7 @@ fn the_host_has_every_row() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_calls_of_the_model_are_known() {
     let found = object(&["--driver", "model", "--only", &NAMES.join(",")]);
     check(&found, "model", NAMES);

@@ -21,6 +21,7 @@ const NAMES: &[&str] = &[
 ];
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn another_process_attaches_and_takes_no_memory() {
     let found = object(&["--driver", "host", "--only", &NAMES.join(",")]);
     check(&found, "host", NAMES);

@@ -109,6 +109,7 @@ fn all_but_slow() -> String {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_host_has_every_row_or_says_why_not() {
     let found = object(&["--driver", "host", "--only", &all_but_slow()]);
     check(&found, "host", NAMES);
@@ -128,6 +129,7 @@ fn the_host_has_every_row_or_says_why_not() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_model_counts_virtual_time() {
     let found = object(&["--driver", "model", "--only", &all_but_slow()]);
     check(&found, "model", NAMES);
@@ -343,6 +345,7 @@ fn the_costs_of_the_model_are_measured_as_they_are_and_read_back() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_host_s_table_is_written_and_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("host.costs");

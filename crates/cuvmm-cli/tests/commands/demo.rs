@@ -82,6 +82,7 @@ fn long(runtime: &Path) -> Child {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn without_a_terminal_the_figures_are_printed_once() {
     let runtime = TempDir::new().unwrap();
     let output = demo(runtime.path()).arg("--seconds=1").output().unwrap();
@@ -106,6 +107,7 @@ fn without_a_terminal_the_figures_are_printed_once() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_demo_lasts_as_long_as_it_is_told_in_any_unit() {
     let runtime = TempDir::new().unwrap();
     for time in ["--seconds=0.5", "--seconds=1s", "--seconds=200ms"] {
@@ -129,6 +131,7 @@ fn only_drivers_that_two_processes_can_use_are_offered() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn an_empty_variable_names_no_folder() {
     let here = TempDir::new().unwrap();
     let mut command = demo(Path::new(""));
@@ -142,6 +145,7 @@ fn an_empty_variable_names_no_folder() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_terminal_shows_top_until_a_key_or_a_signal_ends_it() {
     let runtime = TempDir::new().unwrap();
     let variable = format!("XDG_RUNTIME_DIR={}", runtime.path().display());
@@ -168,6 +172,7 @@ fn a_terminal_shows_top_until_a_key_or_a_signal_ends_it() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn services_end_with_the_command_also_when_it_is_killed() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let runtime = TempDir::new().unwrap();
@@ -181,6 +186,7 @@ fn services_end_with_the_command_also_when_it_is_killed() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_folder_is_open_to_this_user_alone_and_other_files_stay() {
     let runtime = TempDir::new().unwrap();
     let mut child = long(runtime.path());
@@ -211,6 +217,7 @@ fn the_command_of_a_service_is_not_for_people() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn demos_run_beside_each_other_and_beside_other_ledgers() {
     let runtime = TempDir::new().unwrap();
     let mut first = long(runtime.path());

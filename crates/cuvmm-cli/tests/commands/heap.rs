@@ -108,6 +108,7 @@ fn models_of_pytorch_stand_beside_the_heap() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn without_a_file_a_trace_is_made() {
     let made = |arguments: &[&str]| {
         let seen = heap(arguments, 0);
@@ -237,6 +238,7 @@ fn wrong(arguments: &[&str], what: &str) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn laws_are_repeatable() {
     let law = ["--churn", "small", "--seed", "3"];
     let (first, again) = (heap(&law, 0), heap(&law, 0));
@@ -245,6 +247,7 @@ fn laws_are_repeatable() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_report_names_the_terms_of_the_run() {
     let terms =
         |seen: &Value| ["law", "seed", "preset", "limit_bytes"].map(|key| seen[key].clone());

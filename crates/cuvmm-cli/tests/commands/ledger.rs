@@ -152,6 +152,7 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn top_shows_foreign_memory_that_a_process_waits_for() {
     let (driver, directory) = (
         Arc::new(HostDriver::new(HostOptions::new())),

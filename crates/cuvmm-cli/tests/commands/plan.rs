@@ -184,6 +184,7 @@ fn the_first_step_that_does_not_fit_is_named_and_exits_with_1() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn on_a_driver_it_is_done_for_real_beside_what_was_expected() {
     let file = sample("elastic-kv.toml");
     let said = json(&file, &["--driver", "host", "--memory", "80GiB"], 0);
@@ -309,6 +310,7 @@ fn many_steps(count: usize) -> String {
 
 /// It takes seconds. The limit is for one that hangs.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_plan_of_a_hundred_thousand_steps_is_read_done_and_shown() {
     let dir = TempDir::new().unwrap();
     let count = 100_000;

@@ -140,6 +140,7 @@ fn without_times(mut said: Value) -> Value {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn what_the_driver_s_calls_take_is_expected_by_a_table() {
     let dir = TempDir::new().unwrap();
     let models = two_models(&dir);
@@ -201,6 +202,7 @@ fn what_the_driver_s_calls_take_is_expected_by_a_table() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_same_trace_gives_the_same_figures_whatever_ends_its_lines() {
     let dir = TempDir::new().unwrap();
     let said = ["\n", "\r\n"].map(|end| {
@@ -211,6 +213,7 @@ fn the_same_trace_gives_the_same_figures_whatever_ends_its_lines() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_model_driver_decides_as_the_host_does_and_stamps_nothing() {
     let dir = TempDir::new().unwrap();
     let models = two_models(&dir);
@@ -285,6 +288,7 @@ fn where_nothing_completes_there_is_no_time() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_generated_workload_is_the_same_for_the_same_seed() {
     let play = |seed| {
         without_times(json(
@@ -299,6 +303,7 @@ fn the_generated_workload_is_the_same_for_the_same_seed() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn tables_are_for_people_and_losers_are_named() {
     let dir = TempDir::new().unwrap();
     let greedy = model("conv", &trace(&dir, "conv.csv", "\n", 300, 700));

@@ -128,6 +128,7 @@ impl Long {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn one_process_and_two_are_in_one_report() {
     let runtime = TempDir::new().unwrap();
     let play = |more: &[&str]| {
@@ -223,6 +224,7 @@ fn one_process_and_two_are_in_one_report() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn tables_and_the_chart_have_both_processes() {
     let runtime = TempDir::new().unwrap();
     let chart = runtime.path().join("chart.svg");
@@ -254,6 +256,7 @@ fn tables_and_the_chart_have_both_processes() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_killed_process_is_named_and_leaves_nothing() {
     let long = Long::start(&[]);
     let pid = long.pids[1];
@@ -264,6 +267,7 @@ fn a_killed_process_is_named_and_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_stopped_process_is_given_up() {
     let long = Long::start(&["--patience=2"]);
     let pid = long.pids[0];
@@ -290,6 +294,7 @@ fn a_process_that_says_nonsense_is_named() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_signal_ends_all_processes() {
     for signal in [Signal::INT, Signal::TERM] {
         let long = Long::start(&[]);
@@ -313,6 +318,7 @@ fn processes_end_when_the_replay_is_killed() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_ledger_of_other_programs_is_joined() {
     let runtime = TempDir::new().unwrap();
     let ledgers = TempDir::new().unwrap();

@@ -284,6 +284,7 @@ fn what_one_process_publishes_others_list_and_read() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_reader_gets_newer_versions_and_keeps_the_last_when_the_publisher_is_killed() {
     let home = Home::new();
     let file = home.weights("toy.safetensors", 1);
@@ -511,6 +512,7 @@ fn a_folder_that_others_may_write_to_is_not_trusted() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_publisher_that_does_not_answer_is_told() {
     let home = Home::new();
     let file = home.weights("toy.safetensors", 1);

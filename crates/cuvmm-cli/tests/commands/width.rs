@@ -18,6 +18,7 @@ fn widest(text: &str) -> usize {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn default_output_fits() {
     let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/elastic-kv.toml");
     let two = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/two-gpus.toml");
@@ -56,6 +57,7 @@ fn default_output_fits() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn details_are_in_verbose_output() {
     let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/elastic-kv.toml");
     let narrow = text(&["plan", plan]);
@@ -66,6 +68,7 @@ fn details_are_in_verbose_output() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn on_a_narrow_terminal_tables_have_fewer_columns() {
     for arguments in [
         &["replay", "--driver", "model"][..],

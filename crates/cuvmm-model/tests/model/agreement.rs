@@ -399,16 +399,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn model_and_host_answer_alike(steps in program(80)) {
         agree(Manner::AsMeasured, steps);
     }
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn strict_ones_too(steps in program(60)) {
         agree(Manner::Strict, steps);
     }
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn hostile_ones_too(steps in program(60)) {
         agree(Manner::Hostile, steps);
     }

@@ -848,6 +848,7 @@ fn the_ceiling_of_mappings<B: Backing>(d: Machine<B>) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn the_measured_ceiling() {
     let d = model(ModelOptions::new());
     let count = 524_001;

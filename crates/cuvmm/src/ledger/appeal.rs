@@ -224,6 +224,7 @@ mod tests {
 
     /// A round in which a waiting request wakes no process begins no step.
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn each_step_begins_in_a_round_that_wakes() {
         use crate::ledger::waiting::wakes;
         let offers: Vec<Offer> = (0..128).map(|it| offer(it, 1)).collect();

@@ -809,6 +809,7 @@ fn leave_sockets(path: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_process_that_dies_at_any_write_leaves_its_memory_to_others() {
     for part in PARTS {
         let dir = directory();

@@ -20,6 +20,7 @@ fn for_graphs(tenant: &Tenant) -> Heap {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn many_heaps_find_addresses() {
     let rig = rig(ModelDriver::new(large(1)));
     // Fewer than 120 heaps need if each gets as many as the pool has memory.
@@ -84,6 +85,7 @@ fn of_two_gib(rig: &Rig<Nothing>) -> (Pool, Heap, Stream) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn captures_that_come_again_use_the_same_windows() {
     for mib in [2, 8, 12, 32] {
         let rig = rig(ModelDriver::new(large(1)));

@@ -121,6 +121,7 @@ fn run(steps: &[Step], scrub: Scrub, preset: Preset) -> (u64, u64) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn no_heap_shows_what_another_tenant_wrote() {
     let config = Config {
         cases: cases(24),

@@ -160,6 +160,7 @@ fn world(rig: &Rig<cuvmm::driver::model::Nothing>) -> (KvCache, HostStore, Pool,
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn every_driver_call_of_forks_falling_asleep_failed_once() {
     for keep in [false, true] {
         let calls = common::sweep::sweep(

@@ -196,6 +196,7 @@ fn serve(requests: &[Request], layout: Layout, limit: u64, with_mapper: bool) ->
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn memory_held_for_a_conversation_trace() {
     let Some(requests) = trace() else {
         return;

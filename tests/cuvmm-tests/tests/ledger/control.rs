@@ -171,6 +171,7 @@ fn idle_memory_is_trimmed() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn what_is_trimmed_is_what_was_idle_beside_a_guarantee() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();
@@ -354,6 +355,7 @@ fn send(socket: &Path, bytes: &[u8]) -> String {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_hostile_client_is_refused_and_delays_others_by_a_second_at_most() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();
@@ -383,6 +385,7 @@ fn a_hostile_client_is_refused_and_delays_others_by_a_second_at_most() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_client_that_reads_slowly_delays_others_by_a_second_or_so() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();
@@ -406,6 +409,7 @@ fn a_client_that_reads_slowly_delays_others_by_a_second_or_so() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn an_answer_takes_no_longer_than_the_client_allows() {
     let process = Process::new();
     let ledger = process.builder().open().unwrap();

@@ -213,6 +213,7 @@ fn an_owner_that_attaches_its_own_memory_keeps_it_charged() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_block_that_grew_is_counted_whole() {
     let place = Place::new();
     let (owner, user) = (place.join("owner"), place.join("user"));
@@ -237,6 +238,7 @@ fn a_block_that_grew_is_counted_whole() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn many_blocks_are_exported_and_freed() {
     let place = Place::new();
     let (owner, user) = (place.join("owner"), place.join("user"));

@@ -88,6 +88,7 @@ fn waiting(tenant: &Tenant, granules: u64) -> Block {
 const SOME: Duration = Duration::from_millis(20);
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn requests_that_wait_together_count_once_and_full_means_every_tenant() {
     let (device, dir) = (common::host().device.clone(), directory());
     let (one, other) = (

@@ -149,6 +149,7 @@ fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn compaction() {
     each_two(|rig, twice| {
         let pool = pool(rig);
@@ -184,6 +185,7 @@ fn cut(tenant: &Tenant, home: Option<&Stream>) -> (Block, Block) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn unsharing_before_growth() {
     for at_home in [true, false] {
         each_two(|rig, twice| {
@@ -238,6 +240,7 @@ fn forking() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn regions_that_unshare_and_move() {
     for moves in [true, false] {
         each_two(|rig, twice| {

@@ -361,6 +361,7 @@ const TIGHT: Options = Options {
 
 // I-74
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_over_real_memory() {
     programs(TIGHT, 150, true);
 }
@@ -371,6 +372,7 @@ fn programs_on_the_model() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_of_a_fast_heap() {
     programs(
         Options {
@@ -383,6 +385,7 @@ fn programs_of_a_fast_heap() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_without_aliases() {
     programs(
         Options {
@@ -395,6 +398,7 @@ fn programs_without_aliases() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_without_stream_waits() {
     programs(
         Options {
@@ -407,6 +411,7 @@ fn programs_without_stream_waits() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn programs_with_faults() {
     programs(
         Options {

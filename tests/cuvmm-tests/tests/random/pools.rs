@@ -1256,6 +1256,7 @@ where
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn region_programs() {
     let steps = prop::collection::vec(region_step(), 1..30);
     let run = |cases, program: fn(&[RegionStep])| {

@@ -446,6 +446,7 @@ proptest! {
     }
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn snapshots_hold_what_copies_would(acts in prop::collection::vec(act(), 1..14)) {
         let rig = common::host();
         let mut all = vec![(buffer(&rig, 6), common::filled(0u32, 6 * PER_GRANULE))];

@@ -286,6 +286,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: common::cases(48), ..ProptestConfig::default() })]
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn it_holds_what_a_table_of_bricks_would(steps in prop::collection::vec(step(), 1..40)) {
         let rig = common::host();
         let stream = Stream::new(&rig.device).unwrap();

@@ -368,6 +368,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: common::cases(48), ..ProptestConfig::default() })]
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn it_holds_what_a_plain_array_with_holes_would(steps in prop::collection::vec(step(), 1..16)) {
         let rig = common::host();
         let mut array = array(&rig, TILES);

@@ -543,6 +543,7 @@ fn givers_that_give_up_or_say_yes_to_nothing() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn silence_and_closing_at_each_step_of_a_taking() {
     let half = |peer: &mut Raw, device: &Device| {
         let memory = handle(device, G);
@@ -565,6 +566,7 @@ fn silence_and_closing_at_each_step_of_a_taking() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_peer_that_does_not_hear_that_all_was_mapped() {
     leaves_nothing_open(|| {
         let (giver, taker) = (common::model(), common::model());
@@ -619,6 +621,7 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn takers_that_are_wrong_silent_or_gone() {
     leaves_nothing_open(|| {
         let wrong = |error: ShareError, expected: &str| {
@@ -666,6 +669,7 @@ fn takers_that_are_wrong_silent_or_gone() {
 
 /// A peer that does not read: sending does not wait forever.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_description_that_nobody_reads() {
     leaves_nothing_open(|| {
         let giver = common::model();

@@ -277,6 +277,7 @@ fn a_listener_waits_until_a_sweep_has_ended() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn binding_beside_sweeps_never_fails() {
     const TIMES: usize = 300;
     let _alone = alone();

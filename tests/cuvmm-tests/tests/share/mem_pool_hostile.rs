@@ -271,6 +271,7 @@ fn take_from(said: impl FnOnce(&mut Raw, &Giver)) -> ShareError {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn givers_that_are_wrong_silent_or_gone() {
     let malformed =
         |error: &ShareError| matches!(error, ShareError::Channel(ChannelError::Malformed { .. }));
@@ -757,6 +758,7 @@ proptest! {
 
     /// A description with changed bytes is refused, or is consistent and opens or is refused.
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn a_description_that_was_changed(changes in proptest::collection::vec((0usize..200, any::<u8>()), 1..4)) {
         leaves_nothing_open(|| {
             let (rig, other) = (common::model(), common::model());

@@ -1097,6 +1097,7 @@ fn a_hook_that_uses_the_memory() {
 /// A child that is forked while another thread has the memory's streams locked does not wait for
 /// that thread.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_child_that_is_forked_during_a_call() {
     let _alone = alone();
     let two = Two::new();

@@ -555,6 +555,7 @@ fn ten() {
 
 /// Dead readers cost a living publisher neither descriptors nor memory.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_publisher_outlives_its_readers() {
     let _alone = alone();
     let mut crowd = Crowd::of(&[Role::Publisher], 1);

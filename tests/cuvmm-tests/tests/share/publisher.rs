@@ -294,6 +294,7 @@ fn another_publisher_has_other_versions() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_manifest_that_nobody_would_read_is_refused() {
     leaves_nothing_open(|| {
         let writer = common::host();

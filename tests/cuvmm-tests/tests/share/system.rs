@@ -188,6 +188,7 @@ fn a_socket_is_for_those_it_is_meant_for_whatever_the_umask() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn those_who_accept_at_once_do_not_hold_each_other_up() {
     const MANY: usize = 8;
     const MOMENT: Duration = Duration::from_millis(5);
@@ -527,6 +528,7 @@ fn refused_for_want_of_descriptors(path: &Path, limit: u64) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_publisher_that_may_open_no_more_files_says_so_to_each_reader() {
     in_a_child(|| {
         let (_folder, path) = folder();
@@ -617,6 +619,7 @@ fn interrupt_often() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn signals_end_no_wait() {
     const LONG: Duration = Duration::from_millis(80);
     in_a_child(|| {

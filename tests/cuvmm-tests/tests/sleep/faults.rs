@@ -59,6 +59,7 @@ impl Sleepers {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn falling_asleep_and_waking() {
     let discard = |_: &Rig<Nothing>, world: &mut Sleepers| {
         let slept = text(world.tenant.blocks().sleep(Contents::Discard))?;
@@ -151,6 +152,7 @@ impl Together {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn tenants_sleep_and_wake_together() {
     let sleep = |_: &Rig<Nothing>, world: &mut Together| {
         let store = &world.sleepers[0].store;

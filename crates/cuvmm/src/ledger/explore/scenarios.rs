@@ -54,6 +54,7 @@ fn sample(orders: u64, mut scenario: impl FnMut(u64) -> Scenario) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn charges_race() {
     explore(&two((&[], &[Take(6), Give(6)]), (&[], &[Take(6), Give(3)])));
 }
@@ -77,6 +78,7 @@ fn charges_of_stopped_processes() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn guarantees_race() {
     let guarantees: Part<'_> = (&[], &[Guarantee(6), Guarantee(2)]);
     explore(&two(guarantees, (&[Take(3)], &[Take(4), Give(5)])));
@@ -104,6 +106,7 @@ fn dead_processes_of_which_nothing_is_known_are_collected() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn requests_wait_for_what_another_gives() {
     let waits: Part<'_> = (&[Take(1)], &[MustAwait(8), Give(2)]);
     explore(&two((&[Take(8)], &[Give(3), Give(5)]), waits));
@@ -154,6 +157,7 @@ fn later_requests_pass_one_that_waits() {
 
 /// With two charges each and any number of interruptions there are too many orders to take all.
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn later_requests_pass_one_that_waits_at_random() {
     sample(500, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -195,6 +199,7 @@ fn two_members_require_different_limits() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_block_is_lent_while_it_is_imported() {
     let exporter: Part<'_> = (&[Take(6), Export(4)], &[Lend, Pass]);
     explore(&two(exporter, (&[], &[Import, Release])));
@@ -210,6 +215,7 @@ fn an_importer_ends_or_releases_while_the_owner_leaves() {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn an_owner_ends_while_a_block_is_imported() {
     let importer: Part<'_> = (&[], &[Import, Pass, Release, Pass]);
     explore(&two((&[Take(6)], &[Export(4), Take(2)]), importer));
@@ -227,17 +233,20 @@ fn two_collectors(first: Part<'_>, dead: &[Op], joins: &[Op]) {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_late_collector_keeps_the_charge_of_the_next_owner() {
     two_collectors((&[], &[Pass, Take(2)]), &[Guarantee(4)], &[Guarantee(3)]);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_late_collector_keeps_the_exports_of_the_next_owner() {
     let first: Part<'_> = (&[], &[Pass, Import]);
     two_collectors(first, &[Guarantee(4)], &[Take(3), Export(3)]);
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn a_late_collector_keeps_the_names_of_the_next_owner() {
     let first: Part<'_> = (&[Take(4), Export(4)], &[Pass, Lend]);
     two_collectors(first, &[Import], &[Import]);
@@ -278,6 +287,7 @@ fn script(random: &mut fastrand::Rng) -> Script {
 }
 
 #[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn three_members_at_random() {
     sample(1_000, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);

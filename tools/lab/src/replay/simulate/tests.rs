@@ -370,6 +370,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
+    #[ignore = "slow: `.ci/run` runs it"]
     fn no_request_is_lost_and_jumping_gives_what_walking_gives(
         mut memory in memories(),
         drafts in proptest::collection::vec((0usize..3, 0u64..60, 1u32..60, 0u32..60), 1..30),
